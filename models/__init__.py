@@ -1,0 +1,1 @@
+"""Model files: references, headers, pairing, memory, downloads, the bundled family."""

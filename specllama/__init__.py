@@ -1,0 +1,41 @@
+"""specllama: quantized GGUF models on your own machine, with speculative decoding you can watch.
+
+    from specllama import Engine, GenerateParams
+
+    with Engine.load("tiny") as engine:
+        for event in engine.generate("Hello", GenerateParams(seed=1)):
+            ...
+
+Names below load lazily, so that importing specllama (and ``specllama --help``) stays light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from specllama.engine import Engine as Engine
+    from specllama.errors import SpecllamaError as SpecllamaError
+    from specllama.params import EngineOptions as EngineOptions
+    from specllama.params import GenerateParams as GenerateParams
+    from specllama.params import SamplingParams as SamplingParams
+    from specllama.session import Session as Session
+
+_EXPORTS = {
+    "Engine": "specllama.engine",
+    "EngineOptions": "specllama.params",
+    "GenerateParams": "specllama.params",
+    "SamplingParams": "specllama.params",
+    "Session": "specllama.session",
+    "SpecllamaError": "specllama.errors",
+}
+__all__ = ["__version__", *_EXPORTS]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module 'specllama' has no attribute {name!r}")

@@ -1,0 +1,92 @@
+"""Everything specllama raises on purpose.
+
+    SpecllamaError                 exit 1   something failed; message says what, hint says what next
+    ├── UsageError                 exit 2   an argument or a setting is wrong
+    │   └── ConfigError            exit 2   a settings file is wrong
+    ├── ModelUnavailable           exit 3   the model is not here (missing, offline, gated)
+    ├── PairIncompatible           exit 4   draft and target do not fit together
+    ├── CannotLoad                 exit 5   the file is not a model we can run
+    │   ├── BadGguf                exit 5   damaged, truncated, lying or foreign file
+    │   ├── UnsupportedModel       exit 5   a sound file of a kind that cannot generate text
+    │   └── DoesNotFit             exit 5   more memory than the machine has
+    ├── PromptTooLong              exit 2   the prompt does not fit the context
+    ├── ContextFull                exit 1   the context ran out while generating
+    ├── EngineError                exit 1   llama.cpp refused or returned nonsense
+    │   └── EngineDied             exit 1   the engine process ended
+    └── StoreError                 exit 1   a log or session file cannot be read or written
+
+This module imports nothing heavy: ``specllama --help`` may import it.
+"""
+
+from __future__ import annotations
+
+
+class SpecllamaError(Exception):
+    """A failure a person can act on.
+
+    Args:
+        message: one line: what went wrong and why.
+        hint: the next command or action, or None.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __reduce__(self) -> tuple[type[SpecllamaError], tuple[str, str | None]]:
+        return (type(self), (self.message, self.hint))
+
+
+class UsageError(SpecllamaError):
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    pass
+
+
+class PromptTooLong(UsageError):
+    pass
+
+
+class ModelUnavailable(SpecllamaError):
+    exit_code = 3
+
+
+class PairIncompatible(SpecllamaError):
+    exit_code = 4
+
+
+class CannotLoad(SpecllamaError):
+    exit_code = 5
+
+
+class BadGguf(CannotLoad):
+    pass
+
+
+class UnsupportedModel(CannotLoad):
+    pass
+
+
+class DoesNotFit(CannotLoad):
+    pass
+
+
+class ContextFull(SpecllamaError):
+    pass
+
+
+class EngineError(SpecllamaError):
+    pass
+
+
+class EngineDied(EngineError):
+    pass
+
+
+class StoreError(SpecllamaError):
+    pass

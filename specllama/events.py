@@ -1,0 +1,219 @@
+"""The one output channel of the engine: frozen events, readable by every consumer.
+
+The strip in the terminal app, ``--json``, the round log, the server and the bench all read these.
+``to_dict`` gives JSON-ready data whose ``type`` is the event's name in snake case. Times are
+milliseconds in ``*_ms`` and seconds in ``*_s``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+FinishReason = Literal[
+    "stop_token", "stop_string", "length", "context", "cancelled", "error"
+]
+TargetKind = Literal["recovered", "bonus", "plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    type: ClassVar[str] = "event"
+
+    def to_dict(self) -> dict[str, Any]:
+        out: dict[str, Any] = {"type": self.type}
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            out[f.name] = value.to_dict() if hasattr(value, "to_dict") else _plain(value)
+        return out
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress(Event):
+    """A model file is being loaded; fraction in 0..1."""
+
+    type: ClassVar[str] = "load_progress"
+    role: Literal["target", "draft"]
+    path: str
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Notice(Event):
+    """A decision in words: speculation skipped, draft refused, log disabled, near-tie met."""
+
+    type: ClassVar[str] = "notice"
+    message: str
+    level: Literal["info", "warning"] = "info"
+    topic: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Started(Event):
+    """The request was accepted; what will run and how exact it is."""
+
+    type: ClassVar[str] = "started"
+    prompt_n: int
+    cached_n: int
+    n_ctx: int
+    seed: int
+    proposer: str
+    verify: str
+    draft_max: int
+    exactness: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress(Event):
+    """Prompt tokens read so far; ``cached`` of them were already in the KV cache."""
+
+    type: ClassVar[str] = "prefill_progress"
+    done: int
+    total: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta(Event):
+    """New text. Held back while a stop string or a UTF-8 sequence may still complete."""
+
+    type: ClassVar[str] = "text_delta"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDone(Event):
+    """One propose, verify, commit. Positions are absolute token indices in the context.
+
+    ``parents[i] == -1`` hangs a drafted node on the pending token, so a chain is -1, 0, 1, ...
+    ``accepted_path`` are the indices of accepted nodes, in order. ``emitted`` are the token ids
+    this round added to the output: accepted drafts, then the target token unless it was cut.
+    ``cut`` is 1 when a stop inside the accepted run left the target token unused.
+    ``p`` and ``q`` are the target's and the draft's probability of each drafted token where they
+    were computed (None elsewhere: untested tail, point masses).
+    """
+
+    type: ClassVar[str] = "round_done"
+    index: int
+    t_s: float
+    n_past: int
+    source: str
+    draft_max: int
+    window_reason: str
+    drafted: tuple[int, ...]
+    parents: tuple[int, ...]
+    drafted_text: tuple[str, ...]
+    confidence: tuple[float | None, ...]
+    p: tuple[float | None, ...]
+    q: tuple[float | None, ...]
+    accepted: int
+    accepted_path: tuple[int, ...]
+    target_token: int
+    target_text: str
+    target_kind: TargetKind
+    emitted: tuple[int, ...]
+    emitted_text: tuple[str, ...]
+    cut: int
+    draft_ms: float
+    verify_ms: float
+    other_ms: float
+    near_tie: bool = False
+    sources: tuple[str, ...] = ()
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time of a request went. TTFT = tokenize + prefill + first decode (+ queue)."""
+
+    load_ms: float = 0.0
+    tokenize_ms: float = 0.0
+    prefill_ms: float = 0.0
+    first_decode_ms: float = 0.0
+    ttft_ms: float = 0.0
+    decode_ms: float = 0.0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    other_ms: float = 0.0
+    tok_per_s: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Event):
+    """The last event of every request.
+
+    Law: ``len(token_ids) == draft_n_accepted + rounds - cut``. The first token comes from round 0,
+    the plain step over the last prompt token, so there is no extra one from prefill.
+    ``token_ids`` includes a stop token; ``text`` never shows it.
+    """
+
+    type: ClassVar[str] = "finish"
+    reason: FinishReason
+    text: str
+    token_ids: tuple[int, ...]
+    seed: int
+    rounds: int
+    draft_n: int
+    draft_n_accepted: int
+    cut: int
+    prompt_n: int
+    cached_n: int
+    n_ctx: int
+    proposer: str
+    verify: str
+    exactness: str
+    acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    accepted_per_position: tuple[int, ...] = ()
+    drafted_per_position: tuple[int, ...] = ()
+    near_ties: int = 0
+    timings: Timings = field(default_factory=Timings)
+    message: str | None = None
+
+
+AnyEvent = (
+    LoadProgress | Notice | Started | PrefillProgress | TextDelta | RoundDone | Finished
+)
+EVENT_TYPES: dict[str, type[Event]] = {
+    cls.type: cls
+    for cls in (LoadProgress, Notice, Started, PrefillProgress, TextDelta, RoundDone, Finished)
+}
+
+
+def event_from_dict(data: dict[str, Any]) -> Event:
+    """The inverse of ``to_dict``; unknown keys are ignored, so that newer writers stay readable.
+
+    Raises:
+        KeyError: the type is unknown or a required field is missing.
+    """
+    cls = EVENT_TYPES[data["type"]]
+    values: dict[str, Any] = {}
+    for f in dataclasses.fields(cls):
+        if f.name not in data:
+            continue
+        value = data[f.name]
+        if f.name == "timings":
+            known = {t.name for t in dataclasses.fields(Timings)}
+            value = Timings(**{k: v for k, v in value.items() if k in known})
+        elif isinstance(value, list):
+            value = tuple(value)
+        values[f.name] = value
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise KeyError(str(error)) from None

@@ -1,0 +1,200 @@
+"""What a caller can ask for: how to load (EngineOptions) and how to generate (GenerateParams).
+
+Values are validated here, once, for every front end; a bad value raises UsageError and names the
+accepted range. Plain dataclasses: cheap to import, to pickle to the engine process and to log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from specllama.errors import UsageError
+
+VerifyRule = Literal["match", "rejection", "block"]
+FlashAttention = Literal["auto", "on", "off"]
+OnFull = Literal["stop", "shift"]
+
+VERIFY_RULES: tuple[VerifyRule, ...] = ("match", "rejection", "block")
+PROPOSERS = ("auto", "draft", "ngram", "mixed", "none")
+KV_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
+DRAFT_MAX_LIMIT = 64
+SEED_LIMIT = 2**64
+
+
+def _finite(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UsageError(f"{name} must be a finite number, got {value!r}")
+    if value < low or value > high or (open_low and value == low):
+        bracket = "(" if open_low else "["
+        raise UsageError(f"{name} must be in {bracket}{low:g}, {high:g}], got {value!r}")
+
+
+def _whole(name: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UsageError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """The user's sampler chain, under llama.cpp's names and with its defaults and order:
+    penalties, DRY, logit bias, grammar, top-k, typical, top-p, min-p, XTC, temperature.
+
+    ``temperature == 0`` is greedy. ``top_k == 0``, ``top_p == 1``, ``min_p == 0`` and
+    ``typical_p == 1`` switch each off. ``logit_bias`` maps token id to an added logit
+    (-inf forbids the token).
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repeat_last_n: int = 64
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    logit_bias: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _finite("temperature", self.temperature, 0.0, 100.0)
+        _whole("top-k", self.top_k, 0, 2**31 - 1)
+        _finite("top-p", self.top_p, 0.0, 1.0, open_low=True)
+        _finite("min-p", self.min_p, 0.0, 1.0)
+        _finite("typical-p", self.typical_p, 0.0, 1.0, open_low=True)
+        _finite("repeat-penalty", self.repeat_penalty, 0.0, 10.0, open_low=True)
+        _finite("frequency-penalty", self.frequency_penalty, -10.0, 10.0)
+        _finite("presence-penalty", self.presence_penalty, -10.0, 10.0)
+        _whole("repeat-last-n", self.repeat_last_n, -1, 2**31 - 1)
+        _finite("dry-multiplier", self.dry_multiplier, 0.0, 100.0)
+        _finite("dry-base", self.dry_base, 1.0, 100.0)
+        _whole("dry-allowed-length", self.dry_allowed_length, 1, 2**31 - 1)
+        _whole("dry-penalty-last-n", self.dry_penalty_last_n, -1, 2**31 - 1)
+        _finite("xtc-probability", self.xtc_probability, 0.0, 1.0)
+        _finite("xtc-threshold", self.xtc_threshold, 0.0, 1.0)
+        for token, bias in self.logit_bias.items():
+            if math.isnan(bias) or bias == math.inf:
+                raise UsageError(f"logit-bias of token {token} must be finite or -inf, got {bias}")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateParams:
+    """One request.
+
+    Attributes:
+        max_tokens: upper bound on generated tokens; None means until the context is full.
+        seed: 0 <= seed < 2**64; None draws one, which every ``finish`` reports.
+        stop: strings that end the reply; matched across token boundaries, never shown.
+        proposer: one of PROPOSERS; "auto" takes mixed if there is a draft model, else ngram.
+        draft_max: most tokens drafted per round (0 means plain decoding).
+        min_speculative_tokens: below this ``max_tokens`` speculation is skipped.
+        exact: cut target passes to the row count that is bit-identical to single-row decoding.
+        grammar: GBNF text. json_schema: JSON schema text. At most one of the two.
+        inspect: also report p and q of drafted tokens where that costs extra work.
+    """
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    speculate: bool = True
+    proposer: str = "auto"
+    verify: VerifyRule = "match"
+    draft_max: int = 4
+    draft_min: int = 0
+    draft_p_min: float = 0.0
+    min_speculative_tokens: int = 8
+    exact: bool = False
+    on_full: OnFull = "stop"
+    grammar: str | None = None
+    json_schema: str | None = None
+    inspect: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _whole("max-tokens", self.max_tokens, 1, 2**31 - 1)
+        if self.seed is not None:
+            _whole("seed", self.seed, 0, SEED_LIMIT - 1)
+        if len(self.stop) > 16 or any(not s for s in self.stop):
+            raise UsageError("stop takes up to 16 strings, none of them empty")
+        if self.proposer not in PROPOSERS:
+            raise UsageError(
+                f"unknown proposer {self.proposer!r}", f"choose one of {', '.join(PROPOSERS)}"
+            )
+        if self.verify not in VERIFY_RULES:
+            raise UsageError(
+                f"unknown verification rule {self.verify!r}",
+                f"choose one of {', '.join(VERIFY_RULES)}",
+            )
+        _whole("draft-max", self.draft_max, 0, DRAFT_MAX_LIMIT)
+        _whole("draft-min", self.draft_min, 0, DRAFT_MAX_LIMIT)
+        _finite("draft-p-min", self.draft_p_min, 0.0, 1.0)
+        _whole("min-speculative-tokens", self.min_speculative_tokens, 0, 2**31 - 1)
+        if self.on_full not in ("stop", "shift"):
+            raise UsageError(f"on-full must be stop or shift, got {self.on_full!r}")
+        if self.grammar is not None and self.json_schema is not None:
+            raise UsageError("give a grammar or a JSON schema, not both")
+
+    def replace(self, **changes: Any) -> GenerateParams:
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How to load a pair.
+
+    Attributes:
+        n_ctx: context length; None takes min(trained length, 8192).
+        gpu_layers: "auto" (all if a GPU backend is built in), "all", or a count.
+        threads: None takes the number of physical cores. Used for one row and for many alike.
+        flash_attn: "auto" is off on CPU (exactness and speed, reference: numerics) and llama.cpp's
+            own choice on GPUs.
+        max_rows: the widest target pass that will be asked for (drafts + 1).
+    """
+
+    n_ctx: int | None = None
+    draft_ctx: int | None = None
+    gpu_layers: str = "auto"
+    draft_gpu_layers: str = "auto"
+    threads: int | None = None
+    draft_threads: int | None = None
+    flash_attn: FlashAttention = "auto"
+    kv_type_k: str = "f16"
+    kv_type_v: str = "f16"
+    n_batch: int = 512
+    max_rows: int = DRAFT_MAX_LIMIT + 1
+    use_mmap: bool = True
+    use_mlock: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("ctx-size", self.n_ctx), ("draft ctx-size", self.draft_ctx)):
+            if value is not None:
+                _whole(name, value, 8, 2**24)
+        for name, threads in (("threads", self.threads), ("draft threads", self.draft_threads)):
+            if threads is not None:
+                _whole(name, threads, 1, 1024)
+        for name, layers in (
+            ("gpu-layers", self.gpu_layers),
+            ("draft-gpu-layers", self.draft_gpu_layers),
+        ):
+            if layers not in ("auto", "all") and not layers.isdigit():
+                raise UsageError(f"{name} must be auto, all or a count, got {layers!r}")
+        if self.flash_attn not in ("auto", "on", "off"):
+            raise UsageError(f"flash-attn must be auto, on or off, got {self.flash_attn!r}")
+        for kind in (self.kv_type_k, self.kv_type_v):
+            if kind not in KV_TYPES:
+                raise UsageError(
+                    f"unknown KV cache type {kind!r}", f"choose one of {', '.join(KV_TYPES)}"
+                )
+        _whole("batch-size", self.n_batch, 32, 2**16)
+        _whole("max rows", self.max_rows, 1, 4096)

@@ -1,0 +1,72 @@
+"""Where specllama keeps things. ``SPECLLAMA_HOME`` moves everything (tests, portable installs)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from specllama.errors import UsageError
+
+HOME_VARIABLE = "SPECLLAMA_HOME"
+
+
+def _base(kind: str) -> Path:
+    home = os.environ.get(HOME_VARIABLE)
+    if home:
+        return Path(home) / kind
+    import platformdirs
+
+    try:
+        if kind == "config":
+            return Path(platformdirs.user_config_dir("specllama"))
+        if kind == "cache":
+            return Path(platformdirs.user_cache_dir("specllama"))
+        return Path(platformdirs.user_data_dir("specllama"))
+    except RuntimeError as error:
+        raise UsageError(
+            f"there is no home directory to keep data in ({error})",
+            f"set {HOME_VARIABLE} to a folder you can write to",
+        ) from None
+
+
+def config_dir() -> Path:
+    return _base("config")
+
+
+def data_dir() -> Path:
+    return _base("data")
+
+
+def cache_dir() -> Path:
+    return _base("cache")
+
+
+def config_file() -> Path:
+    return config_dir() / "config.toml"
+
+
+def rounds_dir() -> Path:
+    """Per-run round logs (JSON Lines)."""
+    return data_dir() / "rounds"
+
+
+def sessions_file() -> Path:
+    """The SQLite file of stored conversations."""
+    return data_dir() / "sessions.db"
+
+
+def models_dir() -> Path:
+    """Models pulled by ``specllama hub pull``."""
+    return data_dir() / "models"
+
+
+def profiles_dir() -> Path:
+    """Measured speed profiles per pair and device."""
+    return data_dir() / "profiles"
+
+
+def bundled_dir() -> Path:
+    """The folder of the bundled tiny family inside the installed package."""
+    from importlib.resources import files
+
+    return Path(str(files("specllama.models") / "tiny"))

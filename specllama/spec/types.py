@@ -1,0 +1,129 @@
+"""The nouns of one round: Draft, Law, Verdict. Pure numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float64]
+Row = npt.NDArray[np.float32]  # [n_vocab] logits, usually a view into llama.cpp's buffer
+Rows = npt.NDArray[np.float32]  # [n_rows, n_vocab]
+
+HiddenNeed = Literal["nothing", "final_hidden", "layer_inputs", "nextn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """A sparse probability law over token ids.
+
+    ``ids`` are unique and ascending; ``probs`` are positive and sum to 1 (float64).
+    """
+
+    ids: IntArray  # [n]
+    probs: FloatArray  # [n]
+
+    @staticmethod
+    def point(token: int) -> Law:
+        return Law(np.array([token], np.int32), np.ones(1))
+
+    def prob(self, token: int) -> float:
+        i = int(np.searchsorted(self.ids, token))
+        if i < len(self.ids) and int(self.ids[i]) == token:
+            return float(self.probs[i])
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A tree of guesses below the pending token.
+
+    ``parents[i] == -1`` hangs node i on the pending token; parents precede children. ``q[i]`` is
+    the law token i was really drawn from, None for a point mass (n-gram, greedy, re-tokenised).
+    ``confidence[i]`` estimates the acceptance of node i given its parent was accepted, None where
+    unknown. ``scout[i]`` nodes are evaluated by the target but never accepted.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    q: tuple[Law | None, ...] = ()
+    confidence: tuple[float | None, ...] = ()
+    sources: tuple[str, ...] = ()
+    scout: tuple[bool, ...] = ()
+
+    def __post_init__(self) -> None:
+        n = len(self.tokens)
+        if not (len(self.parents) == len(self.q) == len(self.confidence) == len(self.sources) == n):
+            raise ValueError("draft fields differ in length")
+        if any(not -1 <= parent < i for i, parent in enumerate(self.parents)):
+            raise ValueError("a draft node's parent must precede it")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == i - 1 for i, parent in enumerate(self.parents)) and not any(self.scout)
+
+    @property
+    def source(self) -> str:
+        """One word for the whole draft: its only source, or the sources joined by '+'."""
+        seen = list(dict.fromkeys(self.sources))
+        return "+".join(seen) if seen else "none"
+
+    @staticmethod
+    def chain(
+        tokens: Sequence[int],
+        source: str,
+        *,
+        q: Sequence[Law | None] | None = None,
+        confidence: Sequence[float | None] | None = None,
+    ) -> Draft:
+        n = len(tokens)
+        return Draft(
+            tokens=tuple(int(t) for t in tokens),
+            parents=tuple(range(-1, n - 1)),
+            q=tuple(q) if q is not None else (None,) * n,
+            confidence=tuple(confidence) if confidence is not None else (None,) * n,
+            sources=(source,) * n,
+        )
+
+    def children(self, node: int) -> list[int]:
+        return [i for i, parent in enumerate(self.parents) if parent == node]
+
+
+EMPTY_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target made of a draft: the accepted path, then one target token.
+
+    ``kind`` is "recovered" after a rejection, "bonus" when a whole path to a leaf was accepted,
+    "plain" when nothing was drafted. ``p[i]`` is the target's probability of node i where it was
+    computed. ``gap`` is the smallest difference of the two best scores among the rows judged
+    (perturbed scores under common noise), None where not measured.
+    """
+
+    path: tuple[int, ...]
+    target_token: int
+    kind: Literal["recovered", "bonus", "plain"]
+    p: tuple[float | None, ...] = ()
+    gap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How far a proposer may go this round.
+
+    ``n`` is the most nodes to draft. ``keep_going(depth, confidence)`` is asked before a further
+    step (depth = nodes drafted so far on this chain, confidence = of the last one); proposers that
+    pay per step must honour it.
+    """
+
+    n: int
+    keep_going: Callable[[int, float | None], bool] = field(default=lambda depth, confidence: True)
