@@ -1,0 +1,107 @@
+"""What every front end may ask of an engine, wherever it runs.
+
+``Engine`` (in process) and ``EngineHost`` (child process) both satisfy ``EngineLike``; the session,
+the terminal app and the tests depend on this protocol alone. Light to import.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from specllama.events import Event
+from specllama.params import GenerateParams
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation; role is "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+    def to_dict(self) -> dict[str, str]:
+        return {"role": self.role, "content": self.content}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """One loaded file, for display and for the log."""
+
+    path: str
+    name: str
+    architecture: str
+    quantization: str
+    n_params: int
+    file_bytes: int
+    n_ctx: int
+    n_ctx_train: int
+    n_vocab: int
+    kv_bytes: int
+    gpu_layers: int
+    sha256: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True, slots=True)
+class MethodInfo:
+    """One way to draft: whether it can be used with the loaded target, and why not."""
+
+    name: str
+    label: str
+    description: str
+    available: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """The loaded pair. ``exactness`` is for people: "bitwise up to 7 rows" or "near-ties possible"."""
+
+    target: ModelInfo
+    draft: ModelInfo | None
+    exactness: str
+    exact_rows: int
+    device: str
+    threads: int
+    flash_attn: bool
+    load_ms: float
+    has_chat_template: bool
+    methods: tuple[MethodInfo, ...] = ()
+    notices: tuple[str, ...] = field(default=())
+
+
+class EngineLike(Protocol):
+    """An engine serves one request at a time; ``generate`` is a synchronous generator.
+
+    Closing the generator early rolls both caches back and leaves the engine ready.
+    """
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        params: GenerateParams,
+        *,
+        cancel: threading.Event | None = None,
+    ) -> Iterator[Event]:
+        """Generate from a raw text, from token ids, or from a conversation.
+
+        A conversation whose last message is from the assistant is continued in place. The events
+        are Started, PrefillProgress*, (TextDelta | RoundDone | Notice)*, Finished. Setting
+        ``cancel`` ends within one round with reason "cancelled"; what was written is kept.
+
+        Raises:
+            SpecllamaError: before the first event when the request cannot be served.
+        """
+        ...
+
+    def count_tokens(self, prompt: str | Sequence[Message]) -> int: ...
+
+    def close(self) -> None: ...
