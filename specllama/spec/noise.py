@@ -1,0 +1,64 @@
+"""Common noise: exponential variates that are a pure hash of (seed, absolute position, token id).
+
+Drawing ``argmin_v E_v / p(v)`` with E_v ~ Exp(1) samples exactly from p (the exponential race, the
+same thing as Gumbel-max). Keying E by the absolute position makes a draw independent of how the
+text before it was produced, so speculative and plain decoding with one seed write the same text;
+sharing E between draft and target makes them agree as often as a coupling without communication
+can (Daliri, Musco and Suresh 2024). Nothing is stored, so nothing has to be rolled back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specllama.spec.types import FloatArray, IntArray, Law
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_XTC_STREAM = 0x5851F42D4C957F2D
+
+
+def _mix(x: int) -> int:
+    """The splitmix64 finaliser on one integer."""
+    x &= _MASK
+    x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
+    x = ((x ^ (x >> 27)) * _MIX_2) & _MASK
+    return x ^ (x >> 31)
+
+
+def _key(seed: int, position: int) -> int:
+    return _mix(_mix(seed + _GOLDEN) + position * _GOLDEN)
+
+
+def exp_noise(seed: int, position: int, ids: IntArray) -> FloatArray:
+    """Exp(1) variates for the given token ids at one absolute position, float64 [n]."""
+    x = ids.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(_key(seed, position))
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(_MIX_1)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_MIX_2)
+    x ^= x >> np.uint64(31)
+    uniform = ((x >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    noise: FloatArray = -np.log(uniform)
+    return noise
+
+
+def coin(seed: int, position: int) -> float:
+    """One private uniform in (0, 1) per position, independent of the token noise (for XTC)."""
+    return ((_key(seed ^ _XTC_STREAM, position) >> 11) + 0.5) * 2.0**-53
+
+
+def draw(law: Law, seed: int, position: int) -> tuple[int, float]:
+    """The token that wins the race at ``position``, and its lead in log score (inf if alone).
+
+    A lead near zero is a near-tie: a floating-point difference in the logits could flip it.
+    """
+    if len(law.ids) == 1:
+        return int(law.ids[0]), float("inf")
+    times = exp_noise(seed, position, law.ids) / law.probs
+    winner = int(np.argmin(times))
+    first = times[winner]
+    times[winner] = np.inf
+    return int(law.ids[winner]), float(np.log(times.min() / first))
