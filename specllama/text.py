@@ -1,0 +1,178 @@
+"""Text that arrives in pieces: UTF-8 across token boundaries, stop strings, safe terminal output.
+
+    stream = TextStream(stops=["\\nUser:"])
+    for piece in token_pieces:          # bytes of one token each
+        show(stream.feed(piece))
+        if stream.stopped:              # this token completed a stop string
+            break
+    show(stream.finish())
+
+What is shown does not depend on how the bytes are cut into pieces, so plain and speculative
+decoding agree also where a stop string begins in one round and ends in the next.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+
+class Utf8Stream:
+    """Bytes in, text out; an incomplete sequence waits for its rest, a wrong one becomes U+FFFD."""
+
+    __slots__ = ("_decoder",)
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, piece: bytes) -> str:
+        return self._decoder.decode(piece)
+
+    def finish(self) -> str:
+        """The replacement character if a sequence was left incomplete, else ''."""
+        text = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return text
+
+
+def piece_texts(pieces: Iterable[bytes]) -> list[str]:
+    """One string per piece that join to the whole text.
+
+    A character that spans several pieces belongs to the piece that completes it.
+    """
+    stream = Utf8Stream()
+    texts = [stream.feed(piece) for piece in pieces]
+    if rest := stream.finish():
+        texts[-1] += rest
+    return texts
+
+
+class TextStream:
+    """Detokenised text with stop strings, fed one token at a time.
+
+    A stop string is never shown, nor anything after it. Text that may turn out to be the beginning
+    of a stop string is held back until the next pieces decide. Of several stop strings the one that
+    is complete first counts; of those complete at the same character, the longest.
+    """
+
+    __slots__ = ("_held", "_longest", "_shown", "_stop", "_stops", "_utf8")
+
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        if any(not stop for stop in stops):
+            raise ValueError("a stop string must not be empty")
+        self._stops = tuple(dict.fromkeys(stops))
+        self._longest = max(map(len, self._stops), default=0)
+        self._utf8 = Utf8Stream()
+        self._held = ""
+        self._shown: list[str] = []
+        self._stop: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string is complete; the token fed last completed it."""
+        return self._stop is not None
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that was met."""
+        return self._stop
+
+    @property
+    def text(self) -> str:
+        """Everything that was given out for showing so far."""
+        if len(self._shown) > 1:
+            self._shown = ["".join(self._shown)]
+        return self._shown[0] if self._shown else ""
+
+    @property
+    def held(self) -> str:
+        """Complete characters that are held back because a stop string may begin there."""
+        return self._held
+
+    def feed(self, piece: bytes) -> str:
+        """Take the bytes of one token; return the text that may be shown now ('' if held back).
+
+        After a stop nothing more comes out.
+        """
+        if self.stopped:
+            return ""
+        self._held += self._utf8.feed(piece)
+        if not self._stops:
+            return self._show(len(self._held))
+        met = [
+            (at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0
+        ]
+        if not met:
+            return self._show(len(self._held) - self._possible_prefix())
+        _, start, self._stop = min(met)
+        out = self._show(start)
+        self._held = ""
+        return out
+
+    def finish(self) -> str:
+        """No more tokens: return what was held back, and U+FFFD for a character left incomplete."""
+        if self.stopped:
+            return ""
+        self._held += self._utf8.finish()
+        return self._show(len(self._held))
+
+    def _possible_prefix(self) -> int:
+        """Length of the longest end of the held text that begins some stop string."""
+        for n in range(min(self._longest - 1, len(self._held)), 0, -1):
+            tail = self._held[-n:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return n
+        return 0
+
+    def _show(self, n: int) -> str:
+        out, self._held = self._held[:n], self._held[n:]
+        if out:
+            self._shown.append(out)
+        return out
+
+
+_BIDI_NAMES = {
+    0x202A: "LRE",
+    0x202B: "RLE",
+    0x202C: "PDF",
+    0x202D: "LRO",
+    0x202E: "RLO",
+    0x2066: "LRI",
+    0x2067: "RLI",
+    0x2068: "FSI",
+    0x2069: "PDI",
+}
+
+
+def _visible() -> dict[int, str]:
+    table = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
+    table[0x7F] = "\u2421"
+    table.update({code: f"\u27e6{code:02X}\u27e7" for code in range(0x80, 0xA0)})
+    table.update({code: f"\u27e6{name}\u27e7" for code, name in _BIDI_NAMES.items()})
+    table.update({code: "\ufffd" for code in range(0xD800, 0xE000)})
+    return table
+
+
+_VISIBLE = _visible()
+_VISIBLE_IN_LINE = {**_VISIBLE, 0x09: " ", 0x0A: " "}
+
+
+def sanitize(text: str) -> str:
+    """Make untrusted text safe for a terminal; the one choke point for everything that is shown.
+
+    Control characters except newline and tab become visible symbols (ESC is shown as the glyph of
+    its name), C1 controls and bidirectional controls become ``⟦9B⟧`` and ``⟦RLO⟧``, lone surrogates
+    U+FFFD. Works character by character, so streamed pieces may be passed one at a time, and twice
+    is the same as once.
+    """
+    return text.translate(_VISIBLE)
+
+
+def sanitize_line(text: str) -> str:
+    """As ``sanitize`` for one line (names, titles, paths): newlines and tabs become spaces."""
+    return text.translate(_VISIBLE_IN_LINE)
+
+
+def encodable(text: str) -> str:
+    """Replace lone surrogates (from arguments, file names, JSON), so that UTF-8 encoding works."""
+    return text.encode("utf-8", "replace").decode("utf-8")
