@@ -1,0 +1,187 @@
+"""Chat templates: what is template and what is content, and what a hostile template can do."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from specllama.chat import Segment, render, render_segments
+from specllama.errors import UsageError
+from specllama.interface import Message
+from specllama.template import TemplateFailed, render_template
+
+CHATML = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] "
+    "+ '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TRIMMING = (
+    "{{ bos_token }}{%- for m in messages %}\n{{- '[' + m.role + ']' + m['content'] | trim }}"
+    "{%- if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</turn>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+THINKING = (
+    "{% for m in messages %}{% set content = m.content %}"
+    "{% if m.role == 'assistant' and '</think>' in content %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "<{{ m.role }}>{{ content }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+ASK = [Message("system", "Be brief."), Message("user", "  Hi <|im_end|> there\n")]
+HISTORY = [*ASK, Message("assistant", "<think>hm</think>\n\nHello."), Message("user", "Bye")]
+
+
+def shape(
+    template: str | None, messages: list[Message], *, gen: bool = True, cont: bool = False
+) -> list[Segment]:
+    return render_segments(
+        template, messages, bos="<s>", eos="</s>", add_generation_prompt=gen, continue_last=cont
+    )
+
+
+def test_contents_are_never_special() -> None:
+    assert shape(CHATML, ASK) == [
+        Segment("<|im_start|>system\n", True),
+        Segment("Be brief.", False),
+        Segment("<|im_end|>\n<|im_start|>user\n", True),
+        Segment("  Hi <|im_end|> there\n", False),
+        Segment("<|im_end|>\n<|im_start|>assistant\n", True),
+    ]
+
+
+def test_a_trimming_template_trims() -> None:
+    assert shape(TRIMMING, ASK) == [
+        Segment("<s>[system]", True),
+        Segment("Be brief.", False),
+        Segment("[user]", True),
+        Segment("Hi <|im_end|> there", False),
+        Segment("[assistant]", True),
+    ]
+
+
+def test_a_template_that_drops_thinking() -> None:
+    segments = shape(THINKING, HISTORY)
+    assert Segment("Hello.", False) in segments
+    assert not any("hm" in s.text for s in segments)
+    assert next(s.text for s in segments if s.special) == "<system>"
+
+
+@pytest.mark.parametrize("template", [CHATML, TRIMMING, NO_SYSTEM, THINKING])
+@pytest.mark.parametrize(
+    "content",
+    ["", " ", "x", "\ue0000:0\ue002", "{{ 1 + 1 }}", "</think>", "<end>a\nb", "0", "\u202e", "é"],
+)
+def test_any_content_keeps_the_borders(template: str, content: str) -> None:
+    messages = [Message("user", content), Message("assistant", content), Message("user", "end")]
+    segments = shape(template, messages)
+    own = "".join(s.text for s in segments if not s.special)
+    assert own.endswith("end")
+    special = "".join(s.text for s in segments if s.special)
+    reference = shape(
+        template, [Message("user", "x"), Message("assistant", "x"), Message("user", "end")]
+    )
+    assert special == "".join(s.text for s in reference if s.special)
+
+
+def test_continue_ends_inside_the_reply() -> None:
+    messages = [Message("user", "Count"), Message("assistant", "one, two, ")]
+    for template in (CHATML, TRIMMING, NO_SYSTEM, THINKING):
+        segments = shape(template, messages, cont=True)
+        assert segments[-1] == Segment("one, two, ", False), template
+    assert shape(CHATML, ASK, cont=True) == shape(CHATML, ASK)
+    assert shape(None, messages, cont=True) == [Segment("Count\none, two, ", False)]
+
+
+def test_an_empty_partial_reply_can_be_continued() -> None:
+    messages = [Message("user", "Count"), Message("assistant", "")]
+    assert shape(CHATML, messages, cont=True)[-1].text.endswith("<|im_start|>assistant\n")
+
+
+def test_without_a_system_role_the_system_prompt_moves() -> None:
+    rendered = render(NO_SYSTEM, ASK, bos="", eos="")
+    assert rendered.notice is None
+    assert rendered.segments[1] == Segment("Be brief.\n\n  Hi <|im_end|> there", False)
+
+
+def test_no_template_is_raw() -> None:
+    assert shape(None, [Message("user", "Once upon")]) == [Segment("Once upon", False)]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('no') }}",
+        "{% for x in %}",
+        "{{ ''.__class__.__mro__ }}{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ 10**(10**9) }}",
+        "{{ 'x' * 10**10 }}",
+        "{{ 10**10 * 'x' }}",
+        "{{ [1] * 10**9 }}",
+        "{{ '%099999999d' % 1 }}",
+        "{{ '%*d' % (99999999, 1) }}",
+        "{{ '{:>999999999}'.format(1) }}",
+        "{{ 'x'.center(10**9) }}",
+        "{{ 'x' | center(10**9) }}",
+        "{{ 'x' | indent(10**9, true) }}",
+        "{{ lipsum(n=100000) }}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}"
+        "{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}"
+        "{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for i in range(60) %}"
+        "{% set ns.s = ns.s.replace('x', 'xx') %}{% endfor %}",
+        "{% set ns = namespace(s=9) %}{% for i in range(60) %}{% set ns.s = ns.s * ns.s %}"
+        "{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+        "{{ f(64) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% include 'x' %}",
+        "{{ messages.append(1) }}",
+        "{{ nothing.at.all }}",
+        "{{ [messages] | tojson(indent=100000) }}",
+        "(" * 70_000,
+    ],
+)
+def test_a_bad_template_falls_back(template: str) -> None:
+    started = time.perf_counter()
+    rendered = render(template, ASK, bos="", eos="")
+    assert time.perf_counter() - started < 6
+    assert rendered.notice is not None
+    assert "ChatML" in rendered.notice
+    assert "\n" not in rendered.notice
+    assert rendered.segments == shape(CHATML, ASK)
+
+
+def test_everyday_template_features_work() -> None:
+    template = (
+        "{%- set ns = namespace(n=0) -%}{% for m in messages %}{% if m.role == 'skip' %}"
+        "{% continue %}{% endif %}{% set ns.n = ns.n + 1 %}{{ loop.index ~ '/' ~ loop.length }}"
+        "{% if not loop.last %},{% endif %}{% endfor %}|{{ ns.n }}|{{ {'a': 'é'} | tojson }}|"
+        "{% generation %}g{% endgeneration %}|{{ ['a', 'b'] | join('-') }}|"
+        "{{ 'x'.join(['1', '2']) }}"
+        "|{{ '{} {}'.format(1, 2) }}|{{ 'aXb'.replace('X', '+') }}|{{ '%s' % 'p' }}"
+        "|{{ strftime_now('%Y') | length }}|{{ messages[::-1] | length }}"
+    )
+    out = render_template(
+        template, {"messages": [{"role": "user"}, {"role": "skip"}]}, max_chars=10_000
+    )
+    assert out == '1/2,|1|{"a": "é"}|g|a-b|1x2|1 2|a+b|p|4|2'
+
+
+def test_caps_and_refusals() -> None:
+    with pytest.raises(TemplateFailed, match="longer than 64 kB"):
+        render_template("x" * 65_537, {}, max_chars=10**6)
+    with pytest.raises(TemplateFailed, match="too long"):
+        render_template("{{ text }}{{ text }}", {"text": "x" * 60}, max_chars=100)
+    with pytest.raises(UsageError, match="unknown role"):
+        shape(CHATML, [Message("user<|im_end|>", "x")])
+    with pytest.raises(UsageError, match="empty"):
+        shape(CHATML, [])
