@@ -1,0 +1,415 @@
+"""What a GGUF file says about itself, read without loading it.
+
+    header = read_header(path)          # milliseconds, bounded memory, no numpy
+    check_loadable(header)              # raises before llama.cpp could abort the process
+    exact_rows(header)                  # how wide a bit-exact CPU pass may be
+
+``read_header`` checks the container (``gguf_format``); ``check_loadable`` checks that the contents are
+a text generator that llama.cpp can load (``loadable``).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from specllama.errors import BadGguf, ModelUnavailable
+from specllama.models.ggml_types import FILE_TYPES
+from specllama.models.gguf_format import (
+    Container,
+    GgufArray,
+    Scalar,
+    TensorInfo,
+    decode_array,
+    parse,
+)
+from specllama.models.loadable import check_loadable, exact_rows
+
+__all__ = [
+    "GgufArray",
+    "GgufHeader",
+    "TensorInfo",
+    "check_loadable",
+    "exact_rows",
+    "read_header",
+    "split_name",
+]
+
+_SPLIT = re.compile(r"^(?P<prefix>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
+MAX_PARTS = 1024
+GUESSED = 1024
+
+# sets of llama.cpp's llama-arch.cpp (llm_arch_is_recurrent, _is_hybrid, _supports_rs_rollback)
+RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
+HYBRID = frozenset(
+    {
+        "jamba", "falcon-h1", "plamo2", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h",
+        "nemotron_h_moe", "qwen3next", "kimi-linear", "bailingmoe3", "kimi-k3", "glm5-next",
+        "qwen35", "qwen35moe", "qwen4exp", "deepseek4", "minimax-01",
+    }
+)  # fmt: skip
+ROLLBACK_STATES = frozenset(
+    {
+        "kimi-k3", "qwen35", "qwen35moe", "qwen4exp", "deepseek4", "glm5-next", "nemotron_h",
+        "nemotron_h_moe", "lfm2", "lfm2moe", "bailingmoe3",
+    }
+)  # fmt: skip
+
+
+def split_name(path: Path) -> tuple[str, int, int] | None:
+    """(prefix, number from 1, count) of a ``name-00001-of-00003.gguf``, or None."""
+    match = _SPLIT.match(path.name)
+    if match is None:
+        return None
+    return match["prefix"], int(match["no"]), int(match["count"])
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """The header of a model: of all its parts when it is split.
+
+    Attributes:
+        metadata: scalars and strings by key; ``kinds`` holds their GGUF types ("u32", "str" …).
+        arrays: where each array lies; read one with ``array(key)``.
+        tensors: of all parts; offsets count from the data start of their own part.
+        file_bytes: of all parts together.
+        parts: every file of the model; one for a model that is not split.
+    """
+
+    path: Path
+    version: int
+    alignment: int
+    data_offset: int
+    file_bytes: int
+    metadata: dict[str, Scalar] = field(repr=False)
+    kinds: dict[str, str] = field(repr=False)
+    arrays: dict[str, GgufArray] = field(repr=False)
+    tensors: tuple[TensorInfo, ...] = field(repr=False)
+    parts: tuple[Path, ...] = field(repr=False)
+
+    # -- access ------------------------------------------------------------------------------------
+
+    def text(self, key: str) -> str | None:
+        value = self.metadata.get(key)
+        return value if isinstance(value, str) else None
+
+    def integer(self, key: str) -> int | None:
+        value = self.metadata.get(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def number(self, key: str) -> float | None:
+        value = self.metadata.get(key)
+        return float(value) if isinstance(value, (int, float)) else None
+
+    def flag(self, key: str) -> bool | None:
+        value = self.metadata.get(key)
+        return value if isinstance(value, bool) else None
+
+    def own(self, key: str) -> str:
+        """The full name of an architecture key: ``own("block_count")`` is "llama.block_count"."""
+        return f"{self.architecture}.{key}"
+
+    def array(self, key: str) -> list[Any]:
+        """The values of an array (strings as bytes); empty when there is none.
+
+        Raises:
+            BadGguf: the file changed since its header was read.
+        """
+        found = self.arrays.get(key)
+        return [] if found is None else list(decode_array(self.path, found))
+
+    def per_layer(self, key: str, default: int = 0) -> tuple[int, ...]:
+        """A number per layer from a key that may hold one number or an array."""
+        n = self.block_count
+        if key in self.arrays:
+            values = tuple(int(v) for v in self.array(key) if isinstance(v, (int, float)))
+            return (values + (0,) * n)[:n]
+        value = self.integer(key)
+        return (default if value is None else value,) * n
+
+    # -- the model ---------------------------------------------------------------------------------
+
+    @property
+    def n_tensors(self) -> int:
+        return len(self.tensors)
+
+    @property
+    def architecture(self) -> str:
+        return self.text("general.architecture") or ""
+
+    @property
+    def name(self) -> str:
+        return self.text("general.name") or self.path.stem
+
+    @property
+    def kind(self) -> str:
+        """``general.type``: "model", "mmproj", "adapter", "imatrix", "vocab"."""
+        return self.text("general.type") or "model"
+
+    @property
+    def block_count(self) -> int:
+        return max(0, min(self.integer(self.own("block_count")) or 0, 512))
+
+    @property
+    def context_length(self) -> int:
+        return self.integer(self.own("context_length")) or 0
+
+    @property
+    def embedding_length(self) -> int:
+        return self.integer(self.own("embedding_length")) or 0
+
+    @property
+    def feed_forward_length(self) -> int:
+        return max(self.per_layer(self.own("feed_forward_length")), default=0)
+
+    @cached_property
+    def head_counts(self) -> tuple[int, ...]:
+        return self.per_layer(self.own("attention.head_count"))
+
+    @cached_property
+    def head_counts_kv(self) -> tuple[int, ...]:
+        key = self.own("attention.head_count_kv")
+        if key in self.arrays or key in self.metadata:
+            return self.per_layer(key)
+        return self.head_counts
+
+    @property
+    def head_count(self) -> int:
+        return max(self.head_counts, default=0)
+
+    @property
+    def head_count_kv(self) -> int:
+        return max(self.head_counts_kv, default=0)
+
+    @property
+    def key_length(self) -> int:
+        """Width of one head's keys."""
+        given = self.integer(self.own("attention.key_length"))
+        return given if given is not None else self.embedding_length // max(self.head_count, 1)
+
+    @property
+    def value_length(self) -> int:
+        given = self.integer(self.own("attention.value_length"))
+        return given if given is not None else self.embedding_length // max(self.head_count, 1)
+
+    @property
+    def sliding_window(self) -> int:
+        """Tokens seen by windowed layers; 0 without windows."""
+        return self.integer(self.own("attention.sliding_window")) or 0
+
+    @property
+    def expert_count(self) -> int:
+        return self.integer(self.own("expert_count")) or 0
+
+    @property
+    def is_recurrent(self) -> bool:
+        return self.architecture in RECURRENT
+
+    @property
+    def is_hybrid(self) -> bool:
+        return self.architecture in HYBRID
+
+    @property
+    def has_rollback_states(self) -> bool:
+        """A recurrent or hybrid architecture for which llama.cpp keeps rollback states (n_rs_seq)."""
+        return self.architecture in ROLLBACK_STATES
+
+    @cached_property
+    def n_params(self) -> int:
+        return sum(tensor.n_elements for tensor in self.tensors)
+
+    @cached_property
+    def tensor_bytes(self) -> int:
+        return sum(tensor.n_bytes for tensor in self.tensors)
+
+    @cached_property
+    def tensor_types(self) -> dict[str, int]:
+        """How many tensors of each type, most bytes first."""
+        size: dict[str, int] = {}
+        count: dict[str, int] = {}
+        for tensor in self.tensors:
+            size[tensor.type] = size.get(tensor.type, 0) + tensor.n_bytes
+            count[tensor.type] = count.get(tensor.type, 0) + 1
+        return {name: count[name] for name in sorted(size, key=lambda name: -size[name])}
+
+    @property
+    def quantization(self) -> str:
+        """The label people know: from ``general.file_type``, else the type of most bytes."""
+        declared = self.integer("general.file_type")
+        if declared is not None and declared & ~GUESSED in FILE_TYPES:
+            return FILE_TYPES[declared & ~GUESSED]
+        return next(iter(self.tensor_types), "?")
+
+    @cached_property
+    def by_name(self) -> dict[str, TensorInfo]:
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    # -- the tokenizer -----------------------------------------------------------------------------
+
+    @property
+    def tokenizer_model(self) -> str | None:
+        """ "gpt2" is byte-level BPE, "llama" SentencePiece BPE, "bert" WordPiece, "t5" unigram."""
+        return self.text("tokenizer.ggml.model")
+
+    @property
+    def pre_tokenizer(self) -> str | None:
+        return self.text("tokenizer.ggml.pre")
+
+    @property
+    def vocab_size(self) -> int:
+        tokens = self.arrays.get("tokenizer.ggml.tokens")
+        if tokens is not None:
+            return tokens.count
+        declared = self.integer(self.own("vocab_size"))
+        if declared is not None:
+            return declared
+        table = self.by_name.get("token_embd.weight")
+        return table.shape[1] if table is not None and len(table.shape) > 1 else 0
+
+    @cached_property
+    def token_bytes(self) -> tuple[bytes, ...]:
+        """Token texts as stored; an empty one gets the name that llama.cpp gives it."""
+        raw = self.array("tokenizer.ggml.tokens")
+        return tuple(
+            (t or b"[EMPTY_%d]" % i) if isinstance(t, bytes) else b"" for i, t in enumerate(raw)
+        )
+
+    def tokens(self) -> list[str]:
+        """Token texts as stored (byte-level BPE keeps its byte alphabet); broken UTF-8 is replaced."""
+        return [token.decode("utf-8", "replace") for token in self.token_bytes]
+
+    def token_types(self) -> list[int]:
+        """1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; empty when not given."""
+        return [int(kind) for kind in self.array("tokenizer.ggml.token_type")]
+
+    @property
+    def merges_count(self) -> int:
+        merges = self.arrays.get("tokenizer.ggml.merges")
+        return merges.count if merges is not None else 0
+
+    def special_id(self, name: str) -> int | None:
+        """The id of a special token ("bos", "eos", "eot", "unknown", "padding"), None if unset."""
+        value = self.integer(f"tokenizer.ggml.{name}_token_id")
+        return value if value is not None and 0 <= value < self.vocab_size else None
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.text("tokenizer.chat_template")
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    @property
+    def split_count(self) -> int:
+        return self.integer("split.count") or 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary that ``--json`` listings show."""
+        return {
+            "path": str(self.path),
+            "name": self.name,
+            "architecture": self.architecture,
+            "quantization": self.quantization,
+            "n_params": self.n_params,
+            "file_bytes": self.file_bytes,
+            "context_length": self.context_length,
+            "block_count": self.block_count,
+            "embedding_length": self.embedding_length,
+            "vocab_size": self.vocab_size,
+            "tokenizer": self.tokenizer_model,
+            "pre_tokenizer": self.pre_tokenizer,
+            "has_chat_template": self.chat_template is not None,
+            "parts": len(self.parts),
+        }
+
+
+def read_header(path: str | Path) -> GgufHeader:
+    """Read the header of a model file, and of its other parts when it is split.
+
+    Raises:
+        ModelUnavailable: no such file, or a part of a split model is missing.
+        CannotLoad: not a GGUF, damaged, truncated, lying, or of an unknown version.
+    """
+    path = Path(path)
+    first = parse(path)
+    parts = _parts(first)
+    tensors = first.tensors
+    file_bytes = first.file_bytes
+    if len(parts) > 1:
+        seen = {tensor.name for tensor in tensors}
+        for number, part in enumerate(parts[1:], start=1):
+            other = parse(part)
+            _check_part(other, number, len(parts))
+            for tensor in other.tensors:
+                if tensor.name in seen:
+                    raise BadGguf(f"{part.name}: the tensor {tensor.name!r} is in two parts")
+                seen.add(tensor.name)
+            tensors += other.tensors
+            file_bytes += other.file_bytes
+        expected = first.metadata.get("split.tensors.count")
+        if isinstance(expected, int) and expected != len(tensors):
+            raise BadGguf(
+                f"{path.name} announces {expected} tensors, its {len(parts)} parts hold {len(tensors)}"
+            )
+    return GgufHeader(
+        path=path,
+        version=first.version,
+        alignment=first.alignment,
+        data_offset=first.data_offset,
+        file_bytes=file_bytes,
+        metadata=first.metadata,
+        kinds=first.kinds,
+        arrays=first.arrays,
+        tensors=tensors,
+        parts=parts,
+    )
+
+
+def _split_number(container: Container, key: str) -> int | None:
+    """A split field; llama.cpp reads it as u16 and aborts on other types."""
+    if key not in container.kinds:
+        return None
+    value = container.metadata.get(key)
+    if container.kinds[key] != "u16" or not isinstance(value, int):
+        raise BadGguf(f"{container.path.name}: {key} has the type {container.kinds[key]}, not u16")
+    return value
+
+
+def _parts(first: Container) -> tuple[Path, ...]:
+    count = _split_number(first, "split.count")
+    number = _split_number(first, "split.no")
+    path = first.path
+    if count is None or count <= 1:
+        return (path,)
+    if count > MAX_PARTS:
+        raise BadGguf(f"{path.name} claims to be one of {count} parts")
+    named = split_name(path)
+    if named is None:
+        raise BadGguf(
+            f"{path.name} is part of a split model of {count} files, but its name does not say which",
+            f"give it back its name, which ends in -{(number or 0) + 1:05d}-of-{count:05d}.gguf",
+        )
+    prefix = named[0]
+    paths = tuple(path.with_name(f"{prefix}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1))
+    if number != 0:
+        raise BadGguf(
+            f"{path.name} is part {(number or 0) + 1} of {count}: a split model is opened at its first part",
+            f"use {paths[0].name}",
+        )
+    if path.name != paths[0].name:
+        raise BadGguf(f"{path.name} holds part 1 of {count}, which its name does not say")
+    missing = [p.name for p in paths if not p.is_file()]
+    if missing:
+        raise ModelUnavailable(
+            f"{path.name}: {len(missing)} of {count} parts are missing ({', '.join(missing[:3])}"
+            f"{' …' if len(missing) > 3 else ''})",
+            "put all parts in one folder, or pull the model again: specllama hub pull",
+        )
+    return paths
+
+
+def _check_part(part: Container, number: int, count: int) -> None:
+    if _split_number(part, "split.no") != number:
+        raise BadGguf(f"{part.path.name} is not part {number + 1} of {count}, as its name says")

@@ -1,0 +1,426 @@
+"""The GGUF container: a bounded parser that trusts nothing in the file.
+
+Every count, length, offset and size is checked against hard limits and against the size of the file
+before it is used, with the same rules as llama.cpp's ``gguf.cpp`` (its order, its alignment rule, its
+demand that tensors follow each other without gaps). Large arrays are walked, not decoded.
+
+What the fields mean is the business of ``gguf.py``; what llama.cpp accepts of it, of ``loadable.py``.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from specllama.errors import BadGguf, CannotLoad, ModelUnavailable, UnsupportedModel
+from specllama.models.ggml_types import TENSOR_TYPES, tensor_bytes
+
+Scalar = int | float | bool | str
+
+# far above any real model, far below what could hurt
+MAX_HEADER_BYTES = 256 << 20
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 17
+MAX_KEY_BYTES = 1 << 16
+MAX_STRING_BYTES = 16 << 20
+MAX_STRINGS = 1 << 22
+MAX_TENSOR_NAME = 63
+MAX_DIMS = 4
+KEEP_ARRAY_BYTES = 1 << 16
+
+_CHUNK = 4 << 20
+_STRING, _ARRAY = 8, 9
+_SCALARS: dict[int, tuple[str, struct.Struct]] = {
+    0: ("u8", struct.Struct("<B")),
+    1: ("i8", struct.Struct("<b")),
+    2: ("u16", struct.Struct("<H")),
+    3: ("i16", struct.Struct("<h")),
+    4: ("u32", struct.Struct("<I")),
+    5: ("i32", struct.Struct("<i")),
+    6: ("f32", struct.Struct("<f")),
+    7: ("bool", struct.Struct("<?")),
+    10: ("u64", struct.Struct("<Q")),
+    11: ("i64", struct.Struct("<q")),
+    12: ("f64", struct.Struct("<d")),
+}
+_FORMATS = {name: packer.format[-1:] for name, packer in _SCALARS.values()}
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+DOWNLOAD_AGAIN = "download it again, or check it with: specllama hub verify"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor: ``shape`` in GGUF order (fastest dimension first), ``offset`` from the data start."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    type_id: int
+    offset: int
+    n_bytes: int
+
+    @property
+    def n_elements(self) -> int:
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is multiplied with activations: more than one row and more than one column."""
+        return sum(extent > 1 for extent in self.shape) >= 2
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArray:
+    """Where an array lies in the file: ``kind`` is "str" or a scalar type name ("i32", "f32" …)."""
+
+    kind: str
+    count: int
+    offset: int
+    n_bytes: int
+    raw: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One parsed file."""
+
+    path: Path
+    version: int
+    alignment: int
+    data_offset: int
+    file_bytes: int
+    metadata: dict[str, Scalar]
+    kinds: dict[str, str]
+    arrays: dict[str, GgufArray]
+    tensors: tuple[TensorInfo, ...]
+
+
+class _Reader:
+    """A growing window over the first bytes of a file."""
+
+    def __init__(self, file: IO[bytes], size: int, path: Path) -> None:
+        self._file = file
+        self._path = path
+        self.size = size
+        self.buffer = bytearray()
+        self.position = 0
+
+    def ensure(self, end: int, what: str) -> None:
+        """Have the bytes up to ``end`` at hand."""
+        if end <= len(self.buffer):
+            return
+        if end > self.size:
+            raise BadGguf(
+                f"{self._path.name} ends inside {what}: the file is truncated or lies about a length",
+                DOWNLOAD_AGAIN,
+            )
+        if end > MAX_HEADER_BYTES:
+            raise BadGguf(f"{self._path.name} has a header larger than {MAX_HEADER_BYTES >> 20} MiB")
+        want = min(max(end - len(self.buffer), _CHUNK, len(self.buffer)), MAX_HEADER_BYTES)
+        self.buffer += self._file.read(want)
+        if end > len(self.buffer):
+            raise BadGguf(f"{self._path.name} shrank while it was read", DOWNLOAD_AGAIN)
+
+    def take(self, n: int, what: str) -> bytes:
+        self.ensure(self.position + n, what)
+        start = self.position
+        self.position += n
+        return bytes(self.buffer[start : self.position])
+
+    def u32(self, what: str) -> int:
+        return int(_U32.unpack(self.take(4, what))[0])
+
+    def u64(self, what: str) -> int:
+        return int(_U64.unpack(self.take(8, what))[0])
+
+    def string(self, what: str, limit: int) -> bytes:
+        n = self.u64(what)
+        if n > limit:
+            raise BadGguf(f"{self._path.name}: {what} claims {n} bytes (at most {limit})")
+        return self.take(n, what)
+
+    def skip_strings(self, count: int, what: str) -> None:
+        """Walk over ``count`` strings. Lengths are hops; only the window grows, nothing is kept."""
+        unpack = _U64.unpack_from
+        buffer, position, left = self.buffer, self.position, count
+        while left:
+            available = len(buffer) - 8
+            while left and position <= available:
+                position += unpack(buffer, position)[0] + 8
+                left -= 1
+            if left or position > len(buffer):
+                self.ensure(position + (8 if left else 0), what)
+        self.position = position
+
+
+def parse(path: Path) -> Container:
+    """Read the header of one GGUF file.
+
+    Raises:
+        ModelUnavailable: there is no such file, or it may not be read.
+        BadGguf: it is not GGUF, damaged, truncated, or lies.
+        UnsupportedModel: a GGUF of a version or byte order that llama.cpp does not read.
+    """
+    try:
+        if path.is_dir():
+            raise CannotLoad(
+                f"{path} is a folder, not a model file", f"list it with: specllama hub ls {path}"
+            )
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            return _parse(_Reader(file, size, path), path)
+    except FileNotFoundError:
+        raise ModelUnavailable(f"no such file: {path}") from None
+    except PermissionError:
+        raise ModelUnavailable(f"{path} may not be read", "check its permissions") from None
+    except OSError as error:
+        raise ModelUnavailable(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL byte in the path
+        raise ModelUnavailable(f"not a file name: {str(path)!r} ({error})") from None
+
+
+def _parse(reader: _Reader, path: Path) -> Container:
+    version, n_tensors, n_keys = _preamble(reader, path)
+    metadata, kinds, arrays = _keys(reader, path, n_keys)
+    alignment = metadata.get("general.alignment", 32)
+    if kinds.get("general.alignment", "u32") != "u32" or not isinstance(alignment, int):
+        raise BadGguf(f"{path.name}: general.alignment must be a 32-bit number")
+    if alignment <= 0 or alignment & (alignment - 1) or alignment > 1 << 20:
+        raise BadGguf(f"{path.name}: alignment {alignment} is not a power of two")
+    tensors = _tensors(reader, path, n_tensors)
+    data_offset = reader.position
+    if tensors:
+        data_offset = -(-data_offset // alignment) * alignment
+        _check_layout(path, tensors, alignment, data_offset, reader.size)
+    return Container(
+        path=path,
+        version=version,
+        alignment=alignment,
+        data_offset=data_offset,
+        file_bytes=reader.size,
+        metadata=metadata,
+        kinds=kinds,
+        arrays=arrays,
+        tensors=tensors,
+    )
+
+
+def _preamble(reader: _Reader, path: Path) -> tuple[int, int, int]:
+    if reader.size == 0:
+        raise BadGguf(f"{path.name} is empty", DOWNLOAD_AGAIN)
+    head = reader.take(min(reader.size, 512), "the magic number")
+    if head[:4] != b"GGUF":
+        raise _not_gguf(path, head)
+    if reader.size < 24:
+        raise BadGguf(f"{path.name} ends inside its first 24 bytes: truncated", DOWNLOAD_AGAIN)
+    reader.position = 4
+    version = reader.u32("the version")
+    if version & 0xFFFF == 0 and version:
+        raise UnsupportedModel(
+            f"{path.name} is a big-endian GGUF", "convert it with gguf-convert-endian"
+        )
+    if version not in (2, 3):
+        raise UnsupportedModel(
+            f"{path.name} is GGUF version {version}; versions 2 and 3 can be read",
+            "convert the original model again with a current llama.cpp",
+        )
+    n_tensors = reader.u64("the tensor count")
+    n_keys = reader.u64("the key count")
+    if n_tensors > MAX_TENSORS or n_tensors * 24 > reader.size:
+        raise BadGguf(f"{path.name} claims {n_tensors} tensors: its header is damaged", DOWNLOAD_AGAIN)
+    if n_keys > MAX_KEYS or n_keys * 13 > reader.size:
+        raise BadGguf(f"{path.name} claims {n_keys} keys: its header is damaged", DOWNLOAD_AGAIN)
+    return version, n_tensors, n_keys
+
+
+def _not_gguf(path: Path, head: bytes) -> CannotLoad:
+    text = head.lstrip().lower()
+    if head.startswith(b"version https://git-lfs"):
+        return BadGguf(
+            f"{path.name} is a Git LFS pointer, not the model itself",
+            "fetch the real file with: git lfs pull, or: specllama hub pull",
+        )
+    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return BadGguf(
+            f"{path.name} is a web page, not a model (an error page was saved under its name)",
+            DOWNLOAD_AGAIN,
+        )
+    if text.startswith(b"{"):
+        return BadGguf(f"{path.name} is JSON text, not a model", DOWNLOAD_AGAIN)
+    if head[:4] in (b"ggml", b"lmgg", b"fmgg", b"tjgg", b"ggjt", b"ggla"):
+        return UnsupportedModel(
+            f"{path.name} is a GGML file from before GGUF (2023)",
+            "look for a GGUF of the same model: specllama hub search",
+        )
+    if head[:2] == b"PK":
+        return UnsupportedModel(
+            f"{path.name} is a PyTorch or ZIP archive, not a GGUF",
+            "convert it with llama.cpp's convert_hf_to_gguf.py",
+        )
+    if len(head) > 9 and head[8:9] == b"{" and not any(head[5:8]):
+        return UnsupportedModel(
+            f"{path.name} is a safetensors file, not a GGUF",
+            "convert it with llama.cpp's convert_hf_to_gguf.py",
+        )
+    if not any(head):
+        return BadGguf(f"{path.name} starts with zeros: an unfinished download", DOWNLOAD_AGAIN)
+    shown = "".join(chr(b) if 32 <= b < 127 else "·" for b in head[:4])
+    return BadGguf(f"{path.name} is not a GGUF file (it starts with “{shown}”)")
+
+
+def _keys(
+    reader: _Reader, path: Path, n_keys: int
+) -> tuple[dict[str, Scalar], dict[str, str], dict[str, GgufArray]]:
+    metadata: dict[str, Scalar] = {}
+    kinds: dict[str, str] = {}
+    arrays: dict[str, GgufArray] = {}
+    for i in range(n_keys):
+        raw = reader.string(f"the name of key {i}", MAX_KEY_BYTES)
+        try:
+            key = raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raise BadGguf(f"{path.name}: the name of key {i} is not UTF-8") from None
+        if not key:
+            raise BadGguf(f"{path.name}: key {i} has an empty name")
+        if key in kinds:
+            raise BadGguf(f"{path.name}: the key {key!r} appears twice")
+        type_id = reader.u32(f"key {key!r}")
+        if type_id == _ARRAY:
+            array = _array(reader, path, key)
+            arrays[key], kinds[key] = array, f"[{array.kind}]"
+        elif type_id == _STRING:
+            # shown to people, compared as text; broken bytes must not make the model unusable
+            metadata[key] = reader.string(f"key {key!r}", MAX_STRING_BYTES).decode("utf-8", "replace")
+            kinds[key] = "str"
+        elif type_id in _SCALARS:
+            kind, packer = _SCALARS[type_id]
+            metadata[key] = packer.unpack(reader.take(packer.size, f"key {key!r}"))[0]
+            kinds[key] = kind
+        else:
+            raise BadGguf(f"{path.name}: the key {key!r} has the unknown type {type_id}")
+    return metadata, kinds, arrays
+
+
+def _array(reader: _Reader, path: Path, key: str) -> GgufArray:
+    what = f"the array {key!r}"
+    type_id = reader.u32(what)
+    count = reader.u64(what)
+    offset = reader.position
+    if type_id == _STRING:
+        if count > MAX_STRINGS or count * 8 > reader.size:
+            raise BadGguf(f"{path.name}: {what} claims {count} strings")
+        reader.skip_strings(count, what)
+        kind = "str"
+    elif type_id in _SCALARS:
+        kind, packer = _SCALARS[type_id]
+        if count * packer.size > reader.size:
+            raise BadGguf(f"{path.name}: {what} claims {count} values", DOWNLOAD_AGAIN)
+        reader.ensure(offset + count * packer.size, what)
+        reader.position = offset + count * packer.size
+    elif type_id == _ARRAY:
+        raise BadGguf(f"{path.name}: {what} is an array of arrays, which llama.cpp does not read")
+    else:
+        raise BadGguf(f"{path.name}: {what} has the unknown element type {type_id}")
+    n_bytes = reader.position - offset
+    raw = bytes(reader.buffer[offset : reader.position]) if n_bytes <= KEEP_ARRAY_BYTES else None
+    return GgufArray(kind, count, offset, n_bytes, raw)
+
+
+def _tensors(reader: _Reader, path: Path, n_tensors: int) -> tuple[TensorInfo, ...]:
+    tensors: list[TensorInfo] = []
+    seen: set[str] = set()
+    for i in range(n_tensors):
+        raw = reader.string(f"the name of tensor {i}", MAX_TENSOR_NAME)
+        try:
+            name = raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raise BadGguf(f"{path.name}: the name of tensor {i} is not UTF-8") from None
+        if name in seen:
+            raise BadGguf(f"{path.name}: the tensor {name!r} appears twice")
+        seen.add(name)
+        what = f"tensor {name!r}"
+        n_dims = reader.u32(what)
+        if n_dims > MAX_DIMS:
+            raise BadGguf(f"{path.name}: {what} has {n_dims} dimensions (at most {MAX_DIMS})")
+        shape = struct.unpack(f"<{n_dims}Q", reader.take(8 * n_dims, what))
+        type_id = reader.u32(what)
+        offset = reader.u64(what)
+        if type_id not in TENSOR_TYPES:
+            raise UnsupportedModel(
+                f"{path.name}: {what} has the type {type_id}, which this llama.cpp does not know",
+                "the file may be damaged, or newer than this version of specllama",
+            )
+        kind = TENSOR_TYPES[type_id]
+        elements = 1
+        for extent in shape:
+            elements *= extent
+        if elements >= 2**63 or any(extent >= 2**63 for extent in shape):
+            raise BadGguf(f"{path.name}: {what} has the impossible shape {shape}")
+        row = shape[0] if shape else 1
+        if row % kind.block:
+            raise BadGguf(
+                f"{path.name}: {what} has {row} values a row, not a multiple of {kind.block}"
+                f" as {kind.name} needs"
+            )
+        n_bytes = tensor_bytes(type_id, elements)
+        tensors.append(TensorInfo(name, shape, kind.name, type_id, offset, n_bytes))
+    return tuple(tensors)
+
+
+def _check_layout(
+    path: Path, tensors: tuple[TensorInfo, ...], alignment: int, data_offset: int, size: int
+) -> None:
+    expected = 0
+    end = data_offset
+    for tensor in tensors:
+        if tensor.offset != expected:
+            raise BadGguf(
+                f"{path.name}: tensor {tensor.name!r} lies at offset {tensor.offset}, expected {expected}"
+            )
+        end = data_offset + tensor.offset + tensor.n_bytes
+        if end > size:
+            raise BadGguf(
+                f"{path.name} is truncated: tensor {tensor.name!r} needs {end:,} bytes, the file has"
+                f" {size:,}",
+                DOWNLOAD_AGAIN,
+            )
+        expected += -(-tensor.n_bytes // alignment) * alignment
+
+
+def decode_array(path: Path, array: GgufArray) -> list[int] | list[float] | list[bytes]:
+    """The values of an array, read again from the file when it was too large to keep.
+
+    Raises:
+        BadGguf: the file changed since its header was read.
+    """
+    raw = array.raw
+    if raw is None:
+        try:
+            with path.open("rb") as file:
+                file.seek(array.offset)
+                raw = file.read(array.n_bytes)
+        except OSError as error:
+            raise ModelUnavailable(f"{path} cannot be read: {error.strerror or error}") from None
+    if len(raw) != array.n_bytes:
+        raise BadGguf(f"{path.name} changed while it was read")
+    if array.kind != "str":
+        return list(struct.unpack(f"<{array.count}{_FORMATS[array.kind]}", raw))
+    out: list[bytes] = []
+    append, unpack, position, end = out.append, _U64.unpack_from, 0, len(raw)
+    try:
+        for _ in range(array.count):
+            start = position + 8
+            position = start + unpack(raw, position)[0]
+            append(raw[start:position])
+    except struct.error:
+        position = end + 1
+    if position != end:
+        raise BadGguf(f"{path.name} changed while it was read")
+    return out

@@ -1,0 +1,328 @@
+"""Whether llama.cpp can run a file, decided from its header alone.
+
+A bad call into llama.cpp ends the process (``GGML_ASSERT``, an exception across the C boundary), so
+every condition that it asserts while loading or tokenizing is tested here first and becomes a sentence.
+Where llama.cpp itself returns an error, the check is repeated here if the sentence can be better.
+Sources: llama-model.cpp ``load_hparams``, llama-vocab.cpp ``load``, and the mutation test.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from specllama.errors import BadGguf, UnsupportedModel
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
+
+Role = Literal["target", "draft", "head"]
+
+MAX_LAYERS = 512
+MAX_EXPERTS = 1024
+MAX_CONTEXT = 1 << 27
+MAX_WIDTH = 1 << 20
+
+ENCODERS = frozenset(
+    {
+        "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2",
+        "jina-bert-v3", "eurobert", "gemma-embedding", "llama-embed", "t5encoder",
+    }
+)  # fmt: skip
+DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
+SPEECH = frozenset({"wavtokenizer-dec", "qwen3tts", "pockettts"})
+HEADS = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash head", "gemma4-assistant": "an assistant head"}
+TOKENIZERS = frozenset(
+    {"llama", "bert", "gpt2", "t5", "rwkv", "plamo2", "gemma4", "hybriddna", "whitespace"}
+)
+ROPE_SCALINGS = frozenset({"none", "linear", "yarn", "longrope"})
+BYTE_TOKEN = 6
+
+_GENERATOR_HINT = "choose a text-generation GGUF: specllama hub search"
+_DAMAGED_HINT = "download it again, or check it with: specllama hub verify"
+
+
+def check_loadable(header: GgufHeader, role: Role = "target") -> None:
+    """Refuse a file that llama.cpp could not run in this role, before it is loaded.
+
+    Args:
+        role: "target" and "draft" must be complete text generators; "head" is a drafting head that
+            runs on the target's hidden states.
+
+    Raises:
+        UnsupportedModel: a sound file of another kind (projector, encoder, adapter, vocabulary …).
+        BadGguf: the header contradicts itself or holds values on which llama.cpp aborts.
+    """
+    _check_kind(header, role)
+    _check_numbers(header)
+    _check_experts(header)
+    _check_tokenizer(header, role)
+    _check_shapes(header)
+
+
+def _check_kind(header: GgufHeader, role: Role) -> None:
+    file, arch, kind = header.path.name, header.architecture, header.kind
+    if arch == "clip" or kind == "mmproj" or "clip.has_vision_encoder" in header.metadata:
+        raise UnsupportedModel(
+            f"{file} is a vision projector (mmproj), not a language model",
+            "give the language model that it belongs to",
+        )
+    if kind == "adapter" or "adapter.type" in header.metadata:
+        raise UnsupportedModel(
+            f"{file} is a {header.text('adapter.type') or 'LoRA'} adapter, not a whole model",
+            "merge it into its base model with llama.cpp's llama-export-lora",
+        )
+    if kind == "imatrix" or arch == "imatrix" or "imatrix.chunk_count" in header.metadata:
+        raise UnsupportedModel(
+            f"{file} is an importance matrix for quantizing, not a model", _GENERATOR_HINT
+        )
+    if arch == "controlvector":
+        raise UnsupportedModel(f"{file} is a control vector, not a model", _GENERATOR_HINT)
+    if not arch:
+        raise BadGguf(f"{file} does not say its architecture (general.architecture)", _DAMAGED_HINT)
+    if arch in ENCODERS:
+        raise UnsupportedModel(
+            f"{file} is an encoder ({arch}): it makes embeddings and cannot write text",
+            _GENERATOR_HINT,
+        )
+    if arch == "t5":
+        raise UnsupportedModel(
+            f"{file} is an encoder-decoder model ({arch}), which specllama does not run",
+            _GENERATOR_HINT,
+        )
+    if arch in DIFFUSION:
+        raise UnsupportedModel(
+            f"{file} is a diffusion model ({arch}): it does not write from left to right",
+            _GENERATOR_HINT,
+        )
+    if arch in SPEECH:
+        raise UnsupportedModel(f"{file} is a speech model ({arch}), not a text model", _GENERATOR_HINT)
+    if arch in HEADS and role != "head":
+        raise UnsupportedModel(
+            f"{file} is {HEADS[arch]} for a target, not a model of its own",
+            "use it with its target as the proposer, not as the draft model",
+        )
+    if header.n_tensors == 0:
+        raise UnsupportedModel(f"{file} holds a vocabulary only, no weights", _GENERATOR_HINT)
+    if header.flag(header.own("attention.causal")) is False:
+        raise UnsupportedModel(
+            f"{file} is an encoder (attention is not causal): it cannot write text", _GENERATOR_HINT
+        )
+    if (header.integer(header.own("pooling_type")) or 0) > 0:
+        raise UnsupportedModel(
+            f"{file} is an embedding or ranking model (its output is pooled)", _GENERATOR_HINT
+        )
+
+
+def _u32(header: GgufHeader, name: str, low: int, high: int, *, required: bool = True) -> int | None:
+    """A 32-bit key of the architecture, checked for presence, type and range."""
+    key = header.own(name)
+    file = header.path.name
+    if key not in header.kinds:
+        if required:
+            raise BadGguf(f"{file}: {key} is missing", _DAMAGED_HINT)
+        return None
+    if header.kinds[key] != "u32":
+        raise BadGguf(f"{file}: {key} has the type {header.kinds[key]}, llama.cpp needs u32")
+    value = header.integer(key)
+    assert value is not None
+    if not low <= value <= high:
+        raise BadGguf(f"{file}: {key} is {value}; it must be {low} to {high}", _DAMAGED_HINT)
+    return value
+
+
+def _layered(header: GgufHeader, name: str, high: int, *, required: bool = False) -> tuple[int, ...]:
+    """A number, or one per layer: u32 or i32, as llama.cpp's get_key_or_arr demands."""
+    key = header.own(name)
+    array = header.arrays.get(key)
+    if array is None:
+        value = _u32(header, name, 0, high, required=required)
+        return () if value is None else (value,)
+    if array.kind not in ("u32", "i32"):
+        raise BadGguf(f"{header.path.name}: {key} is an array of {array.kind}, not of 32-bit numbers")
+    if array.count != header.block_count:
+        raise BadGguf(
+            f"{header.path.name}: {key} has {array.count} values for {header.block_count} layers"
+        )
+    values = tuple(header.array(key))
+    if any(not 0 <= value <= high for value in values):
+        raise BadGguf(f"{header.path.name}: {key} holds a value outside 0 to {high}", _DAMAGED_HINT)
+    return values
+
+
+def _check_numbers(header: GgufHeader) -> None:
+    file = header.path.name
+    _u32(header, "block_count", 1, MAX_LAYERS)
+    _u32(header, "context_length", 1, MAX_CONTEXT)
+    width = _u32(header, "embedding_length", 1, MAX_WIDTH) or 0
+    _layered(header, "feed_forward_length", 1 << 24)
+    heads = _layered(header, "attention.head_count", 1 << 16)
+    heads_kv = _layered(header, "attention.head_count_kv", 1 << 16)
+    for name in ("attention.key_length", "attention.value_length"):
+        _u32(header, name, 0, MAX_WIDTH, required=False)
+    for i, (n, n_kv) in enumerate(zip(heads, heads_kv, strict=False)):
+        if n_kv and n % n_kv:
+            raise BadGguf(f"{file}: layer {i} shares {n_kv} KV heads among {n} heads", _DAMAGED_HINT)
+    if heads and heads[0] > width:
+        raise BadGguf(f"{file}: {heads[0]} heads in a width of {width}", _DAMAGED_HINT)
+    rotated = _u32(header, "rope.dimension_count", 0, MAX_WIDTH, required=False)
+    if rotated and rotated % 2:
+        raise BadGguf(f"{file}: {header.own('rope.dimension_count')} is odd ({rotated})", _DAMAGED_HINT)
+    _u32(header, "nextn_predict_layers", 0, header.block_count, required=False)
+    scaling = header.own("rope.scaling.type")
+    if scaling in header.kinds and header.text(scaling) not in ROPE_SCALINGS:
+        raise BadGguf(f"{file}: {scaling} is {header.metadata.get(scaling)!r}, which llama.cpp aborts on")
+    for name, positive in (
+        ("attention.layer_norm_rms_epsilon", False),
+        ("attention.layer_norm_epsilon", False),
+        ("rope.freq_base", True),
+        ("rope.scaling.factor", False),
+    ):
+        key = header.own(name)
+        if key not in header.kinds:
+            continue
+        value = header.number(key)
+        if header.kinds[key] != "f32" or value is None or not math.isfinite(value):
+            raise BadGguf(f"{file}: {key} is not a finite 32-bit float", _DAMAGED_HINT)
+        if value < 0 or (positive and value == 0):
+            raise BadGguf(f"{file}: {key} is {value:g}, which llama.cpp aborts on", _DAMAGED_HINT)
+
+
+def _check_experts(header: GgufHeader) -> None:
+    file = header.path.name
+    experts = _u32(header, "expert_count", 0, MAX_EXPERTS, required=False) or 0
+    used = max(_layered(header, "expert_used_count", MAX_EXPERTS), default=0)
+    groups = _u32(header, "expert_group_count", 0, MAX_EXPERTS, required=False) or 0
+    groups_used = _u32(header, "expert_group_used_count", 0, MAX_EXPERTS, required=False) or 0
+    if header.architecture in ("hunyuan-dense", "hunyuan_vl") and experts <= 1:
+        return
+    sound = used <= experts and (groups < experts if experts else groups == 0)
+    if experts:
+        sound = sound and used > 0
+    if groups > 1:
+        sound = sound and experts % groups == 0 and 0 < groups_used < groups
+    if not sound:
+        raise BadGguf(
+            f"{file}: impossible expert counts ({used} of {experts} used, {groups_used} of {groups}"
+            " groups)",
+            _DAMAGED_HINT,
+        )
+
+
+def _check_tokenizer(header: GgufHeader, role: Role) -> None:
+    file, model = header.path.name, header.tokenizer_model
+    if model is None or model in ("no_vocab", "none"):
+        if role == "head" and model is not None:
+            return
+        raise UnsupportedModel(
+            f"{file} has no tokenizer, so it cannot read or write text", _GENERATOR_HINT
+        )
+    if model not in TOKENIZERS:
+        raise UnsupportedModel(f"{file}: llama.cpp does not know the tokenizer {model!r}")
+    tokens = header.arrays.get("tokenizer.ggml.tokens")
+    if tokens is None or tokens.kind != "str" or tokens.count == 0:
+        raise BadGguf(f"{file} has no token list (tokenizer.ggml.tokens)", _DAMAGED_HINT)
+    for key, kinds in (
+        ("tokenizer.ggml.scores", ("f32", "i32")),
+        ("tokenizer.ggml.token_type", ("i32",)),
+    ):
+        if key not in header.kinds:
+            continue
+        array = header.arrays.get(key)
+        if array is None or array.kind not in kinds:
+            raise BadGguf(f"{file}: {key} is not an array of {' or '.join(kinds)}", _DAMAGED_HINT)
+        if array.count < tokens.count:
+            raise BadGguf(
+                f"{file}: {key} has {array.count} values for {tokens.count} tokens", _DAMAGED_HINT
+            )
+    merges = header.arrays.get("tokenizer.ggml.merges")
+    if model in ("gpt2", "gemma4") and header.pre_tokenizer != "kimi-k2" and merges is None:
+        raise BadGguf(f"{file} has a BPE tokenizer without merges", _DAMAGED_HINT)
+    if "tokenizer.ggml.merges" in header.kinds and (merges is None or merges.kind != "str"):
+        raise BadGguf(f"{file}: tokenizer.ggml.merges is not a list of strings", _DAMAGED_HINT)
+    _check_special_ids(header)
+    _check_token_texts(header, model)
+
+
+def _check_special_ids(header: GgufHeader) -> None:
+    for name in ("bos", "eos"):
+        key = f"tokenizer.ggml.{name}_token_id"
+        value = header.integer(key)
+        # -1 stored unsigned means "none"
+        if value is not None and value not in (-1, 2**32 - 1) and not 0 <= value < header.vocab_size:
+            raise BadGguf(
+                f"{header.path.name}: the {name} token is {value}, outside the vocabulary of"
+                f" {header.vocab_size}",
+                _DAMAGED_HINT,
+            )
+
+
+def _check_token_texts(header: GgufHeader, model: str) -> None:
+    texts = header.token_bytes
+    index = dict(zip(texts, range(len(texts)), strict=True))
+    if len(index) != len(texts):
+        first = next(i for i, text in enumerate(texts) if index[text] != i)
+        shown = texts[first].decode("utf-8", "replace")
+        raise BadGguf(
+            f"{header.path.name}: the tokens {first} and {index[texts[first]]} are both {shown!r}",
+            _DAMAGED_HINT,
+        )
+    if model not in ("llama", "t5"):
+        return
+    # SentencePiece falls back to byte tokens and looks them up without a check
+    kinds = header.token_types()
+    for i, kind in enumerate(kinds[: len(texts)]):
+        if kind == BYTE_TOKEN and not _is_byte_text(texts[i]):
+            raise BadGguf(
+                f"{header.path.name}: byte token {i} is {texts[i].decode('utf-8', 'replace')!r}",
+                _DAMAGED_HINT,
+            )
+    if model == "llama":
+        for byte in range(256):
+            if b"<0x%02X>" % byte not in index and bytes([byte]) not in index:
+                raise BadGguf(
+                    f"{header.path.name}: its tokenizer lacks the byte token <0x{byte:02X}>",
+                    _DAMAGED_HINT,
+                )
+
+
+def _is_byte_text(text: bytes) -> bool:
+    return len(text) == 6 and text.startswith(b"<0x") and text.endswith(b">")
+
+
+def _check_shapes(header: GgufHeader) -> None:
+    table = header.by_name.get("token_embd.weight")
+    if table is None:
+        return
+    if len(table.shape) != 2 or table.shape[1] != header.vocab_size:
+        rows = table.shape[1] if len(table.shape) > 1 else 1
+        raise BadGguf(
+            f"{header.path.name}: {rows} embedding rows for {header.vocab_size} tokens", _DAMAGED_HINT
+        )
+    if table.shape[0] != header.embedding_length:
+        raise BadGguf(
+            f"{header.path.name}: embeddings of width {table.shape[0]} in a model of width"
+            f" {header.embedding_length}",
+            _DAMAGED_HINT,
+        )
+
+
+# measured (reference: numerics): the widest pass whose every row equals single-row decoding bit for
+# bit, on CPU with flash attention off
+EXACT_ROWS = {"Q8_0": 16, "Q4_0": 7, "Q5_1": 7}
+
+
+def exact_rows(header: GgufHeader) -> int:
+    """The most rows of one CPU pass, flash attention off, that are bit-identical to single-row decoding.
+
+    The narrowest weight matrix decides. Vectors (norms, biases) are irrelevant; the embedding table is
+    a row lookup and counts only where it is also the output matrix.
+    """
+    shared_output = "output.weight" not in header.by_name
+    rows = max(EXACT_ROWS.values())
+    for tensor in header.tensors:
+        if not tensor.is_matrix or (tensor.name == "token_embd.weight" and not shared_output):
+            continue
+        # experts are gathered per row; how their passes round was never measured
+        rows = min(rows, EXACT_ROWS.get(tensor.type, 1) if len(tensor.shape) == 2 else 1)
+    return rows
