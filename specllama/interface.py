@@ -60,7 +60,7 @@ class MethodInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """The loaded pair. ``exactness`` is for people: "bitwise up to 7 rows" or "near-ties possible"."""
+    """The loaded pair. ``exactness`` is for people, say "bitwise up to 7 rows"."""
 
     target: ModelInfo
     draft: ModelInfo | None

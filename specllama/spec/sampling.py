@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -86,6 +86,12 @@ class SamplerChain:
             self._history.append(token)
         if self.constraint is not None:
             self.constraint.accept(token)
+
+    def advance_committed(self, token: int, is_stop: Callable[[int], bool]) -> None:
+        """Advance past an emitted token. A stop token ends a grammar: nothing may follow it."""
+        if self.constraint is not None and is_stop(token):
+            self.constraint = None
+        self.advance(token)
 
     def fork(self) -> SamplerChain:
         other = SamplerChain.__new__(SamplerChain)
@@ -166,7 +172,9 @@ class SamplerChain:
         Source: the DRY sampler's definition in llama.cpp (src/llama-sampler.cpp).
         """
         p = self.params
-        window = self._history if p.dry_penalty_last_n < 0 else self._history[-p.dry_penalty_last_n :]
+        window = (
+            self._history if p.dry_penalty_last_n < 0 else self._history[-p.dry_penalty_last_n :]
+        )
         recent: list[int] = []  # newest first, up to the last sequence breaker
         for token in reversed(window):
             recent.append(token)
@@ -195,9 +203,10 @@ class SamplerChain:
     # -- selection ------------------------------------------------------------------------------
 
     def _greedy_law(self, z: Row, best: int, top: float) -> Law:
-        if self.constraint is not None and not self.constraint.allowed(
-            np.array([best], np.int32)
-        ).all():
+        if (
+            self.constraint is not None
+            and not self.constraint.allowed(np.array([best], np.int32)).all()
+        ):
             z = self._masked(z)
             best = int(np.argmax(z))
             top = float(z[best])
@@ -238,7 +247,11 @@ class SamplerChain:
                 n = int(np.searchsorted(np.cumsum(probs), p.top_p - 1e-12)) + 1
                 ids, logits, probs = ids[:n], logits[:n], probs[:n]
             if p.min_p > 0.0:
-                n = int(np.count_nonzero(logits >= logits[0] + math.log(p.min_p))) if p.min_p < 1 else 1
+                n = (
+                    int(np.count_nonzero(logits >= logits[0] + math.log(p.min_p)))
+                    if p.min_p < 1
+                    else 1
+                )
                 n = max(n, 1)
                 ids, logits, probs = ids[:n], logits[:n], probs[:n]
             if (
@@ -261,9 +274,9 @@ class SamplerChain:
         only where top-p or min-p is certain to drop it.
         """
         p = self.params
-        near = np.flatnonzero(z > top - _NEAR)
+        near = np.flatnonzero(z > top - _NEAR).astype(np.int32)
         if 0 < p.top_k < len(z):
-            ids = near if len(near) >= p.top_k else np.flatnonzero(z > -np.inf)
+            ids = near if len(near) >= p.top_k else np.flatnonzero(z > -np.inf).astype(np.int32)
             if len(ids) > p.top_k:
                 ids = _top_k(ids, z[ids], p.top_k)
             return ids, float(np.exp(z[ids].astype(np.float64) - top).sum())
@@ -275,16 +288,16 @@ class SamplerChain:
                 certain = mass > p.top_p + 1e-6
             if certain:
                 return near, total
-        return np.flatnonzero(z > -np.inf), total
+        return np.flatnonzero(z > -np.inf).astype(np.int32), total
 
 
-def _top_k(ids: npt.NDArray[np.intp], logits: Row, k: int) -> npt.NDArray[np.intp]:
+def _top_k(ids: IntArray, logits: Row, k: int) -> IntArray:
     """The k best of ``ids`` (ascending), ties at the edge going to the lowest ids."""
     edge = np.partition(logits, len(logits) - k)[len(logits) - k]
     above = logits > edge
     ties = np.flatnonzero(logits == edge)[: k - int(above.sum())]
     above[ties] = True
-    kept: npt.NDArray[np.intp] = ids[above]
+    kept: IntArray = ids[above]
     return kept
 
 

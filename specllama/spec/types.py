@@ -103,10 +103,11 @@ EMPTY_DRAFT = Draft()
 class Verdict:
     """What the target made of a draft: the accepted path, then one target token.
 
-    ``target_token`` is None only when the path ends on a stop token. ``kind`` is "recovered" after a rejection, "bonus" when a whole path to a leaf was accepted,
-    "plain" when nothing was drafted. ``p[i]`` is the target's probability of node i where it was
-    computed. ``gap`` is the smallest difference of the two best scores among the rows judged
-    (perturbed scores under common noise), None where not measured.
+    ``target_token`` is None only when the path ends on a stop token. ``kind`` is "recovered" after
+    a rejection, "bonus" when a whole path to a leaf was accepted, "plain" when nothing was drafted.
+    ``p[i]`` is the target's probability of node i where it was computed. ``gap`` is the smallest
+    lead of a winning token over the runner-up (logits when greedy, perturbed log scores under
+    common noise), None where not measured.
     """
 
     path: tuple[int, ...]

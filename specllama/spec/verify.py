@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -104,9 +104,7 @@ def verify_match(draft: Draft, target: Walk, seed: int, is_stop: IsStop = _never
         node = match
 
 
-def verify_rejection(
-    draft: Draft, target: Walk, coins: Coins, is_stop: IsStop = _never
-) -> Verdict:
+def verify_rejection(draft: Draft, target: Walk, coins: Coins, is_stop: IsStop = _never) -> Verdict:
     """Rejection sampling; siblings are tried in order, each against the residual of the last.
 
     ``draft.q[i]`` must be the law of node i given the siblings before it (None: point mass).
@@ -140,9 +138,7 @@ def verify_rejection(
             p = residual / mass
         if accepted is None:
             keep = p > 0.0
-            return _verdict(
-                draft, path, coins.pick(ids[keep], p[keep]), tried, p_of, math.inf
-            )
+            return _verdict(draft, path, coins.pick(ids[keep], p[keep]), tried, p_of, math.inf)
         path.append(accepted)
         if is_stop(draft.tokens[accepted]):
             return _verdict(draft, path, None, False, p_of, math.inf)
@@ -199,9 +195,7 @@ def verify_block(draft: Draft, target: Walk, coins: Coins, is_stop: IsStop = _ne
         target.advance(token)
     law = laws[tau]
     if tau == len(draft):
-        return _verdict(
-            draft, path, coins.pick(law.ids, law.probs), False, p_of, math.inf
-        )
+        return _verdict(draft, path, coins.pick(law.ids, law.probs), False, p_of, math.inf)
     ids, weights = _excess(a[tau], law, draft.q[tau], draft.tokens[tau])
     if float(weights.sum()) <= _ZERO:
         ids, weights = law.ids, law.probs
@@ -224,7 +218,11 @@ def _verdict(
     p: list[float | None],
     gap: float,
 ) -> Verdict:
-    kind = "plain" if not len(draft) else ("recovered" if rejected else "bonus")
+    kind: Literal["recovered", "bonus", "plain"] = "bonus"
+    if not len(draft):
+        kind = "plain"
+    elif rejected:
+        kind = "recovered"
     return Verdict(
         path=tuple(path),
         target_token=token,

@@ -1,0 +1,84 @@
+"""What the loop needs from an inference library. ``llama.py`` is the real one, ``fake.py`` a table.
+
+A Context holds one conversation's KV cache. ``tokens`` are the tokens whose KV is present, in
+order; ``forward`` appends to them and ``rollback`` cuts them to an absolute length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from specllama.spec.types import Rows
+
+Outputs = Literal["all", "last", "none"]
+
+
+class Vocab(Protocol):
+    @property
+    def n_tokens(self) -> int: ...
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of a token; control tokens are empty unless ``special``."""
+        ...
+
+    def is_eog(self, token: int) -> bool:
+        """Whether the token ends a turn."""
+        ...
+
+
+class Context(Protocol):
+    """One KV cache and its passes."""
+
+    @property
+    def n_ctx(self) -> int: ...
+
+    @property
+    def n_vocab(self) -> int: ...
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows with logits in one pass."""
+        ...
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens in the cache; read-only for callers."""
+        ...
+
+    @property
+    def n_past(self) -> int:
+        """``len(tokens)``, as the cache itself reports it."""
+        ...
+
+    def forward(
+        self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
+    ) -> Rows:
+        """Evaluate tokens after the present ones.
+
+        ``parents`` (tree passes): parents[i] is the index, within ``tokens``, of the token that
+        token i follows, -1 for the cached prefix; None is a chain. Returns logits
+        [n_rows, n_vocab]: a view that the next pass of this context overwrites.
+
+        Raises:
+            ContextFull: no room for the tokens.
+            EngineError: the library refused; the cache is as it was before.
+        """
+        ...
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        """After a tree pass, keep the root-to-node ``path`` (indices within that pass) only."""
+        ...
+
+    def rollback(self, keep_len: int) -> None:
+        """Cut the cache to its first ``keep_len`` tokens.
+
+        Raises:
+            ValueError: keep_len is negative or beyond the end.
+            EngineError: the library could not cut; the cache was cleared.
+        """
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,686 @@
+"""llama.cpp through the low-level API of llama-cpp-python (pinned): models, contexts, grammars.
+
+The only module that imports llama_cpp (with ``symbols.py``). llama.cpp ends the process on some bad
+calls (``GGML_ASSERT``), so everything it would assert on is checked here before the call: batch
+sizes, output counts, token ids, sequence ranges. Nothing is printed: llama.cpp's log goes to the
+``specllama.llama`` logger and the last lines are kept for error messages.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an abort must not fork a debugger
+
+import llama_cpp as ll
+
+from specllama.backend.base import Outputs
+from specllama.errors import CannotLoad, ContextFull, EngineError, UnsupportedModel, UsageError
+from specllama.params import EngineOptions
+from specllama.spec.types import IntArray, Rows
+
+logger = logging.getLogger("specllama.llama")
+
+SEQ = 0  # the one sequence of a chain
+_PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part of a sequence's state
+_CONTEXT_PAD = 256
+
+_KV_TYPES = {
+    "f32": ll.GGML_TYPE_F32,
+    "f16": ll.GGML_TYPE_F16,
+    "bf16": getattr(ll, "GGML_TYPE_BF16", 30),
+    "q8_0": ll.GGML_TYPE_Q8_0,
+    "q4_0": ll.GGML_TYPE_Q4_0,
+    "q4_1": ll.GGML_TYPE_Q4_1,
+    "q5_0": ll.GGML_TYPE_Q5_0,
+    "q5_1": ll.GGML_TYPE_Q5_1,
+    "iq4_nl": ll.GGML_TYPE_IQ4_NL,
+}
+_FLASH = {"auto": -1, "off": 0, "on": 1}
+
+# Pre-tokenizers whose regular expression llama.cpp matches with hand-written code; the others go
+# through std::regex, which recurses once per character and overflows the stack on long runs.
+_SAFE_PRE = frozenset(
+    {
+        "gpt-2",
+        "llama-bpe",
+        "llama3",
+        "llama-v3",
+        "qwen2",
+        "qwen35",
+        "gemma4",
+        "command-r",
+        "smollm",
+        "olmo",
+        "chatglm-bpe",
+        "glm4",
+    }
+)
+_LONG_RUN = re.compile(r"\S{1000}|\s{1000}")
+
+
+# -- log ----------------------------------------------------------------------------------------
+
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
+_recent: collections.deque[str] = collections.deque(maxlen=64)
+
+
+@ll.llama_log_callback  # type: ignore[untyped-decorator]
+def _on_log(level: int, text: bytes | None, user_data: object) -> None:
+    line = (text or b"").decode("utf-8", "replace").rstrip("\n")
+    if not line.strip(". "):
+        return
+    if level in (3, 4):
+        _recent.append(line)
+    logger.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
+
+
+_started = threading.Lock()
+_is_started = False
+
+
+def _start() -> None:
+    global _is_started
+    with _started:
+        if not _is_started:
+            ll.llama_log_set(_on_log, ctypes.c_void_p(0))
+            ll.llama_backend_init()
+            _is_started = True
+
+
+def _last_words(skip: int = 0) -> str:
+    """The newest error line of llama.cpp, cleaned for people."""
+    for line in reversed(list(_recent)[skip:]):
+        cleaned = re.sub(r"^\w+:\s*", "", line).strip()
+        if cleaned and "failed to load model" not in cleaned:
+            return cleaned
+    return ""
+
+
+def supports_gpu() -> bool:
+    """Whether this build of llama-cpp-python can offload layers and a device is present."""
+    _start()
+    return bool(ll.llama_supports_gpu_offload())
+
+
+def default_threads() -> int:
+    """Physical cores this process may use (hyper-threads only get in each other's way)."""
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except AttributeError:
+        allowed = os.cpu_count() or 1
+    try:
+        siblings: set[str] = set()
+        for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings"):
+            siblings.add(path.read_text().strip())
+        if siblings:
+            return max(1, min(allowed, len(siblings)))
+    except OSError:
+        pass
+    return max(1, allowed)
+
+
+# -- vocabulary ---------------------------------------------------------------------------------
+
+
+class LlamaVocab:
+    """Tokens and text. Every id is checked: llama.cpp aborts on one out of range."""
+
+    def __init__(self, model: int, pre: str, n_train_guard: int = 0) -> None:
+        self._vocab = ll.llama_model_get_vocab(model)
+        self._n = int(ll.llama_vocab_n_tokens(self._vocab))
+        self._safe_pre = pre in _SAFE_PRE
+        self._pieces: dict[tuple[int, bool], bytes] = {}
+        self._eog: dict[int, bool] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def n_tokens(self) -> int:
+        return self._n
+
+    @property
+    def handle(self) -> Any:
+        return self._vocab
+
+    @property
+    def bos_text(self) -> str:
+        return self._special_text(int(ll.llama_vocab_bos(self._vocab)))
+
+    @property
+    def eos_text(self) -> str:
+        return self._special_text(int(ll.llama_vocab_eos(self._vocab)))
+
+    @property
+    def adds_bos(self) -> bool:
+        return bool(ll.llama_vocab_get_add_bos(self._vocab))
+
+    def _special_text(self, token: int) -> str:
+        if not 0 <= token < self._n:
+            return ""
+        return self.piece(token, special=True).decode("utf-8", "replace")
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of a text.
+
+        Raises:
+            EngineError: the vocabulary cannot express the text.
+        """
+        if not text:
+            parts = [""]
+        elif self._safe_pre:
+            parts = [text]
+        else:
+            parts = _split_long_runs(text)
+        out: list[int] = []
+        for i, part in enumerate(parts):
+            out += self._tokenize(part, add_special and i == 0, parse_special)
+        return out
+
+    def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        data = text.encode("utf-8", "replace")
+        capacity = len(data) + 8
+        while True:
+            buffer = (ll.llama_token * capacity)()
+            n = ll.llama_tokenize(
+                self._vocab, data, len(data), buffer, capacity, add_special, parse_special
+            )
+            if n >= 0:
+                break
+            if n == -(2**31) or -n <= capacity:
+                raise EngineError("the text could not be tokenized (too long)")
+            capacity = -n
+        ids = list(buffer[:n])
+        if any(not 0 <= t < self._n for t in ids):
+            raise EngineError("the model's vocabulary cannot express this text")
+        return ids
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        key = (token, special)
+        found = self._pieces.get(key)
+        if found is None:
+            if not 0 <= token < self._n:
+                raise EngineError(f"token {token} is outside the vocabulary of {self._n}")
+            size = 64
+            while True:
+                buffer = ctypes.create_string_buffer(size)
+                n = ll.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
+                if n >= 0:
+                    break
+                size = -n
+            found = buffer.raw[:n]
+            self._pieces[key] = found
+        return found
+
+    def is_eog(self, token: int) -> bool:
+        found = self._eog.get(token)
+        if found is None:
+            found = bool(ll.llama_vocab_is_eog(self._vocab, token))
+            self._eog[token] = found
+        return found
+
+    def tokens_containing(self, strings: Sequence[str]) -> frozenset[int]:
+        """Ids of tokens whose bytes contain one of the strings (for DRY's sequence breakers)."""
+        wanted = [s.encode() for s in strings]
+        return frozenset(t for t in range(self._n) if any(w in self.piece(t) for w in wanted))
+
+
+def _split_long_runs(text: str) -> list[str]:
+    """Cut runs of 1000 or more non-spaces (or spaces), which would overflow std::regex."""
+    parts: list[str] = []
+    start = 0
+    for match in _LONG_RUN.finditer(text):
+        parts.append(text[start : match.end()])
+        start = match.end()
+    if start < len(text) or not parts:
+        parts.append(text[start:])
+    return parts
+
+
+# -- model --------------------------------------------------------------------------------------
+
+
+class LlamaModel:
+    """A loaded GGUF file. Contexts made from it share its weights.
+
+    Raises:
+        CannotLoad, UnsupportedModel: with llama.cpp's own reason.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        pre: str = "",
+        gpu_layers: str = "auto",
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        _start()
+        self.path = path
+        params = ll.llama_model_default_params()
+        if gpu_layers == "auto":
+            self.gpu_layers = 999 if supports_gpu() else 0
+        elif gpu_layers == "all":
+            self.gpu_layers = 999
+        else:
+            self.gpu_layers = int(gpu_layers)
+        if not supports_gpu():
+            self.gpu_layers = 0
+        params.n_gpu_layers = self.gpu_layers
+        params.load_mode = (
+            ll.LLAMA_LOAD_MODE_MMAP_MLOCK
+            if use_mmap and use_mlock
+            else ll.LLAMA_LOAD_MODE_MLOCK
+            if use_mlock
+            else ll.LLAMA_LOAD_MODE_MMAP
+            if use_mmap
+            else ll.LLAMA_LOAD_MODE_NONE
+        )
+
+        @ll.llama_progress_callback  # type: ignore[untyped-decorator]
+        def on_progress(fraction: float, user_data: object) -> bool:
+            if progress is not None:
+                progress(float(fraction))
+            return True
+
+        params.progress_callback = on_progress
+        _recent.clear()
+        self._model = ll.llama_model_load_from_file(os.fsencode(path), params)
+        if not self._model:
+            reason = _last_words() or "llama.cpp gave no reason"
+            raise CannotLoad(f"cannot load {path.name}: {reason}")
+        self.vocab = LlamaVocab(self._model, pre)
+        self.is_recurrent = bool(ll.llama_model_is_recurrent(self._model))
+        self.is_hybrid = bool(ll.llama_model_is_hybrid(self._model))
+        self.n_ctx_train = int(ll.llama_model_n_ctx_train(self._model))
+        self.n_params = int(ll.llama_model_n_params(self._model))
+        self.n_bytes = int(ll.llama_model_size(self._model))
+        self.n_layer = int(ll.llama_model_n_layer(self._model))
+        if ll.llama_model_has_encoder(self._model):
+            self.close()
+            raise UnsupportedModel(
+                f"{path.name} is an encoder-decoder or embedding model; specllama generates text "
+                "with decoder-only models"
+            )
+        self._contexts: list[LlamaContext] = []
+
+    @property
+    def handle(self) -> Any:
+        return self._model
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether a partial rollback is a metadata change (attention) rather than a replay."""
+        return not (self.is_recurrent or self.is_hybrid)
+
+    def context(
+        self,
+        *,
+        n_ctx: int,
+        max_rows: int,
+        threads: int,
+        options: EngineOptions,
+        flash: str,
+    ) -> LlamaContext:
+        context = LlamaContext(
+            self, n_ctx=n_ctx, max_rows=max_rows, threads=threads, options=options, flash=flash
+        )
+        self._contexts.append(context)
+        return context
+
+    def close(self) -> None:
+        for context in getattr(self, "_contexts", []):
+            context.close()
+        if self._model:
+            ll.llama_model_free(self._model)
+            self._model = None
+
+
+# -- context ------------------------------------------------------------------------------------
+
+
+class LlamaContext:
+    """One KV cache. One thread at a time (two at once abort the process), hence the lock."""
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        n_ctx: int,
+        max_rows: int,
+        threads: int,
+        options: EngineOptions,
+        flash: str,
+    ) -> None:
+        self.model = model
+        quantized_v = options.kv_type_v not in ("f16", "f32", "bf16")
+        if quantized_v and flash == "off":
+            raise UsageError(
+                f"a {options.kv_type_v} value cache needs flash attention",
+                "add --flash-attn on, or use --cache-type-v f16",
+            )
+        params = ll.llama_context_default_params()
+        params.n_ctx = -(-n_ctx // _CONTEXT_PAD) * _CONTEXT_PAD
+        params.n_batch = max(options.n_batch, max_rows)
+        params.n_ubatch = params.n_batch
+        params.n_seq_max = 1
+        params.n_outputs_max = max_rows
+        params.n_threads = threads
+        params.n_threads_batch = threads
+        params.flash_attn_type = _FLASH[flash]
+        params.type_k = _KV_TYPES[options.kv_type_k]
+        params.type_v = _KV_TYPES[options.kv_type_v]
+        params.no_perf = True
+        self._abort = ctypes.create_string_buffer(2)
+        self._abort_function = _native_flag_reader()
+        if self._abort_function is not None:
+            params.abort_callback = self._abort_function
+            params.abort_callback_data = ctypes.addressof(self._abort)
+        _recent.clear()
+        self._ctx = ll.llama_init_from_model(model.handle, params)
+        if not self._ctx:
+            reason = _last_words() or "not enough memory, or settings llama.cpp does not accept"
+            raise CannotLoad(
+                f"cannot create a context of {params.n_ctx} tokens for {model.path.name}: {reason}",
+                "try a smaller --ctx-size",
+            )
+        self._memory = ll.llama_get_memory(self._ctx)
+        if not self._memory:
+            self.close()
+            raise UnsupportedModel(f"{model.path.name} keeps no KV cache: not a text generator")
+        self._n_ctx = min(int(ll.llama_n_ctx_seq(self._ctx)), int(params.n_ctx))
+        self._n_batch = int(params.n_batch)
+        self._max_rows = max_rows
+        self._n_vocab = model.vocab.n_tokens
+        self.threads = threads
+        self.flash = flash
+        self._tokens: list[int] = []
+        self._checkpoint: tuple[int, Any, int] | None = None
+        self._lock = threading.Lock()
+        self._batch = ll.llama_batch_init(self._n_batch, 0, 1)
+        as_array = np.ctypeslib.as_array
+        self._b_token: IntArray = as_array(self._batch.token, (self._n_batch,))
+        self._b_pos: IntArray = as_array(self._batch.pos, (self._n_batch,))
+        self._b_logits: npt.NDArray[np.int8] = as_array(self._batch.logits, (self._n_batch,))
+        as_array(self._batch.n_seq_id, (self._n_batch,))[:] = 1
+        for i in range(self._n_batch):
+            self._batch.seq_id[i][0] = SEQ
+        self._rows_at = 0
+        self._rows_view: Rows = np.empty((0, self._n_vocab), np.float32)
+
+    # -- facts --
+
+    @property
+    def n_ctx(self) -> int:
+        return self._n_ctx
+
+    @property
+    def n_vocab(self) -> int:
+        return self._n_vocab
+
+    @property
+    def n_batch(self) -> int:
+        return self._n_batch
+
+    @property
+    def max_rows(self) -> int:
+        return self._max_rows
+
+    @property
+    def tokens(self) -> list[int]:
+        return self._tokens
+
+    @property
+    def n_past(self) -> int:
+        return int(ll.llama_memory_seq_pos_max(self._memory, SEQ)) + 1
+
+    def abort(self) -> None:
+        """Ask a running pass to stop; callable from another thread (CPU passes only)."""
+        self._abort.raw = b"\x01\x00"
+
+    # -- passes --
+
+    def forward(
+        self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
+    ) -> Rows:
+        if parents is not None and any(p != i - 1 for i, p in enumerate(parents)):
+            raise EngineError("this context was not created for tree passes")
+        n = len(tokens)
+        n_rows = n if outputs == "all" else 1 if outputs == "last" else 0
+        if n == 0:
+            raise ValueError("a pass needs at least one token")
+        if n > self._n_batch:
+            raise ValueError(f"a pass takes at most {self._n_batch} tokens, got {n}")
+        if n_rows > self._max_rows:
+            raise ValueError(f"a pass returns at most {self._max_rows} rows, got {n_rows}")
+        if len(self._tokens) + n > self._n_ctx:
+            raise ContextFull(
+                f"the context of {self._n_ctx} tokens is full",
+                "start a new chat, raise --ctx-size, or use --on-full shift",
+            )
+        ids = self._b_token[:n]
+        ids[:] = tokens
+        if int(ids.min()) < 0 or int(ids.max()) >= self._n_vocab:
+            raise EngineError(f"a token is outside the vocabulary of {self._n_vocab}")
+        past = len(self._tokens)
+        with self._lock:
+            if not self.model.can_roll_back and outputs == "all" and n > 1:
+                self._save_checkpoint()
+            self._b_pos[:n] = np.arange(past, past + n, dtype=np.int32)
+            self._b_logits[:n] = outputs == "all"
+            if outputs == "last":
+                self._b_logits[n - 1] = 1
+            self._batch.n_tokens = n
+            status = ll.llama_decode(self._ctx, self._batch)
+            if status != 0:
+                self._abort.raw = b"\x00\x00"
+                self._cut(past)
+                raise _decode_error(status, self._n_ctx)
+            self._tokens.extend(int(t) for t in ids)
+            return self._rows(n_rows)
+
+    def _rows(self, n: int) -> Rows:
+        if n == 0:
+            return self._rows_view[:0]
+        pointer = ll.llama_get_logits(self._ctx)
+        address = ctypes.addressof(pointer.contents)
+        if address != self._rows_at:
+            self._rows_view = np.ctypeslib.as_array(pointer, (self._max_rows, self._n_vocab))
+            self._rows_at = address
+        return self._rows_view[:n]
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        raise EngineError("this context was not created for tree passes")
+
+    # -- rollback --
+
+    def rollback(self, keep_len: int) -> None:
+        n = len(self._tokens)
+        if not 0 <= keep_len <= n:
+            raise ValueError(f"cannot roll back to {keep_len} of {n} tokens")
+        if keep_len == n:
+            return
+        with self._lock:
+            self._cut(keep_len)
+
+    def _cut(self, keep_len: int) -> None:
+        """Make the cache hold exactly ``tokens[:keep_len]``, whatever it holds now."""
+        if keep_len == 0:
+            ll.llama_memory_clear(self._memory, False)
+            self._tokens.clear()
+            self._checkpoint = None
+            return
+        if self.model.can_roll_back:
+            if not ll.llama_memory_seq_rm(self._memory, SEQ, keep_len, -1):
+                ll.llama_memory_clear(self._memory, False)
+                self._tokens.clear()
+                raise EngineError("llama.cpp refused to roll the KV cache back; it was cleared")
+            del self._tokens[keep_len:]
+            return
+        kept = self._tokens[:keep_len]
+        start = self._restore_checkpoint(keep_len)
+        if start is None:
+            ll.llama_memory_clear(self._memory, False)
+            start = 0
+        del self._tokens[start:]
+        self._replay(kept[start:])
+
+    def _replay(self, tokens: list[int]) -> None:
+        """Re-evaluate committed tokens; they are facts and are not judged again."""
+        for i in range(0, len(tokens), self._n_batch):
+            part = tokens[i : i + self._n_batch]
+            past = len(self._tokens)
+            n = len(part)
+            self._b_token[:n] = part
+            self._b_pos[:n] = np.arange(past, past + n, dtype=np.int32)
+            self._b_logits[:n] = 0
+            self._batch.n_tokens = n
+            status = ll.llama_decode(self._ctx, self._batch)
+            if status != 0:
+                ll.llama_memory_clear(self._memory, False)
+                self._tokens.clear()
+                raise _decode_error(status, self._n_ctx)
+            self._tokens.extend(part)
+
+    def _save_checkpoint(self) -> None:
+        size = int(ll.llama_state_seq_get_size_ext(self._ctx, SEQ, _PARTIAL))
+        buffer = (ctypes.c_uint8 * max(size, 1))()
+        written = int(ll.llama_state_seq_get_data_ext(self._ctx, buffer, size, SEQ, _PARTIAL))
+        self._checkpoint = (len(self._tokens), buffer, written) if written else None
+
+    def _restore_checkpoint(self, keep_len: int) -> int | None:
+        """Back to the checkpoint if it is not past ``keep_len``; its length, or None."""
+        if self._checkpoint is None:
+            return None
+        at, buffer, size = self._checkpoint
+        if at > keep_len or at == 0:
+            return None
+        if not ll.llama_state_seq_set_data_ext(self._ctx, buffer, size, SEQ, _PARTIAL):
+            return None
+        if not ll.llama_memory_seq_rm(self._memory, SEQ, at, -1):
+            return None
+        return at if self.n_past == at else None
+
+    def close(self) -> None:
+        if getattr(self, "_batch", None) is not None:
+            ll.llama_batch_free(self._batch)
+            self._batch = None
+        if self._ctx:
+            ll.llama_free(self._ctx)
+            self._ctx = None
+
+
+class PassAborted(EngineError):
+    """A pass was stopped by ``abort``; the cache is as it was before."""
+
+
+def _decode_error(status: int, n_ctx: int) -> Exception:
+    if status == 1:
+        return ContextFull(
+            f"no room left in the KV cache of {n_ctx} tokens",
+            "start a new chat, raise --ctx-size, or use --on-full shift",
+        )
+    if status == 2:
+        return PassAborted("the pass was cancelled")
+    return EngineError(f"llama.cpp could not evaluate the tokens (code {status}): {_last_words()}")
+
+
+def _native_flag_reader() -> Any:
+    """A C function ``bool f(void *flag)`` for llama.cpp's abort callback, without the GIL.
+
+    It is called for every graph node, too often for a Python callback. libc's strlen is that
+    function: 0 for an empty string, 1 for the one-character string that ``abort`` writes.
+    """
+    try:
+        libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.CDLL("msvcrt")
+        return ctypes.cast(libc.strlen, ll.ggml_abort_callback)
+    except (OSError, AttributeError):
+        return None
+
+
+# -- grammar ------------------------------------------------------------------------------------
+
+_TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+
+class LlamaGrammar:
+    """llama.cpp's grammar sampler as a ``Constraint``: GBNF over tokens, forkable.
+
+    Raises:
+        UsageError: the grammar does not parse.
+    """
+
+    def __init__(self, vocab: LlamaVocab, gbnf: str, root: str = "root") -> None:
+        _start()
+        _recent.clear()
+        self._vocab = vocab
+        self._sampler = ll.llama_sampler_init_grammar(
+            vocab.handle, gbnf.encode("utf-8", "replace"), root.encode()
+        )
+        if not self._sampler:
+            raise UsageError(
+                f"the grammar does not parse: {_last_words() or 'no root rule'}",
+                "GBNF is described in llama.cpp's grammars/README.md",
+            )
+
+    @classmethod
+    def from_json_schema(cls, vocab: LlamaVocab, schema: str) -> LlamaGrammar:
+        """A grammar for JSON text that satisfies a JSON schema."""
+        import json
+
+        from llama_cpp.llama_grammar import json_schema_to_gbnf
+
+        try:
+            parsed = json.loads(schema)
+        except ValueError as error:
+            raise UsageError(f"the JSON schema is not JSON: {error}") from None
+        if not isinstance(parsed, (dict, bool)):
+            raise UsageError("a JSON schema must be an object")
+        try:
+            gbnf = json_schema_to_gbnf(schema)
+        except Exception as error:
+            raise UsageError(f"the JSON schema cannot be turned into a grammar: {error}") from None
+        return cls(vocab, gbnf)
+
+    def allowed(self, ids: IntArray) -> npt.NDArray[np.bool_]:
+        data = np.zeros(len(ids), _TOKEN_DATA)
+        data["id"] = ids
+        array = ll.llama_token_data_array(
+            data=data.ctypes.data_as(ll.llama_token_data_p),
+            size=len(ids),
+            selected=-1,
+            sorted=False,
+        )
+        ll.llama_sampler_apply(self._sampler, ctypes.byref(array))
+        keep: npt.NDArray[np.bool_] = np.isfinite(data["logit"])
+        return keep
+
+    def accept(self, token: int) -> None:
+        # llama.cpp throws across the C boundary on a token the grammar forbids
+        if not self.allowed(np.array([token], np.int32))[0]:
+            raise EngineError(f"token {token} does not fit the grammar here")
+        ll.llama_sampler_accept(self._sampler, token)
+
+    def fork(self) -> LlamaGrammar:
+        other = LlamaGrammar.__new__(LlamaGrammar)
+        other._vocab = self._vocab
+        other._sampler = ll.llama_sampler_clone(self._sampler)
+        return other
+
+    def __del__(self) -> None:
+        sampler = getattr(self, "_sampler", None)
+        if sampler:
+            ll.llama_sampler_free(sampler)
+            self._sampler = None

@@ -1,0 +1,74 @@
+"""Where drafts come from, as a protocol. A proposer is any deterministic or sampled guesser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from specllama.params import VerifyRule
+from specllama.spec.sampling import SamplerChain
+from specllama.spec.types import EMPTY_DRAFT, Draft, HiddenNeed, Room, Verdict
+from specllama.spec.verify import Coins
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What stays fixed while one reply is generated.
+
+    ``coins`` are the draft's own; under ``match`` drafts are drawn with the common noise instead.
+    """
+
+    seed: int
+    rule: VerifyRule
+    coins: Coins
+    is_eog: Callable[[int], bool]
+    p_min: float = 0.0
+
+
+class Proposer(Protocol):
+    """One source of drafts.
+
+    A proposer may keep state between rounds (its own KV cache, an index), synchronised from the
+    ``tokens`` it is given: it must cope with any history, after edits, retries and cut replies.
+    """
+
+    name: str
+    needs: HiddenNeed
+
+    def start(self, request: Request) -> None:
+        """A new reply begins."""
+        ...
+
+    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+        """Guess what follows ``tokens`` (whose last is pending: not yet seen by the target).
+
+        ``chain`` is the target's sampler chain positioned at the next token; fork it, never
+        advance it. At most ``room.n`` nodes.
+        """
+        ...
+
+    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
+        """The round is over; ``tokens`` now include what was emitted."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class NoProposer:
+    """Plain decoding: never drafts."""
+
+    name = "none"
+    needs: HiddenNeed = "nothing"
+
+    def start(self, request: Request) -> None:
+        pass
+
+    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+        return EMPTY_DRAFT
+
+    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

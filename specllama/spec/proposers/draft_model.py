@@ -1,0 +1,118 @@
+"""A small model of the same vocabulary drafts a chain, one token a step.
+
+It keeps the KV of its accepted drafts: after a round only the tokens it has not seen are fed (the
+target token, and the last draft after a full acceptance). Its sampler chain is a fork of the
+target's, so temperature, truncation, penalties and grammar shape the draft as they shape the
+target, and under ``match`` both draw with the same noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specllama.backend.base import Context
+from specllama.errors import EngineError
+from specllama.spec.noise import draw
+from specllama.spec.proposer import Request
+from specllama.spec.sampling import SamplerChain, confidence
+from specllama.spec.types import EMPTY_DRAFT, Draft, HiddenNeed, Law, Room, Row, Verdict
+
+
+class DraftModelProposer:
+    """Drafts with a second model.
+
+    Args:
+        context: the draft model's own KV cache, any size.
+        n_vocab: vocabulary size of the target; ids at or above it are never proposed.
+        batch: most tokens fed in one pass when catching up.
+    """
+
+    name = "draft"
+    needs: HiddenNeed = "nothing"
+
+    def __init__(self, context: Context, *, n_vocab: int, batch: int = 512) -> None:
+        self._context = context
+        self._n_vocab = min(n_vocab, context.n_vocab)
+        self._batch = batch
+        self._request: Request | None = None
+
+    @property
+    def context(self) -> Context:
+        return self._context
+
+    def start(self, request: Request) -> None:
+        self._request = request
+
+    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+        request = self._request
+        if request is None:
+            raise EngineError("propose before start")
+        # step i evaluates one more token, so the last draft needs no place in the cache
+        n = min(room.n, self._context.n_ctx - len(tokens) + 1)
+        if n <= 0:
+            return EMPTY_DRAFT
+        row = self._catch_up(tokens)
+        if row is None:
+            return EMPTY_DRAFT
+        ahead = chain.fork()
+        drafted: list[int] = []
+        laws: list[Law | None] = []
+        scores: list[float | None] = []
+        while True:
+            score = confidence(row)
+            # judged on the law alone, before the token is drawn: allowed under every rule
+            if score < request.p_min:
+                break
+            law = ahead.law(row)
+            if request.rule == "match" or ahead.greedy:
+                token, _ = draw(law, request.seed, ahead.position)
+            else:
+                token = request.coins.pick(law.ids, law.probs)
+            drafted.append(token)
+            laws.append(None if ahead.greedy else law)
+            scores.append(score)
+            if (
+                len(drafted) == n
+                or request.is_eog(token)
+                or not room.keep_going(len(drafted), score)
+            ):
+                break
+            ahead.advance(token)
+            row = self._context.forward([token], outputs="last")[0, : self._n_vocab]
+        return Draft.chain(drafted, self.name, q=laws, confidence=scores)
+
+    def _catch_up(self, tokens: Sequence[int]) -> Row | None:
+        """Bring the cache to ``tokens`` and return the logits after the last one."""
+        cached = self._context.tokens
+        keep = min(common_prefix(cached, tokens), len(tokens) - 1)
+        lag = tokens[keep:]
+        if max(lag) >= self._context.n_vocab:
+            return None  # a token the draft model does not know: it cannot follow this text
+        self._context.rollback(keep)
+        for i in range(0, len(lag), self._batch):
+            part = lag[i : i + self._batch]
+            last = i + len(part) == len(lag)
+            rows = self._context.forward(part, outputs="last" if last else "none")
+        return rows[0, : self._n_vocab]
+
+    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
+        # rejected drafts are cut when the next round compares the cache with the text
+        pass
+
+    def close(self) -> None:
+        self._context.close()
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    low, high = 0, n  # a[:low] == b[:low] always; slices compare at C speed
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

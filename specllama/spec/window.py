@@ -1,0 +1,64 @@
+"""How far to draft in the next round, and why. The reason is shown to people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``draft_max`` nodes at most; 0 is a plain step. ``reason`` is a short phrase."""
+
+    draft_max: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a round cost and gave, for windows that learn. Times in milliseconds."""
+
+    source: str
+    drafted: int
+    accepted: int
+    emitted: int
+    confidence: tuple[float | None, ...]
+    draft_ms: float
+    verify_ms: float
+    round_ms: float
+
+
+class Window(Protocol):
+    def plan(self, room: int) -> Plan:
+        """Before a round; ``room`` bounds the draft (tokens left, context left)."""
+        ...
+
+    def keep_going(self, drafted: int, confidence: float | None) -> bool:
+        """Within a round: whether a proposer that pays per step should draft one more."""
+        ...
+
+    def observe(self, outcome: Outcome) -> None: ...
+
+
+class FixedWindow:
+    """Always up to ``draft_max`` tokens; a room below ``draft_min`` is not worth drafting."""
+
+    def __init__(self, draft_max: int, draft_min: int = 0) -> None:
+        self._draft_max = draft_max
+        self._draft_min = draft_min
+
+    def plan(self, room: int) -> Plan:
+        if self._draft_max == 0:
+            return Plan(0, "off")
+        if room <= 0:
+            return Plan(0, "last token")
+        n = min(self._draft_max, room)
+        if n < self._draft_min:
+            return Plan(0, f"room for {n}, below draft-min")
+        return Plan(n, "fixed" if n == self._draft_max else "room")
+
+    def keep_going(self, drafted: int, confidence: float | None) -> bool:
+        return True
+
+    def observe(self, outcome: Outcome) -> None:
+        pass
