@@ -1,0 +1,566 @@
+"""The engine: a target, its proposers and their caches; ``generate`` yields events.
+
+One request at a time. Everything a request decides is visible in its events; nothing is printed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from specllama.backend.base import Context, Vocab
+from specllama.chat import render
+from specllama.errors import ContextFull, EngineError, PromptTooLong, UsageError
+from specllama.events import (
+    Event,
+    Finished,
+    FinishReason,
+    Notice,
+    PrefillProgress,
+    RoundDone,
+    Started,
+    TextDelta,
+    Timings,
+)
+from specllama.interface import EngineInfo, Message
+from specllama.params import EngineOptions, GenerateParams
+from specllama.reply import Reply
+from specllama.spec.loop import Round, SpeculativeLoop
+from specllama.spec.proposer import NoProposer, Proposer, Request
+from specllama.spec.proposers.draft_model import common_prefix
+from specllama.spec.sampling import Constraint, SamplerChain
+from specllama.spec.verify import RandomCoins
+from specllama.spec.window import FixedWindow, Window
+from specllama.stats import SpecStats
+
+# A lead below this (in logits, over temperature) can flip when a pass of another width rounds
+# differently (measured: up to 0.1 on CPUs).
+NEAR_TIE = 0.1
+
+PREFILL_CHUNK = 512
+
+ConstraintMaker = Callable[[GenerateParams], Constraint | None]
+
+
+class Engine:
+    """Generates text from one loaded target, drafting with what is available.
+
+    ``Engine.load`` opens model files; the constructor takes ready parts (tests, other backends).
+
+    Args:
+        target: the target's KV cache.
+        vocab: the target's vocabulary.
+        proposers: drafting methods by name; "none" is always there.
+        info: what to show people.
+        template: Jinja chat template, or None for raw prompts.
+        bos, eos: special token texts for the template.
+        make_constraint: builds the grammar of a request.
+        make_window: the draft window of a request.
+        on_close: frees the models.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: Context,
+        vocab: Vocab,
+        info: EngineInfo,
+        proposers: dict[str, Proposer] | None = None,
+        template: str | None = None,
+        bos: str = "",
+        eos: str = "",
+        make_constraint: ConstraintMaker | None = None,
+        make_window: Callable[[GenerateParams], Window] | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self._target = target
+        self._vocab = vocab
+        self._info = info
+        self._proposers: dict[str, Proposer] = {"none": NoProposer(), **(proposers or {})}
+        self._template = template
+        self._bos = bos
+        self._eos = eos
+        self._make_constraint = make_constraint
+        self._make_window = make_window or _fixed_window
+        self._on_close = on_close
+        self._busy = threading.Lock()
+        self._eog_bias: dict[int, float] | None = None
+        self._breakers: dict[tuple[str, ...], frozenset[int]] = {}
+        self._closed = False
+
+    @classmethod
+    def load(
+        cls,
+        target: str | Path,
+        draft: str | Path | None = None,
+        options: EngineOptions | None = None,
+        *,
+        on_progress: Callable[[Event], None] | None = None,
+    ) -> Engine:
+        """Load a pair from references: a path, ``user/repo[:quant]``, or a catalogue name.
+
+        With no draft given, the draft that the reference brings (the bundled family) is used.
+
+        Raises:
+            ModelUnavailable, BadGguf, UnsupportedModel, PairIncompatible, DoesNotFit, CannotLoad.
+        """
+        from specllama.loading import load_parts
+
+        return cls(**load_parts(target, draft, options or EngineOptions(), on_progress))
+
+    # -- facts --
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def vocab(self) -> Vocab:
+        return self._vocab
+
+    @property
+    def target(self) -> Context:
+        return self._target
+
+    @property
+    def proposers(self) -> tuple[str, ...]:
+        return tuple(self._proposers)
+
+    def proposer(self, name: str) -> Proposer:
+        return self._proposers[name]
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for proposer in self._proposers.values():
+            proposer.close()
+        self._target.close()
+        if self._on_close is not None:
+            self._on_close()
+
+    def abort(self) -> None:
+        """Stop a running pass from another thread; set the request's cancel event as well."""
+        abort = getattr(self._target, "abort", None)
+        if abort is not None:
+            abort()
+
+    def reset(self) -> None:
+        """Forget every cached prompt, so that the next request reads its prompt afresh."""
+        self._target.rollback(0)
+
+    # -- prompts --
+
+    def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> tuple[list[int], str]:
+        """Token ids of a prompt, and a notice about the template ('' if none).
+
+        Contents of messages are tokenized without control tokens, so that text cannot forge turns.
+
+        Raises:
+            UsageError: the prompt is empty or an id is outside the vocabulary.
+        """
+        notice = ""
+        if isinstance(prompt, str):
+            ids = self._vocab.tokenize(prompt, add_special=True, parse_special=True)
+        elif prompt and isinstance(prompt[0], Message):
+            messages = [m for m in prompt if isinstance(m, Message)]
+            rendered = render(
+                self._template,
+                messages,
+                bos=self._bos,
+                eos=self._eos,
+                continue_last=messages[-1].role == "assistant",
+            )
+            notice = rendered.notice or ""
+            ids = []
+            begins = self._template is not None and rendered.text.startswith(self._bos or "\0")
+            for i, segment in enumerate(rendered.segments):
+                ids += self._vocab.tokenize(
+                    segment.text,
+                    add_special=i == 0 and not begins,
+                    parse_special=segment.special,
+                )
+        else:
+            ids = [int(t) for t in prompt if not isinstance(t, Message)]
+            bad = next((t for t in ids if not 0 <= t < self._vocab.n_tokens), None)
+            if bad is not None:
+                raise UsageError(f"token {bad} is outside the vocabulary")
+        if not ids:
+            raise UsageError("the prompt is empty", "give some text to continue or to answer")
+        return ids, notice
+
+    def count_tokens(self, prompt: str | Sequence[Message]) -> int:
+        return len(self.encode(prompt)[0])
+
+    # -- generation --
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        params: GenerateParams | None = None,
+        *,
+        cancel: threading.Event | None = None,
+    ) -> Iterator[Event]:
+        """See ``EngineLike.generate``."""
+        if self._closed:
+            raise EngineError("the engine is closed")
+        if not self._busy.acquire(blocking=False):
+            raise EngineError("the engine is busy with another request")
+        try:
+            run = _Run(self, params or GenerateParams(), cancel or threading.Event())
+            try:
+                yield from run.events(prompt)
+            finally:
+                run.settle()
+        finally:
+            self._busy.release()
+
+    # -- parts of a request (used by _Run) --
+
+    def choose_proposer(self, params: GenerateParams) -> tuple[Proposer, str]:
+        """The proposer of a request and, when it is not drafting, why not.
+
+        Raises:
+            UsageError: a proposer was named that this engine does not have.
+        """
+        none = self._proposers["none"]
+        if not params.speculate or params.proposer == "none":
+            return none, ""
+        if params.draft_max == 0:
+            return none, ""
+        if params.max_tokens is not None and params.max_tokens < params.min_speculative_tokens:
+            return none, (
+                f"speculation skipped: {params.max_tokens} tokens asked for, "
+                f"it starts to pay at {params.min_speculative_tokens}"
+            )
+        name = params.proposer
+        if name == "auto":
+            name = next((n for n in ("mixed", "ngram") if n in self._proposers), "none")
+        if name not in self._proposers:
+            have = ", ".join(sorted(self._proposers))
+            hint = "give a draft model with -d" if name in ("draft", "mixed") else f"here: {have}"
+            raise UsageError(f"the proposer {name!r} is not available for this pair", hint)
+        return self._proposers[name], ""
+
+    def chain(self, params: GenerateParams, seed: int, tokens: Sequence[int]) -> SamplerChain:
+        sampling = params.sampling
+        if params.ignore_eos:
+            bias = {**self._all_eog(), **sampling.logit_bias}
+            sampling = _with_bias(sampling, bias)
+        breakers: frozenset[int] = frozenset()
+        if sampling.dry_multiplier > 0:
+            strings = sampling.dry_sequence_breakers
+            if strings not in self._breakers:
+                wanted = [s.encode() for s in strings]
+                self._breakers[strings] = frozenset(
+                    t
+                    for t in range(self._vocab.n_tokens)
+                    if any(w in self._vocab.piece(t) for w in wanted)
+                )
+            breakers = self._breakers[strings]
+        constraint = None
+        if params.grammar is not None or params.json_schema is not None:
+            if self._make_constraint is None:
+                raise UsageError("this engine has no grammar support")
+            constraint = self._make_constraint(params)
+        return SamplerChain(
+            sampling, seed=seed, tokens=tokens, breakers=breakers, constraint=constraint
+        )
+
+    def window(self, params: GenerateParams) -> Window:
+        return self._make_window(params)
+
+    def _all_eog(self) -> dict[int, float]:
+        if self._eog_bias is None:
+            self._eog_bias = {
+                t: float("-inf") for t in range(self._vocab.n_tokens) if self._vocab.is_eog(t)
+            }
+        return self._eog_bias
+
+
+def _with_bias(sampling: Any, bias: dict[int, float]) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(sampling, logit_bias=bias)
+
+
+def _fixed_window(params: GenerateParams) -> Window:
+    return FixedWindow(params.draft_max, params.draft_min)
+
+
+class _Run:
+    """One request from prompt to Finished."""
+
+    def __init__(self, engine: Engine, params: GenerateParams, cancel: threading.Event) -> None:
+        self._engine = engine
+        self._target = engine.target
+        self._vocab = engine.vocab
+        self._params = params
+        self._cancel = cancel
+        self._seed = params.seed if params.seed is not None else secrets.randbits(63)
+        self._stats = SpecStats()
+        self._reply = Reply(params, engine.vocab)
+        self._tokens: list[int] = []
+        self._prompt_n = self._cached_n = 0
+        self._proposer: Proposer = engine.proposer("none")
+
+    def events(self, prompt: str | Sequence[int] | Sequence[Message]) -> Iterator[Event]:
+        begin = perf_counter()
+        engine, params = self._engine, self._params
+        ids, notice = engine.encode(prompt)
+        n_ctx = self._target.n_ctx
+        if len(ids) > n_ctx:
+            raise PromptTooLong(
+                f"the prompt has {len(ids)} tokens, the context {n_ctx}",
+                "shorten it, or raise --ctx-size",
+            )
+        proposer, skipped = engine.choose_proposer(params)
+        chain = engine.chain(params, self._seed, ids)
+        tokenized = perf_counter()
+
+        cached = self._reuse(ids)
+        self._tokens = ids
+        self._prompt_n = len(ids)
+        self._cached_n = cached
+        self._proposer = proposer
+        exactness = engine.info.exactness
+        yield Started(
+            prompt_n=len(ids),
+            cached_n=cached,
+            n_ctx=n_ctx,
+            seed=self._seed,
+            proposer=proposer.name,
+            verify=params.verify,
+            draft_max=params.draft_max if proposer.name != "none" else 0,
+            exactness=exactness,
+        )
+        for message in (notice, skipped):
+            if message:
+                yield Notice(message=message, topic="routing" if message == skipped else "template")
+
+        started = perf_counter()
+        reason: FinishReason | None = None
+        for done in self._prefill(ids[:-1], cached):
+            yield PrefillProgress(done=done, total=len(ids) - 1, cached=cached)
+            if self._cancel.is_set():
+                reason = "cancelled"
+                break
+        prefilled = perf_counter()
+
+        proposer.start(
+            Request(
+                seed=self._seed,
+                rule=params.verify,
+                coins=RandomCoins((self._seed, 2)),
+                is_eog=self._reply.is_stop,
+                p_min=params.draft_p_min,
+            )
+        )
+        loop = SpeculativeLoop(
+            target=self._target,
+            proposer=proposer,
+            tokens=self._tokens,
+            chain=chain,
+            window=engine.window(params),
+            rule=params.verify,
+            seed=self._seed,
+            coins=RandomCoins((self._seed, 1)),
+            is_stop=self._reply.is_stop,
+            exact_rows=engine.info.exact_rows if params.exact else 0,
+        )
+        first_s: float | None = None
+        first_at = prefilled
+        message = None
+        while reason is None:
+            if self._cancel.is_set():
+                reason = "cancelled"
+                break
+            if len(self._tokens) > n_ctx:
+                if params.on_full == "stop":
+                    reason = "context"
+                    message = f"the context of {n_ctx} tokens is full"
+                    break
+                yield Notice(message=self._shift(loop), level="warning", topic="context")
+            # the first token is a plain step: a wider pass, or reading the prompt into the draft
+            # model, would only delay it
+            try:
+                done_round = loop.round(self._reply.remaining, speculate=first_s is not None)
+            except ContextFull as full:
+                reason, message = "context", full.message
+                break
+            except EngineError:
+                if self._cancel.is_set():  # the pass was aborted on request
+                    reason = "cancelled"
+                    break
+                raise
+            now = perf_counter()
+            if first_s is None:
+                first_s, first_at = now - prefilled, now
+            text, event, reason = self._commit(loop, done_round, now - begin)
+            if text:
+                yield TextDelta(text=text)
+            yield event
+        rest = self._reply.finish()
+        if rest:
+            yield TextDelta(text=rest)
+        yield self._finished(
+            reason,
+            message,
+            begin,
+            tokenize_s=tokenized - begin,
+            prefill_s=prefilled - started,
+            first_s=first_s,
+            first_at=first_at,
+        )
+
+    # -- steps --
+
+    def _reuse(self, ids: list[int]) -> int:
+        """Keep the cached prefix of the prompt; its last token is always evaluated anew."""
+        keep = min(common_prefix(self._target.tokens, ids), len(ids) - 1)
+        self._target.rollback(keep)
+        return keep
+
+    def _prefill(self, ids: list[int], done: int) -> Iterator[int]:
+        while done < len(ids):
+            part = ids[done : done + PREFILL_CHUNK]
+            self._target.forward(part, outputs="none")
+            done += len(part)
+            yield done
+
+    def _commit(
+        self, loop: SpeculativeLoop, done: Round, t_s: float
+    ) -> tuple[str, RoundDone, FinishReason | None]:
+        """Emit a round's tokens up to a stop; cut the caches where the reply ends."""
+        taken = self._reply.take(done.tokens)
+        if taken.kept < len(done.tokens):
+            loop.cut_back(len(self._tokens) - (len(done.tokens) - taken.kept))
+        accepted = min(len(done.verdict.path), taken.kept)
+        emitted = done.tokens[: taken.kept]
+        draft, verdict = done.draft, done.verdict
+        piece = self._vocab.piece
+        wide = len(draft) + 1 > self._engine.info.exact_rows and not self._params.exact
+        gap = verdict.gap
+        event = RoundDone(
+            index=self._stats.rounds,
+            t_s=t_s,
+            n_past=done.n_past,
+            source=draft.source,
+            draft_max=done.plan.draft_max,
+            window_reason=done.plan.reason,
+            drafted=draft.tokens,
+            parents=draft.parents,
+            drafted_text=tuple(_show(piece(t, special=True)) for t in draft.tokens),
+            confidence=draft.confidence,
+            p=verdict.p if len(verdict.p) == len(draft) else (None,) * len(draft),
+            q=tuple(
+                None if q is None else q.prob(t) for q, t in zip(draft.q, draft.tokens, strict=True)
+            ),
+            accepted=accepted,
+            accepted_path=verdict.path[:accepted],
+            target_token=verdict.target_token,
+            target_text=(
+                ""
+                if verdict.target_token is None
+                else _show(piece(verdict.target_token, special=True))
+            ),
+            target_kind=verdict.kind,
+            emitted=emitted,
+            emitted_text=tuple(_show(piece(t, special=True)) for t in emitted),
+            cut=accepted + 1 - taken.kept,
+            draft_ms=done.draft_ms,
+            verify_ms=done.verify_ms,
+            other_ms=done.other_ms,
+            near_tie=wide and gap is not None and gap < NEAR_TIE,
+            sources=draft.sources,
+        )
+        self._stats.observe(event)
+        return taken.text, event, taken.reason
+
+    def _shift(self, loop: SpeculativeLoop) -> str:
+        """Make room: keep the head of the prompt and the newer half of the rest, read them again.
+
+        Reading again, rather than moving the cache, keeps every position's numbers as a fresh
+        prompt would have them, so plain and speculative decoding still agree.
+        """
+        n_ctx = self._target.n_ctx
+        head = min(self._prompt_n, n_ctx // 4)
+        tail = (n_ctx - head) // 2
+        dropped = len(self._tokens) - head - tail
+        self._tokens[head:] = self._tokens[-tail:]
+        self._target.rollback(min(common_prefix(self._target.tokens, self._tokens), head))
+        for _ in self._prefill(self._tokens[:-1], self._target.n_past):
+            pass
+        return f"context full: dropped {dropped} older tokens, kept {len(self._tokens)}"
+
+    def _finished(
+        self,
+        reason: FinishReason | None,
+        message: str | None,
+        begin: float,
+        *,
+        tokenize_s: float,
+        prefill_s: float,
+        first_s: float | None,
+        first_at: float,
+    ) -> Finished:
+        stats, n = self._stats, len(self._reply.token_ids)
+        end = perf_counter()
+        decode_s = end - first_at if first_s is not None else 0.0
+        return Finished(
+            reason=reason or "error",
+            text=self._reply.text,
+            token_ids=tuple(self._reply.token_ids),
+            seed=self._seed,
+            rounds=stats.rounds,
+            draft_n=stats.drafted,
+            draft_n_accepted=stats.accepted,
+            cut=stats.cut,
+            prompt_n=self._prompt_n,
+            cached_n=self._cached_n,
+            n_ctx=self._target.n_ctx,
+            proposer=self._proposer.name,
+            verify=self._params.verify,
+            exactness=self._engine.info.exactness,
+            acceptance_rate=stats.acceptance_rate,
+            mean_acceptance_length=stats.mean_acceptance_length,
+            accepted_per_position=tuple(stats.accepted_at),
+            drafted_per_position=tuple(stats.drafted_at),
+            near_ties=stats.near_ties,
+            timings=Timings(
+                load_ms=self._engine.info.load_ms,
+                tokenize_ms=tokenize_s * 1e3,
+                prefill_ms=prefill_s * 1e3,
+                first_decode_ms=(first_s or 0.0) * 1e3,
+                ttft_ms=(first_at - begin) * 1e3 if first_s is not None else 0.0,
+                decode_ms=decode_s * 1e3,
+                draft_ms=stats.draft_ms,
+                verify_ms=stats.verify_ms,
+                other_ms=stats.other_ms,
+                tok_per_s=(n - 1) / decode_s if n > 1 and decode_s > 0 else None,
+            ),
+            message=message,
+        )
+
+    def settle(self) -> None:
+        """Whatever happened, leave the target's cache within the committed text."""
+        if not self._tokens:
+            return  # refused before the cache was touched
+        n_past = self._target.n_past
+        agreed = common_prefix(self._target.tokens, self._tokens)
+        if n_past != len(self._target.tokens) or agreed < len(self._target.tokens):
+            self._target.rollback(min(agreed, len(self._target.tokens)))
+
+
+def _show(piece: bytes) -> str:
+    return piece.decode("utf-8", "replace")
