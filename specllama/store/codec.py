@@ -1,0 +1,72 @@
+"""JSON for the stores: parameters in and out, and numbers that JSON does not have."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, get_type_hints
+
+import msgspec
+
+from specllama.errors import UsageError
+from specllama.params import GenerateParams, SamplingParams
+
+
+def json_ready(value: Any) -> Any:
+    """Plain data: dataclasses and tuples opened, infinities and NaN as text, keys as strings."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(k): json_ready(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_ready(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def encode(value: Any) -> bytes:
+    """One JSON document without a newline in it; lone surrogates become question marks."""
+    ready = json_ready(value)
+    try:
+        return msgspec.json.encode(ready)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_encodable(ready))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_encodable(k): _encodable(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_encodable(v) for v in value]
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    return value
+
+
+def params_to_dict(params: GenerateParams) -> dict[str, Any]:
+    ready: dict[str, Any] = json_ready(params)
+    return ready
+
+
+def params_from_dict(data: Any) -> GenerateParams:
+    """The inverse, forgiving: unknown keys, wrong types and values out of range are left out."""
+    if not isinstance(data, dict):
+        return GenerateParams()
+    sampling = _keep_valid(SamplingParams(), data.get("sampling"))
+    params: GenerateParams = _keep_valid(GenerateParams(sampling=sampling), data, skip="sampling")
+    return params
+
+
+def _keep_valid(base: Any, data: Any, skip: str = "") -> Any:
+    if not isinstance(data, dict):
+        return base
+    for name, kind in get_type_hints(type(base)).items():
+        if name not in data or name == skip:
+            continue
+        try:
+            value = msgspec.convert(data[name], kind, strict=False)
+            base = dataclasses.replace(base, **{name: value})
+        except (UsageError, msgspec.ValidationError):
+            continue
+    return base

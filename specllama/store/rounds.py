@@ -1,0 +1,321 @@
+"""The round log: one JSON Lines file per run, schema ``specllama.rounds.v1``.
+
+    {"type": "run", "schema": "specllama.rounds.v1", "run": ..., "target": {...}, ...}
+    {"type": "start", "turn": 0, ...}       one per request: seed, proposer, parameters
+    {"type": "round", "turn": 0, ...}       the fields of RoundDone
+    {"type": "finish", "turn": 0, ...}      the fields of Finished
+
+Every line is one ``write()`` on a file opened for appending: a killed process loses at most the
+line in flight. A writer that finds a torn tail starts a new line first; readers skip lines that
+they cannot read and types that they do not know. When the disk is full or read-only, logging stops
+with one notice and generation goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from specllama import __version__
+from specllama.errors import StoreError, UsageError
+from specllama.events import Event, Finished, Notice, RoundDone, Started
+from specllama.interface import EngineInfo
+from specllama.params import GenerateParams
+from specllama.paths import rounds_dir
+from specllama.store.codec import encode, params_to_dict
+
+SCHEMA = "specllama.rounds.v1"
+_LINE_NAMES = {"start": Started, "round": RoundDone, "finish": Finished}
+_NAME_OF = {cls: name for name, cls in _LINE_NAMES.items()}
+
+
+def package_versions() -> dict[str, str]:
+    """Versions that decide what is computed; read from metadata, importing nothing heavy."""
+    versions = {"specllama": __version__, "python": platform.python_version()}
+    for name in ("llama-cpp-python", "numpy"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+class RoundLog:
+    """Appends the events of one run to its file. No method raises because of the disk.
+
+    The file is created with the first event, so a run that fails to start leaves none.
+    """
+
+    def __init__(
+        self, info: EngineInfo, params: GenerateParams, *, command: str, folder: Path
+    ) -> None:
+        now = datetime.now(UTC).astimezone()
+        self.run = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+        self.path = folder / f"{self.run}.jsonl"
+        self.failure: str | None = None
+        self._params = params
+        self._fd: int | None = None
+        self._turn = -1
+        self._header = {
+            "type": "run",
+            "schema": SCHEMA,
+            "run": self.run,
+            "started": now.isoformat(timespec="milliseconds"),
+            "command": command,
+            "target": info.target.to_dict(),
+            "draft": info.draft.to_dict() if info.draft else None,
+            "device": info.device,
+            "threads": info.threads,
+            "flash_attn": info.flash_attn,
+            "exactness": info.exactness,
+            "load_ms": info.load_ms,
+            "params": params_to_dict(params),
+            "versions": package_versions(),
+            "platform": f"{platform.system()} {platform.machine()}",
+        }
+
+    @classmethod
+    def open(
+        cls,
+        info: EngineInfo,
+        params: GenerateParams,
+        *,
+        command: str = "run",
+        folder: Path | None = None,
+    ) -> RoundLog:
+        """A log for one run of this pair, in the usual folder unless told otherwise."""
+        return cls(info, params, command=command, folder=folder or rounds_dir())
+
+    def write(self, event: Event, params: GenerateParams | None = None) -> Notice | None:
+        """Append one event; other than Started, RoundDone and Finished are not logged.
+
+        Args:
+            event: what happened.
+            params: parameters of this request, noted with Started when they differ by request.
+
+        Returns:
+            A notice for the user the first time that writing fails, else None.
+        """
+        name = _NAME_OF.get(type(event))
+        if name is None or self.failure is not None:
+            return None
+        if isinstance(event, Started):
+            self._turn += 1
+        line: dict[str, Any] = {**event.to_dict(), "type": name, "turn": max(self._turn, 0)}
+        if isinstance(event, Started):
+            line["time_s"] = round(time.time(), 3)
+            line["params"] = params_to_dict(params or self._params)
+        try:
+            if self._fd is None:
+                self._fd = _open_for_append(self.path)
+                self._append(self._header)
+            self._append(line)
+            if isinstance(event, Finished):
+                os.fsync(self._fd)
+        except OSError as error:
+            self.failure = error.strerror or str(error)
+            self.close()
+            return Notice(
+                f"the round log cannot be written ({self.failure}); logging is off for this run",
+                "warning",
+                "log",
+            )
+        return None
+
+    def close(self) -> None:
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            try:
+                os.close(fd)
+            except OSError as error:
+                self.failure = self.failure or error.strerror
+
+    def _append(self, line: dict[str, Any]) -> None:
+        assert self._fd is not None
+        data = encode(line) + b"\n"
+        if os.write(self._fd, data) != len(data):
+            raise OSError(28, "No space left on device")
+
+
+def _open_for_append(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+    size = os.lseek(fd, 0, os.SEEK_END)
+    if size:
+        os.lseek(fd, size - 1, os.SEEK_SET)
+        if os.read(fd, 1) != b"\n":
+            os.write(fd, b"\n")
+    return fd
+
+
+def logged(
+    events: Iterator[Event], log: RoundLog | None, params: GenerateParams | None = None
+) -> Iterator[Event]:
+    """Pass events through and write them; a failing log shows as one Notice in the stream.
+
+    Closing this generator closes the one below, so that an engine rolls back at once.
+    """
+    try:
+        for event in events:
+            notice = log.write(event, params) if log is not None else None
+            if notice is not None:
+                yield notice
+            yield event
+    finally:
+        close = getattr(events, "close", None)
+        if close is not None:
+            close()
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request of a run; ``finished`` is None if the process died before it ended."""
+
+    index: int
+    started: Started | None = None
+    started_at_s: float | None = None
+    rounds: list[RoundDone] = field(default_factory=list)
+    finished: Finished | None = None
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """A run log as read: the header line (empty if it was lost), its turns, unreadable lines."""
+
+    path: Path
+    header: dict[str, Any] = field(default_factory=dict)
+    turns: list[Turn] = field(default_factory=list)
+    skipped: int = 0
+
+    @property
+    def run(self) -> str:
+        return self.path.stem
+
+    @property
+    def rounds(self) -> list[RoundDone]:
+        return [done for turn in self.turns for done in turn.rounds]
+
+
+def iter_lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Every line of a log as a dictionary; None for one that is not a JSON object.
+
+    Raises:
+        StoreError: the file cannot be read at all.
+    """
+    try:
+        with path.open("rb") as file:
+            for raw in file:
+                if not raw.strip():
+                    continue
+                try:
+                    value = msgspec.json.decode(raw)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    yield None
+                    continue
+                yield value if isinstance(value, dict) else None
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read one log; damaged and foreign lines are counted, never fatal.
+
+    Raises:
+        StoreError: the file cannot be read at all.
+    """
+    record = RunRecord(path)
+    turns: dict[int, Turn] = {}
+    for line in iter_lines(path):
+        event = None if line is None else _parse(line)
+        if line is not None and event is None and line.get("type") == "run":
+            record.header = line
+            continue
+        if line is None or event is None:
+            record.skipped += 1
+            continue
+        index = line.get("turn")
+        turn = turns.setdefault(index if isinstance(index, int) else 0, Turn(len(turns)))
+        if isinstance(event, RoundDone):
+            turn.rounds.append(event)
+        elif isinstance(event, Finished):
+            turn.finished = event
+        elif isinstance(event, Started):
+            turn.started = event
+            at = line.get("time_s")
+            turn.started_at_s = at if isinstance(at, (int, float)) else None
+    record.turns = list(turns.values())
+    return record
+
+
+def _parse(line: dict[str, Any]) -> Event | None:
+    """The event of a line; None if it has none, misses fields, or contradicts itself."""
+    cls = _LINE_NAMES.get(str(line.get("type")))
+    if cls is None:
+        return None
+    try:
+        event: Event = msgspec.convert(line, cls)
+    except (msgspec.ValidationError, TypeError, ValueError):
+        return None
+    if isinstance(event, RoundDone) and not _consistent(event):
+        return None
+    return event
+
+
+def _consistent(done: RoundDone) -> bool:
+    n = len(done.drafted)
+    return (
+        len(done.parents) == len(done.drafted_text) == len(done.confidence) == n
+        and len(done.emitted) == len(done.emitted_text)
+        and len(done.accepted_path) >= done.accepted >= 0
+        and all(0 <= node < n for node in done.accepted_path)
+        and all(-1 <= parent < i for i, parent in enumerate(done.parents))
+    )
+
+
+def list_runs(folder: Path | None = None) -> list[Path]:
+    """Log files, newest first (their names begin with date and time)."""
+    folder = folder or rounds_dir()
+    try:
+        found = [p for p in folder.iterdir() if p.suffix == ".jsonl" and not p.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreError(f"cannot read {folder}: {error.strerror or error}") from None
+    return sorted(found, key=lambda p: p.name, reverse=True)
+
+
+def find_run(selector: str, folder: Path | None = None) -> Path:
+    """A log by ``last``, by a path, or by the beginning or the last part of its name.
+
+    Raises:
+        StoreError: nothing matches.
+        UsageError: more than one matches.
+    """
+    if selector.endswith(".jsonl") and Path(selector).is_file():
+        return Path(selector)
+    runs = list_runs(folder)
+    if not runs:
+        raise StoreError("there is no round log yet", "make one: specllama run 'Hello'")
+    if selector == "last":
+        return runs[0]
+    matches = [p for p in runs if p.stem.startswith(selector) or p.stem.endswith(f"-{selector}")]
+    exact = [p for p in matches if p.stem == selector]
+    matches = exact or matches
+    if not matches or not selector:
+        raise StoreError(f"no round log is called {selector!r}", "list them: specllama log ls")
+    if len(matches) > 1:
+        raise UsageError(
+            f"{selector!r} fits {len(matches)} round logs",
+            "give more of the name: specllama log ls",
+        )
+    return matches[0]
