@@ -1,0 +1,406 @@
+"""Stored conversations: one SQLite file, write-ahead logging, ordered migrations.
+
+A turn is stored before it is answered, and the reply is updated while it grows, so a killed process
+loses at most the last update. Deleting only marks a session, so it can be undone.
+
+A store never stops a conversation: where the file cannot be written (disk full, read-only, a newer
+schema), the store goes on in memory or without writing, and ``notices`` says so once. A damaged
+file is moved aside, never deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from specllama.errors import StoreError, UsageError
+from specllama.interface import Message
+from specllama.paths import sessions_file
+
+MessageState = Literal["done", "partial"]
+
+# Append only; a database is at version n when the first n have run.
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE sessions (
+            id TEXT PRIMARY KEY,
+            title TEXT NOT NULL,
+            titled INTEGER NOT NULL DEFAULT 0,
+            system TEXT NOT NULL DEFAULT '',
+            settings TEXT NOT NULL DEFAULT '{}',
+            created_s REAL NOT NULL,
+            updated_s REAL NOT NULL,
+            deleted_s REAL
+        )""",
+        """CREATE TABLE messages (
+            session_id TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+            seq INTEGER NOT NULL,
+            role TEXT NOT NULL,
+            content TEXT NOT NULL,
+            state TEXT NOT NULL DEFAULT 'done',
+            stats TEXT,
+            created_s REAL NOT NULL,
+            PRIMARY KEY (session_id, seq)
+        ) WITHOUT ROWID""",
+        "CREATE INDEX sessions_updated ON sessions(updated_s)",
+    ),
+)
+UNTITLED = "untitled"
+_TITLE_CHARS = 60
+_CHECK_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """One stored turn; a ``partial`` reply was interrupted. ``stats`` is a finish dictionary."""
+
+    role: str
+    content: str
+    state: MessageState = "done"
+    stats: dict[str, Any] | None = None
+
+    @property
+    def message(self) -> Message:
+        return Message(self.role, self.content)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSummary:
+    id: str
+    title: str
+    created_s: float
+    updated_s: float
+    messages: int
+    deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSession:
+    id: str
+    title: str
+    system: str
+    settings: dict[str, Any]
+    created_s: float
+    updated_s: float
+    messages: tuple[StoredMessage, ...] = field(default=())
+
+
+class SessionStore:
+    """The sessions file. Safe to use from several threads and processes."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, notices: Sequence[str]) -> None:
+        self.path = path
+        self.notices: list[str] = list(notices)
+        self._db = connection
+        self._lock = threading.RLock()
+        self._writing = True
+
+    @classmethod
+    def open(cls, path: Path | None = None) -> SessionStore:
+        """Open or create the file; never fails (see the module's first lines)."""
+        path = path or sessions_file()
+        notices: list[str] = []
+        try:
+            return cls(_open_file(path, notices), path, notices)
+        except (sqlite3.Error, OSError, StoreError) as error:
+            notices.append(
+                f"conversations cannot be stored in {path} ({error}); this one is kept in memory"
+            )
+            connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+            _prepare(connection)
+            return cls(connection, path, notices)
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def __enter__(self) -> SessionStore:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def create(
+        self, *, title: str = "", system: str = "", settings: dict[str, Any] | None = None
+    ) -> str:
+        """A new session; returns its id, eight hex digits."""
+        identity = secrets.token_hex(4)
+        now = time.time()
+        self._write(
+            (
+                "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, NULL)",
+                identity,
+                _clean(title) or UNTITLED,
+                bool(title),
+                _text(system),
+                json.dumps(settings or {}),
+                now,
+                now,
+            )
+        )
+        return identity
+
+    def put(self, session: str, seq: int, message: StoredMessage) -> None:
+        """Store or replace message number ``seq``; the first question names an untitled session."""
+        now = time.time()
+        content = _text(message.content)
+        stats = json.dumps(message.stats) if message.stats else None
+        statements: list[tuple[Any, ...]] = [
+            (
+                "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+                "role = excluded.role, content = excluded.content, state = excluded.state, "
+                "stats = excluded.stats",
+                *(session, seq, message.role, content, message.state, stats, now),
+            ),
+            ("UPDATE sessions SET updated_s = ? WHERE id = ?", now, session),
+        ]
+        if message.role == "user" and (title := _clean(content)):
+            statements.append(
+                (
+                    "UPDATE sessions SET title = ?, titled = 1 WHERE id = ? AND titled = 0",
+                    *(title, session),
+                )
+            )
+        self._write(*statements)
+
+    def truncate(self, session: str, keep: int) -> None:
+        """Forget every message but the first ``keep``."""
+        self._write(("DELETE FROM messages WHERE session_id = ? AND seq >= ?", session, keep))
+
+    def configure(
+        self, session: str, *, system: str | None = None, settings: dict[str, Any] | None = None
+    ) -> None:
+        """Change the system prompt or the stored settings of a session."""
+        if system is not None:
+            self._write(("UPDATE sessions SET system = ? WHERE id = ?", _text(system), session))
+        if settings is not None:
+            text = json.dumps(settings)
+            self._write(("UPDATE sessions SET settings = ? WHERE id = ?", text, session))
+
+    def rename(self, session: str, title: str) -> None:
+        """Raises UsageError for an empty title."""
+        if not _clean(title):
+            raise UsageError("a session needs a title")
+        self._write(
+            ("UPDATE sessions SET title = ?, titled = 1 WHERE id = ?", _clean(title), session)
+        )
+
+    def delete(self, session: str) -> None:
+        """Hide a session; ``undelete`` brings it back."""
+        self._write(("UPDATE sessions SET deleted_s = ? WHERE id = ?", time.time(), session))
+
+    def undelete(self, session: str | None = None) -> str | None:
+        """Bring back a deleted session, the one deleted last unless told; returns its id."""
+        if session is None:
+            rows = self._rows(
+                "SELECT id FROM sessions WHERE deleted_s IS NOT NULL "
+                "ORDER BY deleted_s DESC LIMIT 1"
+            )
+            if not rows:
+                return None
+            session = str(rows[0][0])
+        self._write(("UPDATE sessions SET deleted_s = NULL WHERE id = ?", session))
+        return session
+
+    def purge(self, older_than_s: float = 30 * 86400.0) -> None:
+        """Really remove sessions that were deleted longer ago than this."""
+        self._write(("DELETE FROM sessions WHERE deleted_s < ?", time.time() - older_than_s))
+
+    def summaries(self, *, query: str = "", limit: int = 100) -> list[SessionSummary]:
+        """Sessions with at least one message, newest first; ``query`` searches titles and texts."""
+        pattern = "%" + query.translate({ord(c): f"\\{c}" for c in "\\%_"}) + "%"
+        rows = self._rows(
+            "SELECT id, title, created_s, updated_s, "
+            "  (SELECT count(*) FROM messages WHERE session_id = id) AS n FROM sessions "
+            "WHERE deleted_s IS NULL AND n > 0 AND (title LIKE :q ESCAPE '\\' OR EXISTS "
+            "  (SELECT 1 FROM messages WHERE session_id = id AND content LIKE :q ESCAPE '\\')) "
+            "ORDER BY updated_s DESC, created_s DESC LIMIT :limit",
+            {"q": pattern, "limit": limit},
+        )
+        return [SessionSummary(*row) for row in rows]
+
+    def get(self, session: str) -> StoredSession:
+        """Raises StoreError if there is no such session."""
+        rows = self._rows(
+            "SELECT id, title, system, settings, created_s, updated_s FROM sessions WHERE id = ?",
+            (session,),
+        )
+        if not rows:
+            raise StoreError(f"there is no session {session!r}", "list them: /sessions")
+        identity, title, system, settings, created_s, updated_s = rows[0]
+        messages = self._rows(
+            "SELECT role, content, state, stats FROM messages WHERE session_id = ? ORDER BY seq",
+            (session,),
+        )
+        return StoredSession(
+            identity,
+            title,
+            system,
+            _dictionary(settings) or {},
+            created_s,
+            updated_s,
+            tuple(StoredMessage(r, c, s, _dictionary(stats)) for r, c, s, stats in messages),
+        )
+
+    def find(self, selector: str = "last") -> str:
+        """The id of a session by ``last``, by the beginning of its id, or by its exact title.
+
+        Raises:
+            StoreError: nothing matches.
+            UsageError: more than one matches.
+        """
+        if selector == "last":
+            newest = self.summaries(limit=1)
+            if not newest:
+                raise StoreError("there is no stored session yet")
+            return newest[0].id
+        rows = self._rows(
+            "SELECT id FROM sessions WHERE deleted_s IS NULL "
+            "AND (substr(id, 1, ?) = ? OR title = ?)",
+            (len(selector), selector, selector),
+        )
+        if not rows or not selector:
+            raise StoreError(f"there is no session {selector!r}", "list them: /sessions")
+        if len(rows) > 1:
+            raise UsageError(f"{selector!r} fits {len(rows)} sessions", "give more of the id")
+        return str(rows[0][0])
+
+    def _write(self, *statements: tuple[Any, ...]) -> None:
+        """One transaction of (SQL, values...); when the disk refuses, writing stops."""
+        with self._lock:
+            if not self._writing:
+                return
+            try:
+                with _transaction(self._db):
+                    for sql, *values in statements:
+                        self._db.execute(sql, values)
+            except sqlite3.Error as error:
+                self._writing = False
+                self.notices.append(
+                    f"conversations are no longer stored in {self.path} ({error}); "
+                    "this one goes on without"
+                )
+
+    def _rows(self, query: str, values: Any = ()) -> list[tuple[Any, ...]]:
+        with self._lock:
+            try:
+                return self._db.execute(query, values).fetchall()
+            except sqlite3.Error as error:
+                raise StoreError(f"cannot read {self.path}: {error}") from None
+
+
+def _open_file(path: Path, notices: list[str]) -> sqlite3.Connection:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return _connect(path)
+    except sqlite3.DatabaseError as error:
+        # A locked, read-only or full file is an OperationalError and sound; it must stay in place.
+        if isinstance(error, sqlite3.OperationalError):
+            raise
+    aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+    path.replace(aside)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    notices.append(f"the sessions file was damaged; it was moved to {aside} and a new one begun")
+    return _connect(path)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
+    try:
+        if path.stat().st_size < _CHECK_BYTES:
+            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise sqlite3.DatabaseError(verdict)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        _prepare(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Bring the schema up to date.
+
+    Raises:
+        StoreError: a newer specllama wrote it.
+    """
+    connection.execute("PRAGMA foreign_keys = ON")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > len(MIGRATIONS):
+        raise StoreError("a newer specllama wrote it")
+    for number in range(version, len(MIGRATIONS)):
+        with _transaction(connection):
+            # Another process may have done it while this one waited for the lock.
+            if connection.execute("PRAGMA user_version").fetchone()[0] == number:
+                for statement in MIGRATIONS[number]:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {number + 1}")
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _text(value: str) -> str:
+    """SQLite stores UTF-8: lone surrogates cannot be kept."""
+    return value.encode("utf-8", "replace").decode("utf-8")
+
+
+def _clean(title: str) -> str:
+    line = " ".join(_text(title).split())
+    return line if len(line) <= _TITLE_CHARS else line[: _TITLE_CHARS - 1].rstrip() + "…"
+
+
+def _dictionary(text: str | None) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text) if text else None
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def to_markdown(session: StoredSession) -> str:
+    """A conversation as Markdown, one heading per turn."""
+    parts = [f"# {session.title}"]
+    if session.system:
+        parts.append(f"## System\n\n{session.system}")
+    for message in session.messages:
+        mark = " (interrupted)" if message.state == "partial" else ""
+        parts.append(f"## {message.role.capitalize()}{mark}\n\n{message.content}")
+    return "\n\n".join(parts) + "\n"
+
+
+def to_json(session: StoredSession) -> str:
+    """A conversation as JSON, with settings and the counters of each reply."""
+    data = {
+        "id": session.id,
+        "title": session.title,
+        "created_s": session.created_s,
+        "updated_s": session.updated_s,
+        "system": session.system,
+        "settings": session.settings,
+        "messages": [
+            {"role": m.role, "content": m.content, "state": m.state, "stats": m.stats}
+            for m in session.messages
+        ],
+    }
+    return json.dumps(data, ensure_ascii=False, indent=2) + "\n"

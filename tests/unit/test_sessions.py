@@ -1,0 +1,272 @@
+"""Stored conversations: every change survives, and no disk trouble stops a conversation."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from specllama.errors import StoreError, UsageError
+from specllama.paths import sessions_file
+from specllama.store import sessions
+from specllama.store.sessions import (
+    UNTITLED,
+    SessionStore,
+    StoredMessage,
+    to_json,
+    to_markdown,
+)
+
+
+def user(text: str) -> StoredMessage:
+    return StoredMessage("user", text)
+
+
+def fill(store: SessionStore, question: str, answer: str = "Yes.") -> str:
+    session = store.create(system="Be brief.", settings={"params": {"seed": 3}})
+    store.put(session, 0, user(question))
+    store.put(session, 1, StoredMessage("assistant", answer, stats={"rounds": 2}))
+    return session
+
+
+def test_round_trip_over_two_openings() -> None:
+    with SessionStore.open() as store:
+        session = fill(store, "What is\n a draft?")
+        assert store.notices == []
+    with SessionStore.open() as store:
+        read = store.get(session)
+    assert read.title == "What is a draft?"
+    assert read.system == "Be brief."
+    assert read.settings == {"params": {"seed": 3}}
+    assert read.messages == (
+        user("What is\n a draft?"),
+        StoredMessage("assistant", "Yes.", stats={"rounds": 2}),
+    )
+    assert read.messages[0].message.role == "user"
+
+
+def test_titles() -> None:
+    with SessionStore.open() as store:
+        session = store.create()
+        assert store.get(session).title == UNTITLED
+        store.put(session, 0, user("x" * 100))
+        assert len(store.get(session).title) == 60
+        store.put(session, 2, user("second"))
+        assert store.get(session).title.startswith("xxx")
+        store.rename(session, " My\ttalk ")
+        assert store.get(session).title == "My talk"
+        with pytest.raises(UsageError):
+            store.rename(session, "  ")
+
+
+def test_put_replaces_and_truncate_forgets() -> None:
+    with SessionStore.open() as store:
+        session = fill(store, "Count")
+        store.put(session, 1, StoredMessage("assistant", "one, tw", "partial"))
+        assert store.get(session).messages[1].state == "partial"
+        store.truncate(session, 1)
+        assert store.get(session).messages == (user("Count"),)
+        store.configure(session, system="Other.", settings={"a": 1})
+        assert (store.get(session).system, store.get(session).settings) == ("Other.", {"a": 1})
+
+
+def test_listing_search_delete_and_undo() -> None:
+    with SessionStore.open() as store:
+        store.create()  # never used: not listed
+        first = fill(store, "About 100% apples", "Red_ones")
+        second = fill(store, "About pears")
+        assert [s.id for s in store.summaries()] == [second, first]
+        assert [s.id for s in store.summaries(query="100%")] == [first]
+        assert [s.id for s in store.summaries(query="red_")] == [first]
+        assert store.summaries(query="%zz") == []
+        assert store.summaries()[0].messages == 2
+        store.delete(second)
+        assert [s.id for s in store.summaries()] == [first]
+        assert store.find("last") == first
+        assert store.undelete() == second
+        assert store.undelete() is None
+        assert len(store.summaries()) == 2
+        store.delete(first)
+        store.purge(older_than_s=3600)
+        assert store.undelete() == first
+        store.delete(first)
+        store.purge(older_than_s=-1)
+        assert store.undelete() is None
+        with pytest.raises(StoreError):
+            store.get(first)
+
+
+def test_find() -> None:
+    with SessionStore.open() as store:
+        with pytest.raises(StoreError, match="no stored session yet"):
+            store.find()
+        first = fill(store, "One")
+        second = fill(store, "Two")
+        assert store.find() == second
+        assert store.find(first[:6]) == first
+        assert store.find("One") == first
+        store.rename(second, "One")
+        with pytest.raises(UsageError, match="fits 2"):
+            store.find("One")
+        with pytest.raises(StoreError):
+            store.find("nothing")
+        with pytest.raises(StoreError):
+            store.find("")
+
+
+def test_odd_text_is_kept() -> None:
+    with SessionStore.open() as store:
+        session = fill(store, "nul \0, esc \x1b, emoji 😀, quote ' and lone \ud800")
+        content = store.get(session).messages[0].content
+        assert content == "nul \0, esc \x1b, emoji 😀, quote ' and lone ?"
+
+
+def test_exports() -> None:
+    with SessionStore.open() as store:
+        session = fill(store, "Count", "one, tw")
+        store.put(session, 1, StoredMessage("assistant", "one, tw", "partial"))
+        read = store.get(session)
+    assert "## Assistant (interrupted)\n\none, tw\n" in to_markdown(read)
+    assert to_markdown(read).startswith("# Count\n\n## System\n\nBe brief.\n\n## User\n\nCount")
+    data = json.loads(to_json(read))
+    assert data["messages"][1] == {
+        "role": "assistant",
+        "content": "one, tw",
+        "state": "partial",
+        "stats": None,
+    }
+
+
+def test_a_damaged_file_is_moved_aside() -> None:
+    path = sessions_file()
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"this is not a database, it is a text of some length" * 100)
+    with SessionStore.open() as store:
+        assert len(store.notices) == 1
+        assert "moved to" in store.notices[0]
+        fill(store, "Still here?")
+        assert len(store.summaries()) == 1
+    (aside,) = path.parent.glob("sessions.db.damaged-*")
+    assert aside.read_bytes().startswith(b"this is not")
+
+
+def test_a_page_of_rubbish_is_noticed() -> None:
+    path = sessions_file()
+    with SessionStore.open() as store:
+        for n in range(200):
+            fill(store, f"Question {n} " + "word " * 50)
+    data = bytearray(path.read_bytes())
+    data[4096 * 3 : 4096 * 5] = b"\xff" * 8192
+    path.write_bytes(data)
+    with SessionStore.open() as store:
+        assert "damaged" in store.notices[0]
+        assert store.summaries() == []
+
+
+def test_a_newer_file_is_left_alone() -> None:
+    SessionStore.open().close()
+    db = sqlite3.connect(sessions_file())
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    before = sessions_file().read_bytes()
+    with SessionStore.open() as store:
+        assert "newer specllama" in store.notices[0]
+        fill(store, "In memory")
+        assert len(store.summaries()) == 1
+    assert sessions_file().read_bytes() == before
+
+
+def test_no_folder_means_memory(home: Path) -> None:
+    home.mkdir()
+    (home / "data").write_text("in the way")
+    with SessionStore.open() as store:
+        assert "kept in memory" in store.notices[0]
+        session = fill(store, "Hello")
+        assert len(store.get(session).messages) == 2
+
+
+def test_a_full_disk_is_said_once() -> None:
+    with SessionStore.open() as store:
+        session = fill(store, "Hello")
+        (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+        store._db.execute(f"PRAGMA max_page_count = {pages}")
+        for n in range(2, 8):
+            store.put(session, n, user("much text " * 5000))
+        assert len(store.notices) == 1
+        assert "no longer stored" in store.notices[0]
+        assert len(store.get(session).messages) == 2
+
+
+def test_migrations_run_in_order_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with SessionStore.open() as store:
+        session = fill(store, "Old")
+    added = ("ALTER TABLE sessions ADD COLUMN colour TEXT",)
+    monkeypatch.setattr(sessions, "MIGRATIONS", (*sessions.MIGRATIONS, added))
+    for _ in range(2):
+        with SessionStore.open() as store:
+            assert store.notices == []
+            assert store.get(session).title == "Old"
+            assert store._rows("PRAGMA user_version") == [(2,)]
+
+
+def test_a_failing_migration_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with SessionStore.open() as store:
+        fill(store, "Old")
+    bad = ("ALTER TABLE sessions ADD COLUMN colour TEXT", "CREATE NONSENSE")
+    with monkeypatch.context() as patch:
+        patch.setattr(sessions, "MIGRATIONS", (*sessions.MIGRATIONS, bad))
+        with pytest.raises(sqlite3.OperationalError):
+            sessions._connect(sessions_file())
+    with SessionStore.open() as store:
+        assert store.notices == []
+        assert len(store.summaries()) == 1
+        assert store._rows("PRAGMA user_version") == [(1,)]
+
+
+def test_threads_and_two_stores_share_a_file() -> None:
+    stores = [SessionStore.open(), SessionStore.open()]
+
+    def work(store: SessionStore, n: int) -> None:
+        for i in range(10):
+            fill(store, f"thread {n} number {i}")
+
+    threads = [threading.Thread(target=work, args=(stores[n % 2], n)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [store.notices for store in stores] == [[], []]
+    assert len(stores[0].summaries()) == 40
+    for store in stores:
+        store.close()
+
+
+def test_a_killed_process_loses_nothing_it_stored() -> None:
+    program = textwrap.dedent("""
+        from specllama.store.sessions import SessionStore, StoredMessage
+        store = SessionStore.open()
+        session = store.create()
+        store.put(session, 0, StoredMessage("user", "Count"))
+        for n in range(10_000):
+            store.put(session, 1, StoredMessage("assistant", "one " * n, "partial"))
+            print(n, flush=True)
+    """)
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    while int(child.stdout.readline()) < 30:
+        pass
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    with SessionStore.open() as store:
+        assert store.notices == []
+        read = store.get(store.find("last"))
+    assert read.messages[1].state == "partial"
+    assert read.messages[1].content.count("one") >= 30
