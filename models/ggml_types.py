@@ -1,7 +1,7 @@
 """Names and block sizes of GGML tensor types and GGUF file types.
 
-Source: the tables of ggml (``ggml.h``, ``ggml-common.h``) and llama.cpp (``llama.h``) as vendored in
-the pinned llama-cpp-python. Light to import.
+Source: the tables of ggml (``ggml.h``, ``ggml-common.h``) and llama.cpp (``llama.h``) as vendored
+in the pinned llama-cpp-python. Light to import.
 """
 
 from __future__ import annotations

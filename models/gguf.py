@@ -4,8 +4,8 @@
     check_loadable(header)              # raises before llama.cpp could abort the process
     exact_rows(header)                  # how wide a bit-exact CPU pass may be
 
-``read_header`` checks the container (``gguf_format``); ``check_loadable`` checks that the contents are
-a text generator that llama.cpp can load (``loadable``).
+``read_header`` checks the container (``gguf_format``); ``check_loadable`` checks that the contents
+are a text generator that llama.cpp can load (``loadable``).
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class GgufHeader:
 
     @property
     def has_rollback_states(self) -> bool:
-        """A recurrent or hybrid architecture for which llama.cpp keeps rollback states (n_rs_seq)."""
+        """Recurrent or hybrid, and llama.cpp keeps states to roll back to (n_rs_seq)."""
         return self.architecture in ROLLBACK_STATES
 
     @cached_property
@@ -278,11 +278,11 @@ class GgufHeader:
         )
 
     def tokens(self) -> list[str]:
-        """Token texts as stored (byte-level BPE keeps its byte alphabet); broken UTF-8 is replaced."""
+        """Token texts as stored (BPE keeps its byte alphabet); broken UTF-8 is replaced."""
         return [token.decode("utf-8", "replace") for token in self.token_bytes]
 
     def token_types(self) -> list[int]:
-        """1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; empty when not given."""
+        """1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; empty if not given."""
         return [int(kind) for kind in self.array("tokenizer.ggml.token_type")]
 
     @property
@@ -351,7 +351,7 @@ def read_header(path: str | Path) -> GgufHeader:
         expected = first.metadata.get("split.tensors.count")
         if isinstance(expected, int) and expected != len(tensors):
             raise BadGguf(
-                f"{path.name} announces {expected} tensors, its {len(parts)} parts hold {len(tensors)}"
+                f"{path.name} announces {expected} tensors, its parts hold {len(tensors)}"
             )
     return GgufHeader(
         path=path,
@@ -388,14 +388,16 @@ def _parts(first: Container) -> tuple[Path, ...]:
     named = split_name(path)
     if named is None:
         raise BadGguf(
-            f"{path.name} is part of a split model of {count} files, but its name does not say which",
+            f"{path.name} belongs to a split model of {count} files; its name does not say which",
             f"give it back its name, which ends in -{(number or 0) + 1:05d}-of-{count:05d}.gguf",
         )
     prefix = named[0]
-    paths = tuple(path.with_name(f"{prefix}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1))
+    paths = tuple(
+        path.with_name(f"{prefix}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)
+    )
     if number != 0:
         raise BadGguf(
-            f"{path.name} is part {(number or 0) + 1} of {count}: a split model is opened at its first part",
+            f"{path.name} is part {(number or 0) + 1} of {count}: open a split model at part 1",
             f"use {paths[0].name}",
         )
     if path.name != paths[0].name:

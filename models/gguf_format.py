@@ -1,10 +1,10 @@
 """The GGUF container: a bounded parser that trusts nothing in the file.
 
-Every count, length, offset and size is checked against hard limits and against the size of the file
-before it is used, with the same rules as llama.cpp's ``gguf.cpp`` (its order, its alignment rule, its
-demand that tensors follow each other without gaps). Large arrays are walked, not decoded.
+Every count, length, offset and size is checked against hard limits and against the size of the
+file before it is used, with the same rules as llama.cpp's ``gguf.cpp`` (its order, its alignment
+rule, its demand that tensors follow each other without gaps). Large arrays are walked, not decoded.
 
-What the fields mean is the business of ``gguf.py``; what llama.cpp accepts of it, of ``loadable.py``.
+What the fields mean is the business of ``gguf.py``; what llama.cpp accepts, of ``loadable.py``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ DOWNLOAD_AGAIN = "download it again, or check it with: specllama hub verify"
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor: ``shape`` in GGUF order (fastest dimension first), ``offset`` from the data start."""
+    """``shape`` is in GGUF order (fastest dimension first), ``offset`` from the data start."""
 
     name: str
     shape: tuple[int, ...]
@@ -118,11 +118,13 @@ class _Reader:
             return
         if end > self.size:
             raise BadGguf(
-                f"{self._path.name} ends inside {what}: the file is truncated or lies about a length",
+                f"{self._path.name} ends inside {what}: truncated, or a length is wrong",
                 DOWNLOAD_AGAIN,
             )
         if end > MAX_HEADER_BYTES:
-            raise BadGguf(f"{self._path.name} has a header larger than {MAX_HEADER_BYTES >> 20} MiB")
+            raise BadGguf(
+                f"{self._path.name} has a header larger than {MAX_HEADER_BYTES >> 20} MiB"
+            )
         want = min(max(end - len(self.buffer), _CHUNK, len(self.buffer)), MAX_HEADER_BYTES)
         self.buffer += self._file.read(want)
         if end > len(self.buffer):
@@ -234,7 +236,9 @@ def _preamble(reader: _Reader, path: Path) -> tuple[int, int, int]:
     n_tensors = reader.u64("the tensor count")
     n_keys = reader.u64("the key count")
     if n_tensors > MAX_TENSORS or n_tensors * 24 > reader.size:
-        raise BadGguf(f"{path.name} claims {n_tensors} tensors: its header is damaged", DOWNLOAD_AGAIN)
+        raise BadGguf(
+            f"{path.name} claims {n_tensors} tensors: its header is damaged", DOWNLOAD_AGAIN
+        )
     if n_keys > MAX_KEYS or n_keys * 13 > reader.size:
         raise BadGguf(f"{path.name} claims {n_keys} keys: its header is damaged", DOWNLOAD_AGAIN)
     return version, n_tensors, n_keys
@@ -297,7 +301,9 @@ def _keys(
             arrays[key], kinds[key] = array, f"[{array.kind}]"
         elif type_id == _STRING:
             # shown to people, compared as text; broken bytes must not make the model unusable
-            metadata[key] = reader.string(f"key {key!r}", MAX_STRING_BYTES).decode("utf-8", "replace")
+            metadata[key] = reader.string(f"key {key!r}", MAX_STRING_BYTES).decode(
+                "utf-8", "replace"
+            )
             kinds[key] = "str"
         elif type_id in _SCALARS:
             kind, packer = _SCALARS[type_id]
@@ -382,13 +388,12 @@ def _check_layout(
     for tensor in tensors:
         if tensor.offset != expected:
             raise BadGguf(
-                f"{path.name}: tensor {tensor.name!r} lies at offset {tensor.offset}, expected {expected}"
+                f"{path.name}: tensor {tensor.name!r} lies at {tensor.offset}, expected {expected}"
             )
         end = data_offset + tensor.offset + tensor.n_bytes
         if end > size:
             raise BadGguf(
-                f"{path.name} is truncated: tensor {tensor.name!r} needs {end:,} bytes, the file has"
-                f" {size:,}",
+                f"{path.name} is truncated: {tensor.name!r} ends at byte {end:,} of {size:,}",
                 DOWNLOAD_AGAIN,
             )
         expected += -(-tensor.n_bytes // alignment) * alignment

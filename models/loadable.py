@@ -1,8 +1,8 @@
 """Whether llama.cpp can run a file, decided from its header alone.
 
-A bad call into llama.cpp ends the process (``GGML_ASSERT``, an exception across the C boundary), so
-every condition that it asserts while loading or tokenizing is tested here first and becomes a sentence.
-Where llama.cpp itself returns an error, the check is repeated here if the sentence can be better.
+A bad call into llama.cpp ends the process (``GGML_ASSERT``, an exception across the C boundary),
+so every condition that it asserts while loading or tokenizing is tested here first and becomes a
+sentence. Where llama.cpp itself returns an error, the check is repeated if the sentence is better.
 Sources: llama-model.cpp ``load_hparams``, llama-vocab.cpp ``load``, and the mutation test.
 """
 
@@ -31,7 +31,11 @@ ENCODERS = frozenset(
 )  # fmt: skip
 DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 SPEECH = frozenset({"wavtokenizer-dec", "qwen3tts", "pockettts"})
-HEADS = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash head", "gemma4-assistant": "an assistant head"}
+HEADS = {
+    "eagle3": "an EAGLE-3 head",
+    "dflash": "a DFlash head",
+    "gemma4-assistant": "an assistant head",
+}
 TOKENIZERS = frozenset(
     {"llama", "bert", "gpt2", "t5", "rwkv", "plamo2", "gemma4", "hybriddna", "whitespace"}
 )
@@ -96,7 +100,9 @@ def _check_kind(header: GgufHeader, role: Role) -> None:
             _GENERATOR_HINT,
         )
     if arch in SPEECH:
-        raise UnsupportedModel(f"{file} is a speech model ({arch}), not a text model", _GENERATOR_HINT)
+        raise UnsupportedModel(
+            f"{file} is a speech model ({arch}), not a text model", _GENERATOR_HINT
+        )
     if arch in HEADS and role != "head":
         raise UnsupportedModel(
             f"{file} is {HEADS[arch]} for a target, not a model of its own",
@@ -114,7 +120,9 @@ def _check_kind(header: GgufHeader, role: Role) -> None:
         )
 
 
-def _u32(header: GgufHeader, name: str, low: int, high: int, *, required: bool = True) -> int | None:
+def _u32(
+    header: GgufHeader, name: str, low: int, high: int, *, required: bool = True
+) -> int | None:
     """A 32-bit key of the architecture, checked for presence, type and range."""
     key = header.own(name)
     file = header.path.name
@@ -131,7 +139,9 @@ def _u32(header: GgufHeader, name: str, low: int, high: int, *, required: bool =
     return value
 
 
-def _layered(header: GgufHeader, name: str, high: int, *, required: bool = False) -> tuple[int, ...]:
+def _layered(
+    header: GgufHeader, name: str, high: int, *, required: bool = False
+) -> tuple[int, ...]:
     """A number, or one per layer: u32 or i32, as llama.cpp's get_key_or_arr demands."""
     key = header.own(name)
     array = header.arrays.get(key)
@@ -139,7 +149,9 @@ def _layered(header: GgufHeader, name: str, high: int, *, required: bool = False
         value = _u32(header, name, 0, high, required=required)
         return () if value is None else (value,)
     if array.kind not in ("u32", "i32"):
-        raise BadGguf(f"{header.path.name}: {key} is an array of {array.kind}, not of 32-bit numbers")
+        raise BadGguf(
+            f"{header.path.name}: {key} is an array of {array.kind}, not of 32-bit numbers"
+        )
     if array.count != header.block_count:
         raise BadGguf(
             f"{header.path.name}: {key} has {array.count} values for {header.block_count} layers"
@@ -162,16 +174,22 @@ def _check_numbers(header: GgufHeader) -> None:
         _u32(header, name, 0, MAX_WIDTH, required=False)
     for i, (n, n_kv) in enumerate(zip(heads, heads_kv, strict=False)):
         if n_kv and n % n_kv:
-            raise BadGguf(f"{file}: layer {i} shares {n_kv} KV heads among {n} heads", _DAMAGED_HINT)
+            raise BadGguf(
+                f"{file}: layer {i} shares {n_kv} KV heads among {n} heads", _DAMAGED_HINT
+            )
     if heads and heads[0] > width:
         raise BadGguf(f"{file}: {heads[0]} heads in a width of {width}", _DAMAGED_HINT)
     rotated = _u32(header, "rope.dimension_count", 0, MAX_WIDTH, required=False)
     if rotated and rotated % 2:
-        raise BadGguf(f"{file}: {header.own('rope.dimension_count')} is odd ({rotated})", _DAMAGED_HINT)
+        raise BadGguf(
+            f"{file}: {header.own('rope.dimension_count')} is odd ({rotated})", _DAMAGED_HINT
+        )
     _u32(header, "nextn_predict_layers", 0, header.block_count, required=False)
     scaling = header.own("rope.scaling.type")
     if scaling in header.kinds and header.text(scaling) not in ROPE_SCALINGS:
-        raise BadGguf(f"{file}: {scaling} is {header.metadata.get(scaling)!r}, which llama.cpp aborts on")
+        raise BadGguf(
+            f"{file}: {scaling} is {header.metadata.get(scaling)!r}, which llama.cpp aborts on"
+        )
     for name, positive in (
         ("attention.layer_norm_rms_epsilon", False),
         ("attention.layer_norm_epsilon", False),
@@ -249,7 +267,11 @@ def _check_special_ids(header: GgufHeader) -> None:
         key = f"tokenizer.ggml.{name}_token_id"
         value = header.integer(key)
         # -1 stored unsigned means "none"
-        if value is not None and value not in (-1, 2**32 - 1) and not 0 <= value < header.vocab_size:
+        if (
+            value is not None
+            and value not in (-1, 2**32 - 1)
+            and not 0 <= value < header.vocab_size
+        ):
             raise BadGguf(
                 f"{header.path.name}: the {name} token is {value}, outside the vocabulary of"
                 f" {header.vocab_size}",
@@ -297,7 +319,8 @@ def _check_shapes(header: GgufHeader) -> None:
     if len(table.shape) != 2 or table.shape[1] != header.vocab_size:
         rows = table.shape[1] if len(table.shape) > 1 else 1
         raise BadGguf(
-            f"{header.path.name}: {rows} embedding rows for {header.vocab_size} tokens", _DAMAGED_HINT
+            f"{header.path.name}: {rows} embedding rows for {header.vocab_size} tokens",
+            _DAMAGED_HINT,
         )
     if table.shape[0] != header.embedding_length:
         raise BadGguf(
@@ -313,10 +336,10 @@ EXACT_ROWS = {"Q8_0": 16, "Q4_0": 7, "Q5_1": 7}
 
 
 def exact_rows(header: GgufHeader) -> int:
-    """The most rows of one CPU pass, flash attention off, that are bit-identical to single-row decoding.
+    """The most rows of one CPU pass that are bit-identical to single-row decoding.
 
-    The narrowest weight matrix decides. Vectors (norms, biases) are irrelevant; the embedding table is
-    a row lookup and counts only where it is also the output matrix.
+    Holds with flash attention off. The narrowest weight matrix decides. Vectors (norms, biases) are
+    irrelevant; the embedding table is a row lookup and counts only where it is the output matrix.
     """
     shared_output = "output.weight" not in header.by_name
     rows = max(EXACT_ROWS.values())

@@ -18,7 +18,8 @@ import gguf
 import numpy as np
 
 CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -61,7 +62,7 @@ def spm_tokens() -> tuple[list[str], list[int], list[float]]:
     return tokens, types, [-float(i) for i in range(len(tokens))]
 
 
-class _Writer(gguf.GGUFWriter):
+class _Writer(gguf.GGUFWriter):  # type: ignore[misc]
     """A GGUFWriter whose keys can be replaced or removed afterwards."""
 
     def change(self, keys: Mapping[str, Any]) -> None:
@@ -128,7 +129,7 @@ def write_llama(
         scale: standard deviation of the random output matrix: larger is more certain.
         tied: leave ``output.weight`` out, so that the embedding table is the output matrix.
         split_tensors: tensors per part; 0 writes one file.
-        keys: metadata to add, replace, or (None) remove. A pair (value, GGUFValueType) sets the type.
+        keys: metadata to add, replace, or (None) remove; (value, GGUFValueType) sets the type.
         weights: called with (name, values) for each tensor; returns what to write instead.
     """
     rng = np.random.default_rng(seed)
@@ -197,7 +198,7 @@ def write_llama(
 
 
 def write_split(path: Path, *, tensors_per_part: int = 8, **options: Any) -> list[Path]:
-    """A ``write_llama`` model in several files; returns them in order. ``path`` is the name unsplit."""
+    """A ``write_llama`` model in several files, in order; ``path`` is the name unsplit."""
     write_llama(path, split_tensors=tensors_per_part, **options)
     return sorted(path.parent.glob(f"{path.stem}-*-of-*.gguf"))
 

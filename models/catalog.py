@@ -1,0 +1,160 @@
+"""The curated pairs of ``catalog.toml``: which draft goes with which target, and for which memory.
+
+Every entry says where it comes from and whether it was checked against the hub. Light to import.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from specllama.errors import UsageError
+
+METHODS = ("draft", "mtp", "eagle3", "ngram")
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogModel:
+    """One model of a pair on the hub; ``bytes`` is an estimate of the file size at ``quant``."""
+
+    repo: str
+    quant: str
+    params: float
+    bytes: int
+
+    @property
+    def ref(self) -> str:
+        return f"{self.repo}:{self.quant}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"ref": self.ref, "params": self.params, "bytes": self.bytes}
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogPair:
+    """A target and what to draft with.
+
+    Attributes:
+        method: "draft" (a draft model), "mtp" (the target's own prediction heads), "eagle3" or
+            "ngram" (no second model).
+        memory_gb: machine memory with which the pair is comfortable, in GB.
+        checked: whether somebody saw these repositories on the hub; ``date`` says when the entry
+            was last looked at and ``source`` on what it rests.
+    """
+
+    name: str
+    family: str
+    target: CatalogModel
+    draft: CatalogModel | None
+    method: str
+    licence: str
+    why: str
+    memory_gb: float
+    source: str
+    checked: bool
+    date: str
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def models(self) -> tuple[CatalogModel, ...]:
+        return (self.target,) if self.draft is None else (self.target, self.draft)
+
+    @property
+    def bytes(self) -> int:
+        return sum(model.bytes for model in self.models)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "family": self.family,
+            "target": self.target.to_dict(),
+            "draft": None if self.draft is None else self.draft.to_dict(),
+            "method": self.method,
+            "licence": self.licence,
+            "why": self.why,
+            "bytes": self.bytes,
+            "memory_gb": self.memory_gb,
+            "source": self.source,
+            "checked": self.checked,
+            "date": self.date,
+        }
+
+
+# bytes per parameter of whole files, embeddings and scales included
+BYTES_PER_PARAM = {
+    "Q4_0": 0.58, "IQ4_NL": 0.58, "Q4_K_M": 0.61, "Q4_K_S": 0.58, "Q5_K_M": 0.72, "Q6_K": 0.83,
+    "Q8_0": 1.07, "F16": 2.01, "BF16": 2.01, "MXFP4": 0.58, "UD-Q4_K_XL": 0.61,
+}  # fmt: skip
+
+
+def _model(table: dict[str, Any]) -> CatalogModel:
+    params = float(table["params"])
+    quant = str(table["quant"])
+    size = int(float(table.get("gb", params * BYTES_PER_PARAM[quant])) * 1e9)
+    return CatalogModel(repo=str(table["repo"]), quant=quant, params=params * 1e9, bytes=size)
+
+
+def _pair(name: str, table: dict[str, Any], defaults: dict[str, Any]) -> CatalogPair:
+    merged = {**defaults, **table}
+    draft = merged.get("draft")
+    method = str(merged.get("method", "draft" if draft else "ngram"))
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}")
+    return CatalogPair(
+        name=name,
+        family=str(merged["family"]),
+        target=_model(merged["target"]),
+        draft=_model(draft) if draft else None,
+        method=method,
+        licence=str(merged["licence"]),
+        why=str(merged["why"]),
+        memory_gb=float(merged["memory_gb"]),
+        source=str(merged["source"]),
+        checked=bool(merged["checked"]),
+        date=str(merged["date"]),
+        aliases=tuple(merged.get("aliases", ())),
+    )
+
+
+def parse(text: str) -> dict[str, CatalogPair]:
+    """Read a catalogue.
+
+    Raises:
+        UsageError: the text is not TOML or an entry lacks a field.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"the catalogue is not valid TOML: {error}") from None
+    defaults = data.get("defaults", {})
+    pairs: dict[str, CatalogPair] = {}
+    for name, table in data.get("pairs", {}).items():
+        try:
+            pairs[name] = _pair(name, table, defaults)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"catalogue entry {name!r}: {type(error).__name__} {error}") from None
+    return pairs
+
+
+@lru_cache(maxsize=1)
+def load() -> dict[str, CatalogPair]:
+    """The bundled catalogue, by name."""
+    return parse((files("specllama.models") / "catalog.toml").read_text("utf-8"))
+
+
+def find(name: str) -> CatalogPair | None:
+    """An entry by name or alias, case ignored."""
+    wanted = name.casefold()
+    for pair in load().values():
+        if wanted == pair.name or wanted in pair.aliases:
+            return pair
+    return None
+
+
+def find_target(repo: str) -> CatalogPair | None:
+    """The entry whose target lives in this repository, case ignored."""
+    wanted = repo.casefold()
+    return next((p for p in load().values() if p.target.repo.casefold() == wanted), None)

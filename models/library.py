@@ -1,0 +1,334 @@
+"""What models are on this machine, wherever they lie; file names and sizes only, no headers.
+
+Models of other tools are found in place and never changed: the Hugging Face cache, LM Studio,
+Ollama (blobs named by their manifests), llama.cpp's cache, and folders from the settings
+(``SPECLLAMA_MODEL_DIRS``). A link that leaves its own store is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from specllama import paths
+
+Source = Literal["bundled", "specllama", "huggingface", "lmstudio", "ollama", "llama.cpp", "folder"]
+
+FOLDERS_VARIABLE = "SPECLLAMA_MODEL_DIRS"
+MAX_FILES = 20_000
+MAX_DEPTH = 6
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_QUANT = re.compile(
+    r"(?<![A-Za-z0-9])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|F16|F32|FP16|MXFP4(?:_MOE)?|NVFP4))"
+    r"(?![A-Za-z0-9])",
+    re.IGNORECASE,
+)
+_DIGEST = re.compile(r"^sha256[:-]([0-9a-f]{64})$")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """One model on disk: its first file, all its files, and under which name it can be used.
+
+    Attributes:
+        ref: what to type: a catalogue name, "user/repo:QUANT", an Ollama "name:tag", or a path.
+        bytes: of all parts, as far as they are there; ``complete`` is False when a part is missing.
+        owned: whether it lies in specllama's own folder, so that ``hub rm`` may delete it.
+    """
+
+    path: Path
+    source: Source
+    ref: str
+    repo: str | None
+    quant: str | None
+    bytes: int
+    modified: float
+    used: float
+    complete: bool = True
+
+    @property
+    def owned(self) -> bool:
+        return self.source == "specllama"
+
+
+def quant_of(file_name: str) -> str | None:
+    """The quantisation label in a file name ("Q4_K_M"), the last one if there are several."""
+    found = _QUANT.findall(Path(file_name).name.removesuffix(".gguf"))
+    return found[-1].upper().replace("FP16", "F16") if found else None
+
+
+def is_later_part(name: str) -> bool:
+    """Whether a file is part 2 or later of a split model."""
+    part = _PART.search(name)
+    return part is not None and int(part[1]) != 1
+
+
+def is_auxiliary(name: str) -> bool:
+    """Projectors and importance matrices, by their usual names."""
+    lowered = Path(name).name.lower()
+    return "mmproj" in lowered or "imatrix" in lowered
+
+
+def part_names(name: str) -> list[str]:
+    """All file names of a (split) model, given its first one."""
+    part = _PART.search(name)
+    if part is None:
+        return [name]
+    count, prefix = int(part[2]), name[: part.start()]
+    return [f"{prefix}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)]
+
+
+# -- the stores ------------------------------------------------------------------------------------
+
+
+def _home() -> Path:
+    return Path(os.path.expanduser("~"))
+
+
+def _variable(name: str) -> Path | None:
+    value = os.environ.get(name)
+    return Path(os.path.expanduser(value)) if value else None
+
+
+def huggingface_cache() -> Path:
+    return (
+        _variable("HF_HUB_CACHE")
+        or _variable("HUGGINGFACE_HUB_CACHE")
+        or (
+            _variable("HF_HOME")
+            or (_variable("XDG_CACHE_HOME") or _home() / ".cache") / "huggingface"
+        )
+        / "hub"
+    )
+
+
+def lmstudio_folders() -> list[Path]:
+    home = _home()
+    pointer = home / ".lmstudio-home-pointer"
+    folders = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
+    try:
+        folders.insert(0, Path(pointer.read_text("utf-8").strip()) / "models")
+    except (OSError, ValueError):
+        pass
+    return folders
+
+
+def ollama_folder() -> Path:
+    return _variable("OLLAMA_MODELS") or _home() / ".ollama" / "models"
+
+
+def llama_cpp_cache() -> Path:
+    given = _variable("LLAMA_CACHE")
+    if given is not None:
+        return given
+    if sys.platform == "darwin":
+        return _home() / "Library" / "Caches" / "llama.cpp"
+    if os.name == "nt":
+        return (_variable("LOCALAPPDATA") or _home()) / "llama.cpp"
+    return (_variable("XDG_CACHE_HOME") or _home() / ".cache") / "llama.cpp"
+
+
+def settings_folders(extra: Iterable[str | Path] = ()) -> list[Path]:
+    """Folders named in ``SPECLLAMA_MODEL_DIRS`` and by the caller."""
+    given = [part for part in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if part]
+    return [Path(os.path.expanduser(folder)) for folder in (*given, *map(str, extra))]
+
+
+# -- scanning --------------------------------------------------------------------------------------
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    """GGUF files below ``root``: first parts only, bounded, no link that leads outside."""
+    try:
+        inside = root.resolve()
+    except OSError:
+        return
+    count = 0
+    for folder, folders, names in os.walk(root):
+        here = Path(folder)
+        if len(here.relative_to(root).parts) >= MAX_DEPTH:
+            folders.clear()
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.lower().endswith(".gguf") or is_later_part(name):
+                continue
+            path = here / name
+            count += 1
+            if count > MAX_FILES:
+                return
+            if path.is_symlink():
+                try:
+                    if not path.resolve(strict=True).is_relative_to(inside):
+                        continue
+                except OSError:
+                    continue
+            yield path
+
+
+def _model(path: Path, source: Source, ref: str, repo: str | None) -> LocalModel | None:
+    size, modified, used, complete = 0, 0.0, 0.0, True
+    for name in part_names(path.name):
+        try:
+            status = path.with_name(name).stat()
+        except OSError:
+            complete = False
+            continue
+        size += status.st_size
+        modified, used = max(modified, status.st_mtime), max(used, status.st_atime)
+    if size == 0:
+        return None
+    return LocalModel(path, source, ref, repo, quant_of(path.name), size, modified, used, complete)
+
+
+def _hub_ref(repo: str, path: Path) -> str:
+    quant = quant_of(path.name)
+    return f"{repo}:{quant}" if quant else f"{repo}/{path.name}"
+
+
+def _in_repo_folders(root: Path, source: Source) -> Iterator[LocalModel]:
+    """``root/user/repo/…/file.gguf``, the layout of our own folder and of LM Studio."""
+    for path in _walk(root):
+        parts = path.relative_to(root).parts
+        repo = "/".join(parts[:2]) if len(parts) > 2 else None
+        ref = _hub_ref(repo, path) if repo else str(path)
+        model = _model(path, source, ref, repo)
+        if model is not None:
+            yield model
+
+
+def _in_huggingface(root: Path) -> Iterator[LocalModel]:
+    try:
+        repos = sorted(p for p in root.iterdir() if p.name.startswith("models--"))
+    except OSError:
+        return
+    inside = root.resolve()
+    for folder in repos:
+        pieces = folder.name.split("--")
+        if len(pieces) < 3:
+            continue
+        repo = f"{pieces[1]}/{'--'.join(pieces[2:])}"
+        snapshots = folder / "snapshots"
+        try:
+            revisions = sorted(snapshots.iterdir(), key=lambda p: p.stat().st_mtime, reverse=True)
+        except OSError:
+            continue
+        seen: set[str] = set()
+        for revision in revisions:
+            for path in _walk_links(revision, inside):
+                name = path.relative_to(revision).as_posix()
+                if name in seen:
+                    continue
+                seen.add(name)
+                model = _model(path, "huggingface", _hub_ref(repo, path), repo)
+                if model is not None:
+                    yield model
+
+
+def _walk_links(root: Path, inside: Path) -> Iterator[Path]:
+    """GGUF files of a snapshot: links to the cache's blobs, none that leads out of the cache."""
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(folder) / name
+            if not name.lower().endswith(".gguf") or is_later_part(name):
+                continue
+            try:
+                if path.resolve(strict=True).is_relative_to(inside):
+                    yield path
+            except OSError:
+                continue
+
+
+def _in_ollama(root: Path) -> Iterator[LocalModel]:
+    manifests = root / "manifests"
+    for folder, folders, names in os.walk(manifests):
+        folders.sort()
+        for tag in sorted(names):
+            path = Path(folder) / tag
+            parts = path.relative_to(manifests).parts
+            if len(parts) < 3:
+                continue
+            blob = _ollama_blob(root, path)
+            if blob is None:
+                continue
+            owner = [part for part in parts[1:-1] if part != "library"]
+            ref = f"{'/'.join(owner)}:{tag}"
+            model = _model(blob, "ollama", ref, None)
+            if model is not None:
+                yield model
+
+
+def _ollama_blob(root: Path, manifest: Path) -> Path | None:
+    try:
+        if manifest.stat().st_size > 1 << 20:
+            return None
+        layers = json.loads(manifest.read_text("utf-8"))["layers"]
+        for layer in layers:
+            if layer.get("mediaType") == "application/vnd.ollama.image.model":
+                digest = _DIGEST.match(layer["digest"])
+                # the digest becomes a path: nothing but hex may pass
+                blob = root / "blobs" / f"sha256-{digest[1]}" if digest else None
+                return blob if blob is not None and blob.is_file() else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return None
+
+
+def _in_llama_cpp(root: Path) -> Iterator[LocalModel]:
+    for path in _walk(root):
+        # llama.cpp flattens user/repo/file.gguf to user_repo_file.gguf: the repo cannot be told
+        model = _model(path, "llama.cpp", str(path), None)
+        if model is not None:
+            yield model
+
+
+def bundled() -> list[LocalModel]:
+    """The tiny family that ships with the package."""
+    out = []
+    for name, file in BUNDLED.items():
+        model = _model(paths.bundled_dir() / file, "bundled", name, None)
+        if model is not None:
+            out.append(model)
+    return out
+
+
+BUNDLED = {"tiny-target": "tiny-target-q4_0.gguf", "tiny-draft": "tiny-draft-q8_0.gguf"}
+
+
+def scan(folders: Sequence[str | Path] = (), *, include_bundled: bool = True) -> list[LocalModel]:
+    """Every model on this machine, each file once, our own stores first.
+
+    Args:
+        folders: more folders to look in, besides ``SPECLLAMA_MODEL_DIRS``.
+    """
+    found: dict[Path, LocalModel] = {}
+    streams: list[Iterable[LocalModel]] = [
+        bundled() if include_bundled else [],
+        _in_repo_folders(paths.models_dir(), "specllama"),
+        _in_huggingface(huggingface_cache()),
+        *(_in_repo_folders(folder, "lmstudio") for folder in lmstudio_folders()),
+        _in_ollama(ollama_folder()),
+        _in_llama_cpp(llama_cpp_cache()),
+        *(_in_folder(folder) for folder in settings_folders(folders)),
+    ]
+    for stream in streams:
+        for model in stream:
+            try:
+                key = model.path.resolve()
+            except OSError:
+                continue
+            found.setdefault(key, model)
+    return list(found.values())
+
+
+def _in_folder(root: Path) -> Iterator[LocalModel]:
+    for path in _walk(root):
+        model = _model(path, "folder", str(path), None)
+        if model is not None:
+            yield model

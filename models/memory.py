@@ -1,0 +1,302 @@
+"""How much memory a model or a pair needs, from the headers alone.
+
+Per model: the weights; the KV cache (or recurrent states); the compute buffer of the largest pass;
+the output rows; the tokenizer's tables. The compute formula follows llama.cpp's graph (attention
+scores, feed-forward, output) and was fitted to what it reports; sizes are bytes throughout.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specllama.errors import DoesNotFit, UsageError
+from specllama.models.ggml_types import KV_BYTES
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
+
+MIB = 1 << 20
+CTX_PADDING = 256
+F32 = 4
+DEFAULT_CTX = 8192
+
+# Python, numpy, llama.cpp's libraries and our own code, before a model is loaded (measured)
+PROCESS_BYTES = 75 * MIB
+# hash maps and strings of the tokenizer (measured on vocabularies of 32 k to 262 k tokens)
+TOKEN_BYTES = 220
+MERGE_BYTES = 190
+# the share of the machine's available memory that a pair may take
+MARGIN = 0.95
+
+# every n-th layer has full attention in architectures that do not spell the pattern out
+_SWA_PERIOD = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "exaone4": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """What one loaded model takes."""
+
+    weights: int
+    kv: int
+    compute: int
+    output: int
+    tokenizer: int
+    n_ctx: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.compute + self.output + self.tokenizer
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**fields, "total": self.total}
+
+
+@dataclass(frozen=True, slots=True)
+class PairMemory:
+    """What a target and a draft take in one process."""
+
+    target: ModelMemory
+    draft: ModelMemory | None
+    process: int = PROCESS_BYTES
+
+    @property
+    def total(self) -> int:
+        return self.target.total + (self.draft.total if self.draft else 0) + self.process
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "target": self.target.to_dict(),
+            "draft": None if self.draft is None else self.draft.to_dict(),
+            "process": self.process,
+            "total": self.total,
+        }
+
+
+def padded_ctx(n_ctx: int) -> int:
+    """The context length that llama.cpp really allocates."""
+    return -(-max(n_ctx, 1) // CTX_PADDING) * CTX_PADDING
+
+
+def default_ctx(header: GgufHeader) -> int:
+    """The context length that the engine takes when none is asked for."""
+    return min(header.context_length or DEFAULT_CTX, DEFAULT_CTX)
+
+
+def _windowed_layers(header: GgufHeader) -> list[bool]:
+    """Which layers see only a sliding window."""
+    n = header.block_count
+    if not header.sliding_window:
+        return [False] * n
+    key = header.own("attention.sliding_window_pattern")
+    if key in header.arrays:
+        pattern = [bool(value) for value in header.array(key)]
+        return (pattern + [False] * n)[:n]
+    period = header.integer(key) or _SWA_PERIOD.get(header.architecture, 1)
+    if period == 1:
+        return [header.architecture in _SWA_PERIOD] * n
+    return [(i + 1) % period != 0 for i in range(n)]
+
+
+def kv_bytes(
+    header: GgufHeader,
+    n_ctx: int,
+    *,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    n_ubatch: int = 512,
+    swa_full: bool = True,
+) -> int:
+    """The KV cache of one sequence, or the recurrent states of layers that have no attention.
+
+    Args:
+        swa_full: keep windowed layers at full length (the binding's default), so that any depth of
+            rollback stays possible.
+
+    Raises:
+        UsageError: an unknown cache type.
+    """
+    for kind in (type_k, type_v):
+        if kind not in KV_BYTES:
+            raise UsageError(
+                f"unknown KV cache type {kind!r}", f"choose one of {', '.join(KV_BYTES)}"
+            )
+    cells = padded_ctx(n_ctx)
+    window = header.sliding_window
+    windowed = cells if swa_full else min(cells, padded_ctx(window + n_ubatch))
+    total = 0.0
+    recurrent = header.is_recurrent or header.is_hybrid
+    for heads, is_windowed in zip(header.head_counts_kv, _windowed_layers(header), strict=False):
+        if heads == 0:
+            continue
+        rows = windowed if is_windowed else cells
+        per_token = header.key_length * KV_BYTES[type_k] + header.value_length * KV_BYTES[type_v]
+        total += rows * heads * per_token
+    if recurrent:
+        total += _recurrent_bytes(header)
+    return int(total)
+
+
+def _recurrent_bytes(header: GgufHeader) -> int:
+    inner = header.integer(header.own("ssm.inner_size")) or 0
+    state = header.integer(header.own("ssm.state_size")) or 0
+    conv = header.integer(header.own("ssm.conv_kernel")) or 1
+    layers = sum(heads == 0 for heads in header.head_counts_kv) or header.block_count
+    return layers * (inner * state + inner * (conv - 1)) * F32
+
+
+def compute_bytes(
+    header: GgufHeader,
+    n_ctx: int,
+    *,
+    n_ubatch: int = 512,
+    n_outputs: int = 16,
+    flash_attn: bool = False,
+) -> int:
+    """The buffer for the widest pass: attention scores, feed-forward, or output, whichever is most.
+
+    Args:
+        n_ubatch: rows of a prefill pass.
+        n_outputs: rows of a pass whose scores are wanted (drafts + 1).
+    """
+    cells = padded_ctx(n_ctx)
+    rows = min(n_ubatch, cells)
+    width, heads = header.embedding_length, header.head_count
+    queries = heads * header.key_length
+    keys = header.head_count_kv * (header.key_length + header.value_length)
+    hidden = max(header.feed_forward_length, _expert_width(header))
+    mask = rows * cells * (2 if flash_attn else F32)
+    scores = 0 if flash_attn else rows * cells * heads * F32
+    attention = scores + rows * (2 * width + 3 * queries + keys) * F32
+    feed_forward = rows * (3 * hidden + 4 * width) * F32
+    logits = n_outputs * (header.vocab_size + 2 * width) * F32
+    # activations are rounded to 8 bit in a scratch buffer before each matrix product
+    scratch = rows * max(hidden, width) * 34 // 32
+    return mask + max(attention, feed_forward, logits) + scratch
+
+
+def _expert_width(header: GgufHeader) -> int:
+    used = max(header.per_layer(header.own("expert_used_count")), default=0)
+    width = max(header.per_layer(header.own("expert_feed_forward_length")), default=0)
+    return used * width
+
+
+def estimate_model(
+    header: GgufHeader,
+    *,
+    n_ctx: int | None = None,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    n_ubatch: int = 512,
+    n_outputs: int = 16,
+    flash_attn: bool = False,
+    swa_full: bool = True,
+) -> ModelMemory:
+    """Memory of one model; ``n_ctx`` None takes the engine's default.
+
+    Raises:
+        UsageError: an unknown cache type.
+    """
+    n_ctx = padded_ctx(default_ctx(header) if n_ctx is None else n_ctx)
+    return ModelMemory(
+        weights=header.tensor_bytes,
+        kv=kv_bytes(
+            header, n_ctx, type_k=type_k, type_v=type_v, n_ubatch=n_ubatch, swa_full=swa_full
+        ),
+        compute=compute_bytes(
+            header, n_ctx, n_ubatch=n_ubatch, n_outputs=n_outputs, flash_attn=flash_attn
+        ),
+        output=n_outputs * header.vocab_size * F32,
+        tokenizer=header.vocab_size * TOKEN_BYTES + header.merges_count * MERGE_BYTES,
+        n_ctx=n_ctx,
+    )
+
+
+def estimate_pair(
+    target: GgufHeader, draft: GgufHeader | None, *, n_ctx: int | None = None, **options: Any
+) -> PairMemory:
+    """Memory of a target with its draft, both with the same context length.
+
+    Args:
+        options: as for ``estimate_model``.
+
+    Raises:
+        UsageError: an unknown cache type.
+    """
+    first = estimate_model(target, n_ctx=n_ctx, **options)
+    second = None
+    if draft is not None:
+        draft_ctx = min(first.n_ctx, padded_ctx(draft.context_length or first.n_ctx))
+        second = estimate_model(draft, n_ctx=draft_ctx, **{**options, "n_outputs": 2})
+    return PairMemory(first, second)
+
+
+def available_memory() -> int:
+    """Bytes that can be taken without swapping: MemAvailable, within the cgroup's limit if any.
+
+    0 when the system does not say.
+    """
+    available = _meminfo("MemAvailable") or _from_sysconf()
+    for limit_file, used_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
+        limit, used = _number(limit_file), _number(used_file)
+        if limit is not None and used is not None and limit < 1 << 60:
+            available = min(available or limit, max(limit - used, 0))
+    return available
+
+
+def total_memory() -> int:
+    """Bytes of RAM in the machine, 0 when the system does not say."""
+    return _meminfo("MemTotal") or _from_sysconf()
+
+
+def _from_sysconf() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 0
+
+
+def _meminfo(name: str) -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text("ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def fits(memory: PairMemory | ModelMemory, available: int | None = None) -> bool:
+    """Whether it fits the available memory with a small margin; True when that is unknown."""
+    free = available_memory() if available is None else available
+    return free == 0 or memory.total <= free * MARGIN
+
+
+def require_fit(memory: PairMemory | ModelMemory, available: int | None = None) -> None:
+    """Refuse what does not fit.
+
+    Raises:
+        DoesNotFit: with both figures and what to change.
+    """
+    free = available_memory() if available is None else available
+    if not fits(memory, free):
+        raise DoesNotFit(
+            f"this needs about {memory.total / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free",
+            "choose a smaller context (-c) or quantisation; see also: specllama hub pairs --fits",
+        )

@@ -1,0 +1,359 @@
+"""Does this draft fit this target? Decided from the two headers, nothing is loaded.
+
+A draft proposes token *ids*, so both models must mean the same text by the same id. The rule is
+llama.cpp's (``common/speculative.cpp``): same tokenizer model, same BOS and EOS behaviour,
+vocabulary sizes at most 128 apart, identical token texts from id 5 on. On top of it the report
+explains what does not forbid the pair but makes it slow or odd.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from specllama.errors import PairIncompatible
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
+
+MAX_SIZE_DIFFERENCE = 128
+FIRST_COMPARED_ID = 5
+GOOD_RATIO = (1 / 30, 1 / 10)
+
+ProblemKind = Literal["tokenizer", "bos", "eos", "vocabulary", "token", "rollback"]
+
+# llama-vocab.cpp: what a tokenizer adds when the file does not say
+_ADDS_BOS = {"llama": True, "bert": True}
+_ADDS_EOS = {"t5": True}
+_PRE_ADDS_BOS = frozenset(
+    {
+        "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+        "jina-v5-nano", "tekken", "chameleon",
+    }
+)  # fmt: skip
+_DEFAULT_IDS = {
+    "llama": {"bos": 1, "eos": 2},
+    "gpt2": {"bos": 11, "eos": 11},
+    "bert": {"bos": 101},
+    "t5": {"eos": 1},
+    "plamo2": {"bos": 1, "eos": 2},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One reason why the pair cannot work."""
+
+    kind: ProblemKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDifference:
+    """An id that means different text to the two models."""
+
+    id: int
+    target: str
+    draft: str
+
+    def __str__(self) -> str:
+        return f"token {self.id} is {self.target!r} in the target and {self.draft!r} in the draft"
+
+
+@dataclass(frozen=True, slots=True)
+class PairReport:
+    """What was found about a pair.
+
+    Attributes:
+        problems: reasons against it; empty means that it fits.
+        warnings: it works, but something is worth knowing.
+        shared: fraction of all ids (of the larger vocabulary) with identical text.
+        common: fraction of the draft's token texts that the target has under any id.
+        differences: the first ids whose text differs, at most five.
+        ratio: draft parameters over target parameters, both as active for one token.
+        same_template: None when one of them has no chat template.
+        target_rollback, draft_rollback: "cells" (attention: any depth), "states" (llama.cpp keeps
+            recurrent states to go back to) or "checkpoint" (only by saving and replaying).
+    """
+
+    target: str
+    draft: str
+    problems: tuple[Problem, ...]
+    warnings: tuple[str, ...]
+    target_vocab: int
+    draft_vocab: int
+    shared: float
+    common: float
+    differences: tuple[TokenDifference, ...]
+    ratio: float
+    same_template: bool | None
+    target_context: int
+    draft_context: int
+    target_rollback: str
+    draft_rollback: str
+
+    @property
+    def compatible(self) -> bool:
+        return not self.problems
+
+    @property
+    def reason(self) -> str:
+        """The first problem, or ""."""
+        return self.problems[0].message if self.problems else ""
+
+    @property
+    def good_size(self) -> bool:
+        return GOOD_RATIO[0] <= self.ratio <= GOOD_RATIO[1]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "draft": self.draft,
+            "compatible": self.compatible,
+            "problems": [{"kind": p.kind, "message": p.message} for p in self.problems],
+            "warnings": list(self.warnings),
+            "target_vocab": self.target_vocab,
+            "draft_vocab": self.draft_vocab,
+            "shared": self.shared,
+            "common": self.common,
+            "differences": [
+                {"id": d.id, "target": d.target, "draft": d.draft} for d in self.differences
+            ],
+            "ratio": self.ratio,
+            "same_template": self.same_template,
+            "target_context": self.target_context,
+            "draft_context": self.draft_context,
+            "target_rollback": self.target_rollback,
+            "draft_rollback": self.draft_rollback,
+        }
+
+
+def adds_bos(header: GgufHeader) -> bool:
+    """Whether llama.cpp puts BOS in front of a prompt for this model."""
+    if header.tokenizer_model == "gemma4" or header.pre_tokenizer == "gemma4":
+        return True
+    given = header.flag("tokenizer.ggml.add_bos_token")
+    if given is not None:
+        return given
+    model = header.tokenizer_model or ""
+    return _ADDS_BOS.get(model, model == "gpt2" and header.pre_tokenizer in _PRE_ADDS_BOS)
+
+
+def adds_eos(header: GgufHeader) -> bool:
+    given = header.flag("tokenizer.ggml.add_eos_token")
+    return _ADDS_EOS.get(header.tokenizer_model or "", False) if given is None else given
+
+
+def special_id(header: GgufHeader, name: str) -> int | None:
+    """BOS or EOS as llama.cpp will see it: the file's, else the default of the tokenizer."""
+    given = header.special_id(name)
+    if given is not None:
+        return given
+    default = _DEFAULT_IDS.get(header.tokenizer_model or "", {}).get(name)
+    return default if default is not None and default < header.vocab_size else None
+
+
+def rollback(header: GgufHeader) -> str:
+    """How rejected tokens are undone: "cells", "states" or "checkpoint"."""
+    if not header.is_recurrent and not header.is_hybrid:
+        return "cells"
+    return "states" if header.has_rollback_states else "checkpoint"
+
+
+def active_params(header: GgufHeader) -> int:
+    """Parameters used for one token: of a mixture of experts, those routed to."""
+    total = header.expert_count
+    used = max(header.per_layer(header.own("expert_used_count")), default=0)
+    if not total or not used:
+        return header.n_params
+    params = 0
+    for tensor in header.tensors:
+        share = used / total if tensor.name.partition(".weight")[0].endswith("_exps") else 1.0
+        params += int(tensor.n_elements * share)
+    return params
+
+
+@lru_cache(maxsize=1)
+def _byte_alphabet() -> dict[str, int]:
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    spare = iter(range(256, 512))
+    return {chr(b) if b in plain else chr(next(spare)): b for b in range(256)}
+
+
+def readable(header: GgufHeader, token: bytes) -> str:
+    """A token as the text it stands for, where its tokenizer writes it in an alphabet of its own."""
+    text = token.decode("utf-8", "replace")
+    if header.tokenizer_model == "gpt2":
+        alphabet = _byte_alphabet()
+        if all(letter in alphabet for letter in text):
+            return bytes(alphabet[letter] for letter in text).decode("utf-8", "replace")
+        return text
+    return text.replace("▁", " ")
+
+
+def compare(target: GgufHeader, draft: GgufHeader) -> PairReport:
+    """Compare two models as target and draft.
+
+    Raises:
+        BadGguf: a file changed since its header was read.
+    """
+    problems = [*_tokenizer_problems(target, draft)]
+    a, b = target.token_bytes, draft.token_bytes
+    differing = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
+    shared = (min(len(a), len(b)) - len(differing)) / max(len(a), len(b), 1)
+    known = set(a)
+    common = sum(token in known for token in b) / max(len(b), 1)
+    compared = [i for i in differing if i >= FIRST_COMPARED_ID]
+    differences = tuple(
+        TokenDifference(i, readable(target, a[i]), readable(draft, b[i])) for i in compared[:5]
+    )
+    if differences:
+        problems.append(
+            Problem("token", f"{differences[0]} ({shared:.1%} of the ids mean the same text)")
+        )
+    for role, header in (("target", target), ("draft", draft)):
+        if rollback(header) == "checkpoint":
+            problems.append(
+                Problem(
+                    "rollback",
+                    f"the {role}'s architecture ({header.architecture}) keeps one running state"
+                    " and cannot undo rejected tokens",
+                )
+            )
+    ratio = active_params(draft) / max(active_params(target), 1)
+    templates = (target.chat_template, draft.chat_template)
+    same_template = None if None in templates else templates[0] == templates[1]
+    return PairReport(
+        target=target.path.name,
+        draft=draft.path.name,
+        problems=tuple(problems),
+        warnings=tuple(_warnings(target, draft, ratio, same_template)),
+        target_vocab=target.vocab_size,
+        draft_vocab=draft.vocab_size,
+        shared=shared,
+        common=common,
+        differences=differences,
+        ratio=ratio,
+        same_template=same_template,
+        target_context=target.context_length,
+        draft_context=draft.context_length,
+        target_rollback=rollback(target),
+        draft_rollback=rollback(draft),
+    )
+
+
+def _tokenizer_problems(target: GgufHeader, draft: GgufHeader) -> list[Problem]:
+    problems: list[Problem] = []
+    if _kind(target) != _kind(draft):
+        problems.append(
+            Problem(
+                "tokenizer",
+                f"other tokenizer: the target's is {target.tokenizer_model or 'missing'},"
+                f" the draft's is {draft.tokenizer_model or 'missing'}",
+            )
+        )
+    for name, adds in (("bos", adds_bos), ("eos", adds_eos)):
+        kind: ProblemKind = "bos" if name == "bos" else "eos"
+        if adds(target) != adds(draft):
+            who = "target" if adds(target) else "draft"
+            problems.append(Problem(kind, f"only the {who} adds {name.upper()} to a prompt"))
+        elif adds(target) and special_id(target, name) != special_id(draft, name):
+            problems.append(
+                Problem(
+                    kind,
+                    f"{name.upper()} is token {special_id(target, name)} in the target and"
+                    f" {special_id(draft, name)} in the draft",
+                )
+            )
+    difference = abs(target.vocab_size - draft.vocab_size)
+    if difference > MAX_SIZE_DIFFERENCE:
+        problems.append(
+            Problem(
+                "vocabulary",
+                f"the target has {target.vocab_size:,} tokens, the draft {draft.vocab_size:,};"
+                f" at most {MAX_SIZE_DIFFERENCE} apart can work",
+            )
+        )
+    return problems
+
+
+def _kind(header: GgufHeader) -> str | None:
+    """llama.cpp's vocabulary type: some tokenizer models share one."""
+    model = header.tokenizer_model
+    return "gpt2" if model in ("gemma4", "hybriddna", "whitespace") else model
+
+
+def _warnings(
+    target: GgufHeader, draft: GgufHeader, ratio: float, same_template: bool | None
+) -> list[str]:
+    warnings: list[str] = []
+    if target.pre_tokenizer != draft.pre_tokenizer:
+        warnings.append(
+            f"they split text differently before tokenizing ({target.pre_tokenizer or 'default'}"
+            f" and {draft.pre_tokenizer or 'default'}): expect lower acceptance"
+        )
+    for name, word in (("eos", "end"), ("eot", "end-of-turn")):
+        a, b = target.special_id(name), draft.special_id(name)
+        if a is not None and b is not None and a != b:
+            warnings.append(f"other {word} token ({a} and {b}): drafts near the end get lost")
+    if target.vocab_size > draft.vocab_size:
+        extra = target.vocab_size - draft.vocab_size
+        if extra <= MAX_SIZE_DIFFERENCE:
+            warnings.append(f"the draft lacks the target's last {extra} tokens")
+    if same_template is False:
+        warnings.append(
+            "their chat templates differ: the target's is used, the draft may have learned another"
+        )
+    if target.n_tensors and draft.n_tensors:
+        low, high = GOOD_RATIO
+        if ratio >= 1:
+            warnings.append("the draft is not smaller than the target: it cannot pay")
+        elif ratio > high:
+            warnings.append(
+                f"the draft is 1/{1 / ratio:.0f} of the target; drafting may cost more than it"
+                " saves (1/10 to 1/30 is the good band)"
+            )
+        elif ratio < low:
+            warnings.append(
+                f"the draft is 1/{1 / ratio:.0f} of the target; it may be right too rarely"
+                " (1/10 to 1/30 is the good band)"
+            )
+    if 0 < draft.context_length < target.context_length:
+        warnings.append(
+            f"the draft was trained for {draft.context_length:,} tokens, the target for"
+            f" {target.context_length:,}: beyond that, speculation stops"
+        )
+    for role, header in (("target", target), ("draft", draft)):
+        if rollback(header) == "states":
+            warnings.append(
+                f"the {role} is a hybrid ({header.architecture}): it goes back through stored"
+                " states, a few tokens at most"
+            )
+    return warnings
+
+
+def require_pair(
+    target: GgufHeader, draft: GgufHeader, *, allow_checkpoints: bool = False
+) -> PairReport:
+    """The report of a pair that fits.
+
+    Args:
+        allow_checkpoints: accept architectures that go back only by saving and replaying states.
+
+    Raises:
+        PairIncompatible: it does not fit; the message names the first differing token if that is
+            the reason.
+    """
+    report = compare(target, draft)
+    for problem in report.problems:
+        if problem.kind == "rollback" and allow_checkpoints:
+            continue
+        # a token that differs says more than the sizes that follow from it
+        token = next((p for p in report.problems if p.kind == "token"), problem)
+        first = token if problem.kind == "vocabulary" else problem
+        raise PairIncompatible(
+            f"{report.draft} cannot draft for {report.target}: {first.message}",
+            f"see which drafts fit: specllama pair {target.path}",
+        )
+    return report

@@ -1,0 +1,222 @@
+"""From what a user types to a file on disk. Never touches the network.
+
+A reference is, in this order: ``tiny`` (the bundled pair) · an existing path · a catalogue name ·
+``user/repo[:QUANT]`` or ``user/repo/file.gguf`` that was pulled or that another tool brought · an
+Ollama ``name:tag``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specllama import paths
+from specllama.errors import ModelUnavailable, UsageError
+from specllama.models import catalog, library
+
+DEFAULT_QUANTS = ("Q4_K_M", "Q4_0", "IQ4_NL", "Q4_K_S", "UD-Q4_K_XL", "MXFP4", "Q8_0")
+TINY = {"tiny": "tiny-target", "tiny-target": "tiny-target", "tiny-draft": "tiny-draft"}
+
+_REPO = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}$")
+_QUANT = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$")
+
+
+@dataclass(frozen=True, slots=True)
+class HubRef:
+    """A model on the hub: a repository and which of its files."""
+
+    repo: str
+    quant: str | None = None
+    file: str | None = None
+
+    def __str__(self) -> str:
+        if self.file:
+            return f"{self.repo}/{self.file}"
+        return f"{self.repo}:{self.quant}" if self.quant else self.repo
+
+
+def parse_hub(ref: str) -> HubRef | None:
+    """``user/repo[:quant]`` or ``user/repo/path/file.gguf``; None if it has another form.
+
+    Raises:
+        UsageError: it has the form, but a part of it may never become a path.
+    """
+    text = ref.removeprefix("hf://").removeprefix("https://huggingface.co/")
+    if text.startswith(("/", ".", "~")) or "\\" in text or text.count("/") < 1:
+        return None
+    pieces = text.split("/")
+    if len(pieces) == 2:
+        repo, _, quant = text.partition(":")
+        if not _REPO.match(repo) or (quant and not _QUANT.match(quant)):
+            return None
+        if ".." in repo:
+            raise UsageError(f"not a repository name: {repo!r}")
+        return HubRef(repo, quant or None)
+    repo, file = "/".join(pieces[:2]), "/".join(pieces[2:])
+    if not _REPO.match(repo) or not file.lower().endswith(".gguf"):
+        return None
+    if (
+        any(piece in ("", ".", "..") for piece in pieces[2:])
+        or ":" in file
+        or not file.isprintable()
+    ):
+        raise UsageError(f"not a file name inside a repository: {file!r}")
+    return HubRef(repo, file=file)
+
+
+def _looks_like_path(ref: str) -> bool:
+    return (
+        ref.startswith(("/", "./", "../", "~", ".\\", "..\\"))
+        or (len(ref) > 1 and ref[1] == ":" and ref[0].isalpha())
+        or (ref.lower().endswith(".gguf") and ref.count("/") != 2)
+    )
+
+
+def bundled(name: str) -> Path:
+    """The file of ``tiny-target`` or ``tiny-draft``.
+
+    Raises:
+        ModelUnavailable: the installation lacks it.
+    """
+    path = paths.bundled_dir() / library.BUNDLED[TINY[name]]
+    if not path.is_file():
+        raise ModelUnavailable(
+            f"the bundled model {path.name} is not in this installation",
+            "reinstall specllama, or name another model with -m",
+        )
+    return path
+
+
+def resolve(ref: str, *, folders: Sequence[str | Path] = ()) -> Path:
+    """The file that a reference means.
+
+    Args:
+        folders: more folders whose models may be meant by ``user/repo`` (from the settings).
+
+    Raises:
+        ModelUnavailable: it is not on this machine; the hint is the command that brings it.
+        UsageError: it is empty, or names something that cannot be a model.
+    """
+    if not ref or not ref.isprintable():
+        raise UsageError("the model reference is empty or holds control characters")
+    if ref in TINY:
+        return bundled(ref)
+    path = Path(os.path.expanduser(ref))
+    if path.exists() and not (path.is_dir() and parse_hub(ref) is not None):
+        return _in_folder(path) if path.is_dir() else path
+    if _looks_like_path(ref):
+        raise ModelUnavailable(f"no such file: {ref}", _near_files(path))
+    pair = catalog.find(ref)
+    if pair is not None:
+        wanted = HubRef(pair.target.repo, pair.target.quant)
+        return _local(wanted, folders, pull=pair.name)
+    hub = parse_hub(ref)
+    if hub is not None:
+        return _local(hub, folders, pull=str(hub))
+    models = library.scan(folders)
+    for model in models:
+        if model.ref == ref or (model.source == "ollama" and model.ref == f"{ref}:latest"):
+            return model.path
+    raise ModelUnavailable(f"no model is called {ref!r}", _near_names(ref, models))
+
+
+def resolve_pair(
+    target_ref: str, draft_ref: str | None = None, *, folders: Sequence[str | Path] = ()
+) -> tuple[Path, Path | None]:
+    """Target and draft. Without a draft reference: the draft that belongs to the target, if here.
+
+    Raises:
+        ModelUnavailable: the target, or a draft that was named, is not on this machine.
+    """
+    if draft_ref == "tiny":
+        draft_ref = "tiny-draft"
+    target = resolve(target_ref, folders=folders)
+    if draft_ref is not None:
+        pair = catalog.find(draft_ref)
+        if pair is not None and pair.draft is not None and pair is catalog.find(target_ref):
+            draft_ref = pair.draft.ref
+        return target, resolve(draft_ref, folders=folders)
+    return target, _default_draft(target_ref, target, folders)
+
+
+def _default_draft(
+    target_ref: str, target: Path, folders: Sequence[str | Path] = ()
+) -> Path | None:
+    tiny = paths.bundled_dir()
+    if target.name == library.BUNDLED["tiny-target"] and target.parent.resolve() == tiny.resolve():
+        draft = tiny / library.BUNDLED["tiny-draft"]
+        return draft if draft.is_file() else None
+    hub = parse_hub(target_ref) if not _looks_like_path(target_ref) else None
+    pair = catalog.find(target_ref) or (catalog.find_target(hub.repo) if hub else None)
+    if pair is None or pair.draft is None:
+        return None
+    try:
+        return _local(HubRef(pair.draft.repo, pair.draft.quant), folders, pull=pair.name)
+    except ModelUnavailable:
+        return None
+
+
+def matches(model: library.LocalModel, wanted: HubRef) -> bool:
+    """Whether a model on disk is (one of) what a hub reference means."""
+    if model.repo is None or model.repo.casefold() != wanted.repo.casefold():
+        return False
+    if library.is_auxiliary(model.path.name) and wanted.file is None:
+        return False
+    if wanted.file is not None:
+        return model.path.as_posix().endswith("/" + wanted.file)
+    return wanted.quant is None or (model.quant or "") == wanted.quant.upper()
+
+
+def preferred(models: Sequence[library.LocalModel]) -> library.LocalModel:
+    """Among several quants the one to take when none was named: a 4-bit one first."""
+    rank = {quant: i for i, quant in enumerate(DEFAULT_QUANTS)}
+    return min(models, key=lambda m: (not m.complete, rank.get(m.quant or "", len(rank)), m.bytes))
+
+
+def _local(wanted: HubRef, folders: Sequence[str | Path], *, pull: str) -> Path:
+    models = library.scan(folders)
+    found = [model for model in models if matches(model, wanted)]
+    if found:
+        return preferred(found).path
+    same_repo = [m for m in models if m.repo and m.repo.casefold() == wanted.repo.casefold()]
+    here = f" (here are: {', '.join(sorted(m.ref for m in same_repo)[:4])})" if same_repo else ""
+    raise ModelUnavailable(
+        f"{wanted} is not on this machine{here}", f"get it with: specllama hub pull {pull}"
+    )
+
+
+def _in_folder(folder: Path) -> Path:
+    """A folder stands for its model when it holds exactly one."""
+    files = sorted(
+        p
+        for p in folder.glob("*.gguf")
+        if not library.is_later_part(p.name) and not library.is_auxiliary(p.name)
+    )
+    if len(files) == 1:
+        return files[0]
+    if not files:
+        raise ModelUnavailable(f"{folder} is a folder without a GGUF model in it")
+    raise UsageError(f"{folder} holds {len(files)} models", f"name one, for example: {files[0]}")
+
+
+def _near_files(path: Path) -> str:
+    try:
+        names = [p.name for p in path.parent.iterdir() if p.name.lower().endswith(".gguf")]
+    except OSError:
+        return "specllama hub ls shows the models on this machine"
+    close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(str(path.with_name(name)) for name in close)}?"
+    return "specllama hub ls shows the models on this machine"
+
+
+def _near_names(ref: str, models: Sequence[library.LocalModel]) -> str:
+    names = [*TINY, *catalog.load(), *(model.ref for model in models)]
+    close = difflib.get_close_matches(ref, names, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return "specllama hub ls shows what is here, specllama hub pairs what can be pulled"
