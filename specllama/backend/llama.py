@@ -31,6 +31,8 @@ from specllama.params import EngineOptions
 from specllama.spec.types import IntArray, Rows
 
 logger = logging.getLogger("specllama.llama")
+# without a handler of its own, logging would print warnings to stderr, across the terminal app
+logging.getLogger("specllama").addHandler(logging.NullHandler())
 
 SEQ = 0  # the one sequence of a chain
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part of a sequence's state
