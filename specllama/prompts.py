@@ -1,0 +1,81 @@
+"""Sets of prompts: the bundled held-out ones, or a user's file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specllama.errors import UsageError
+from specllama.interface import Message
+from specllama.paths import bundled_dir
+
+SLICES = ("chat", "code", "rag", "json")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt: a conversation, or raw text when ``messages`` is empty."""
+
+    id: str
+    slice: str
+    messages: tuple[Message, ...] = ()
+    text: str = ""
+
+    @property
+    def content(self) -> str | tuple[Message, ...]:
+        return self.messages or self.text
+
+
+def load_prompts(path: Path | None = None) -> list[Prompt]:
+    """Prompts of a file, or the bundled 200 (50 of each slice, slices alternating).
+
+    A ``.jsonl`` line is an object with ``messages`` (role, content) or ``prompt`` text, and
+    optionally ``id`` and ``slice``; in any other file each non-empty line is a user message.
+
+    Raises:
+        UsageError: the file is missing, empty or malformed; the message names the line.
+    """
+    source = path or bundled_dir() / "prompts.jsonl"
+    try:
+        lines = source.read_text("utf-8", "replace").splitlines()
+    except OSError as error:
+        raise UsageError(f"cannot read the prompts {source}: {error.strerror}") from None
+    structured = source.suffix in (".jsonl", ".json")
+    prompts = [
+        _structured(line, n, source) if structured else _line(line, n)
+        for n, line in enumerate(lines, 1)
+        if line.strip()
+    ]
+    if not prompts:
+        raise UsageError(f"{source} holds no prompts")
+    return prompts if path is not None else interleaved(prompts)
+
+
+def interleaved(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """One of each slice in turn, so that any first N are a fair sample."""
+    groups: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        groups.setdefault(prompt.slice, []).append(prompt)
+    longest = max(map(len, groups.values()), default=0)
+    return [group[i] for i in range(longest) for group in groups.values() if i < len(group)]
+
+
+def _line(line: str, n: int) -> Prompt:
+    return Prompt(id=str(n), slice="own", messages=(Message("user", line.strip()),))
+
+
+def _structured(line: str, n: int, source: Path) -> Prompt:
+    try:
+        data = json.loads(line)
+        name, kind = str(data.get("id", n)), str(data.get("slice", "own"))
+        if "messages" in data:
+            messages = tuple(Message(str(m["role"]), str(m["content"])) for m in data["messages"])
+            return Prompt(id=name, slice=kind, messages=messages)
+        return Prompt(id=name, slice=kind, text=str(data["prompt"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{source.name} line {n} is not a prompt ({error})",
+            'each line is {"messages": [{"role": "user", "content": "…"}]} or {"prompt": "…"}',
+        ) from None

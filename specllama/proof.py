@@ -1,0 +1,233 @@
+"""Losslessness, proved on this machine: speculative output against plain decoding, token by token.
+
+Under ``match`` the two must be equal. Where the target's passes are not bit-identical at every
+width, a near-tie may flip: the first difference is then scored again and its gap is shown. A gap
+larger than rounding can explain is a failure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specllama.engine import Engine
+from specllama.events import Finished
+from specllama.interface import Message
+from specllama.params import GenerateParams, SamplingParams
+from specllama.prompts import Prompt
+from specllama.spec.noise import exp_noise
+from specllama.spec.types import IntArray
+
+# rounding moves logits by up to 0.2 on the worst CPU paths measured; more is a bug, not rounding
+EXPLAINED_GAP = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first position where two runs part.
+
+    ``gap`` is the difference of the two tokens' scores in one fixed evaluation: logits at
+    temperature 0, perturbed log probabilities otherwise.
+    """
+
+    position: int
+    plain_token: int
+    spec_token: int
+    plain_text: str
+    spec_text: str
+    gap: float
+
+    @property
+    def explained(self) -> bool:
+        return self.gap <= EXPLAINED_GAP
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One comparison."""
+
+    prompt: str
+    slice: str
+    proposer: str
+    temperature: float
+    draft_max: int
+    seed: int
+    prompt_n: int
+    tokens: int
+    drafted: int
+    accepted: int
+    rounds: int
+    law_holds: bool
+    difference: Difference | None
+
+    @property
+    def identical(self) -> bool:
+        return self.difference is None
+
+    @property
+    def ok(self) -> bool:
+        return self.law_holds and (self.difference is None or self.difference.explained)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"type": "case", **dataclasses.asdict(self), "ok": self.ok}
+
+
+def prove(
+    engine: Engine,
+    prompts: Iterable[Prompt],
+    *,
+    proposers: Sequence[str],
+    temperatures: Sequence[float] = (0.0, 0.7, 1.0),
+    draft_max: Sequence[int] = (4,),
+    max_tokens: int = 64,
+    seed: int = 1,
+    exact: bool = False,
+    sampling: SamplingParams | None = None,
+) -> Iterator[Case]:
+    """Compare every proposer with plain decoding on every prompt; yields as it goes.
+
+    Each prompt is read once; plain and speculative runs start from the same cached prompt.
+    """
+    base = sampling or SamplingParams()
+    for n, prompt in enumerate(prompts):
+        engine.reset()
+        for temperature in temperatures:
+            params = GenerateParams(
+                sampling=dataclasses.replace(base, temperature=temperature),
+                max_tokens=max_tokens,
+                seed=seed + n,
+                proposer="none",
+                min_speculative_tokens=0,
+                exact=exact,
+            )
+            plain = _finish(engine, prompt, params)
+            for proposer in proposers:
+                for width in draft_max:
+                    spec = _finish(
+                        engine, prompt, params.replace(proposer=proposer, draft_max=width)
+                    )
+                    yield Case(
+                        prompt=prompt.id,
+                        slice=prompt.slice,
+                        proposer=proposer,
+                        temperature=temperature,
+                        draft_max=width,
+                        seed=seed + n,
+                        prompt_n=spec.prompt_n,
+                        tokens=len(spec.token_ids),
+                        drafted=spec.draft_n,
+                        accepted=spec.draft_n_accepted,
+                        rounds=spec.rounds,
+                        law_holds=len(spec.token_ids)
+                        == spec.draft_n_accepted + spec.rounds - spec.cut,
+                        difference=_difference(engine, prompt, params, plain, spec),
+                    )
+
+
+def _finish(engine: Engine, prompt: Prompt, params: GenerateParams) -> Finished:
+    last = None
+    for event in engine.generate(_content(prompt), params):
+        last = event
+    assert isinstance(last, Finished)
+    return last
+
+
+def _content(prompt: Prompt) -> str | Sequence[Message]:
+    return prompt.content
+
+
+def _difference(
+    engine: Engine, prompt: Prompt, params: GenerateParams, plain: Finished, spec: Finished
+) -> Difference | None:
+    a, b = plain.token_ids, spec.token_ids
+    if a == b and plain.text == spec.text:
+        return None
+    at = next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+    piece = engine.vocab.piece
+    if at >= min(len(a), len(b)):
+        longer = a[at] if len(a) > at else b[at] if len(b) > at else -1
+        return Difference(at, longer, -1, "", "", math.inf)  # one stopped early: never rounding
+    gap = score_gap(engine, engine.encode(prompt.content)[0], a[:at], (a[at], b[at]), params)
+    return Difference(
+        position=at,
+        plain_token=a[at],
+        spec_token=b[at],
+        plain_text=piece(a[at], special=True).decode("utf-8", "replace"),
+        spec_text=piece(b[at], special=True).decode("utf-8", "replace"),
+        gap=gap,
+    )
+
+
+def score_gap(
+    engine: Engine,
+    prompt: Sequence[int],
+    emitted: Sequence[int],
+    tokens: tuple[int, int],
+    params: GenerateParams,
+) -> float:
+    """How far apart two tokens score after ``prompt + emitted``, decoded one token at a time.
+
+    inf when one of them cannot be drawn there at all.
+    """
+    target = engine.target
+    keep = min(len(prompt) - 1, len(target.tokens))
+    if target.tokens[:keep] != list(prompt[:keep]):
+        keep = 0
+    target.rollback(keep)
+    rest = list(prompt[keep:-1])
+    for i in range(0, len(rest), 512):
+        target.forward(rest[i : i + 512], outputs="none")
+    assert params.seed is not None
+    chain = engine.chain(params, params.seed, [*prompt, *emitted])
+    row = None
+    for token in (prompt[-1], *emitted):
+        row = target.forward([token], outputs="last")[0]
+    assert row is not None
+    if chain.greedy:
+        return float(abs(float(row[tokens[0]]) - float(row[tokens[1]])))
+    law = chain.law(row)
+    ids: IntArray = np.array(tokens, np.int32)
+    probs = [law.prob(t) for t in tokens]
+    if min(probs) <= 0.0:
+        # cut by top-k, top-p or min-p: the edge itself may be a near-tie, so compare logits there
+        kept = law.ids[np.argmin(law.probs)]
+        outside = tokens[int(np.argmin(probs))]
+        return float(abs(float(row[int(kept)]) - float(row[outside])))
+    times = exp_noise(params.seed, chain.position, ids) / np.array(probs)
+    return float(abs(np.log(times[0] / times[1])))
+
+
+@dataclass(frozen=True, slots=True)
+class RowProbe:
+    """Largest difference of logits between a pass of ``rows`` rows and the same rows alone."""
+
+    rows: int
+    difference: float
+
+
+def probe_rows(engine: Engine, prompt: Sequence[int], widths: Sequence[int]) -> list[RowProbe]:
+    """Measure on this machine how wide a pass stays bit-identical to single rows.
+
+    ``prompt`` must be longer than the widest pass; its tail is evaluated both ways.
+    """
+    target = engine.target
+    widest = max(widths)
+    head, tail = list(prompt[:-widest]), list(prompt[-widest:])
+    engine.reset()
+    for i in range(0, len(head), 512):
+        target.forward(head[i : i + 512], outputs="none")
+    alone = np.stack([target.forward([t], outputs="last")[0].copy() for t in tail])
+    out = []
+    for n in widths:
+        target.rollback(len(head))
+        rows = target.forward(tail[:n], outputs="all")
+        out.append(RowProbe(n, float(np.abs(rows - alone[:n]).max())))
+    engine.reset()
+    return out
