@@ -344,9 +344,10 @@ class _Run:
             draft_max=params.draft_max if proposer.name != "none" else 0,
             exactness=exactness,
         )
-        for message in (notice, skipped):
-            if message:
-                yield Notice(message=message, topic="routing" if message == skipped else "template")
+        if notice:
+            yield Notice(message=notice, level="warning", topic="template")
+        if skipped:
+            yield Notice(message=skipped, topic="routing")
 
         started = perf_counter()
         reason: FinishReason | None = None
@@ -380,7 +381,7 @@ class _Run:
         )
         first_s: float | None = None
         first_at = prefilled
-        message = None
+        message: str | None = None
         while reason is None:
             if self._cancel.is_set():
                 reason = "cancelled"

@@ -28,6 +28,7 @@ def load_parts(
     """Keyword arguments for ``Engine``. Headers are checked before llama.cpp sees a file."""
     from specllama.models.gguf import exact_rows, read_header
     from specllama.models.loadable import check_loadable
+    from specllama.models.memory import estimate_pair, require_fit
     from specllama.models.pairing import require_pair
     from specllama.models.refs import resolve_pair
 
@@ -41,7 +42,26 @@ def load_parts(
     if draft_path is not None:
         draft_header = read_header(draft_path)
         check_loadable(draft_header, "draft")
-        require_pair(target_header, draft_header)
+        require_pair(
+            target_header,
+            draft_header,
+            # a target that cannot cut its cache replays from a checkpoint once a round; a draft
+            # model would have to after every token
+            allow_checkpoints=not (draft_header.is_recurrent or draft_header.is_hybrid),
+        )
+    if options.check_memory:
+        require_fit(
+            estimate_pair(
+                target_header,
+                draft_header,
+                n_ctx=_context_length(options.n_ctx, target_header),
+                type_k=options.kv_type_k,
+                type_v=options.kv_type_v,
+                n_ubatch=options.n_batch,
+                n_outputs=options.max_rows,
+                flash_attn=options.flash_attn == "on",
+            )
+        )
 
     # importing llama.cpp takes a quarter of a second; a bad file is refused before that
     from specllama.backend import llama
@@ -186,7 +206,9 @@ def _model_info(
         n_ctx=context.n_ctx,
         n_ctx_train=model.n_ctx_train,
         n_vocab=context.n_vocab,
-        kv_bytes=kv_bytes(header, context.n_ctx, options.kv_type_k, options.kv_type_v),
+        kv_bytes=kv_bytes(
+            header, context.n_ctx, type_k=options.kv_type_k, type_v=options.kv_type_v
+        ),
         gpu_layers=min(model.gpu_layers, model.n_layer + 1),
     )
 

@@ -160,6 +160,7 @@ class EngineOptions:
         flash_attn: "auto" is off on CPU (exactness and speed, reference: numerics) and llama.cpp's
             own choice on GPUs.
         max_rows: the widest target pass that will be asked for (drafts + 1).
+        check_memory: refuse a pair that needs more memory than is free.
     """
 
     n_ctx: int | None = None
@@ -175,6 +176,7 @@ class EngineOptions:
     max_rows: int = DRAFT_MAX_LIMIT + 1
     use_mmap: bool = True
     use_mlock: bool = False
+    check_memory: bool = True
 
     def __post_init__(self) -> None:
         for name, value in (("ctx-size", self.n_ctx), ("draft ctx-size", self.draft_ctx)):

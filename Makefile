@@ -1,0 +1,45 @@
+# Both commands work from a fresh clone with Python 3.11+, pip, make and a C++ compiler.
+#   make chat   install, then chat with the bundled pair (offline)
+#   make test   install with the test extras, then run every test
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: chat test lint types check screenshots clean
+
+chat: $(STAMP)
+	$(BIN)/specllama chat
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# an ordinary (not editable) install: what runs is what ships
+$(STAMP): $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install .
+	@touch $@
+
+$(VENV)/.installed-test: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install -e ".[test]" "setuptools>=77"
+	@touch $@
+
+# for contributors: editable install, links for the type checker, linters
+$(VENV)/.installed-dev: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install -e ".[dev,plot]" setuptools
+	ln -sfn ../tui specllama/tui
+	ln -sfn ../models specllama/models
+	@touch $@
+
+check: lint types
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy specllama
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
