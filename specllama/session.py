@@ -1,0 +1,380 @@
+"""A conversation: messages, settings and an engine; every change is kept in the stores.
+
+    session = Session(engine, store)
+    for event in session.send("What is a draft model?"):
+        ...
+    session.undo()
+
+Editing, retrying and continuing are all the same thing: cut the messages at some place and
+generate. Whatever part of a reply arrived is kept, also when the generator is closed, the engine
+fails or the process is killed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from specllama.errors import PromptTooLong, UsageError
+from specllama.events import Event, Finished, Notice, RoundDone, TextDelta
+from specllama.interface import EngineLike, Message
+from specllama.params import SEED_LIMIT, GenerateParams
+from specllama.stats import SpecStats
+from specllama.store.codec import params_from_dict, params_to_dict
+from specllama.store.rounds import RoundLog, logged
+from specllama.store.sessions import (
+    UNTITLED,
+    MessageState,
+    SessionStore,
+    StoredMessage,
+    StoredSession,
+    to_json,
+    to_markdown,
+)
+
+FLUSH_S = 0.25
+_UNSTORED_STATS = ("text", "token_ids")
+
+
+class Session:
+    """One conversation with one engine at a time; not for use from two threads at once.
+
+    Attributes:
+        engine: may be replaced between replies (another model); a new round log begins then.
+        stats: counters over every reply of this object's life.
+        last: the ``finish`` event of the last reply that ended by itself or was cancelled.
+        log: the round log, None before the first reply or when logging is off.
+    """
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        store: SessionStore | None = None,
+        *,
+        params: GenerateParams | None = None,
+        system: str = "",
+        command: str = "chat",
+        log_rounds: bool = True,
+    ) -> None:
+        self.stats = SpecStats()
+        self.last: Finished | None = None
+        self.log: RoundLog | None = None
+        self._engine = engine
+        self._store = store
+        self._params = params or GenerateParams()
+        self._system = system
+        self._command = command
+        self._log_rounds = log_rounds
+        self._messages: list[StoredMessage] = []
+        self._id: str | None = None
+        self._title = ""
+        self._notices_told = 0
+        self._attempts = 0
+
+    # ---- what it is
+
+    @property
+    def id(self) -> str | None:
+        """Its id in the store; None until the first message."""
+        return self._id
+
+    @property
+    def title(self) -> str:
+        if self._store is not None and self._id is not None:
+            return self._store.get(self._id).title
+        return self._title or UNTITLED
+
+    @property
+    def messages(self) -> list[Message]:
+        """The turns so far, without the system prompt. A copy."""
+        return [m.message for m in self._messages]
+
+    @property
+    def interrupted(self) -> bool:
+        """The last message is a reply that did not come to its end."""
+        return bool(self._messages) and self._messages[-1].state == "partial"
+
+    @property
+    def engine(self) -> EngineLike:
+        return self._engine
+
+    @engine.setter
+    def engine(self, engine: EngineLike) -> None:
+        self._engine = engine
+        self._close_log()
+
+    @property
+    def system(self) -> str:
+        return self._system
+
+    @system.setter
+    def system(self, text: str) -> None:
+        self._system = text
+        if self._store is not None and self._id is not None:
+            self._store.configure(self._id, system=text)
+
+    @property
+    def params(self) -> GenerateParams:
+        return self._params
+
+    @params.setter
+    def params(self, params: GenerateParams) -> None:
+        self._params = params
+        if self._store is not None and self._id is not None:
+            self._store.configure(self._id, settings=self._settings())
+
+    # ---- what it does
+
+    def send(self, text: str, *, cancel: threading.Event | None = None) -> Iterator[Event]:
+        """Ask; yields the engine's events. The question is stored before this returns.
+
+        A question that cannot be served at all (PromptTooLong and other UsageErrors, raised by the
+        first ``next``) is taken back.
+
+        Raises:
+            UsageError: the text is empty.
+        """
+        if not text.strip():
+            raise UsageError("the message is empty")
+        self._attempts = 0
+        self._push(StoredMessage("user", text))
+        return self._answer(cancel, take_back_question=True)
+
+    def retry(self, *, cancel: threading.Event | None = None) -> Iterator[Event]:
+        """Answer the last question again; a fixed seed moves on by one, else nothing would change.
+
+        The former reply comes back if the new one is stopped before its first character.
+        """
+        if not self._messages:
+            raise UsageError("there is nothing to retry yet")
+        answered = self._messages[-1].role == "assistant"
+        self._attempts += answered
+        return self._answer(cancel, former=self._messages[-1] if answered else None)
+
+    def continue_reply(self, *, cancel: threading.Event | None = None) -> Iterator[Event]:
+        """Go on writing the last reply where it ended."""
+        if not self._messages or self._messages[-1].role != "assistant":
+            raise UsageError("there is no reply to continue")
+        former = self._messages[-1]
+        return self._answer(cancel, former=former, prefix=former.content)
+
+    def undo(self) -> str:
+        """Take back the last question and its reply; returns the question."""
+        at = max((i for i, m in enumerate(self._messages) if m.role == "user"), default=None)
+        if at is None:
+            raise UsageError("there is nothing to undo")
+        question = self._messages[at].content
+        self._cut(at)
+        return question
+
+    def edit(
+        self, index: int, text: str, *, cancel: threading.Event | None = None
+    ) -> Iterator[Event]:
+        """Change message ``index`` (from 0) and forget what came after it.
+
+        An edited question is answered; an edited reply is left for ``continue_reply``, and the
+        iterator is empty.
+        """
+        if not 0 <= index < len(self._messages):
+            raise UsageError(f"there is no message {index}")
+        if not text.strip():
+            raise UsageError("the message is empty")
+        role = self._messages[index].role
+        self._cut(index)
+        self._attempts = 0
+        self._push(StoredMessage(role, text, "done" if role == "user" else "partial"))
+        return self._answer(cancel) if role == "user" else iter(())
+
+    def clear(self) -> None:
+        """Begin a new conversation with the same settings; the old one stays in the store."""
+        self._messages = []
+        self._id = None
+        self._title = ""
+        self.last = None
+
+    # ---- keeping it
+
+    def save(self, title: str = "") -> str:
+        """Give the conversation a title; returns its id. Without a store only the title is kept."""
+        self._title = title or self._title
+        if self._store is None:
+            return ""
+        identity = self._stored_id(self._store)
+        if title:
+            self._store.rename(identity, title)
+        return identity
+
+    def load(self, selector: str = "last") -> None:
+        """Go on with a stored conversation, with its system prompt and settings.
+
+        Raises:
+            StoreError, UsageError: there is no store, or none or several fit the selector.
+        """
+        if self._store is None:
+            raise UsageError("conversations are not stored here")
+        stored = self._store.get(self._store.find(selector))
+        self.clear()
+        self._id = stored.id
+        self._title = stored.title
+        self._system = stored.system
+        self._messages = list(stored.messages)
+        if "params" in stored.settings:
+            self._params = params_from_dict(stored.settings["params"])
+
+    def export(self, form: Literal["md", "json"] = "md") -> str:
+        if self._store is not None and self._id is not None:
+            stored = self._store.get(self._id)
+        else:
+            now = time.time()
+            stored = StoredSession("", self.title, self._system, self._settings(), now, now)
+        stored = StoredSession(
+            stored.id,
+            stored.title,
+            self._system,
+            stored.settings,
+            stored.created_s,
+            stored.updated_s,
+            tuple(self._messages),
+        )
+        return to_json(stored) if form == "json" else to_markdown(stored)
+
+    def close(self) -> None:
+        """Close the round log; the engine and the store belong to the caller."""
+        self._close_log()
+
+    # ---- inside
+
+    def _answer(
+        self,
+        cancel: threading.Event | None,
+        *,
+        former: StoredMessage | None = None,
+        prefix: str = "",
+        take_back_question: bool = False,
+    ) -> Iterator[Event]:
+        """Generate the next reply.
+
+        Args:
+            former: the last message, a reply to replace; put back when no new text comes.
+            prefix: the beginning of the reply, already written.
+            take_back_question: drop the question if the engine refuses the request as such.
+        """
+        shown: list[str] = []
+        state: MessageState = "partial"
+        stats: dict[str, Any] | None = None
+        flushed_s = time.monotonic()
+        refused = False
+        if former is not None:
+            self._messages.pop()
+        seq = len(self._messages)
+        try:
+            for event in self._events(cancel, prefix):
+                if isinstance(event, TextDelta):
+                    shown.append(event.text)
+                elif isinstance(event, RoundDone):
+                    self.stats.observe(event)
+                elif isinstance(event, Finished):
+                    self.last = event
+                    state = "partial" if event.reason in ("cancelled", "error") else "done"
+                    stats = {k: v for k, v in event.to_dict().items() if k not in _UNSTORED_STATS}
+                if shown and time.monotonic() - flushed_s > FLUSH_S:
+                    self._store_message(
+                        seq, StoredMessage("assistant", prefix + "".join(shown), "partial")
+                    )
+                    flushed_s = time.monotonic()
+                yield from self._store_notices()
+                yield event
+        except UsageError:
+            refused = take_back_question
+            raise
+        finally:
+            if shown:
+                self._push(StoredMessage("assistant", prefix + "".join(shown), state, stats))
+            elif former is not None:
+                self._push(former)
+            elif refused:
+                self._cut(seq - 1)
+        yield from self._store_notices()
+
+    def _events(self, cancel: threading.Event | None, prefix: str) -> Iterator[Event]:
+        """The engine's events, through the round log; old turns are left out if they must be."""
+        params = self._params
+        if params.seed is not None and self._attempts:
+            params = params.replace(seed=(params.seed + self._attempts) % SEED_LIMIT)
+        if self.log is None and self._log_rounds:
+            self.log = RoundLog.open(self._engine.info, params, command=self._command)
+        head = [Message("system", self._system)] if self._system else []
+        tail = [Message("assistant", prefix)] if prefix else []
+        turns = self.messages
+        try:
+            yield from self._run([*head, *turns, *tail], params, cancel)
+        except PromptTooLong:
+            if params.on_full != "shift":
+                raise
+            kept = self._newest_that_fit(head, turns, tail)
+            if kept is None:
+                raise
+            yield Notice(
+                f"the oldest {len(turns) - len(kept)} messages no longer fit the context and "
+                "are left out",
+                "warning",
+                "context",
+            )
+            yield from self._run([*head, *kept, *tail], params, cancel)
+
+    def _run(
+        self, messages: Sequence[Message], params: GenerateParams, cancel: threading.Event | None
+    ) -> Iterator[Event]:
+        events = self._engine.generate(messages, params, cancel=cancel)
+        return logged(events, self.log, params)
+
+    def _newest_that_fit(
+        self, head: list[Message], turns: list[Message], tail: list[Message]
+    ) -> list[Message] | None:
+        """The longest end of the conversation, from a question on, that leaves room to answer."""
+        n_ctx = self._engine.info.target.n_ctx
+        room = n_ctx - min(self._params.max_tokens or n_ctx, n_ctx // 4)
+        for start in range(1, len(turns)):
+            if turns[start].role == "user":
+                kept = turns[start:]
+                if self._engine.count_tokens([*head, *kept, *tail]) <= room:
+                    return kept
+        return None
+
+    def _push(self, message: StoredMessage) -> None:
+        self._messages.append(message)
+        self._store_message(len(self._messages) - 1, message)
+
+    def _cut(self, keep: int) -> None:
+        del self._messages[keep:]
+        if self._store is not None and self._id is not None:
+            self._store.truncate(self._id, keep)
+
+    def _store_message(self, seq: int, message: StoredMessage) -> None:
+        if self._store is not None:
+            self._store.put(self._stored_id(self._store), seq, message)
+
+    def _stored_id(self, store: SessionStore) -> str:
+        if self._id is None:
+            self._id = store.create(
+                title=self._title, system=self._system, settings=self._settings()
+            )
+        return self._id
+
+    def _settings(self) -> dict[str, Any]:
+        return {"params": params_to_dict(self._params)}
+
+    def _store_notices(self) -> Iterator[Notice]:
+        """What the store had to say since the last time."""
+        if self._store is None:
+            return
+        while self._notices_told < len(self._store.notices):
+            self._notices_told += 1
+            yield Notice(self._store.notices[self._notices_told - 1], "warning", "store")
+
+    def _close_log(self) -> None:
+        if self.log is not None:
+            self.log.close()
+            self.log = None

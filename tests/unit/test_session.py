@@ -1,0 +1,271 @@
+"""A conversation keeps what was said, whatever happens while it is said."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from fakes import Reply, ScriptedEngine, engine_info, model_info
+
+from specllama.errors import EngineError, PromptTooLong, StoreError, UsageError
+from specllama.events import Finished, Notice, RoundDone, Started, TextDelta
+from specllama.interface import Message
+from specllama.params import GenerateParams
+from specllama.session import Session
+from specllama.store.rounds import list_runs, read_run
+from specllama.store.sessions import SessionStore
+
+LONG = "The target reads all the guesses in a single pass and keeps those it agrees with. " * 4
+
+
+def stopped_after(events, deltas: int, cancel: threading.Event) -> list:
+    out = []
+    for event in events:
+        out.append(event)
+        deltas -= isinstance(event, TextDelta)
+        if deltas == 0:
+            cancel.set()
+    return out
+
+
+@pytest.fixture
+def store():
+    with SessionStore.open() as opened:
+        yield opened
+
+
+def test_send_keeps_and_stores_both_turns(store: SessionStore) -> None:
+    engine = ScriptedEngine(["First.", "Second."])
+    session = Session(engine, store, system="Be brief.", params=GenerateParams(seed=5))
+    events = list(session.send("One?"))
+    list(session.send("Two?"))
+    assert isinstance(events[-1], Finished)
+    assert [m.content for m in session.messages] == ["One?", "First.", "Two?", "Second."]
+    assert engine.requests[1].prompt == [
+        Message("system", "Be brief."),
+        Message("user", "One?"),
+        Message("assistant", "First."),
+        Message("user", "Two?"),
+    ]
+    stored = store.get(session.id or "")
+    assert [m.message for m in stored.messages] == session.messages
+    assert stored.title == "One?"
+    assert stored.messages[1].stats is not None
+    assert stored.messages[1].stats["reason"] == "stop_token"
+    assert session.stats.rounds == sum(isinstance(e, RoundDone) for e in events) * 2
+    assert session.last is not None
+    session.close()
+    record = read_run(list_runs()[0])
+    assert len(record.turns) == 2
+    assert record.header["command"] == "chat"
+
+
+def test_the_question_is_stored_before_the_answer(store: SessionStore) -> None:
+    session = Session(ScriptedEngine(["x"]), store)
+    session.send("Anyone there?")
+    assert [m.content for m in store.get(session.id or "").messages] == ["Anyone there?"]
+
+
+def test_a_growing_reply_is_stored(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specllama.session.FLUSH_S", -1.0)
+    session = Session(ScriptedEngine([LONG]), store)
+    shown = ""
+    for event in session.send("Tell me"):
+        if isinstance(event, TextDelta):
+            shown += event.text
+            reply = store.get(session.id or "").messages[1]
+            assert (reply.content, reply.state) == (shown, "partial")
+    assert store.get(session.id or "").messages[1].state == "done"
+
+
+def test_cancel_and_close_keep_the_partial_reply(store: SessionStore) -> None:
+    session = Session(ScriptedEngine([LONG, LONG]), store)
+    cancel = threading.Event()
+    events = stopped_after(session.send("Go", cancel=cancel), 2, cancel)
+    shown = "".join(e.text for e in events if isinstance(e, TextDelta))
+    assert session.messages[-1] == Message("assistant", shown)
+    assert session.interrupted
+    assert store.get(session.id or "").messages[1].state == "partial"
+
+    stream = session.send("Again")
+    seen = ""
+    for event in stream:
+        if isinstance(event, TextDelta):
+            seen += event.text
+            break
+    stream.close()
+    assert session.messages[-1] == Message("assistant", seen)
+
+
+def test_continue_goes_on_in_place(store: SessionStore) -> None:
+    engine = ScriptedEngine(["one two", " three"])
+    session = Session(engine, store)
+    list(session.send("Count"))
+    list(session.continue_reply())
+    assert engine.requests[1].prompt[-1] == Message("assistant", "one two")
+    assert session.messages[-1] == Message("assistant", "one two three")
+    assert len(store.get(session.id or "").messages) == 2
+
+
+def test_continue_that_brings_nothing_keeps_the_reply() -> None:
+    cancel = threading.Event()
+    session = Session(ScriptedEngine(["one two", " three"]))
+    list(session.send("Count"))
+    cancel.set()
+    list(session.continue_reply(cancel=cancel))
+    assert session.messages[-1] == Message("assistant", "one two")
+
+
+def test_retry_takes_another_seed_and_can_be_taken_back(store: SessionStore) -> None:
+    engine = ScriptedEngine(["first try", "second try", "third try"])
+    session = Session(engine, store, params=GenerateParams(seed=10))
+    list(session.send("Go"))
+    list(session.retry())
+    assert session.messages[-1].content == "second try"
+    assert [r.params.seed for r in engine.requests] == [10, 11]
+    cancel = threading.Event()
+    cancel.set()
+    list(session.retry(cancel=cancel))
+    assert session.messages[-1].content == "second try"
+    assert [m.content for m in store.get(session.id or "").messages] == ["Go", "second try"]
+
+
+def test_an_answer_that_is_never_begun_changes_nothing() -> None:
+    session = Session(ScriptedEngine(["one two"]))
+    list(session.send("Count"))
+    session.continue_reply()
+    session.retry()
+    assert [m.content for m in session.messages] == ["Count", "one two"]
+
+
+def test_retry_after_a_failure_asks_again() -> None:
+    engine = ScriptedEngine([Reply(LONG, raise_at_round=0), "fine"])
+    session = Session(engine)
+    with pytest.raises(EngineError):
+        list(session.send("Go"))
+    assert session.messages == [Message("user", "Go")]
+    list(session.retry())
+    assert [m.content for m in session.messages] == ["Go", "fine"]
+
+
+def test_an_engine_that_fails_midway_leaves_the_part(store: SessionStore) -> None:
+    session = Session(ScriptedEngine([Reply(LONG, raise_at_round=3)]), store)
+    with pytest.raises(EngineError):
+        list(session.send("Go"))
+    assert LONG.startswith(session.messages[-1].content)
+    assert session.interrupted
+
+
+def test_a_refused_question_is_taken_back(store: SessionStore) -> None:
+    session = Session(ScriptedEngine([Reply(raise_first=PromptTooLong("too long")), "ok"]), store)
+    with pytest.raises(PromptTooLong):
+        list(session.send("word " * 10))
+    assert session.messages == []
+    assert store.get(session.id or "").messages == ()
+    list(session.send("short"))
+    assert [m.content for m in session.messages] == ["short", "ok"]
+
+
+def test_undo_and_edit(store: SessionStore) -> None:
+    engine = ScriptedEngine(["a", "b", "edited answer"])
+    session = Session(engine, store)
+    list(session.send("One"))
+    list(session.send("Two"))
+    assert session.undo() == "Two"
+    assert [m.content for m in session.messages] == ["One", "a"]
+    list(session.edit(0, "Uno"))
+    assert [m.content for m in session.messages] == ["Uno", "edited answer"]
+    assert list(session.edit(1, "edited")) == []
+    assert session.interrupted
+    assert [m.content for m in store.get(session.id or "").messages] == ["Uno", "edited"]
+    session.undo()
+    for refused in (session.undo, session.retry, session.continue_reply):
+        with pytest.raises(UsageError):
+            refused()
+    with pytest.raises(UsageError):
+        session.edit(0, "x")
+    with pytest.raises(UsageError):
+        session.send("  \n")
+
+
+def test_save_load_export(store: SessionStore) -> None:
+    session = Session(ScriptedEngine(["Yes."]), store, system="S", params=GenerateParams(seed=9))
+    list(session.send("Really?"))
+    identity = session.save("My talk")
+    assert session.title == "My talk"
+    other = Session(ScriptedEngine(["Go on."]), store)
+    other.load(identity[:5])
+    assert other.messages == session.messages
+    assert (other.system, other.params.seed) == ("S", 9)
+    list(other.send("More"))
+    assert len(store.get(identity).messages) == 4
+    assert "## Assistant\n\nYes." in session.export()
+    assert json.loads(other.export("json"))["messages"][3]["content"] == "Go on."
+    with pytest.raises(StoreError):
+        other.load("nothing")
+    other.clear()
+    assert other.messages == []
+    list(other.send("New"))
+    assert other.id != identity
+
+
+def test_without_a_store_everything_but_load_works() -> None:
+    session = Session(ScriptedEngine(["Yes."]), None, log_rounds=False)
+    list(session.send("Really?"))
+    session.save("T")
+    assert session.export().startswith("# T\n")
+    assert session.id is None
+    assert list_runs() == []
+    with pytest.raises(UsageError):
+        session.load()
+
+
+def test_settings_are_stored_when_they_change(store: SessionStore) -> None:
+    session = Session(ScriptedEngine(["Yes."]), store)
+    list(session.send("Really?"))
+    session.params = session.params.replace(draft_max=2)
+    session.system = "Other."
+    stored = store.get(session.id or "")
+    assert stored.settings["params"]["draft_max"] == 2
+    assert stored.system == "Other."
+
+
+def test_store_trouble_shows_once_in_the_stream() -> None:
+    store = SessionStore.open()
+    session = Session(ScriptedEngine(["a", "b"]), store)
+    list(session.send("One"))
+    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    events = list(session.send("much text " * 100))
+    events += list(session.send("much text " * 100))
+    assert len([e for e in events if isinstance(e, Notice) and e.topic == "store"]) == 1
+    assert len(session.messages) == 6
+
+
+def test_another_engine_begins_another_log() -> None:
+    session = Session(ScriptedEngine(["a"]))
+    list(session.send("One"))
+    session.engine = ScriptedEngine(["b"], info=engine_info(target=model_info(name="other")))
+    list(session.send("Two"))
+    session.close()
+    names = {read_run(path).header["target"]["name"] for path in list_runs()}
+    assert names == {"scripted target", "other"}
+
+
+def test_old_turns_are_left_out_only_if_asked(store: SessionStore) -> None:
+    info = engine_info(target=model_info(n_ctx=200))
+    engine = ScriptedEngine(["word " * 40], info=info)
+    session = Session(engine, store, params=GenerateParams(on_full="shift", max_tokens=40))
+    for n in range(6):
+        events = list(session.send(f"Question {n} " + "and more " * 10))
+        assert isinstance(events[-1], Finished)
+    notices = [e for e in events if isinstance(e, Notice)]
+    assert "no longer fit" in notices[0].message
+    assert isinstance(events[1], Started)
+    assert len(session.messages) == 12
+    assert engine.requests[-1].prompt[0].role == "user"
+    session.params = session.params.replace(on_full="stop")
+    with pytest.raises(PromptTooLong):
+        list(session.send("one more"))
+    assert len(session.messages) == 12
