@@ -1,0 +1,132 @@
+"""The promise, on the bundled pair: same seed, same text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specllama.engine import Engine
+from specllama.events import Finished, RoundDone
+from specllama.params import GenerateParams, SamplingParams
+from specllama.prompts import Prompt, load_prompts
+from specllama.proof import probe_rows, prove, score_gap
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Prompt]:
+    return load_prompts()
+
+
+def test_match_is_token_identical_to_plain_decoding(tiny: Engine, prompts: list[Prompt]) -> None:
+    cases = list(
+        prove(
+            tiny,
+            prompts[:12],
+            proposers=("draft", "ngram", "mixed"),
+            temperatures=(0.0, 0.7, 1.0),
+            draft_max=(1, 4, 6),
+            max_tokens=40,
+        )
+    )
+    assert [c for c in cases if not c.identical] == []
+    assert all(c.law_holds for c in cases)
+    for name in ("chat", "code", "rag", "json"):
+        assert sum(c.accepted for c in cases if c.slice == name and c.proposer == "draft") > 0
+
+
+def test_wide_drafts_are_identical_when_cut_into_exact_passes(
+    tiny: Engine, prompts: list[Prompt]
+) -> None:
+    cases = list(
+        prove(
+            tiny,
+            prompts[:8],
+            proposers=("draft", "ngram"),
+            temperatures=(0.0, 1.0),
+            draft_max=(8, 16),
+            max_tokens=48,
+            exact=True,
+        )
+    )
+    assert [c for c in cases if not c.identical] == []
+
+
+def test_wide_drafts_without_exact_differ_at_near_ties_only(
+    tiny: Engine, prompts: list[Prompt]
+) -> None:
+    cases = list(prove(tiny, prompts[:8], proposers=("mixed",), draft_max=(16,), max_tokens=48))
+    assert [c for c in cases if not c.ok] == []
+
+
+def test_long_contexts_are_identical_too(tiny: Engine, prompts: list[Prompt]) -> None:
+    longest = sorted(prompts, key=lambda p: -tiny.count_tokens(p.content))[:2]
+    assert tiny.count_tokens(longest[0].content) > 1000
+    cases = list(prove(tiny, longest, proposers=("mixed",), draft_max=(6,), max_tokens=48))
+    assert [c for c in cases if not c.identical] == []
+
+
+def test_rows_are_bit_identical_up_to_the_stated_width(tiny: Engine, prompts: list[Prompt]) -> None:
+    rows = tiny.info.exact_rows
+    assert rows == 7
+    ids = tiny.encode(max(prompts, key=lambda p: tiny.count_tokens(p.content)).content)[0]
+    for probe in probe_rows(tiny, ids, range(2, rows + 1)):
+        assert probe.difference == 0.0
+
+
+def test_a_forged_difference_is_not_explained_away(tiny: Engine, prompts: list[Prompt]) -> None:
+    params = GenerateParams(sampling=SamplingParams(temperature=0.0), seed=1, max_tokens=8)
+    last = list(tiny.generate(prompts[0].content, params))[-1]
+    assert isinstance(last, Finished)
+    ids = tiny.encode(prompts[0].content)[0]
+    wrong = (last.token_ids[3] + 1) % tiny.vocab.n_tokens
+    gap = score_gap(tiny, ids, last.token_ids[:3], (last.token_ids[3], wrong), params)
+    assert gap > 0.3
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_sampling_rules_run_and_keep_the_counting_law(
+    tiny: Engine, prompts: list[Prompt], rule: str
+) -> None:
+    for prompt in prompts[:4]:
+        params = GenerateParams(
+            sampling=SamplingParams(temperature=1.0),
+            seed=5,
+            max_tokens=40,
+            verify=rule,  # type: ignore[arg-type]
+        )
+        events = list(tiny.generate(prompt.content, params))
+        last = events[-1]
+        assert isinstance(last, Finished)
+        assert last.draft_n_accepted > 0
+        assert len(last.token_ids) == last.draft_n_accepted + last.rounds - last.cut
+        rounds = [e for e in events if isinstance(e, RoundDone)]
+        assert [t for r in rounds for t in r.emitted] == list(last.token_ids)
+
+
+def test_a_json_schema_constrains_both_ways_alike(tiny: Engine) -> None:
+    schema = json.dumps(
+        {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+            "required": ["name", "age"],
+            "additionalProperties": False,
+        }
+    )
+    prompt = Prompt("schema", "json", text="Mira is 41 years old. As JSON: ")
+    params = GenerateParams(
+        sampling=SamplingParams(temperature=0.7), seed=2, max_tokens=120, json_schema=schema
+    )
+    results = []
+    for proposer in ("none", "draft", "ngram", "mixed"):
+        tiny.reset()
+        last = list(tiny.generate(prompt.content, params.replace(proposer=proposer)))[-1]
+        assert isinstance(last, Finished)
+        results.append(last)
+    assert len({r.token_ids for r in results}) == 1
+    if results[0].reason == "stop_token":
+        value = json.loads(results[0].text)
+        assert set(value) == {"name", "age"}
+        assert isinstance(value["age"], int)
