@@ -1,0 +1,197 @@
+"""The passage slice: answer from retrieved text by quoting the asked value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specllama.models.recipe.corpus.base import Check, Message, Sample, Source, conversation, turn
+from specllama.models.recipe.corpus.facts import FILLERS, KINDS, Attribute, Kind
+
+_SYSTEM = (
+    "Answer from the [passage|text|context] only.",
+    "Use [only the passage|the passage only] to answer. [Be brief.|Quote the value.|]",
+    "You answer questions about [a text|documents|notes]. [Say so if the text has no answer.|]",
+    "~Read the documents and answer with what they say.",
+)
+_LAYOUTS = (
+    "[Passage|Context|Text|Notes]:\n{p}\n\n[Question|Q]: {q}",
+    "{p}\n\n{q}",
+    "[Question|Q]: {q}\n\n[Passage|Context|Text]:\n{p}",
+    "[Read this|Here is a text|Use this text]:\n\n{p}\n\n[Now answer:|Question:|] {q}",
+    "<context>\n{p}\n</context>\n{q}",
+    "~Background:\n{p}\n\nPlease answer: {q}",
+)
+_MISSING_ANSWERS = (
+    "The text does not say.",
+    "The text does not say that.",
+)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One attribute of one entity with its value."""
+
+    kind: Kind
+    entity: str
+    attribute: Attribute
+    value: str
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _entity(src: Source, kind: Kind, n: int) -> list[Fact]:
+    name = kind.name(src)
+    return [Fact(kind, name, a, a.value(src)) for a in src.few(kind.attributes, n)]
+
+
+def _say(src: Source, fact: Fact) -> str:
+    text = src.form(
+        fact.attribute.says,
+        e=fact.entity,
+        v=fact.value,
+        d=src.date(),
+        p=src.word(),
+        n=src.between(1, 9),
+    )
+    return _upper(text)
+
+
+def _paragraph(src: Source, facts: list[Fact], filler: float) -> str:
+    lines = [_say(src, f) for f in facts]
+    if src.maybe(filler):
+        lines.insert(src.between(0, len(lines)), src.spin(src.pick(FILLERS)))
+    if src.maybe(filler):
+        kind = facts[0].kind
+        lines.insert(0, _upper(src.form(kind.intros, e=facts[0].entity, n=src.between(1, 9))))
+    return " ".join(lines)
+
+
+def _ask(src: Source, fact: Fact) -> str:
+    return src.form(fact.attribute.asks, e=fact.entity)
+
+
+def _tell(src: Source, fact: Fact) -> str:
+    # The shortest answers (a bare value) get their capital, except where that would alter a span.
+    text = src.form(fact.attribute.answers, e=fact.entity, v=fact.value)
+    return text if text.startswith(fact.value) else _upper(text)
+
+
+def _passages(src: Source, groups: list[list[Fact]]) -> str:
+    filler = src.pick([0.0, 0.2, 0.6])
+    paragraphs = [_paragraph(src, g, filler) for g in groups]
+    style = src.between(0, 4) if len(groups) > 1 else 0
+    if style == 0:
+        return src.pick(["\n", "\n\n", " "]).join(paragraphs)
+    if style == 1:
+        return "\n".join(f"[{i}] {p}" for i, p in enumerate(paragraphs, 1))
+    if style == 2:
+        return "\n".join(f'<doc id="{i}">{p}</doc>' for i, p in enumerate(paragraphs, 1))
+    if style == 3:
+        return "\n\n".join(f"Passage {i}: {p}" for i, p in enumerate(paragraphs, 1))
+    return "\n".join(f"- {p}" for p in paragraphs)
+
+
+def _single(src: Source, fact: Fact) -> tuple[str, str, list[str]]:
+    answer = _tell(src, fact)
+    if src.maybe(0.08):
+        return (
+            _ask(src, fact) + " " + src.spin("[Answer|Reply] with the value only."),
+            (fact.value),
+            [fact.value],
+        )
+    return _ask(src, fact), answer, [fact.value]
+
+
+def _double(src: Source, one: Fact, two: Fact) -> tuple[str, str, list[str]]:
+    question = f"{_ask(src, one)} {src.spin('[And|Also,|And also:]')} {_ask(src, two)}"
+    return question, f"{_tell(src, one)} {_tell(src, two)}", [one.value, two.value]
+
+
+def _summary(src: Source, facts: list[Fact]) -> tuple[str, str, list[str]]:
+    e = facts[0].entity
+    question = src.form(
+        (
+            "What does the text say about {e}?",
+            "[List|Give] [all|the] facts about {e}.",
+            "Tell me about {e}.",
+            "~What do we learn about {e}?",
+        ),
+        e=e,
+    )
+    lines = [f"- {_upper(f.attribute.label)}: {f.value}" for f in facts]
+    return question, "\n".join(lines), [f.value for f in facts]
+
+
+def _reverse(src: Source, fact: Fact) -> tuple[str, str, list[str]]:
+    label = fact.kind.label
+    question = src.form(
+        (
+            "Which {k} in the text goes with {v}?",
+            "[Whose|Of which {k} is the] {a}: {v}?",
+            "To which {k} does the {a} {v} belong?",
+            "~For which {k} is the {a} given as {v}?",
+        ),
+        k=label,
+        a=fact.attribute.label,
+        v=fact.value,
+    )
+    return question, f"{_upper(fact.entity)}.", [fact.entity.removeprefix("the ")]
+
+
+def _missing(src: Source, fact: Fact, used: list[Fact]) -> tuple[str, str, list[str]]:
+    kind = fact.kind
+    taken = {f.attribute.label for f in used if f.entity == fact.entity}
+    free = [a for a in kind.attributes if a.label not in taken]
+    attribute = src.pick(free)
+    return src.form(attribute.asks, e=fact.entity), src.pick(_MISSING_ANSWERS), ["does not say"]
+
+
+def _question(src: Source, groups: list[list[Fact]]) -> tuple[str, str, list[str]]:
+    facts = src.pick(groups)
+    fact = src.pick(facts)
+    flat = [f for g in groups for f in g]
+    form = src.between(0, 99)
+    if form < 58:
+        return _single(src, fact)
+    if form < 76 and len(flat) > 1:
+        one, two = src.few(flat, 2)
+        return _double(src, one, two)
+    if form < 85 and len(facts) > 1:
+        return _summary(src, facts)
+    if form < 93 and sum(f.value == fact.value for f in flat) == 1:
+        return _reverse(src, fact)
+    if len(facts) < len(fact.kind.attributes):
+        return _missing(src, fact, flat)
+    return _single(src, fact)
+
+
+def _groups(src: Source, entities: int, most: int) -> list[list[Fact]]:
+    # Half of the time all entities are of one kind: then only the name tells them apart.
+    same = src.pick(KINDS) if src.maybe(0.5) else None
+    return [
+        _entity(src, same or src.pick(KINDS), src.between(1, most)) for _ in range(max(1, entities))
+    ]
+
+
+def rag_sample(src: Source, size: str = "mixed") -> Sample:
+    """One conversation about one or more passages; `size` is short, long or mixed."""
+    if size == "mixed":
+        size = src.pick(["short"] * 9 + ["medium"] * 4 + ["long"])
+    if size == "short":
+        groups = _groups(src, src.between(1, 3), 3)
+    elif size == "medium":
+        groups = _groups(src, src.between(3, 8), 3)
+    else:
+        groups = _groups(src, src.between(12, 26), 3)
+    text = _passages(src, groups)
+    question, answer, spans = _question(src, groups)
+    turns: list[Message] = [
+        turn("user", src.form(_LAYOUTS, p=text, q=question)),
+        turn("assistant", answer),
+    ]
+    for _ in range(src.pick([0, 0, 0, 0, 1, 1, 2])):
+        question, answer, spans = _question(src, groups)
+        turns += [turn("user", question), turn("assistant", answer)]
+    return conversation(src, "rag", turns, Check("span", spans), _SYSTEM)

@@ -1,0 +1,120 @@
+"""The network in PyTorch: llama.cpp's `llama` architecture, interleaved RoPE and all."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specllama.models.recipe.shape import Shape
+
+
+def fake_q4_0(w: Tensor) -> Tensor:
+    """`w` as Q4_0 would store it, with the gradient of `w` (straight-through)."""
+    blocks = w.detach().reshape(-1, 32)
+    extreme = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
+    scale = extreme / -8
+    inverse = torch.where(scale == 0, torch.zeros_like(scale), 1 / scale)
+    scale = scale.half().float()
+    q = (blocks * inverse + 8.5).floor().clamp(0, 15) - 8
+    return w + ((q * scale).reshape(w.shape) - w).detach()
+
+
+class Linear(nn.Linear):  # type: ignore[misc]
+    """A matrix without bias that can act as if it were quantised already."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+        self.quantised = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the matrix."""
+        return F.linear(x, fake_q4_0(self.weight) if self.quantised else self.weight)
+
+
+def rope_tables(shape: Shape, length: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, one row per position, one column per pair."""
+    half = torch.arange(0, shape.head_size, 2, dtype=torch.float64) / shape.head_size
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * shape.rope_base**-half
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate neighbouring pairs (2i, 2i+1): llama.cpp's NORM order."""
+    pairs = x.float().unflatten(-1, (-1, 2))
+    a, b = pairs[..., 0], pairs[..., 1]
+    turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
+    return turned.flatten(-2).to(x.dtype)
+
+
+class Layer(nn.Module):  # type: ignore[misc]
+    """Attention with grouped heads and a SwiGLU feed-forward net."""
+
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.s = s
+        self.attn_norm = nn.RMSNorm(s.width, eps=s.eps)
+        self.attn_q = Linear(s.width, s.heads * s.head_size)
+        self.attn_k = Linear(s.width, s.kv_heads * s.head_size)
+        self.attn_v = Linear(s.width, s.kv_heads * s.head_size)
+        self.attn_output = Linear(s.heads * s.head_size, s.width)
+        self.ffn_norm = nn.RMSNorm(s.width, eps=s.eps)
+        self.ffn_gate = Linear(s.width, s.hidden)
+        self.ffn_up = Linear(s.width, s.hidden)
+        self.ffn_down = Linear(s.hidden, s.width)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """One block of the residual stream."""
+        s = self.s
+        h = self.attn_norm(x)
+        q = self.attn_q(h).unflatten(-1, (s.heads, s.head_size)).transpose(1, 2)
+        k = self.attn_k(h).unflatten(-1, (s.kv_heads, s.head_size)).transpose(1, 2)
+        v = self.attn_v(h).unflatten(-1, (s.kv_heads, s.head_size)).transpose(1, 2)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        group = s.heads // s.kv_heads
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.attn_output(out.transpose(1, 2).flatten(-2))
+        h = self.ffn_norm(x)
+        return x + self.ffn_down(F.silu(self.ffn_gate(h)) * self.ffn_up(h))
+
+
+class Tiny(nn.Module):  # type: ignore[misc]
+    """The whole model; call it with token ids, get logits."""
+
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.s = s
+        self.token_embd = nn.Embedding(s.vocab, s.width)
+        self.blk = nn.ModuleList(Layer(s) for _ in range(s.layers))
+        self.output_norm = nn.RMSNorm(s.width, eps=s.eps)
+        self.output = None if s.tied else nn.Linear(s.width, s.vocab, bias=False)
+        cos, sin = rope_tables(s, s.context)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        for name, p in self.named_parameters():
+            if p.ndim == 2:
+                # Blocks start as the identity: their outputs are zero.
+                zero = name.endswith(("attn_output.weight", "ffn_down.weight"))
+                nn.init.normal_(p, std=0.0 if zero else 0.02 if "blk" not in name else 0.04)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits for every position."""
+        length = ids.shape[1]
+        cos, sin = self.get_buffer("cos")[:length], self.get_buffer("sin")[:length]
+        x = self.token_embd(ids)
+        for layer in self.blk:
+            x = layer(x, cos, sin)
+        x = self.output_norm(x)
+        weight = self.token_embd.weight if self.output is None else self.output.weight
+        return F.linear(x, weight)
+
+    def quantise_aware(self, on: bool = True) -> None:
+        """Train against the rounding error of Q4_0 from now on."""
+        for m in self.modules():
+            if isinstance(m, Linear):
+                m.quantised = on
+
+    def parameter_count(self) -> int:
+        """Number of weights."""
+        return sum(p.numel() for p in self.parameters())

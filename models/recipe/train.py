@@ -1,0 +1,282 @@
+"""Train a model of the family on the generated corpus (CPU is enough).
+
+``python -m specllama.models.recipe.train target --minutes 70 --out runs`` writes checkpoints and
+a log of held-out losses; the corpus is generated on the fly, so no sample is seen twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from specllama.models.recipe.corpus import SLICES, chatml, stream
+from specllama.models.recipe.model import Tiny
+from specllama.models.recipe.shape import SHAPES
+from specllama.models.recipe.tokenizer import IM_END, IM_START, load_tokenizer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to train; `minutes` (if positive) drives the schedule, else `steps` does."""
+
+    steps: int = 1500
+    minutes: float = 0.0
+    tokens_per_step: int = 8192
+    muon_lr: float = 0.02
+    adam_lr: float = 3e-3
+    warmup: float = 0.02
+    decay_from: float = 0.45
+    final: float = 0.03
+    # Weight of prompt tokens in the loss: much of a prompt is made up and cannot be learnt.
+    prompt_weight: float = 0.3
+    quantise_from: float = 2.0
+    seed: int = 1
+
+
+def length_at(progress: float) -> int:
+    """Sequence length: short first, the whole context at the end."""
+    return 512 if progress < 0.6 else 1024 if progress < 0.85 else 2048
+
+
+def encode(tokenizer: Tokenizer, text: str, header: list[int]) -> tuple[list[int], list[bool]]:
+    """Token ids and, for each, whether it belongs to an answer (its end mark included)."""
+    ids: list[int] = tokenizer.encode(text).ids
+    answer = [False] * len(ids)
+    inside = False
+    start = 0
+    for i, token in enumerate(ids):
+        if token == IM_START:
+            inside = ids[i + 1 : i + 1 + len(header)] == header
+            start = i + 1 + len(header)
+        answer[i] = inside and i >= start
+        if token == IM_END:
+            inside = False
+    return ids, answer
+
+
+class Packer:
+    """Fills rows with whole samples; a row always begins with a sample."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        seed: int | str,
+        slice_: str | None = None,
+        heldout: bool = False,
+    ) -> None:
+        self.samples = stream(seed, "heldout" if heldout else "train", slice_)
+        self.tokenizer = tokenizer
+        self.header: list[int] = tokenizer.encode("assistant\n").ids
+        self.pool: list[tuple[list[int], list[bool]]] = []
+
+    def _fill_pool(self, limit: int) -> None:
+        self.pool = [p for p in self.pool if len(p[0]) <= limit]
+        while len(self.pool) < 48:
+            text = chatml(list(next(self.samples).messages))
+            pair = encode(self.tokenizer, text, self.header)
+            if len(pair[0]) <= limit:
+                self.pool.append(pair)
+
+    def rows(self, count: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """`count` rows of `length` + 1 tokens and their answer masks."""
+        ids = np.zeros((count, length + 1), np.int64)
+        mask = np.zeros((count, length + 1), np.bool_)
+        for row in range(count):
+            at = 0
+            while at <= length:
+                self._fill_pool(length)
+                room = length + 1 - at
+                fits = [i for i, p in enumerate(self.pool[:40]) if len(p[0]) <= room]
+                # The oldest sample that fits; when none does, the oldest is cut.
+                tokens, answer = self.pool.pop(fits[0] if fits else 0)
+                n = min(room, len(tokens))
+                ids[row, at : at + n] = tokens[:n]
+                mask[row, at : at + n] = answer[:n]
+                at += n
+        return ids, mask
+
+
+def losses(model: Tiny, ids: Tensor, mask: Tensor, weight: float) -> tuple[Tensor, float]:
+    """The weighted training loss and the plain loss on answers."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(ids[:, :-1])
+    each = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    answer = mask[:, 1:].flatten().float()
+    w = answer + weight * (1 - answer)
+    plain = float((each.detach() * answer).sum() / answer.sum().clamp(min=1))
+    return (each * w).sum() / w.sum(), plain
+
+
+class Muon(torch.optim.Optimizer):  # type: ignore[misc]
+    """Momentum whose update is made orthogonal: for the matrices inside the blocks."""
+
+    def __init__(self, params: list[Tensor], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: None = None) -> None:
+        """One update."""
+        with torch.no_grad():
+            self._update()
+
+    def _update(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if "m" not in state:
+                    state["m"] = torch.zeros_like(p)
+                m = state["m"].lerp_(p.grad, 0.05)
+                g = p.grad.lerp(m, 0.95).bfloat16()
+                tall = g.shape[0] > g.shape[1]
+                x = g.T if tall else g
+                x = x / (x.float().norm().bfloat16() + 1e-7)
+                for _ in range(5):
+                    gram = x @ x.T
+                    x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+                update = (x.T if tall else x).float()
+                scale = max(1.0, p.shape[0] / p.shape[1]) ** 0.5
+                p.add_(update, alpha=-group["lr"] * scale)
+
+
+def rate(plan: Plan, progress: float) -> float:
+    """Learning-rate factor: warm-up, plateau, linear decay."""
+    if progress < plan.warmup:
+        return (progress + 1e-3) / (plan.warmup + 1e-3)
+    if progress < plan.decay_from:
+        return 1.0
+    left = (1 - progress) / (1 - plan.decay_from)
+    return plan.final + (1 - plan.final) * max(0.0, left)
+
+
+def heldout_losses(model: Tiny, tokenizer: Tokenizer, length: int = 1024) -> dict[str, float]:
+    """Mean loss on held-out answers, per slice."""
+    model.eval()
+    out = {}
+    with torch.no_grad():
+        for name in SLICES:
+            ids, mask = Packer(tokenizer, "eval", name, heldout=True).rows(8, length)
+            out[name] = round(losses(model, torch.from_numpy(ids), torch.from_numpy(mask), 0)[1], 4)
+    model.train()
+    return out
+
+
+def batches(packer: Packer, plan: Plan, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Micro-batches of at most 8192 tokens that make up one step."""
+    left = plan.tokens_per_step
+    while left > 0:
+        n = max(1, min(left, 8192) // length)
+        ids, mask = packer.rows(n, length)
+        yield torch.from_numpy(ids), torch.from_numpy(mask)
+        left -= n * length
+
+
+def save(model: Tiny, path: Path, info: dict[str, object]) -> None:
+    """Write weights and facts about the run, whole or not at all."""
+    part = path.with_suffix(".part")
+    torch.save({"shape": asdict(model.s), "weights": model.state_dict(), "info": info}, part)
+    part.replace(path)
+
+
+def train(name: str, plan: Plan, out: Path, threads: int = 2) -> Tiny:
+    """Train `target` or `draft`; checkpoints go to ``out/NAME.pt``, the log beside it."""
+    torch.manual_seed(plan.seed)
+    torch.set_num_threads(threads)
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = load_tokenizer(out / "tokenizer.json")
+    model = Tiny(SHAPES[name])
+    inner = [p for n, p in model.named_parameters() if p.ndim == 2 and n.startswith("blk")]
+    rest = [p for n, p in model.named_parameters() if not (p.ndim == 2 and n.startswith("blk"))]
+    adam = torch.optim.AdamW(rest, lr=plan.adam_lr, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0)
+    muon = Muon(inner, lr=plan.muon_lr)
+    packer = Packer(tokenizer, f"train/{plan.seed}")
+    started = saved = time.monotonic()
+    step = tokens = 0
+    smooth = 0.0
+    log = (out / f"{name}.log").open("a", buffering=1)
+    log.write(json.dumps({"model": name, "parameters": model.parameter_count(), **asdict(plan)}))
+    log.write("\n")
+    while True:
+        now = time.monotonic()
+        progress = (now - started) / 60 / plan.minutes if plan.minutes else step / plan.steps
+        done = progress >= 1
+        if done or now - saved > 240 or step == 40:
+            saved = now
+            info: dict[str, object] = {
+                "step": step,
+                "tokens": tokens,
+                "minutes": round((now - started) / 60, 1),
+                "train_loss": round(smooth, 4),
+                "progress": round(progress, 3),
+                "heldout": heldout_losses(model, tokenizer),
+            }
+            log.write(json.dumps(info) + "\n")
+            save(model, out / f"{name}.pt", info)
+            if done:
+                return model
+        if progress >= plan.quantise_from:
+            model.quantise_aware()
+        factor = rate(plan, progress)
+        for group in (*adam.param_groups, *muon.param_groups):
+            group["lr"] = factor * (plan.muon_lr if group in muon.param_groups else plan.adam_lr)
+        length = length_at(progress)
+        parts = list(batches(packer, plan, length))
+        for ids, mask in parts:
+            loss, plain = losses(model, ids, mask, plan.prompt_weight)
+            (loss / len(parts)).backward()
+            tokens += ids.numel() - len(ids)
+        torch.nn.utils.clip_grad_norm_(rest, 1.0)
+        adam.step()
+        muon.step()
+        model.zero_grad(set_to_none=True)
+        smooth = plain if step == 0 else 0.97 * smooth + 0.03 * plain
+        step += 1
+        if step % 10 == 0:
+            log.write(
+                f"step {step} loss {smooth:.4f} tokens {tokens} length {length} "
+                f"tok/s {tokens / (time.monotonic() - started):.0f}\n"
+            )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", choices=sorted(SHAPES))
+    parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument("--minutes", type=float, default=0.0)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--tokens-per-step", type=int, default=8192)
+    parser.add_argument(
+        "--quantise-from",
+        type=float,
+        default=2.0,
+        help="progress from which Q4_0 rounding is trained in",
+    )
+    parser.add_argument("--muon-lr", type=float, default=0.02)
+    parser.add_argument("--adam-lr", type=float, default=3e-3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    a = parser.parse_args()
+    plan = Plan(
+        steps=a.steps,
+        minutes=a.minutes,
+        tokens_per_step=a.tokens_per_step,
+        quantise_from=a.quantise_from,
+        muon_lr=a.muon_lr,
+        adam_lr=a.adam_lr,
+        seed=a.seed,
+    )
+    train(a.model, plan, a.out, a.threads)
+
+
+if __name__ == "__main__":
+    main()
