@@ -182,7 +182,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def readable(header: GgufHeader, token: bytes) -> str:
-    """A token as the text it stands for, where its tokenizer writes it in an alphabet of its own."""
+    """A token as the text it stands for, where the file writes it in a byte alphabet."""
     text = token.decode("utf-8", "replace")
     if header.tokenizer_model == "gpt2":
         alphabet = _byte_alphabet()

@@ -1,0 +1,372 @@
+"""One file over HTTP: ranged, resumable after a kill, hashed as it arrives, moved into place whole.
+
+The bytes go to ``<name>.<digest>.part`` beside the destination and stay there when anything stops
+the transfer, so that the next run continues. Only a file of the announced size and digest gets its
+name. huggingface_hub's own download restarts from zero after a kill and compares sizes only.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urljoin, urlsplit
+
+from specllama.errors import ModelUnavailable, SpecllamaError
+
+if TYPE_CHECKING:
+    import httpx2
+
+CHUNK = 1 << 20
+CONNECT_TIMEOUT_S = 15.0
+STALL_TIMEOUT_S = 30.0
+MAX_REDIRECTS = 5
+MAX_ATTEMPTS = 5
+LONGEST_WAIT_S = 60.0
+_CONTENT_RANGE = re.compile(r"^bytes (\d+)-\d+/(\d+)$")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Progress(Protocol):
+    """Told what is happening to one file; ``done`` counts from the start of the file."""
+
+    def resumed(self, done: int) -> None: ...
+
+    def advanced(self, done: int) -> None: ...
+
+    def waiting(self, reason: str) -> None: ...
+
+
+class Silent:
+    """A progress that shows nothing."""
+
+    def resumed(self, done: int) -> None:
+        pass
+
+    def advanced(self, done: int) -> None:
+        pass
+
+    def waiting(self, reason: str) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What the hub promises about the content: "sha256" for LFS files, "git" for small ones."""
+
+    kind: str
+    hex: str
+
+    def start(self, size: int) -> hashlib._Hash:
+        if self.kind == "sha256":
+            return hashlib.sha256()
+        state = hashlib.sha1(usedforsecurity=False)
+        state.update(b"blob %d\0" % size)
+        return state
+
+
+class WrongContent(ModelUnavailable):
+    """What arrived is not what was announced; nothing of it is kept."""
+
+
+class _Retry(Exception):
+    """The transfer broke off; trying again may help."""
+
+    def __init__(self, reason: str, wait_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.wait_s = wait_s
+
+
+def part_path(destination: Path, digest: Digest) -> Path:
+    """Where the bytes of an unfinished transfer lie. The digest keeps versions apart."""
+    return destination.with_name(f"{destination.name}.{digest.hex[:16]}.part")
+
+
+def download(
+    client: httpx2.Client,
+    url: str,
+    destination: Path,
+    *,
+    size: int,
+    digest: Digest,
+    headers: dict[str, str],
+    progress: Progress | None = None,
+    allow_http: bool = False,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Bring one file to ``destination``, continuing what an earlier run left.
+
+    Args:
+        headers: sent to the first origin only; a redirect to another host loses ``authorization``.
+        allow_http: accept unencrypted connections to hosts other than this machine.
+
+    Raises:
+        WrongContent: size or digest differ from what was announced; nothing is left behind.
+        ModelUnavailable: refused, gone, rate-limited or unreachable; the part is kept.
+        SpecllamaError: the disk is full or not writable; the part is kept.
+    """
+    part = part_path(destination, digest)
+    source = _Source(client, url, headers, size, digest, allow_http)
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("ab+", buffering=0) as file:
+            sink = _Sink(file, size, digest, progress or Silent())
+            sink.rehash(announce=True)
+            attempts = 0
+            while sink.done < size:
+                before = sink.done
+                try:
+                    source.transfer(sink)
+                except _Retry as retry:
+                    attempts = 0 if sink.done > before else attempts + 1
+                    if attempts >= MAX_ATTEMPTS:
+                        raise _gave_up(retry.reason, sink.done, size) from None
+                    wait = retry.wait_s if retry.wait_s is not None else 2.0**attempts / 2
+                    sink.progress.waiting(f"{retry.reason}; trying again in {wait:.0f} s")
+                    sleep(wait)
+            os.fsync(file.fileno())
+            found = sink.hexdigest()
+        if found != digest.hex:
+            raise WrongContent(
+                f"{destination.name} arrived damaged: its digest is {found[:12]}…,"
+                f" the hub announced {digest.hex[:12]}…",
+                "nothing was kept; pull it again, and tell the repository if it happens twice",
+            )
+        os.replace(part, destination)
+    except WrongContent:
+        part.unlink(missing_ok=True)
+        raise
+    except OSError as error:
+        raise disk_error(error, destination) from None
+
+
+class _Sink:
+    """The unfinished file and the running hash of its bytes."""
+
+    def __init__(self, file: FileIO, size: int, digest: Digest, progress: Progress) -> None:
+        self._file = file
+        self._size = size
+        self._digest = digest
+        self._state = digest.start(size)
+        self.progress = progress
+        self.done = 0
+
+    def rehash(self, *, announce: bool = False) -> None:
+        """Hash what an earlier run left; longer than the file means that it is something else."""
+        if self._file.seek(0, os.SEEK_END) > self._size:
+            self.restart()
+        self._file.seek(0)
+        while chunk := self._file.read(CHUNK):
+            self._state.update(chunk)
+            self.done += len(chunk)
+        if announce and self.done:
+            self.progress.resumed(self.done)
+
+    def write(self, chunk: bytes) -> None:
+        view = memoryview(chunk)
+        while view:  # an unbuffered write may be short
+            written = self._file.write(view)
+            self._state.update(view[:written])
+            self.done += written
+            view = view[written:]
+        self.progress.advanced(self.done)
+
+    def restart(self) -> None:
+        self._file.truncate(0)
+        self._state = self._digest.start(self._size)
+        self.done = 0
+        self.progress.advanced(0)
+
+    def hexdigest(self) -> str:
+        return self._state.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where the bytes come from."""
+
+    client: httpx2.Client
+    url: str
+    headers: dict[str, str]
+    size: int
+    digest: Digest
+    allow_http: bool
+
+    def transfer(self, sink: _Sink) -> None:
+        """One request: append what it brings to ``sink``."""
+        import httpx2
+
+        try:
+            with closing(self._open(sink.done)) as response:
+                self._check(response, sink)
+                for chunk in response.iter_raw(CHUNK):
+                    if sink.done + len(chunk) > self.size:
+                        raise WrongContent(
+                            f"the server sent more than the {self.size:,} bytes it announced",
+                            "nothing was kept; pull it again",
+                        )
+                    sink.write(chunk)
+        except httpx2.TimeoutException:
+            raise _Retry(f"no data for {STALL_TIMEOUT_S:.0f} s") from None
+        except httpx2.HTTPError as error:
+            raise _Retry(f"the connection broke ({type(error).__name__})") from None
+        if sink.done < self.size:
+            raise _Retry("the connection ended early")
+
+    def _open(self, offset: int) -> httpx2.Response:
+        """Follow redirects by hand: credentials stay with the first origin, https stays https."""
+        import httpx2
+
+        url, headers = self.url, {**self.headers, "accept-encoding": "identity"}
+        if offset:
+            headers["range"] = f"bytes={offset}-"
+        timeout = httpx2.Timeout(STALL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        for _ in range(MAX_REDIRECTS + 1):
+            require_safe_url(url, allow_http=self.allow_http)
+            request = self.client.build_request("GET", url, headers=headers, timeout=timeout)
+            response = self.client.send(request, stream=True, follow_redirects=False)
+            if response.status_code not in (301, 302, 303, 307, 308):
+                return response
+            announced = response.headers.get("x-linked-size")
+            target = response.headers.get("location", "")
+            response.close()
+            if announced is not None and announced != str(self.size):
+                raise _lying(self.size, announced)
+            following = urljoin(url, target)
+            if urlsplit(following)[:2] != urlsplit(url)[:2]:
+                headers = {k: v for k, v in headers.items() if k.lower() != "authorization"}
+            url = following
+        raise ModelUnavailable(
+            f"the server redirects more than {MAX_REDIRECTS} times", "check HF_ENDPOINT"
+        )
+
+    def _check(self, response: httpx2.Response, sink: _Sink) -> None:
+        """Accept only the bytes that were asked for, of a file of the announced size."""
+        status = response.status_code
+        if status == 206:
+            match = _CONTENT_RANGE.match(response.headers.get("content-range", ""))
+            if match is None or int(match[1]) != sink.done:
+                raise _Retry("the server sent another part of the file than asked for")
+            if match[2] != str(self.size):
+                raise _lying(self.size, match[2])
+            return
+        if status == 200:
+            if sink.done:  # it ignores ranges: begin again
+                sink.restart()
+            length = response.headers.get("content-length")
+            if length is not None and length != str(self.size):
+                raise _lying(self.size, length)
+            return
+        if status == 416:
+            sink.restart()
+            raise _Retry("the server refused to continue; starting over", 0.0)
+        if status == 429 or status >= 500:
+            wait = retry_after(response.headers.get("retry-after"))
+            if status == 429 and wait is not None and wait > LONGEST_WAIT_S:
+                raise rate_limited(wait)
+            word = "the hub limits the rate" if status == 429 else f"the server answers {status}"
+            raise _Retry(word, wait if wait is not None else None)
+        raise refused(status, response.headers.get("x-error-code"))
+
+
+def require_safe_url(url: str, *, allow_http: bool = False) -> None:
+    """Refuse what is not https, unless it stays on this machine or was allowed.
+
+    Raises:
+        ModelUnavailable: the address is not acceptable.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "https":
+        return
+    if parts.scheme == "http" and (allow_http or parts.hostname in LOOPBACK):
+        return
+    raise ModelUnavailable(
+        f"{parts.scheme or 'no scheme'}://{parts.netloc} is not encrypted",
+        "use an https endpoint, or --insecure if you trust this network",
+    )
+
+
+def retry_after(value: str | None) -> float | None:
+    """Seconds from a Retry-After header; None when absent or unreadable."""
+    if value is None:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    from email.utils import parsedate_to_datetime
+
+    try:
+        when = parsedate_to_datetime(value)
+    except (TypeError, ValueError):
+        return None
+    return max(0.0, when.timestamp() - time.time())
+
+
+def rate_limited(wait_s: float | None) -> ModelUnavailable:
+    when = f"try again in {wait_s:.0f} s" if wait_s else "try again later"
+    return ModelUnavailable(
+        "the hub limits the rate of requests (429)", f"{when}; a token (HF_TOKEN) raises the limit"
+    )
+
+
+def refused(status: int, code: str | None = None, what: str = "the file") -> ModelUnavailable:
+    """What an HTTP status means for the user."""
+    if status in (401, 403) and code == "GatedRepo":
+        return ModelUnavailable(
+            f"{what} is gated: its licence must be accepted first",
+            "accept it on the model's page, then set HF_TOKEN",
+        )
+    if status == 401:
+        return ModelUnavailable(
+            f"the hub refuses access to {what} (401): it does not exist, or it is private",
+            "check the name; for a private model set HF_TOKEN",
+        )
+    if status == 403:
+        return ModelUnavailable(
+            f"the hub refuses access to {what} (403)", "check that your HF_TOKEN may read it"
+        )
+    if status == 404:
+        return ModelUnavailable(
+            f"{what} is not on the hub (404)", "find it with: specllama hub search"
+        )
+    if status == 429:
+        return rate_limited(None)
+    return ModelUnavailable(f"the hub answers {status} for {what}", "try again later")
+
+
+def _lying(expected: int, announced: str) -> WrongContent:
+    return WrongContent(
+        f"the hub lists {expected:,} bytes, the server announces {announced}",
+        "the listing and the file do not agree: nothing was kept; try again later",
+    )
+
+
+def _gave_up(reason: str, done: int, size: int) -> ModelUnavailable:
+    return ModelUnavailable(
+        f"{reason}, {MAX_ATTEMPTS} times in a row; {done / max(size, 1):.0%} is here and kept",
+        "run the same command again to continue",
+    )
+
+
+def disk_error(error: OSError, path: Path) -> SpecllamaError:
+    """A failing disk, in words; what was downloaded so far stays."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return SpecllamaError(
+            f"the disk is full while writing {path.name}",
+            "free some space and run the same command again: it continues where it stopped",
+        )
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return SpecllamaError(
+            f"{path.parent} is not writable", "set SPECLLAMA_HOME to a folder you can write to"
+        )
+    return SpecllamaError(f"{path} cannot be written: {error.strerror or error}")

@@ -1,0 +1,217 @@
+"""From references to files in our own folder: plan, check space, transfer, publish.
+
+    plan = make_plan(refs, client)      # listings only; nothing is written
+    check_space(plan)
+    for item in plan: fetch(item, client, progress)
+
+``<data>/models/user/repo/file.gguf`` is where a model lies; a lock per repository keeps two pulls
+from writing the same part.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from specllama import paths
+from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
+from specllama.models import catalog, library, receipts, refs
+from specllama.models.download import Progress, disk_error, download, part_path
+
+if TYPE_CHECKING:
+    from specllama.models.hub import HubClient, Listing, RemoteFile, RemoteModel
+
+SPACE_MARGIN = 256 << 20
+LOCK_WAIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class PullItem:
+    """One model to bring.
+
+    Attributes:
+        ref: how to name it afterwards.
+        role: "target", "draft" or "model".
+        missing: the files that are not complete on disk yet.
+    """
+
+    ref: str
+    role: str
+    listing: Listing
+    model: RemoteModel
+    folder: Path
+    missing: tuple[RemoteFile, ...]
+
+    @property
+    def path(self) -> Path:
+        return self.folder / PurePosixPath(self.model.name)
+
+    @property
+    def bytes_missing(self) -> int:
+        return sum(file.size - self.bytes_here(file) for file in self.missing)
+
+    def bytes_here(self, file: RemoteFile) -> int:
+        """What an earlier, interrupted pull left of a file."""
+        try:
+            here = part_path(self.folder / file.name, file.digest).stat().st_size
+        except OSError:
+            return 0
+        return min(here, file.size)
+
+
+def repo_folder(repo: str) -> Path:
+    """Where a repository's files lie.
+
+    Raises:
+        UsageError: a name that would leave the folder.
+    """
+    user, _, name = repo.partition("/")
+    if not user or not name or "/" in name or {user, name} & {".", ".."}:
+        raise UsageError(f"not a repository name: {repo!r}")
+    return paths.models_dir() / user / name
+
+
+def expand(ref: str, *, with_draft: bool = True) -> list[tuple[str, refs.HubRef]]:
+    """(role, hub reference) of everything a reference stands for: a catalogue name is a pair.
+
+    Raises:
+        UsageError: it is neither a catalogue name nor a hub reference.
+    """
+    if ref in refs.TINY:
+        raise UsageError(f"{ref} ships with specllama: nothing to pull", "specllama chat -m tiny")
+    pair = catalog.find(ref)
+    if pair is not None:
+        wanted = [("target", refs.HubRef(pair.target.repo, pair.target.quant))]
+        if with_draft and pair.draft is not None:
+            wanted.append(("draft", refs.HubRef(pair.draft.repo, pair.draft.quant)))
+        return wanted
+    hub = refs.parse_hub(ref)
+    if hub is None:
+        import difflib
+
+        close = difflib.get_close_matches(ref, catalog.load(), n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else "see: specllama hub pairs"
+        raise UsageError(f"{ref!r} is neither user/repo[:quant] nor a name of the catalogue", hint)
+    return [("model", hub)]
+
+
+def local(hub: refs.HubRef) -> library.LocalModel | None:
+    """A complete copy of what a reference means that is already on this machine."""
+    found = [m for m in library.scan() if refs.matches(m, hub) and m.complete]
+    return refs.preferred(found) if found else None
+
+
+def make_item(client: HubClient, role: str, hub: refs.HubRef, revision: str = "main") -> PullItem:
+    """Ask the hub what a reference means and what of it is missing here.
+
+    Raises:
+        ModelUnavailable: it is not on the hub, or the hub does not answer.
+        UsageError: ambiguous.
+    """
+    from specllama.models.hub import select
+
+    listing = client.listing(hub.repo, revision)
+    model = select(listing, hub)
+    folder = repo_folder(hub.repo)
+    missing = tuple(file for file in model.files if not _present(folder / file.name, file))
+    quant = model.quant
+    ref = f"{hub.repo}:{quant}" if quant and hub.file is None else f"{hub.repo}/{model.name}"
+    return PullItem(ref, role, listing, model, folder, missing)
+
+
+def _present(path: Path, file: RemoteFile) -> bool:
+    """Whether exactly this file is here: same size, and a receipt with the same digest."""
+    try:
+        if path.stat().st_size != file.size:
+            return False
+    except OSError:
+        return False
+    receipt = receipts.read_receipt(path)
+    return receipt is not None and receipt.digest == file.digest.hex
+
+
+def check_space(items: list[PullItem]) -> None:
+    """Refuse before the first byte if the disk cannot hold everything.
+
+    Raises:
+        SpecllamaError: not enough free space.
+    """
+    need = sum(item.bytes_missing for item in items)
+    root = paths.models_dir()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(root).free
+    except OSError as error:
+        raise disk_error(error, root / "model") from None
+    if need and need + SPACE_MARGIN > free:
+        raise SpecllamaError(
+            f"{need / 1e9:.1f} GB are to be downloaded, {free / 1e9:.1f} GB are free in {root}",
+            "free some space, choose a smaller quant, or set SPECLLAMA_HOME to another disk",
+        )
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    lock_folder = paths.models_dir() / ".locks"
+    try:
+        lock_folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(lock_folder / f"{folder.parent.name}--{folder.name}.lock")
+        lock.acquire(timeout=LOCK_WAIT_S)
+    except Timeout:
+        raise SpecllamaError(
+            f"another specllama is pulling {folder.parent.name}/{folder.name}",
+            "wait for it, or stop it; the download continues where it is",
+        ) from None
+    except OSError as error:
+        raise disk_error(error, lock_folder / "lock") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def fetch(item: PullItem, client: HubClient, progress: Progress, *, name: str) -> None:
+    """Bring one file of an item into place; a receipt is written last.
+
+    Raises:
+        ModelUnavailable: the transfer failed or brought something else.
+        SpecllamaError: the disk is full, or another pull is at work.
+    """
+    file = next(f for f in item.missing if f.name == name)
+    destination = item.folder / PurePosixPath(file.name)
+    if not destination.parent.resolve().is_relative_to(paths.models_dir().resolve()):
+        raise UsageError(f"{file.name} would leave {paths.models_dir()}")
+    with _locked(item.folder):
+        if not _present(destination, file):
+            download(
+                client.session,
+                client.url(item.listing.repo, file.name, item.listing.commit),
+                destination,
+                size=file.size,
+                digest=file.digest,
+                headers=client.headers,
+                progress=progress,
+                allow_http=client.insecure,
+            )
+            receipt = receipts.make_receipt(
+                item.listing.repo, file.name, item.listing.commit, file.size, file.digest
+            )
+            receipts.write_receipt(destination, receipt)
+
+
+def require_online(hub: refs.HubRef) -> None:
+    """What ``--offline`` answers when something is not here.
+
+    Raises:
+        ModelUnavailable: always.
+    """
+    raise ModelUnavailable(
+        f"{hub} is not on this machine, and the network is switched off",
+        "pull it once while online; specllama hub ls shows what is here",
+    )

@@ -1,0 +1,243 @@
+"""What was pulled, and from where: one small JSON file beside each model in our own folder.
+
+``verify`` compares bytes with the digest in the receipt (or in the name that the Hugging Face cache
+or Ollama gives to a blob); ``remove`` deletes models that are ours, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from specllama import paths
+from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
+from specllama.models import library
+from specllama.models.download import CHUNK, Digest, disk_error
+
+FOLDER = ".specllama"
+OWNERS = {
+    "huggingface": "hf cache rm",
+    "lmstudio": "LM Studio",
+    "ollama": "ollama rm",
+    "llama.cpp": "the folder of llama.cpp's cache",
+    "folder": "your file manager",
+    "bundled": "pip uninstall specllama",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Where one file came from and what it must contain."""
+
+    repo: str
+    file: str
+    commit: str
+    size: int
+    digest_kind: str
+    digest: str
+    pulled_at: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of re-hashing one file: "ok", "damaged", "missing" or "unknown"."""
+
+    path: Path
+    status: str
+    detail: str
+
+    @property
+    def sound(self) -> bool:
+        return self.status in ("ok", "unknown")
+
+
+def receipt_path(file: Path) -> Path:
+    return file.parent / FOLDER / f"{file.name}.json"
+
+
+def write_receipt(file: Path, receipt: Receipt) -> None:
+    """Record a finished download (atomically).
+
+    Raises:
+        SpecllamaError: the disk refuses.
+    """
+    target = receipt_path(file)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_suffix(".tmp")
+        draft.write_text(json.dumps(receipt.to_dict(), indent=1) + "\n", "utf-8")
+        os.replace(draft, target)
+    except OSError as error:
+        raise disk_error(error, target) from None
+
+
+def read_receipt(file: Path) -> Receipt | None:
+    """The receipt of a file, None if there is none or it cannot be read."""
+    try:
+        data = json.loads(receipt_path(file).read_text("utf-8"))
+        return Receipt(
+            repo=str(data["repo"]),
+            file=str(data["file"]),
+            commit=str(data["commit"]),
+            size=int(data["size"]),
+            digest_kind=str(data["digest_kind"]),
+            digest=str(data["digest"]),
+            pulled_at=float(data.get("pulled_at", 0.0)),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def make_receipt(repo: str, file: str, commit: str, size: int, digest: Digest) -> Receipt:
+    return Receipt(repo, file, commit, size, digest.kind, digest.hex, time.time())
+
+
+def expected_digest(file: Path) -> Digest | None:
+    """The digest a file must have: of its receipt, else of a blob's content-addressed name."""
+    receipt = read_receipt(file)
+    if receipt is not None and receipt.digest_kind in ("sha256", "git"):
+        return Digest(receipt.digest_kind, receipt.digest)
+    name = file.name
+    if file.is_symlink():
+        # one level: in newer caches the blob is itself a link to a store with other names
+        name = Path(os.readlink(file)).name
+    match = re.fullmatch(r"(?:sha256-)?([0-9a-f]{64})", name)
+    if match:
+        return Digest("sha256", match[1])
+    if re.fullmatch(r"[0-9a-f]{40}", name):
+        return Digest("git", name)
+    return None
+
+
+def hash_file(file: Path, digest: Digest, advanced: Callable[[int], None] | None = None) -> str:
+    """The digest of a file's bytes.
+
+    Raises:
+        ModelUnavailable: it cannot be read.
+    """
+    try:
+        with file.open("rb", buffering=0) as stream:
+            state = digest.start(file.stat().st_size)
+            done = 0
+            while chunk := stream.read(CHUNK):
+                state.update(chunk)
+                done += len(chunk)
+                if advanced is not None:
+                    advanced(done)
+    except OSError as error:
+        raise ModelUnavailable(f"{file} cannot be read: {error.strerror or error}") from None
+    return state.hexdigest()
+
+
+def verify(
+    model: library.LocalModel, advanced: Callable[[Path, int], None] | None = None
+) -> list[Verdict]:
+    """Re-hash every file of a model."""
+    verdicts = []
+    for name in library.part_names(model.path.name):
+        file = model.path.with_name(name)
+        if not file.is_file():
+            verdicts.append(Verdict(file, "missing", "this part is not here"))
+            continue
+        digest = expected_digest(file)
+        if digest is None:
+            verdicts.append(Verdict(file, "unknown", "nothing says what it must contain"))
+            continue
+
+        def tell(done: int, file: Path = file) -> None:
+            if advanced is not None:
+                advanced(file, done)
+
+        found = hash_file(file, digest, tell)
+        if found == digest.hex:
+            verdicts.append(Verdict(file, "ok", f"{digest.kind} {digest.hex[:12]}…"))
+        else:
+            detail = f"its digest is {found[:12]}…, it must be {digest.hex[:12]}…"
+            verdicts.append(Verdict(file, "damaged", detail))
+    return verdicts
+
+
+def removable(model: library.LocalModel) -> list[Path]:
+    """The files that removing a model deletes: its parts, receipts and unfinished transfers.
+
+    Raises:
+        UsageError: another tool owns it, or it lies outside our folder.
+    """
+    if not model.owned:
+        owner = OWNERS.get(model.source, model.source)
+        raise UsageError(
+            f"{model.ref} belongs to another tool ({model.source}); specllama does not delete it",
+            f"remove it with {owner}",
+        )
+    root = paths.models_dir().resolve()
+    files: list[Path] = []
+    for name in library.part_names(model.path.name):
+        file = model.path.with_name(name)
+        if not file.parent.resolve().is_relative_to(root):
+            raise UsageError(f"{file} lies outside {root}: not deleted")
+        files += [file, receipt_path(file), *file.parent.glob(f"{_escape(file.name)}.*.part")]
+    return [file for file in files if file.is_symlink() or file.exists()]
+
+
+def _escape(name: str) -> str:
+    return re.sub(r"([\[\]*?])", r"[\1]", name)
+
+
+def remove(model: library.LocalModel) -> int:
+    """Delete a model of ours; returns the bytes freed.
+
+    Raises:
+        UsageError: it is not ours to delete.
+        SpecllamaError: the disk refuses.
+    """
+    freed = 0
+    try:
+        for file in removable(model):
+            freed += file.lstat().st_size
+            file.unlink()
+        _drop_empty(model.path.parent)
+    except OSError as error:
+        raise SpecllamaError(f"{model.path} cannot be deleted: {error.strerror}") from None
+    return freed
+
+
+def _drop_empty(folder: Path) -> None:
+    """Remove folders that became empty, up to our own root."""
+    root = paths.models_dir().resolve()
+    for candidate in (folder / FOLDER, folder, *folder.parents):
+        inside = candidate.resolve()
+        if inside == root or not inside.is_relative_to(root):
+            continue
+        try:
+            candidate.rmdir()
+        except OSError:
+            continue
+
+
+def sha256_of(file: Path) -> str:
+    """The SHA-256 of a file, from its receipt if that is newer than the file, else computed.
+
+    Raises:
+        ModelUnavailable: it cannot be read.
+    """
+    receipt = read_receipt(file)
+    if receipt is not None and receipt.digest_kind == "sha256":
+        return receipt.digest
+    state = hashlib.sha256()
+    try:
+        with file.open("rb", buffering=0) as stream:
+            while chunk := stream.read(CHUNK):
+                state.update(chunk)
+    except OSError as error:
+        raise ModelUnavailable(f"{file} cannot be read: {error.strerror or error}") from None
+    return state.hexdigest()
