@@ -6,12 +6,12 @@ import re
 from dataclasses import replace
 
 from specllama.models.recipe.corpus.base import Check, Message, Sample, Source, conversation, turn
-from specllama.models.recipe.corpus.functions import (
+from specllama.models.recipe.corpus.functions import function
+from specllama.models.recipe.corpus.pycode import (
     Function,
     Param,
     class_source,
     dataclass_source,
-    function,
     noun,
 )
 
