@@ -1,0 +1,155 @@
+"""The command line. Each command is a module of its own, imported when it runs.
+
+``specllama --help`` imports no command at all: the one-line summaries stand here, so that help and
+completion answer at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from specllama.cli import diagnostics, output
+
+SUMMARIES = {
+    "chat": "Chat with a model; in the terminal app, or line by line.",
+    "run": "Answer one prompt and print the text.",
+    "hub": "Find, download and check models.",
+    "log": "Look into the rounds of earlier runs.",
+    "pair": "Find a draft model that fits a target.",
+    "prove": "Prove that speculation does not change the text.",
+    "tune": "Measure this machine and choose the best settings.",
+    "bench": "Measure speed with and without speculation.",
+    "serve": "Answer OpenAI-compatible requests over HTTP.",
+    "quantize": "Make a model file smaller.",
+    "doctor": "Check the installation and the machine.",
+    "config": "Show and change settings.",
+    "completion": "Print the completion script for a shell.",
+}
+
+EPILOG = """\b
+Examples:
+  specllama                                  open the terminal app
+  specllama run "What is a draft model?"     one answer, with the bundled pair
+  specllama run -m model.gguf -d small.gguf "Tell me a story"
+  specllama chat -m qwen3-8b                 chat with a model from the catalogue
+  specllama prove                            same seed, same text: see for yourself
+
+Settings come from flags, SPECLLAMA_* variables, ./specllama.toml and the user's
+config.toml, in this order (specllama config show --origin).
+"""
+
+
+class Commands(click.Group):
+    """Finds commands by module name; only those that are installed are listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in SUMMARIES if _installed(name)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in SUMMARIES or not _installed(cmd_name):
+            return None
+        command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, SUMMARIES[name]) for name in self.list_commands(ctx)])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and name not in self.list_commands(ctx):
+            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            also = f"; did you mean {near[0]}?" if near else ""
+            if " " in name:
+                also = '; to ask something: specllama run "…"'
+            raise click.UsageError(f"there is no command {name!r}{also}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _installed(name: str) -> bool:
+    return importlib.util.find_spec(f"{__name__}.{name}") is not None
+
+
+def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    import platform
+    from importlib import metadata
+
+    from specllama import __version__
+
+    try:
+        binding = metadata.version("llama-cpp-python")
+    except metadata.PackageNotFoundError:
+        binding = "not installed"
+    output.line(
+        f"specllama {__version__} (llama-cpp-python {binding}, Python {platform.python_version()})"
+    )
+    ctx.exit()
+
+
+@click.group(
+    cls=Commands,
+    invoke_without_command=True,
+    no_args_is_help=False,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Print versions and exit.",
+)
+@click.pass_context
+def group(ctx: click.Context) -> None:
+    """Run quantized GGUF models on your own machine, sped up by speculative decoding.
+
+    A small draft model guesses a few tokens, the target checks them all in one pass. The text is
+    the one the target alone would have written.
+    """
+    if ctx.invoked_subcommand is None:
+        if sys.stdin.isatty() and sys.stderr.isatty() and sys.stdout.isatty():
+            chat = group.get_command(ctx, "chat")
+            assert chat is not None
+            ctx.invoke(chat)
+            return
+        output.line(ctx.get_help())
+        ctx.exit(diagnostics.Exit.USAGE)
+
+
+def invoke(args: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code. Nothing escapes as a traceback."""
+    diagnostics.end_on_sigterm()
+    try:
+        result: Any = group.main(
+            args=None if args is None else list(args), prog_name="specllama", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except BrokenPipeError:
+        output.discard()
+        return 0
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # click's own way out
+            output.discard()
+            return 0
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException as error:
+        return diagnostics.report(error)
+
+
+def main() -> None:
+    """The console script."""
+    raise SystemExit(invoke())

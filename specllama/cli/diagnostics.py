@@ -1,0 +1,154 @@
+"""stderr, exit codes and signals: everything that is not data.
+
+0 ok · 1 failed · 2 usage or settings · 3 model unavailable · 4 pair incompatible ·
+5 cannot load or does not fit · 130 interrupted
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from types import FrameType
+from typing import Any
+
+import click
+
+from specllama.errors import SpecllamaError
+from specllama.text import sanitize, sanitize_line
+
+DEBUG_VARIABLE = "SPECLLAMA_DEBUG"
+
+
+class Exit(IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    MODEL_UNAVAILABLE = 3
+    PAIR_INCOMPATIBLE = 4
+    CANNOT_LOAD = 5
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class Interrupted(Exception):
+    """A signal ended the work early; the output so far was kept. ``code`` is the exit code."""
+
+    def __init__(self, code: Exit = Exit.INTERRUPTED) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def styled(text: str, *codes: str) -> str:
+    """Colour for stderr: only on a terminal, and not with NO_COLOR or a dumb terminal."""
+    if not sys.stderr.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return f"\x1b[{';'.join(codes)}m{text}\x1b[0m"
+
+
+DIM, RED, YELLOW = "2", "31", "33"
+
+
+def say(text: str, *codes: str) -> None:
+    """A line to stderr, safe for a terminal; a closed stderr is nobody's problem."""
+    try:
+        print(styled(sanitize(text), *codes), file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass
+
+
+def note(text: str) -> None:
+    say(text, DIM)
+
+
+def warn(text: str) -> None:
+    say(f"warning: {text}", YELLOW)
+
+
+def explain(error: BaseException) -> tuple[int, str, str | None]:
+    """Exit code, one-line message and hint for any exception.
+
+    Subclasses stand before their bases: the first match counts.
+    """
+    if isinstance(error, SpecllamaError):
+        return error.exit_code, error.message, error.hint
+    if isinstance(error, click.UsageError):
+        context = error.ctx.command_path if error.ctx is not None else "specllama"
+        return Exit.USAGE, error.format_message(), f"see {context} --help"
+    if isinstance(error, click.ClickException):
+        return error.exit_code, error.format_message(), None
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        return Exit.INTERRUPTED, "interrupted", None
+    if isinstance(error, Interrupted):
+        return error.code, "interrupted", None
+    if isinstance(error, MemoryError):
+        hint = "use a smaller model or --ctx-size"
+        return Exit.CANNOT_LOAD, "out of memory", hint
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        return Exit.FAILED, f"{error.strerror or error}{where}", None
+    if isinstance(error, ImportError):
+        hint = "install specllama again: pip install --force-reinstall specllama"
+        return Exit.FAILED, f"a part of specllama cannot be loaded: {error}", hint
+    return (
+        Exit.FAILED,
+        f"unexpected {type(error).__name__}: {error}",
+        f"this is a bug; {DEBUG_VARIABLE}=1 shows where it happened",
+    )
+
+
+def report(error: BaseException) -> int:
+    """Print what, why and the next step; returns the exit code."""
+    code, message, hint = explain(error)
+    if os.environ.get(DEBUG_VARIABLE) not in (None, "", "0"):
+        import traceback
+
+        say("".join(traceback.format_exception(error)).rstrip())
+    if not isinstance(error, (KeyboardInterrupt, click.Abort, Interrupted)):
+        say(f"error: {sanitize_line(message)}", RED)
+        if hint:
+            say(f"  {sanitize_line(hint)}")
+    return int(code)
+
+
+@contextmanager
+def stop_on_signals(cancel: threading.Event) -> Iterator[list[int]]:
+    """The first Ctrl-C or SIGTERM sets ``cancel``, the second ends the process at once.
+
+    Yields a list that receives the exit code of the signal, empty while there was none. Outside
+    the main thread signals are left as they are.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        code = Exit.INTERRUPTED if number == signal.SIGINT else Exit.TERMINATED
+        if received:
+            os._exit(code)
+        received.append(code)
+        cancel.set()
+
+    former: dict[int, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        former[number] = signal.signal(number, handle)
+    try:
+        yield received
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def end_on_sigterm() -> None:
+    """SIGTERM unwinds the stack, so that files are closed and caches given back."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(Exit.TERMINATED)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handle)

@@ -1,0 +1,62 @@
+"""Load the pair that the settings name, saying what is going on."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from specllama.cli import diagnostics
+from specllama.config import Settings
+from specllama.events import Event, LoadProgress
+from specllama.text import sanitize_line
+
+if TYPE_CHECKING:
+    from specllama.engine import Engine
+
+DEFAULT_MODEL = "tiny"
+
+
+def open_engine(settings: Settings, *, quiet: bool) -> Engine:
+    """The engine for ``--model`` and ``--draft-model``; the bundled pair if no model is named.
+
+    Raises:
+        SpecllamaError: as ``Engine.load``.
+    """
+    from specllama.engine import Engine
+
+    model = settings["model"]
+    if model is None:
+        model = DEFAULT_MODEL
+        if not quiet:
+            diagnostics.note("no model given: using the bundled tiny pair (choose one with -m)")
+    progress = _Progress(shown=not quiet and sys.stderr.isatty())
+    try:
+        engine = Engine.load(
+            model, settings["draft-model"], settings.engine_options(), on_progress=progress
+        )
+    finally:
+        progress.clear()
+    for text in engine.info.notices:
+        if not quiet:
+            diagnostics.note(text)
+    return engine
+
+
+class _Progress:
+    """One line on a terminal that goes away when loading is done."""
+
+    def __init__(self, *, shown: bool) -> None:
+        self._shown = shown
+        self._length = 0
+
+    def __call__(self, event: Event) -> None:
+        if self._shown and isinstance(event, LoadProgress):
+            name = sanitize_line(event.path.replace("\\", "/").rsplit("/", 1)[-1])
+            text = f"loading {name} {event.fraction:4.0%}"[:79]
+            print(f"\r{text.ljust(self._length)}", end="", file=sys.stderr, flush=True)
+            self._length = len(text)
+
+    def clear(self) -> None:
+        if self._length:
+            print(f"\r{' ' * self._length}\r", end="", file=sys.stderr, flush=True)
+            self._length = 0

@@ -1,0 +1,178 @@
+"""Flags shared by the commands that load a pair and generate.
+
+They come from the settings schema, so a flag, its environment variable and its key in a settings
+file are the same thing. A flag that was not typed is None, which leaves the word to the settings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from specllama.config import Settings, load_settings
+from specllama.errors import UsageError
+from specllama.params import GenerateParams
+from specllama.schema import SCHEMA, Setting
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+_TYPES: dict[str, Any] = {"int": int, "float": float, "text": str, "texts": str}
+_METAVARS = {"int": "N", "float": "X", "text": "TEXT", "texts": "TEXT"}
+_BIAS = re.compile(r"^\s*(\d+)\s*=?\s*([+-]?(?:inf|\d+\.?\d*(?:e[+-]?\d+)?|\.\d+))\s*$", re.I)
+
+
+class GroupedOption(click.Option):
+    """An option that knows its heading in ``--help``."""
+
+    def __init__(self, *args: Any, group: str = "Options", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command whose ``--help`` shows its options under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None and isinstance(param, click.Option):
+                groups.setdefault(getattr(param, "group", "Options"), []).append(record)
+        if "Options" in groups:
+            groups["Options"] = groups.pop("Options")
+        for heading, records in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def grouped(*names: str, group: str, **kwargs: Any) -> Callable[[Decorated], Decorated]:
+    """``click.option`` with a heading."""
+    return click.option(*names, cls=GroupedOption, group=group, **kwargs)
+
+
+def settings_options(*, leave_out: Sequence[str] = ()) -> Callable[[Decorated], Decorated]:
+    """Add a flag for every setting but those named."""
+
+    def decorate(function: Decorated) -> Decorated:
+        for setting in reversed(SCHEMA):
+            if setting.name not in (*leave_out, "theme"):
+                function = _option(setting)(function)
+        return function
+
+    return decorate
+
+
+def _option(setting: Setting) -> Callable[[Decorated], Decorated]:
+    key = setting.name.replace("-", "_")
+    help_text = setting.help
+    if setting.default not in (None, (), ""):
+        shown = setting.default
+        if setting.kind == "texts":
+            shown = " ".join(repr(text)[1:-1] for text in shown)
+        elif setting.kind == "bool":
+            shown = "on" if shown else "off"
+        help_text += f"  [default: {shown}]"
+    if setting.kind == "bool":
+        flags = setting.flags or (f"--{setting.name}/--no-{setting.name}",)
+        return grouped(*flags, key, group=setting.group, default=None, help=help_text)
+    flags = setting.flags or (f"--{setting.name}",)
+    kind = click.Choice(setting.choices) if setting.choices else _TYPES[setting.kind]
+    return grouped(
+        *flags,
+        key,
+        group=setting.group,
+        type=kind,
+        default=None,
+        multiple=setting.kind == "texts",
+        metavar=None if setting.choices else setting.metavar or _METAVARS[setting.kind],
+        help=help_text,
+    )
+
+
+def constraint_options(function: Decorated) -> Decorated:
+    """Flags that only make sense for one request: grammar, JSON schema, logit bias."""
+    for option in (
+        grouped("--json-schema", group="Constraints", metavar="JSON|@FILE", default=None,
+                help="Only JSON that fits this schema."),
+        grouped("--grammar-file", group="Constraints", type=click.Path(path_type=Path),
+                default=None, help="The grammar from a file."),
+        grouped("--grammar", group="Constraints", metavar="GBNF", default=None,
+                help="Only text that this GBNF grammar allows."),
+        grouped("--logit-bias", group="Constraints", metavar="ID=X", multiple=True,
+                help="Add X to a token's score, e.g. 15=-inf; may be given several times."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def resolve(flags: dict[str, Any]) -> Settings:
+    """Settings with the typed flags among a command's arguments on top.
+
+    Raises:
+        UsageError, ConfigError: a value is wrong.
+    """
+    typed = {
+        setting.name: flags[key]
+        for setting in SCHEMA
+        if flags.get(key := setting.name.replace("-", "_")) not in (None, ())
+    }
+    return load_settings().with_flags(typed)
+
+
+def request_params(settings: Settings, flags: dict[str, Any]) -> GenerateParams:
+    """Parameters of a request, with the constraints of ``constraint_options``."""
+    grammar = flags.get("grammar")
+    if flags.get("grammar_file") is not None:
+        if grammar is not None:
+            raise UsageError("give --grammar or --grammar-file, not both")
+        grammar = read_text(flags["grammar_file"], "the grammar file")
+    schema = flags.get("json_schema")
+    if schema is not None:
+        schema = _json_schema(schema)
+    params = settings.generate_params(grammar=grammar, json_schema=schema)
+    if bias := _logit_bias(flags.get("logit_bias") or ()):
+        from dataclasses import replace
+
+        params = params.replace(sampling=replace(params.sampling, logit_bias=bias))
+    return params
+
+
+def read_text(path: Path, what: str) -> str:
+    """A whole text file; raises UsageError with the reason."""
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {what} {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{what} {path} is not UTF-8 text") from None
+
+
+def _json_schema(value: str) -> str:
+    import json
+
+    text = read_text(Path(value[1:]), "the schema file") if value.startswith("@") else value
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"the JSON schema is not JSON: {error}", "give the schema itself, or @FILE"
+        ) from None
+    if not isinstance(schema, (dict, bool)):
+        raise UsageError("a JSON schema is an object", 'for example {"type": "object"}')
+    return text
+
+
+def _logit_bias(items: Sequence[str]) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for item in items:
+        match = _BIAS.match(item)
+        if match is None:
+            raise UsageError(
+                f"cannot read the logit bias {item!r}", "write ID=X, for example 15=-inf or 15=+1.5"
+            )
+        bias[int(match[1])] = float(match[2])
+    return bias

@@ -1,0 +1,97 @@
+"""stdout: data and nothing else.
+
+Text from models and files is made safe when stdout is a terminal and left alone in pipes and files,
+where it is valid UTF-8 whatever the locale says. A reader that goes away (``| head``) raises
+BrokenPipeError, which ends the program quietly.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from specllama.text import encodable, sanitize
+
+
+def is_terminal() -> bool:
+    try:
+        return sys.stdout.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def width(default: int = 80) -> int:
+    """Columns to draw in; pipes and files get the default."""
+    import shutil
+
+    return shutil.get_terminal_size((default, 24)).columns if is_terminal() else default
+
+
+def use_colour() -> bool:
+    return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def write(text: str, *, end: str = "") -> None:
+    """Write text and show it at once."""
+    text += end
+    if is_terminal():
+        text = sanitize(text)
+        encoding = sys.stdout.encoding or "utf-8"
+        raw = text.encode(encoding, "replace")
+    else:
+        raw = encodable(text).encode("utf-8")
+    write_bytes(raw)
+
+
+def line(text: str = "") -> None:
+    write(text, end="\n")
+
+
+def write_styled(text: str) -> None:
+    """Write text that carries our own colour codes; untrusted parts were made safe before."""
+    write_bytes(text.encode(sys.stdout.encoding or "utf-8", "replace"))
+
+
+def write_bytes(raw: bytes) -> None:
+    buffer = getattr(sys.stdout, "buffer", None)
+    if buffer is None:  # a test's StringIO
+        sys.stdout.write(raw.decode("utf-8", "replace"))
+    else:
+        sys.stdout.flush()
+        buffer.write(raw)
+        buffer.flush()
+
+
+def json_line(value: Any) -> None:
+    """One JSON document on one line."""
+    from specllama.store.codec import encode
+
+    write_bytes(encode(value) + b"\n")
+
+
+def table(rows: Sequence[Sequence[str]], *, header: Sequence[str], right: str = "") -> None:
+    """A plain table in aligned columns.
+
+    Args:
+        rows: cells, already short.
+        header: column names.
+        right: "r" for each column that is aligned right, else anything ("lrr").
+    """
+    cells = [list(header), *map(list, rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    for row in cells:
+        parts = [
+            cell.rjust(n) if right[i : i + 1] == "r" else cell.ljust(n)
+            for i, (cell, n) in enumerate(zip(row, widths, strict=True))
+        ]
+        line("  ".join(parts).rstrip())
+
+
+def discard() -> None:
+    """After a broken pipe: let the interpreter flush into nothing instead of failing again."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):
+        pass

@@ -1,0 +1,93 @@
+"""Print the events of one reply: text to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specllama.cli import diagnostics, output
+from specllama.events import Event, Finished, Notice, RoundDone, TextDelta
+
+
+class Printer:
+    """Consumes the events of one request.
+
+    Args:
+        as_json: print every event as a JSON line instead of the text.
+        quiet: no notices but warnings, no statistics.
+        close_line: end the text with a newline if it has none.
+    """
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False, close_line: bool = True):
+        self.as_json = as_json
+        self.quiet = quiet
+        self.close_line = close_line
+        self.finished: Finished | None = None
+        self._last = ""
+
+    def show(self, events: Iterator[Event]) -> None:
+        """Print until the events end; the last line is closed also when they end badly."""
+        try:
+            for event in events:
+                self._one(event)
+        finally:
+            if self._last and not self._last.endswith("\n") and self.close_line:
+                output.write("\n")
+        if self.finished is not None and not self.quiet:
+            diagnostics.note(statistics_line(self.finished))
+
+    def _one(self, event: Event) -> None:
+        if self.as_json:
+            output.json_line(event.to_dict())
+        if isinstance(event, TextDelta):
+            if not self.as_json:
+                output.write(event.text)
+                self._last = event.text or self._last
+        elif isinstance(event, Notice):
+            if event.level == "warning":
+                diagnostics.warn(event.message)
+            elif not self.quiet:
+                diagnostics.note(event.message)
+        elif isinstance(event, Finished):
+            self.finished = event
+            if event.reason == "context" and not self.quiet:
+                diagnostics.warn(event.message or "the context is full; the reply ends here")
+
+
+def percent(part: float | None) -> str:
+    return "–" if part is None else f"{part:.0%}"
+
+
+def statistics_line(end: Finished) -> str:
+    """One line for people: speed, acceptance, latency."""
+    times = end.timings
+    parts = [f"{len(end.token_ids)} tokens"]
+    if times.tok_per_s is not None:
+        parts[0] += f", {times.tok_per_s:.1f} tok/s"
+    if end.draft_n:
+        parts.append(
+            f"accepted {percent(end.acceptance_rate)} ({end.draft_n_accepted}/{end.draft_n})"
+        )
+        parts.append(f"mean length {end.mean_acceptance_length or 0:.2f}")
+        parts.append(f"{end.rounds} rounds ({end.proposer})")
+    else:
+        parts.append("no speculation" if end.proposer == "none" else "nothing drafted")
+    parts.append(f"TTFT {times.ttft_ms:.0f} ms")
+    parts.append(f"seed {end.seed}")
+    if end.near_ties:
+        parts.append(f"{end.near_ties} near-ties")
+    parts.append(
+        {
+            "stop_token": "complete",
+            "stop_string": "stop string",
+            "length": "token limit",
+            "context": "context full",
+            "cancelled": "stopped",
+            "error": "failed",
+        }[end.reason]
+    )
+    return " · ".join(parts)
+
+
+def round_glyphs(done: RoundDone) -> str:
+    """A round in signs: ``■`` accepted, ``□`` rejected, ``+`` target token (absent if cut)."""
+    return "■" * done.accepted + "□" * (len(done.drafted) - done.accepted) + "+" * (1 - done.cut)

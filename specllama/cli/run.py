@@ -1,0 +1,134 @@
+"""``specllama run``: one prompt, one answer."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from specllama.cli import diagnostics, loading, output
+from specllama.cli.options import (
+    GroupedCommand,
+    constraint_options,
+    grouped,
+    request_params,
+    resolve,
+    settings_options,
+)
+from specllama.cli.printer import Printer
+from specllama.errors import SpecllamaError, UsageError
+from specllama.interface import EngineLike, Message
+from specllama.params import GenerateParams
+from specllama.store.rounds import RoundLog, logged
+
+EPILOG = """\b
+Examples:
+  specllama run "What is a draft model?"
+  git diff | specllama run --system "Review this change." -
+  specllama run -m model.gguf -d small.gguf --temperature 0 -n 200 "…"
+  specllama run --raw -n 64 "Once upon a time"        no chat template
+  specllama run --json "…" | jq -c 'select(.type == "finish")'
+  specllama run --json-schema '{"type": "array"}' "Three colours as JSON"
+
+The text goes to stdout, one line of statistics to stderr. Ctrl-C stops the
+reply and keeps what was written (exit status 130).
+"""
+
+
+@click.command("run", cls=GroupedCommand, epilog=EPILOG)
+@click.argument("prompt", required=False)
+@settings_options()
+@constraint_options
+@grouped(
+    "--raw",
+    is_flag=True,
+    group="Output",
+    help="Continue the prompt as it is, without the chat template.",
+)
+@grouped(
+    "--json",
+    "as_json",
+    is_flag=True,
+    group="Output",
+    help="Print every event as a JSON line; the last one is the finish object.",
+)
+@grouped(
+    "-q", "--quiet", is_flag=True, group="Output", help="No statistics and no notes on stderr."
+)
+def command(prompt: str | None, raw: bool, as_json: bool, quiet: bool, **flags: Any) -> int:
+    """Answer PROMPT and print the text.
+
+    With "-", or without PROMPT in a pipe, the prompt is read from standard input.
+    """
+    settings = resolve(flags)
+    params = request_params(settings, flags)
+    text = read_prompt(prompt, raw=raw)
+    request: str | Sequence[Message] = text
+    if not raw:
+        system = settings["system"]
+        head = [Message("system", system)] if system else []
+        request = [*head, Message("user", text)]
+    with loading.open_engine(settings, quiet=quiet) as engine:
+        log = RoundLog.open(engine.info, params, command="run") if settings["log"] else None
+        printer = Printer(as_json=as_json, quiet=quiet, close_line=not raw or output.is_terminal())
+        try:
+            return answer(engine, request, params, log, printer)
+        except SpecllamaError as error:
+            if as_json:
+                output.json_line(
+                    {
+                        "type": "error",
+                        "message": error.message,
+                        "hint": error.hint,
+                        "exit_code": error.exit_code,
+                    }
+                )
+            raise
+        finally:
+            if log is not None:
+                log.close()
+
+
+def answer(
+    engine: EngineLike,
+    request: str | Sequence[Message],
+    params: GenerateParams,
+    log: RoundLog | None,
+    printer: Printer,
+) -> int:
+    """Generate, print and log one reply; returns the exit code."""
+    cancel = threading.Event()
+    with diagnostics.stop_on_signals(cancel) as received:
+        events = engine.generate(request, params, cancel=cancel)
+        printer.show(logged(events, log, params))
+    if received:
+        return received[0]
+    failed = printer.finished is None or printer.finished.reason == "error"
+    return diagnostics.Exit.FAILED if failed else diagnostics.Exit.OK
+
+
+def read_prompt(argument: str | None, *, raw: bool) -> str:
+    """The prompt from the argument or from standard input.
+
+    Input may hold any bytes: what is not UTF-8 becomes U+FFFD, NUL stays. The newline that ends a
+    piped text is dropped, unless the prompt is to be continued as it is.
+
+    Raises:
+        UsageError: there is no prompt, or an empty one.
+    """
+    if argument is not None and argument != "-":
+        # Arguments that are not UTF-8 arrive with surrogates for the odd bytes.
+        text = os.fsencode(argument).decode("utf-8", "replace")
+    elif argument == "-" or not sys.stdin.isatty():
+        text = sys.stdin.buffer.read().decode("utf-8", "replace")
+        if not raw:
+            text = text.removesuffix("\n").removesuffix("\r")
+    else:
+        raise UsageError("there is no prompt", 'give one: specllama run "…", or pipe it in')
+    if not (text if raw else text.strip()):
+        raise UsageError("the prompt is empty", 'give some text: specllama run "…"')
+    return text

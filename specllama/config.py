@@ -1,0 +1,271 @@
+"""Settings from flags, environment and files; the schema is in ``schema.py``.
+
+Precedence: a typed flag, then ``SPECLLAMA_<NAME>``, then ``specllama.toml`` in the working folder,
+then the user's ``config.toml``, then the default. ``Settings`` remembers which one won.
+
+    temperature = 0.7
+    model = "qwen3-8b"          # keys are the long option names
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specllama.errors import ConfigError, UsageError
+from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.paths import config_file
+from specllama.schema import BY_NAME, DEFAULTS, SCHEMA, Setting
+
+PROJECT_FILE = "specllama.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value and where it came from: "flag", "SPECLLAMA_X", a file's path, or "default"."""
+
+    value: Any
+    origin: str
+
+
+class Settings:
+    """The value of every setting, and its origin."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name].value
+
+    def __iter__(self) -> Iterator[tuple[Setting, Value]]:
+        return iter((setting, self._values[setting.name]) for setting in SCHEMA)
+
+    def origin(self, name: str) -> str:
+        return self._values[name].origin
+
+    def with_flags(self, typed: Mapping[str, Any]) -> Settings:
+        """The same with typed flags on top; every value is checked."""
+        flags = {name: Value(check(name, value), "flag") for name, value in typed.items()}
+        return Settings({**self._values, **flags})
+
+    def engine_options(self) -> EngineOptions:
+        return EngineOptions(**self._room("engine"))
+
+    def generate_params(self, **changes: Any) -> GenerateParams:
+        """Parameters of a request; ``changes`` are further GenerateParams fields."""
+        sampling = changes.pop("sampling", None) or SamplingParams(**self._room("sampling"))
+        return GenerateParams(sampling=sampling, **{**self._room("generate"), **changes})
+
+    def _room(self, room: str) -> dict[str, Any]:
+        return {
+            setting.field.partition(".")[2]: self[setting.name]
+            for setting in SCHEMA
+            if setting.field.startswith(f"{room}.")
+        }
+
+
+def load_settings(
+    *, environ: Mapping[str, str] | None = None, project: Path | None = None
+) -> Settings:
+    """Read files and environment.
+
+    Args:
+        environ: the environment; the process's own unless given (tests).
+        project: the project file; ``specllama.toml`` in the working folder unless given.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type or a value out of range; names file and key.
+    """
+    values = {setting.name: Value(setting.default, "default") for setting in SCHEMA}
+    for path in (config_file(), project or Path(PROJECT_FILE)):
+        for key, raw in read_file(path).items():
+            values[key] = Value(_checked(key, raw, f"{path}"), str(path))
+    for setting in SCHEMA:
+        text = (os.environ if environ is None else environ).get(setting.variable)
+        if text is not None:
+            value = _checked(setting.name, parse_text(setting, text), setting.variable)
+            values[setting.name] = Value(value, setting.variable)
+    return Settings(values)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The keys of a settings file, in kebab case; empty if there is no file.
+
+    Raises:
+        ConfigError: it cannot be read, is not TOML, or has a key that is not a setting.
+    """
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    import tomllib
+
+    try:
+        table = tomllib.loads(data.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        try:
+            out[find(key).name] = value
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error.message}", error.hint) from None
+    return out
+
+
+def find(key: str) -> Setting:
+    """A setting by name, underscores allowed; raises ConfigError with a suggestion."""
+    name = key.replace("_", "-").lower()
+    if name in BY_NAME:
+        return BY_NAME[name]
+    near = difflib.get_close_matches(name, BY_NAME, n=1)
+    hint = f"did you mean {near[0]}?" if near else "see them all: specllama config show"
+    raise ConfigError(f"there is no setting {key!r}", hint)
+
+
+def check(name: str, value: Any) -> Any:
+    """The value in its proper type.
+
+    Raises:
+        UsageError: wrong type, not one of the choices, or out of range.
+    """
+    setting = BY_NAME[name]
+    value = _typed(setting, value)
+    if setting.choices and value not in setting.choices:
+        raise UsageError(f"{name} must be one of {', '.join(setting.choices)}, got {value!r}")
+    room, _, field = setting.field.partition(".")
+    if room != "app":
+        dataclasses.replace(DEFAULTS[room], **{field: value})
+    return value
+
+
+def parse_text(setting: Setting, text: str) -> Any:
+    """A value from a string: an environment variable or ``config set``."""
+    if setting.kind == "bool":
+        word = text.strip().lower()
+        if word in ("1", "true", "yes", "on"):
+            return True
+        return False if word in ("0", "false", "no", "off", "") else text
+    if setting.kind == "texts":
+        try:
+            return json.loads(text) if text.lstrip().startswith("[") else [text]
+        except ValueError:
+            return [text]
+    if setting.kind in ("int", "float"):
+        try:
+            return int(text) if setting.kind == "int" else float(text)
+        except ValueError:
+            return text
+    return text
+
+
+def _typed(setting: Setting, value: Any) -> Any:
+    kind = setting.kind
+    if value is None and setting.default is None:
+        return None
+    if kind == "texts" and isinstance(value, (list, tuple)):
+        if all(isinstance(item, str) for item in value):
+            return tuple(value)
+    elif (
+        (kind == "bool" and isinstance(value, bool))
+        or (kind == "text" and isinstance(value, str))
+        or (kind == "int" and isinstance(value, int) and not isinstance(value, bool))
+    ):
+        return value
+    elif kind == "float" and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    elif kind == "text" and setting.name.endswith("gpu-layers") and isinstance(value, int):
+        return str(value)
+    wanted = {
+        "int": "a whole number",
+        "float": "a number",
+        "bool": "true or false",
+        "text": "a text",
+        "texts": "a list of texts",
+    }[kind]
+    raise UsageError(f"{setting.name} must be {wanted}, got {value!r}")
+
+
+def _checked(name: str, value: Any, origin: str) -> Any:
+    try:
+        return check(name, value)
+    except UsageError as error:
+        raise ConfigError(f"{origin}: {error.message}", error.hint) from None
+
+
+def write_setting(path: Path, name: str, value: Any) -> None:
+    """Set one key of a settings file, or remove it with None; comments and other lines stay.
+
+    The file is replaced in one step, so it is never half written.
+
+    Raises:
+        ConfigError: the file is damaged, or cannot be written.
+    """
+    before = read_file(path)
+    if value is not None:
+        value = check(name, value)
+    text = path.read_text("utf-8") if before or path.exists() else ""
+    changed = _edited(text, name, None if value is None else _literal(value))
+    import tomllib
+
+    wanted = {**before, name: list(value) if isinstance(value, tuple) else value}
+    if value is None:
+        del wanted[name]
+    try:
+        ours = {key.replace("_", "-").lower(): v for key, v in tomllib.loads(changed).items()}
+    except tomllib.TOMLDecodeError:
+        ours = None
+    if ours != wanted:
+        raise ConfigError(f"{name} in {path} spans several lines", "change it in an editor")
+    _replace_file(path, changed)
+
+
+def _edited(text: str, name: str, literal: str | None) -> str:
+    lines = text.splitlines()
+    spelled = re.escape(name).replace(r"\-", "[-_]")
+    pattern = re.compile(rf"^(\s*\"?{spelled}\"?\s*=\s*)(.*?)(\s+#[^\"']*)?$", re.IGNORECASE)
+    for i, line in enumerate(lines):
+        if match := pattern.match(line):
+            if literal is None:
+                del lines[i]
+            else:
+                lines[i] = f"{match[1]}{literal}{match[3] or ''}"
+            break
+    else:
+        if literal is not None:
+            lines.append(f"{name} = {literal}")
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _literal(value: Any) -> str:
+    """A value as TOML. Basic strings of TOML and JSON agree but for DEL."""
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value)
+
+
+def _replace_file(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
