@@ -40,14 +40,15 @@ def exp_noise(seed: int, position: int, ids: IntArray) -> FloatArray:
     x ^= x >> np.uint64(27)
     x *= np.uint64(_MIX_2)
     x ^= x >> np.uint64(31)
-    uniform = ((x >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    # 52 bits: the half is exact, so the uniform is never 1 and the noise never 0
+    uniform = ((x >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     noise: FloatArray = -np.log(uniform)
     return noise
 
 
 def coin(seed: int, position: int) -> float:
     """One private uniform in (0, 1) per position, independent of the token noise (for XTC)."""
-    return ((_key(seed ^ _XTC_STREAM, position) >> 11) + 0.5) * 2.0**-53
+    return ((_key(seed ^ _XTC_STREAM, position) >> 12) + 0.5) * 2.0**-52
 
 
 def draw(law: Law, seed: int, position: int) -> tuple[int, float]:
@@ -57,8 +58,9 @@ def draw(law: Law, seed: int, position: int) -> tuple[int, float]:
     """
     if len(law.ids) == 1:
         return int(law.ids[0]), float("inf")
-    times = exp_noise(seed, position, law.ids) / law.probs
-    winner = int(np.argmin(times))
-    first = times[winner]
-    times[winner] = np.inf
-    return int(law.ids[winner]), float(np.log(times.min() / first))
+    with np.errstate(over="ignore"):  # a vanishing probability never wins: inf is its time
+        times = exp_noise(seed, position, law.ids) / law.probs
+        winner = int(np.argmin(times))
+        first = times[winner]
+        times[winner] = np.inf
+        return int(law.ids[winner]), float(np.log(times.min() / first))

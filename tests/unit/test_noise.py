@@ -1,0 +1,243 @@
+"""The common noise: exponential, independent over (seed, position, token), and a good coupling."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from oracle import Toy, ToyWalk, emitted
+
+from specllama.spec.noise import _key, coin, draw, exp_noise
+from specllama.spec.types import Draft, FloatArray, Law
+from specllama.spec.verify import verify_match
+
+Z = 4.75  # normal quantile of 1 - 1e-6
+
+
+def chi_square_limit(freedom: int) -> float:
+    """The 1 - 1e-6 quantile (Wilson and Hilferty)."""
+    c = 2 / (9 * freedom)
+    return freedom * (1 - c + Z * math.sqrt(c)) ** 3
+
+
+def chi_square(counts: FloatArray, p: FloatArray) -> float:
+    expected = counts.sum() * p
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def law_of(*p: float) -> Law:
+    return Law(np.arange(len(p), dtype=np.int32), np.array(p) / sum(p))
+
+
+def test_noise_is_a_pure_function_of_seed_position_and_token() -> None:
+    ids = np.array([5, 0, 151_935], np.int32)
+    noise = exp_noise(3, 17, ids)
+    np.testing.assert_array_equal(noise, exp_noise(3, 17, ids))
+    np.testing.assert_array_equal(noise[::-1], exp_noise(3, 17, ids[::-1].copy()))
+    for changed in (exp_noise(4, 17, ids), exp_noise(3, 18, ids), exp_noise(3, 17, ids + 1)):
+        assert not np.isclose(noise, changed).any()
+
+
+def test_noise_never_changes_between_versions() -> None:
+    """A seed that was written down must give the same text tomorrow."""
+    golden = exp_noise(42, 7, np.array([0, 1, 2], np.int32))
+    np.testing.assert_allclose(
+        golden, [0.771194318272424, 0.8151841294260532, 0.05855165615605002], rtol=1e-12
+    )
+    assert coin(42, 7) == pytest.approx(0.44324767851439545, rel=1e-12)
+
+
+def _unmix(x: int) -> int:
+    """The inverse of splitmix64's finaliser."""
+    mask = 2**64 - 1
+
+    def unshift(y: int, by: int) -> int:
+        out = y
+        for _ in range(64 // by):
+            out = y ^ (out >> by)
+        return out
+
+    x = unshift(x, 31) * pow(0x94D049BB133111EB, -1, 2**64) & mask
+    x = unshift(x, 27) * pow(0xBF58476D1CE4E5B9, -1, 2**64) & mask
+    return unshift(x, 30)
+
+
+@pytest.mark.parametrize("hashed", [0, 2**64 - 1])
+def test_noise_is_positive_for_the_most_extreme_hashes(hashed: int) -> None:
+    """With 53 bits the uniform of the largest hash would round up to 1, its noise to 0."""
+    token = (_unmix(hashed) - _key(3, 5)) * pow(0x9E3779B97F4A7C15, -1, 2**64) % 2**64
+    noise = exp_noise(3, 5, np.array([token], np.uint64))  # type: ignore[arg-type]
+    assert noise[0] == pytest.approx(-math.log1p(-(2.0**-53)) if hashed else 53 * math.log(2))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("position", [0, 1, 2**31])
+def test_noise_is_finite_and_positive_at_the_edges(seed: int, position: int) -> None:
+    noise = exp_noise(seed, position, np.arange(1000, dtype=np.int32))
+    assert np.isfinite(noise).all()
+    assert (noise > 0).all()
+    assert 0.0 < coin(seed, position) < 1.0
+
+
+@pytest.mark.parametrize("axis", ["token", "position", "seed"])
+def test_noise_is_standard_exponential_along_every_axis(axis: str) -> None:
+    n = 20_000
+    if axis == "token":
+        noise = exp_noise(1, 1, np.arange(n, dtype=np.int32))
+    else:
+        one = np.array([11], np.int32)
+        keys = ((1, i) if axis == "position" else (i, 1) for i in range(n))
+        noise = np.concatenate([exp_noise(s, p, one) for s, p in keys])
+    # Kolmogorov-Smirnov at 1e-6, and no correlation between neighbours
+    u = np.sort(1 - np.exp(-noise))
+    distance = np.abs(u - (np.arange(n) + 0.5) / n).max()
+    assert distance < math.sqrt(math.log(2e6) / (2 * n)) + 1 / n
+    for lag in (1, 2, 7):
+        r = np.corrcoef(noise[:-lag], noise[lag:])[0, 1]
+        assert abs(r) < Z / math.sqrt(n)
+
+
+def test_draws_follow_the_law_and_are_independent_of_each_other() -> None:
+    """Chi-square of single draws over positions, of neighbouring pairs, and over seeds."""
+    law = law_of(0.4, 0.3, 0.15, 0.1, 0.05)
+    n = 20_000
+    for tokens in (
+        [draw(law, 5, i)[0] for i in range(n)],
+        [draw(law, i, 5)[0] for i in range(n)],
+    ):
+        counts = np.bincount(tokens, minlength=5).astype(float)
+        assert chi_square(counts, law.probs) < chi_square_limit(4)
+        pairs = np.array(tokens[:-1:2]) * 5 + np.array(tokens[1::2])
+        counts = np.bincount(pairs, minlength=25).astype(float)
+        assert chi_square(counts, np.outer(law.probs, law.probs).ravel()) < chi_square_limit(24)
+
+
+def test_a_draw_looks_at_the_support_only() -> None:
+    """Tokens outside the law change nothing: truncation keeps the winner if it survives."""
+    full = law_of(0.5, 0.2, 0.2, 0.1)
+    for position in range(300):
+        winner, _ = draw(full, 9, position)
+        for gone in range(4):
+            keep = full.ids != gone
+            if gone != winner:
+                less = Law(full.ids[keep], full.probs[keep] / full.probs[keep].sum())
+                assert draw(less, 9, position)[0] == winner
+
+
+def test_lead_is_the_log_score_gap() -> None:
+    law = law_of(0.5, 0.3, 0.2)
+    for position in range(50):
+        token, lead = draw(law, 2, position)
+        scores = np.log(law.probs) - np.log(exp_noise(2, position, law.ids))
+        first, second = np.sort(scores)[::-1][:2]
+        assert token == int(np.argmax(scores))
+        assert lead == pytest.approx(first - second)
+        assert lead >= 0.0
+    assert draw(Law.point(7), 2, 0) == (7, math.inf)
+
+
+def test_a_tail_of_denormal_probabilities_warns_about_nothing() -> None:
+    law = Law(np.arange(4, dtype=np.int32), np.array([1.0, 1e-310, 5e-324, 2e-308]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for position in range(50):
+            token, lead = draw(law, 1, position)
+            assert token == 0
+            assert lead > 0.0
+
+
+def test_gumbel_coupling_formula() -> None:
+    """Draft and target agree with probability sum_x 1 / sum_y max(p_y/p_x, q_y/q_x)."""
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        p, q = rng.dirichlet([0.6] * 6), rng.dirichlet([0.6] * 6)
+        law_p, law_q = law_of(*p), law_of(*q)
+        expected = sum(1 / np.maximum(p / p[x], q / q[x]).sum() for x in range(6))
+        n = 8000
+        met = sum(draw(law_p, 1, i)[0] == draw(law_q, 1, i)[0] for i in range(n)) / n
+        assert abs(met - expected) < Z * math.sqrt(expected * (1 - expected) / n)
+        tv = 0.5 * np.abs(p - q).sum()
+        assert expected >= (1 - tv) / (1 + tv) - 1e-12
+
+
+def test_coin_is_uniform_and_apart_from_the_token_noise() -> None:
+    n = 10_000
+    coins = np.array([coin(3, i) for i in range(n)])
+    counts = np.histogram(coins, 20, (0.0, 1.0))[0].astype(float)
+    assert chi_square(counts, np.full(20, 0.05)) < chi_square_limit(19)
+    noise = np.array([exp_noise(3, i, np.array([0], np.int32))[0] for i in range(n)])
+    assert abs(np.corrcoef(coins, noise)[0, 1]) < Z / math.sqrt(n)
+
+
+# -- same seed, same text -----------------------------------------------------------------------
+
+
+def write(toy: Toy, seed: int, length: int, drafts: object = None) -> tuple[int, ...]:
+    """Text of the toy under ``match``, with drafts from ``drafts(text)`` (None: plain)."""
+    text: tuple[int, ...] = ()
+    while len(text) < length:
+        draft = drafts(text) if callable(drafts) else Draft()
+        text += emitted(draft, verify_match(draft, ToyWalk(toy, draft, text), seed))
+    return text[:length]
+
+
+def test_any_draft_leaves_the_text_of_a_seed_unchanged() -> None:
+    rng = np.random.default_rng(4)
+    for seed in range(60):
+        target, other = Toy(5, seed, zero=0.2), Toy(5, 500 + seed, zero=0.2)
+
+        def drawn(text: tuple[int, ...], toy: Toy = other, seed: int = seed) -> Draft:
+            out = text
+            for _ in range(int(rng.integers(0, 5))):
+                out += (draw(toy.law(out), seed, len(out))[0],)
+            return Draft.chain(out[len(text) :], "toy")
+
+        def random(text: tuple[int, ...]) -> Draft:
+            n = int(rng.integers(0, 6))
+            parents = tuple(int(rng.integers(-1, i)) if i else -1 for i in range(n))
+            tokens = tuple(int(t) for t in rng.integers(0, 5, n))
+            return Draft(tokens, parents, (None,) * n, (None,) * n, ("toy",) * n)
+
+        plain = write(target, seed, 14)
+        assert write(target, seed, 14, drawn) == plain
+        assert write(target, seed, 14, random) == plain
+
+
+@pytest.mark.parametrize("mistake", ["index in round", "one noise for all"])
+def test_control_noise_with_the_wrong_key_changes_the_text(mistake: str) -> None:
+    """Keyed by the index in the round, or reused over positions, the same harness sees it."""
+
+    class Wrong(ToyWalk):
+        @property
+        def position(self) -> int:
+            return len(self._passed) if mistake == "index in round" else 0
+
+    def text_of(walk: type[ToyWalk], seed: int, k: int) -> tuple[int, ...]:
+        target, other = Toy(5, seed), Toy(5, 500 + seed)
+        text: tuple[int, ...] = ()
+        while len(text) < 12:
+            out = text
+            for i in range(k):
+                at = i if mistake == "index in round" else 0
+                out += (draw(other.law(out), seed, at)[0],)
+            draft = Draft.chain(out[len(text) :], "toy")
+            text += emitted(draft, verify_match(draft, walk(target, draft, text), seed))
+        return text[:12]
+
+    if mistake == "index in round":
+        # plain decoding draws index 0 again and again, drafts shift it: the texts part
+        assert any(text_of(Wrong, seed, 3) != text_of(Wrong, seed, 0) for seed in range(20))
+        assert all(text_of(ToyWalk, seed, 3) == text_of(ToyWalk, seed, 0) for seed in range(20))
+    # and the law of a text is wrong: the second token depends on the noise of the first
+    fair = Toy(5, 0, fixed=(0.2,) * 5)
+    counts = np.zeros((2, 25))
+    for row, walk in enumerate((ToyWalk, Wrong)):
+        for seed in range(1500):
+            text: tuple[int, ...] = ()
+            while len(text) < 2:
+                text += emitted(Draft(), verify_match(Draft(), walk(fair, Draft(), text), seed))
+            counts[row, text[0] * 5 + text[1]] += 1
+    uniform = np.full(25, 0.04)
+    assert chi_square(counts[0], uniform) < chi_square_limit(24) < chi_square(counts[1], uniform)
