@@ -68,7 +68,7 @@ def _unmix(x: int) -> int:
 def test_noise_is_positive_for_the_most_extreme_hashes(hashed: int) -> None:
     """With 53 bits the uniform of the largest hash would round up to 1, its noise to 0."""
     token = (_unmix(hashed) - _key(3, 5)) * pow(0x9E3779B97F4A7C15, -1, 2**64) % 2**64
-    noise = exp_noise(3, 5, np.array([token], np.uint64))  # type: ignore[arg-type]
+    noise = exp_noise(3, 5, np.array([token], np.uint64))
     assert noise[0] == pytest.approx(-math.log1p(-(2.0**-53)) if hashed else 53 * math.log(2))
 
 
