@@ -53,7 +53,7 @@ class TargetRows:
     def __init__(self, target: Context, tokens: list[int], draft: Draft, group: int) -> None:
         self._target = target
         self._tokens = tokens
-        self._parents = None if draft.is_chain else [-1, *(p + 1 for p in draft.parents)]
+        self._parents = None if draft.is_line else [-1, *(p + 1 for p in draft.parents)]
         self._group = len(tokens) if self._parents is not None else group
         self._first = 0
         self._rows: Rows | None = None
@@ -163,8 +163,9 @@ class SpeculativeLoop:
             raise
         new = [draft.tokens[i] for i in verdict.path]
         cut = perf_counter()
-        if draft.is_chain:
-            self.target.rollback(past + 1 + len(new))
+        if draft.is_line:
+            # a stop token that was accepted may lie in a group that was never evaluated
+            self.target.rollback(min(self.target.n_past, past + 1 + len(new)))
         else:
             self.target.keep_path([0, *(i + 1 for i in verdict.path)])
         verify_s = rows.seconds + perf_counter() - cut

@@ -66,8 +66,14 @@ class Draft:
         return len(self.tokens)
 
     @property
+    def is_line(self) -> bool:
+        """Every node follows the one before it; the target's pass needs no tree."""
+        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+
+    @property
     def is_chain(self) -> bool:
-        return all(parent == i - 1 for i, parent in enumerate(self.parents)) and not any(self.scout)
+        """A line whose every node may be accepted."""
+        return self.is_line and not any(self.scout)
 
     @property
     def source(self) -> str:
