@@ -12,7 +12,6 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from io import FileIO
@@ -101,7 +100,6 @@ def download(
     headers: dict[str, str],
     progress: Progress | None = None,
     allow_http: bool = False,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Bring one file to ``destination``, continuing what an earlier run left.
 
@@ -132,7 +130,7 @@ def download(
                         raise _gave_up(retry.reason, sink.done, size) from None
                     wait = retry.wait_s if retry.wait_s is not None else 2.0**attempts / 2
                     sink.progress.waiting(f"{retry.reason}; trying again in {wait:.0f} s")
-                    sleep(wait)
+                    _sleep(wait)
             os.fsync(file.fileno())
             found = sink.hexdigest()
         if found != digest.hex:
@@ -147,6 +145,10 @@ def download(
         raise
     except OSError as error:
         raise disk_error(error, destination) from None
+
+
+def _sleep(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 class _Sink:
@@ -208,7 +210,8 @@ class _Source:
         try:
             with closing(self._open(sink.done)) as response:
                 self._check(response, sink)
-                for chunk in response.iter_raw(CHUNK):
+                # unbuffered: what arrived before a break must not be lost
+                for chunk in response.iter_raw():
                     if sink.done + len(chunk) > self.size:
                         raise WrongContent(
                             f"the server sent more than the {self.size:,} bytes it announced",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from specllama import paths
+from specllama.errors import ModelUnavailable
 
 Source = Literal["bundled", "specllama", "huggingface", "lmstudio", "ollama", "llama.cpp", "folder"]
 
@@ -325,6 +326,23 @@ def scan(folders: Sequence[str | Path] = (), *, include_bundled: bool = True) ->
                 continue
             found.setdefault(key, model)
     return list(found.values())
+
+
+def scan_folder(folder: str | Path) -> list[LocalModel]:
+    """Every model below one folder."""
+    return list(_in_folder(Path(os.path.expanduser(folder))))
+
+
+def single(path: Path) -> LocalModel:
+    """One file that no store holds, as a model.
+
+    Raises:
+        ModelUnavailable: it is not there.
+    """
+    model = _model(path, "folder", str(path), None)
+    if model is None:
+        raise ModelUnavailable(f"no such file: {path}")
+    return model
 
 
 def _in_folder(root: Path) -> Iterator[LocalModel]:

@@ -1,0 +1,179 @@
+"""A cached line about each model on disk, so that listings do not read every header again.
+
+The cache (``<cache>/headers.json``) is keyed by path, size and modification time; a damaged or
+unwritable cache only costs time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from specllama import paths
+from specllama.errors import SpecllamaError
+from specllama.models import library
+from specllama.models.gguf import GgufHeader, check_loadable, read_header
+from specllama.models.pairing import MAX_SIZE_DIFFERENCE, active_params, compare
+
+SCHEMA = 1
+LARGEST_DRAFT = 1 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a listing shows about one file.
+
+    Attributes:
+        reason: why it cannot be run, "" if it can.
+        fingerprint: equal for files with identical token lists.
+    """
+
+    name: str
+    architecture: str
+    quantization: str
+    n_params: int
+    active_params: int
+    context_length: int
+    vocab_size: int
+    tokenizer: str
+    fingerprint: str
+    file_bytes: int
+    reason: str
+
+    @property
+    def usable(self) -> bool:
+        return not self.reason
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def fingerprint(header: GgufHeader) -> str:
+    """A digest of the token list and of how it is applied."""
+    state = hashlib.sha256()
+    for text in (header.tokenizer_model, str(header.special_id("bos")), str(header.vocab_size)):
+        state.update((text or "").encode() + b"\0")
+    state.update(b"\0".join(header.token_bytes))
+    return state.hexdigest()[:32]
+
+
+def summarize(path: Path) -> Summary:
+    """Read one file; a file that cannot be run gets its reason instead of an exception."""
+    try:
+        header = read_header(path)
+    except SpecllamaError as error:
+        return Summary(
+            "", "?", library.quant_of(path.name) or "?", 0, 0, 0, 0, "", "", 0, error.message
+        )
+    reason = ""
+    try:
+        check_loadable(header)
+    except SpecllamaError as error:
+        reason = error.message
+    has_tokens = "tokenizer.ggml.tokens" in header.arrays
+    return Summary(
+        name=header.name,
+        architecture=header.architecture or "?",
+        quantization=header.quantization,
+        n_params=header.n_params,
+        active_params=active_params(header),
+        context_length=header.context_length,
+        vocab_size=header.vocab_size,
+        tokenizer=header.tokenizer_model or "",
+        fingerprint=fingerprint(header) if has_tokens else "",
+        file_bytes=header.file_bytes,
+        reason=reason,
+    )
+
+
+class Summaries:
+    """Summaries of files, from the cache where they are current."""
+
+    def __init__(self) -> None:
+        self._file = paths.cache_dir() / "headers.json"
+        self._known = self._load()
+        self._changed = False
+
+    def _load(self) -> dict[str, dict[str, Any]]:
+        try:
+            data = json.loads(self._file.read_text("utf-8"))
+            return dict(data["files"]) if data.get("schema") == SCHEMA else {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def get(self, path: Path) -> Summary:
+        key = str(path.absolute())
+        try:
+            status = path.stat()
+            stamp = [status.st_size, status.st_mtime_ns]
+        except OSError:
+            return summarize(path)
+        known = self._known.get(key)
+        if isinstance(known, dict) and known.get("stamp") == stamp:
+            try:
+                return Summary(**known["summary"])
+            except (KeyError, TypeError):
+                pass
+        summary = summarize(path)
+        self._known[key] = {"stamp": stamp, "summary": summary.to_dict()}
+        self._changed = True
+        return summary
+
+    def save(self) -> None:
+        """Write the cache; a failure is of no consequence."""
+        if not self._changed:
+            return
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            draft = self._file.with_suffix(f".{os.getpid()}.tmp")
+            draft.write_text(json.dumps({"schema": SCHEMA, "files": self._known}), "utf-8")
+            os.replace(draft, self._file)
+        except OSError:
+            pass
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A model on disk, what it is, and the drafts on disk that fit it."""
+
+    model: library.LocalModel
+    summary: Summary
+    drafts: tuple[str, ...] = ()
+
+
+def list_models(models: Iterable[library.LocalModel]) -> list[Listed]:
+    """Summaries of models, each with the other models that could draft for it."""
+    cache = Summaries()
+    listed = [Listed(model, cache.get(model.path)) for model in models]
+    cache.save()
+    fitting: dict[tuple[str, str], bool] = {}
+    out = []
+    for target in listed:
+        names = [
+            draft.model.ref
+            for draft in sorted(listed, key=lambda item: item.summary.active_params)
+            if draft is not target and _can_draft(target, draft, fitting)
+        ]
+        out.append(replace(target, drafts=tuple(names)))
+    return out
+
+
+def _can_draft(target: Listed, draft: Listed, known: dict[tuple[str, str], bool]) -> bool:
+    a, b = target.summary, draft.summary
+    if not (a.usable and b.usable) or b.active_params > a.active_params * LARGEST_DRAFT:
+        return False
+    if a.tokenizer != b.tokenizer or abs(a.vocab_size - b.vocab_size) > MAX_SIZE_DIFFERENCE:
+        return False
+    key = (a.fingerprint + a.architecture, b.fingerprint + b.architecture)
+    if key not in known:
+        try:
+            report = compare(read_header(target.model.path), read_header(draft.model.path))
+            known[key] = report.compatible
+        except SpecllamaError:
+            return False
+    return known[key]

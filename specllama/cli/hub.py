@@ -1,0 +1,527 @@
+"""``specllama hub``: models on the Hugging Face hub and on this machine."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specllama import paths
+from specllama.errors import ModelUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from specllama.models.library import LocalModel
+    from specllama.models.pull import PullItem
+
+CONFIRM_BYTES = 1_000_000_000
+
+EPILOG = """\b
+Examples:
+  specllama hub pairs --fits              pairs that this machine can run
+  specllama hub pull qwen3-8b             a target and its draft, by name
+  specllama hub pull Qwen/Qwen3-8B-GGUF:Q4_K_M
+  specllama hub ls                        what is here, whoever brought it
+"""
+
+
+@click.group("hub", epilog=EPILOG)
+def command() -> None:
+    """Find, pull, list and check models.
+
+    A reference is user/repo[:QUANT], user/repo/file.gguf or a name from `hub pairs`. HF_ENDPOINT,
+    HF_TOKEN and HF_HUB_OFFLINE are respected.
+    """
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+insecure_option = click.option(
+    "--insecure", is_flag=True, help="Accept an unencrypted endpoint (HF_ENDPOINT)."
+)
+
+
+def _client(insecure: bool) -> Any:
+    from specllama.models.hub import HubClient
+
+    return HubClient(insecure=insecure)
+
+
+@command.command("search")
+@click.argument("text")
+@click.option("-n", "--limit", default=20, show_default=True, type=click.IntRange(1, 100))
+@insecure_option
+@json_option
+def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
+    """Search the hub for repositories with GGUF files."""
+    from specllama.cli.listing import Column, note, params, show_json, show_table
+    from specllama.models import catalog
+
+    hits = _client(insecure).search(text, limit=limit)
+    known = {
+        hit.repo: pair.name if (pair := catalog.find_target(hit.repo)) is not None else None
+        for hit in hits
+    }
+    if as_json:
+        show_json(
+            [
+                {
+                    "repo": hit.repo,
+                    "downloads": hit.downloads,
+                    "likes": hit.likes,
+                    "params": hit.params,
+                    "quants": list(hit.quants),
+                    "gated": hit.gated,
+                    "pair": known[hit.repo],
+                }
+                for hit in hits
+            ]
+        )
+        return
+    if not hits:
+        note(f"nothing on the hub matches {text!r}")
+        return
+    columns = [
+        Column("repository", give=True),
+        Column("params", "right"),
+        Column("downloads", "right"),
+        Column("quants", give=True),
+        Column("pair", style="green"),
+    ]
+    rows = [
+        [
+            hit.repo + (" (gated)" if hit.gated else ""),
+            params(hit.params or 0),
+            f"{hit.downloads:,}",
+            _quants(hit.quants),
+            known[hit.repo] or "",
+        ]
+        for hit in hits
+    ]
+    show_table(columns, rows)
+    note(f"next: specllama hub info {hits[0].repo}")
+
+
+def _quants(quants: tuple[str, ...]) -> str:
+    from specllama.models.refs import DEFAULT_QUANTS
+
+    ranked = sorted(quants, key=lambda q: (q not in DEFAULT_QUANTS, quants.index(q)))
+    return " ".join(ranked[:4]) + (f" +{len(ranked) - 4}" if len(ranked) > 4 else "")
+
+
+@command.command("info")
+@click.argument("ref")
+@click.option("--revision", default="main", show_default=True)
+@insecure_option
+@json_option
+def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
+    """Show what a repository offers, by quantisation, without downloading."""
+    from specllama.cli.listing import Column, note, show_json, show_table, size
+    from specllama.models import pull
+
+    client = _client(insecure)
+    for role, hub in pull.expand(ref):
+        listing = client.listing(hub.repo, revision)
+        models = [m for m in listing.models if hub.quant is None or m.quant == hub.quant.upper()]
+        if as_json:
+            show_json(
+                {
+                    "repo": listing.repo,
+                    "role": role,
+                    "commit": listing.commit,
+                    "gated": listing.gated,
+                    "licence": listing.licence,
+                    "downloads": listing.downloads,
+                    "refused": list(listing.refused),
+                    "models": [
+                        {
+                            "quant": m.quant,
+                            "bytes": m.bytes,
+                            "files": [f.name for f in m.files],
+                            "complete": m.complete,
+                            "auxiliary": m.auxiliary,
+                        }
+                        for m in models
+                    ],
+                }
+            )
+            continue
+        facts = [
+            listing.licence,
+            "gated" if listing.gated else None,
+            f"commit {listing.commit[:8]}",
+        ]
+        note(f"{listing.repo}  ({', '.join(fact for fact in facts if fact)})")
+        columns = [
+            Column("quant"),
+            Column("size", "right"),
+            Column("parts", "right", drop=60),
+            Column("file", give=True),
+            Column("here", style="green"),
+        ]
+        rows = [
+            [
+                m.quant or "",
+                size(m.bytes),
+                str(len(m.files)) if m.complete else "incomplete",
+                m.name + (" (projector or matrix)" if m.auxiliary else ""),
+                "yes" if (pull.repo_folder(hub.repo) / m.name).is_file() else "",
+            ]
+            for m in models
+        ]
+        show_table(columns, rows)
+        for name in listing.refused:
+            note(f"refused, not a safe file name or without a digest: {name!r}")
+
+
+@command.command("pull")
+@click.argument("refs", nargs=-1, required=True)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before large downloads.")
+@click.option("--no-draft", is_flag=True, help="Of a catalogue pair, pull the target only.")
+@click.option("--revision", default="main", show_default=True, help="Branch, tag or commit.")
+@click.option("--offline", is_flag=True, help="Only say what is here; never use the network.")
+@insecure_option
+@json_option
+def pull_command(
+    refs: tuple[str, ...],
+    yes: bool,
+    no_draft: bool,
+    revision: str,
+    offline: bool,
+    insecure: bool,
+    as_json: bool,
+) -> None:
+    """Bring models to this machine. Interrupted downloads continue when run again."""
+    from specllama.cli.listing import note, show_json, size
+    from specllama.models import hub, pull
+
+    wanted = [found for ref in refs for found in pull.expand(ref, with_draft=not no_draft)]
+    if offline or hub.offline():
+        for _, hub_ref in wanted:
+            model = pull.local(hub_ref)
+            if model is None:
+                pull.require_online(hub_ref)
+            else:
+                note(f"{hub_ref} is here: {model.path}")
+        return
+    client = _client(insecure)
+    items = [pull.make_item(client, role, hub_ref, revision) for role, hub_ref in wanted]
+    for item in items:
+        for name in item.listing.refused:
+            note(f"warning: {item.listing.repo} lists a file that is ignored: {name!r}")
+    pull.check_space(items)
+    total = sum(item.bytes_missing for item in items)
+    if total > CONFIRM_BYTES and not yes:
+        _confirm(f"download {size(total)} ({', '.join(item.ref for item in items)})?")
+    for item in items:
+        if item.missing:
+            _fetch(client, item)
+        else:
+            note(f"{item.ref} is already here, {size(item.model.bytes)}")
+    _check_headers(items)
+    if as_json:
+        show_json(
+            [
+                {
+                    "ref": item.ref,
+                    "role": item.role,
+                    "path": str(item.path),
+                    "bytes": item.model.bytes,
+                    "commit": item.listing.commit,
+                }
+                for item in items
+            ]
+        )
+    _next_step(refs, items)
+
+
+def _confirm(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise UsageError(f"{question.rstrip('?')}: nobody is there to ask", "add -y to agree")
+    if not click.confirm(question, default=True, err=True):
+        raise click.Abort
+
+
+def _fetch(client: Any, item: PullItem) -> None:
+    from specllama.cli.progress import transfer_progress
+    from specllama.models import pull
+
+    for file in item.missing:
+        with transfer_progress(file.name, file.size) as progress:
+            pull.fetch(item, client, progress, name=file.name)
+
+
+def _check_headers(items: list[PullItem]) -> None:
+    """Read what arrived: a file that cannot be run is known now, not at the first chat."""
+    from specllama.cli.listing import context, note, params, size
+    from specllama.errors import SpecllamaError
+    from specllama.models.gguf import check_loadable, read_header
+
+    for item in items:
+        try:
+            header = read_header(item.path)
+            if not item.model.auxiliary:
+                check_loadable(header)
+        except SpecllamaError as error:
+            note(f"warning: {error.message}")
+            continue
+        note(
+            f"{item.ref}: {header.architecture}, {params(header.n_params)} parameters,"
+            f" {header.quantization}, context {context(header.context_length)},"
+            f" {size(header.file_bytes)}"
+        )
+
+
+def _next_step(refs: tuple[str, ...], items: list[PullItem]) -> None:
+    from specllama.cli.listing import note
+    from specllama.models import catalog
+
+    if len(refs) == 1 and catalog.find(refs[0]) is not None:
+        note(f"next: specllama chat -m {refs[0]}")
+        return
+    runnable = [item for item in items if not item.model.auxiliary]
+    if len(runnable) == 2:
+        big, small = sorted(runnable, key=lambda item: -item.model.bytes)
+        note(f"next: specllama chat -m {big.ref} -d {small.ref}")
+    elif runnable:
+        note(f"next: specllama chat -m {runnable[0].ref}")
+        note(f"      specllama pair {runnable[0].ref}   which drafts fit it")
+
+
+@command.command("ls")
+@click.argument("folder", required=False, type=click.Path())
+@click.option("--mine", is_flag=True, help="Only what specllama pulled.")
+@json_option
+def ls(folder: str | None, mine: bool, as_json: bool) -> None:
+    """List the models on this machine, also those that other tools brought.
+
+    FOLDER lists the models below one folder instead.
+    """
+    from specllama.cli.listing import (
+        Column,
+        context,
+        folders,
+        note,
+        params,
+        show_json,
+        show_table,
+        size,
+    )
+    from specllama.models import library
+    from specllama.models.summaries import list_models
+
+    models = library.scan_folder(folder) if folder else library.scan(folders())
+    listed = list_models([model for model in models if model.owned or not mine])
+    if as_json:
+        show_json(
+            [
+                {
+                    "ref": item.model.ref,
+                    "path": str(item.model.path),
+                    "source": item.model.source,
+                    "bytes": item.model.bytes,
+                    "complete": item.model.complete,
+                    "used": item.model.used,
+                    "drafts": list(item.drafts),
+                    **item.summary.to_dict(),
+                }
+                for item in listed
+            ]
+        )
+        return
+    columns = [
+        Column("model", give=True),
+        Column("params", "right"),
+        Column("quant"),
+        Column("size", "right"),
+        Column("context", "right", drop=70),
+        Column("arch", drop=110),
+        Column("from", drop=90),
+        Column("used", drop=100),
+        Column("drafts that fit", give=True, style="green"),
+    ]
+    rows = []
+    for item in sorted(listed, key=lambda i: (not i.summary.usable, i.model.source, i.model.ref)):
+        summary = item.summary
+        drafts = ", ".join(item.drafts[:2]) + (
+            f" +{len(item.drafts) - 2}" if len(item.drafts) > 2 else ""
+        )
+        rows.append(
+            [
+                _short(item.model),
+                params(summary.n_params),
+                summary.quantization,
+                size(item.model.bytes),
+                context(summary.context_length),
+                summary.architecture,
+                item.model.source,
+                _ago(item.model.used),
+                drafts if summary.usable else f"✗ {_reason(summary.reason)}",
+            ]
+        )
+    if not rows:
+        note("no models here; get a pair with: specllama hub pairs --fits")
+        return
+    show_table(columns, rows)
+
+
+def _short(model: LocalModel) -> str:
+    """The reference to type; a path below the home folder is shown from ``~``."""
+    import os
+
+    home = os.path.expanduser("~")
+    if model.ref.startswith(home + os.sep):
+        return "~" + model.ref[len(home) :]
+    return model.ref
+
+
+def _reason(reason: str) -> str:
+    """A refusal without the file name that the row already shows."""
+    for word in (" is ", " has ", " holds "):
+        if word in reason.split(":")[0]:
+            return word.strip() + " " + reason.split(word, 1)[1]
+    return reason
+
+
+def _ago(when: float) -> str:
+    days = (time.time() - when) / 86400
+    if days < 1:
+        return "today"
+    return f"{days:.0f} d ago" if days < 60 else f"{days / 30.4:.0f} mo ago"
+
+
+def _find(ref: str) -> LocalModel:
+    """The model on disk that a reference means.
+
+    Raises:
+        ModelUnavailable: there is none.
+    """
+    from specllama.cli.listing import folders
+    from specllama.models import library
+    from specllama.models.refs import resolve
+
+    path = resolve(ref, folders=folders()).resolve()
+    for model in library.scan(folders()):
+        if model.path.resolve() == path:
+            return model
+    return library.single(path)
+
+
+@command.command("rm")
+@click.argument("refs", nargs=-1, required=True)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def rm(refs: tuple[str, ...], yes: bool) -> None:
+    """Delete models that specllama pulled. Models of other tools are never touched."""
+    from specllama.cli.listing import note, size
+    from specllama.models import receipts
+
+    models = [_find(ref) for ref in refs]
+    for model in models:
+        receipts.removable(model)
+    total = sum(model.bytes for model in models)
+    if not yes:
+        _confirm(f"delete {', '.join(model.ref for model in models)} ({size(total)})?")
+    for model in models:
+        note(f"deleted {model.ref}, {size(receipts.remove(model))} freed")
+
+
+@command.command("verify")
+@click.argument("refs", nargs=-1)
+@json_option
+def verify(refs: tuple[str, ...], as_json: bool) -> None:
+    """Hash models again and compare with what the hub announced. Without REF: all of ours."""
+    from specllama.cli.listing import Column, note, show_json, show_table
+    from specllama.cli.progress import hash_progress
+    from specllama.models import library, receipts
+
+    models = [_find(ref) for ref in refs] if refs else [m for m in library.scan() if m.owned]
+    verdicts = []
+    with hash_progress(sum(model.bytes for model in models)) as advanced:
+        for model in models:
+            verdicts += receipts.verify(model, advanced)
+    if as_json:
+        show_json([{"path": str(v.path), "status": v.status, "detail": v.detail} for v in verdicts])
+    elif verdicts:
+        columns = [Column("status"), Column("file", give=True), Column("detail", give=True)]
+        show_table(columns, [[v.status, v.path.name, v.detail] for v in verdicts])
+    else:
+        note("nothing was pulled yet")
+    bad = [v for v in verdicts if not v.sound]
+    if bad:
+        raise ModelUnavailable(
+            f"{len(bad)} of {len(verdicts)} files are not what the hub announced",
+            "delete and pull them again: specllama hub rm, specllama hub pull",
+        )
+
+
+@command.command("path")
+@click.argument("ref", required=False)
+def path(ref: str | None) -> None:
+    """Print where models are kept, or where one model lies."""
+    from specllama.cli.listing import folders
+    from specllama.models.refs import resolve
+
+    click.echo(str(resolve(ref, folders=folders()) if ref else paths.models_dir()))
+
+
+@command.command("pairs")
+@click.option("--fits", "only_fitting", is_flag=True, help="Only what fits this machine.")
+@click.option("--memory", "memory_gb", type=float, help="Judge for this many GB instead.")
+@json_option
+def pairs(only_fitting: bool, memory_gb: float | None, as_json: bool) -> None:
+    """List curated pairs of target and draft, marking what fits this machine."""
+    from specllama.cli.listing import Column, note, show_json, show_table, size
+    from specllama.models import catalog, fit, pull
+
+    machine = fit.machine_memory() if memory_gb is None else memory_gb * 1e9
+    entries = [(pair, fit.judge(pair, machine)) for pair in catalog.load().values()]
+    if only_fitting:
+        entries = [(pair, verdict) for pair, verdict in entries if verdict != "no"]
+    if as_json:
+        show_json([{**pair.to_dict(), "fits": verdict} for pair, verdict in entries])
+        return
+    columns = [
+        Column("name", style="bold"),
+        Column("target", give=True, drop=100),
+        Column("draft"),
+        Column("size", "right"),
+        Column("memory", "right"),
+        Column("fits", style="green"),
+        Column("licence", drop=120),
+        Column("why", give=True, drop=60),
+    ]
+    words = {"yes": "✓", "tight": "tight", "no": "–"}
+    rows = [
+        [
+            pair.name,
+            pair.target.ref,
+            _draft_words(pair),
+            size(pair.bytes),
+            f"{pair.memory_gb:.0f} GB",
+            words[verdict] + (" here" if pull.local(_target_ref(pair)) is not None else ""),
+            pair.licence,
+            pair.why,
+        ]
+        for pair, verdict in entries
+    ]
+    if not rows:
+        note(f"no pair of the catalogue fits {size(machine)}; the bundled one does: -m tiny")
+        return
+    show_table(columns, rows)
+    note(f"judged for {size(machine)} of memory; get one with: specllama hub pull NAME")
+    if not all(pair.checked for pair, _ in entries):
+        note("names and sizes were not checked against the hub: hub info NAME asks it")
+
+
+def _target_ref(pair: Any) -> Any:
+    from specllama.models.refs import HubRef
+
+    return HubRef(pair.target.repo, pair.target.quant)
+
+
+def _draft_words(pair: Any) -> str:
+    from specllama.cli.listing import params
+
+    if pair.draft is not None:
+        return f"{params(pair.draft.params)} {pair.draft.quant}"
+    return {"mtp": "built in (MTP)", "eagle3": "EAGLE-3", "ngram": "n-gram"}[pair.method]

@@ -1,0 +1,124 @@
+"""Bars on stderr for transfers, hashing and quantizing; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+STEP = 10
+
+
+class Bar:
+    """One bar. Without a terminal it prints a line every ten percent instead."""
+
+    def __init__(self, label: str, total: int, *, transfer: bool = True) -> None:
+        from specllama.cli.listing import clean, console
+
+        self._label = clean(label)
+        self._total = max(total, 1)
+        self._step = 0
+        self._live: Any = None
+        if sys.stderr.isatty():
+            from rich.progress import (
+                BarColumn,
+                DownloadColumn,
+                Progress,
+                TaskProgressColumn,
+                TextColumn,
+                TimeRemainingColumn,
+                TransferSpeedColumn,
+            )
+
+            columns: list[Any] = [TextColumn("{task.description}", markup=False), BarColumn(20)]
+            if transfer:
+                columns += [DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(True)]
+            else:
+                columns += [TaskProgressColumn(), TimeRemainingColumn(True)]
+            self._live = Progress(*columns, console=console(err=True))
+            self._task = self._live.add_task(self._shortened(), total=self._total)
+
+    def _shortened(self) -> str:
+        import shutil
+
+        room = max(shutil.get_terminal_size().columns - 62, 12)
+        name = self._label
+        return name if len(name) <= room else "…" + name[-(room - 1) :]
+
+    def __enter__(self) -> Bar:
+        if self._live is not None:
+            self._live.start()
+        else:
+            click.echo(self._label, err=True)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def at(self, done: int) -> None:
+        """Show that ``done`` of the total is done."""
+        if self._live is not None:
+            self._live.update(self._task, completed=done)
+            return
+        step = int(100 * done / self._total) // STEP
+        if step > self._step:
+            click.echo(f"  {step * STEP} %", err=True)
+        self._step = step
+
+    def begin_at(self, done: int) -> None:
+        """Start from there: what was done earlier does not count as speed."""
+        if self._live is not None:
+            self._live.reset(self._task, completed=done, total=self._total)
+        self._step = int(100 * done / self._total) // STEP
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        from specllama.cli.listing import clean
+
+        if self._live is not None:
+            self._live.console.print(clean(text))
+        else:
+            click.echo(f"  {clean(text)}", err=True)
+
+
+class _Transfer:
+    """A bar as the downloader's Progress."""
+
+    def __init__(self, bar: Bar, total: int) -> None:
+        self._bar = bar
+        self._total = max(total, 1)
+
+    def resumed(self, done: int) -> None:
+        self._bar.say(f"continuing at {done / self._total:.0%}")
+        self._bar.begin_at(done)
+
+    def advanced(self, done: int) -> None:
+        self._bar.at(done)
+
+    def waiting(self, reason: str) -> None:
+        self._bar.say(reason)
+
+
+@contextmanager
+def transfer_progress(name: str, total: int) -> Iterator[_Transfer]:
+    """Progress of one download."""
+    with Bar(name, total) as bar:
+        yield _Transfer(bar, total)
+
+
+@contextmanager
+def hash_progress(total: int) -> Iterator[Callable[[Path, int], None]]:
+    """Progress over several files: called with (file, bytes of it done)."""
+    done: dict[Path, int] = {}
+    with Bar("hashing", total) as bar:
+
+        def advanced(file: Path, n: int) -> None:
+            done[file] = n
+            bar.at(sum(done.values()))
+
+        yield advanced
