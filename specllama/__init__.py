@@ -32,7 +32,7 @@ _EXPORTS = {
     "Session": "specllama.session",
     "SpecllamaError": "specllama.errors",
 }
-__all__ = ["__version__", *_EXPORTS]  # noqa: PLE0604
+__all__ = ["__version__", *_EXPORTS]
 
 
 def __getattr__(name: str) -> Any:

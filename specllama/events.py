@@ -11,9 +11,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-FinishReason = Literal[
-    "stop_token", "stop_string", "length", "context", "cancelled", "error"
-]
+FinishReason = Literal["stop_token", "stop_string", "length", "context", "cancelled", "error"]
 TargetKind = Literal["recovered", "bonus", "plain"]
 
 
@@ -187,9 +185,7 @@ class Finished(Event):
     message: str | None = None
 
 
-AnyEvent = (
-    LoadProgress | Notice | Started | PrefillProgress | TextDelta | RoundDone | Finished
-)
+AnyEvent = LoadProgress | Notice | Started | PrefillProgress | TextDelta | RoundDone | Finished
 EVENT_TYPES: dict[str, type[Event]] = {
     cls.type: cls
     for cls in (LoadProgress, Notice, Started, PrefillProgress, TextDelta, RoundDone, Finished)
