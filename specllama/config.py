@@ -85,7 +85,7 @@ def load_settings(
         ConfigError: an unknown key, a wrong type or a value out of range; names file and key.
     """
     values = {setting.name: Value(setting.default, "default") for setting in SCHEMA}
-    for path in (config_file(), project or Path(PROJECT_FILE)):
+    for path in (config_file(), (project or Path(PROJECT_FILE)).absolute()):
         for key, raw in read_file(path).items():
             values[key] = Value(_checked(key, raw, f"{path}"), str(path))
     for setting in SCHEMA:

@@ -35,6 +35,7 @@ class Setting:
         flags: how it is typed; the long name unless given.
         choices: the only values allowed.
         metavar: how the value is called in ``--help``.
+        flag: can be typed on the command line, not only set.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Setting:
     flags: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     metavar: str = ""
+    flag: bool = True
 
     @property
     def default(self) -> Any:
@@ -68,6 +70,7 @@ _APP_DEFAULTS: dict[str, Any] = {
     "system": None,
     "log": True,
     "theme": None,
+    "model_dirs": (),
 }
 
 _M, _S, _T, _L, _O = "Model", "Speculation", "Sampling", "Length", "Output"
@@ -333,6 +336,14 @@ SCHEMA: tuple[Setting, ...] = (
     ),
     Setting("system", "text", "app.system", "System prompt.", _O),
     Setting("log", "bool", "app.log", "Write a round log (see specllama log).", _O),
-    Setting("theme", "text", "app.theme", "Colours of the terminal app.", _O),
+    Setting("theme", "text", "app.theme", "Colours of the terminal app.", _O, flag=False),
+    Setting(
+        "model-dirs",
+        "texts",
+        "app.model_dirs",
+        "More folders in which to look for model files.",
+        _M,
+        flag=False,
+    ),
 )
 BY_NAME: dict[str, Setting] = {setting.name: setting for setting in SCHEMA}

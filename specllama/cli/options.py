@@ -59,7 +59,7 @@ def settings_options(*, leave_out: Sequence[str] = ()) -> Callable[[Decorated], 
 
     def decorate(function: Decorated) -> Decorated:
         for setting in reversed(SCHEMA):
-            if setting.name not in (*leave_out, "theme"):
+            if setting.flag and setting.name not in leave_out:
                 function = _option(setting)(function)
         return function
 

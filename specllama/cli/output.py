@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from specllama.text import encodable, sanitize
@@ -69,24 +68,6 @@ def json_line(value: Any) -> None:
     from specllama.store.codec import encode
 
     write_bytes(encode(value) + b"\n")
-
-
-def table(rows: Sequence[Sequence[str]], *, header: Sequence[str], right: str = "") -> None:
-    """A plain table in aligned columns.
-
-    Args:
-        rows: cells, already short.
-        header: column names.
-        right: "r" for each column that is aligned right, else anything ("lrr").
-    """
-    cells = [list(header), *map(list, rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    for row in cells:
-        parts = [
-            cell.rjust(n) if right[i : i + 1] == "r" else cell.ljust(n)
-            for i, (cell, n) in enumerate(zip(row, widths, strict=True))
-        ]
-        line("  ".join(parts).rstrip())
 
 
 def discard() -> None:

@@ -27,14 +27,15 @@ from typing import Any
 import msgspec
 
 from specllama import __version__
-from specllama.errors import StoreError, UsageError
+from specllama.errors import SpecllamaError, StoreError, UsageError
 from specllama.events import Event, Finished, Notice, RoundDone, Started
-from specllama.interface import EngineInfo
+from specllama.interface import EngineInfo, ModelInfo
 from specllama.params import GenerateParams
 from specllama.paths import rounds_dir
 from specllama.store.codec import encode, params_to_dict
 
 SCHEMA = "specllama.rounds.v1"
+HASH_BYTES = 64 * 2**20  # larger files are hashed only by hub pull, which leaves a receipt
 _LINE_NAMES = {"start": Started, "round": RoundDone, "finish": Finished}
 _NAME_OF = {cls: name for name, cls in _LINE_NAMES.items()}
 
@@ -72,8 +73,8 @@ class RoundLog:
             "run": self.run,
             "started": now.isoformat(timespec="milliseconds"),
             "command": command,
-            "target": info.target.to_dict(),
-            "draft": info.draft.to_dict() if info.draft else None,
+            "target": _model(info.target),
+            "draft": _model(info.draft) if info.draft else None,
             "device": info.device,
             "threads": info.threads,
             "flash_attn": info.flash_attn,
@@ -145,6 +146,21 @@ class RoundLog:
         data = encode(line) + b"\n"
         if os.write(self._fd, data) != len(data):
             raise OSError(28, "No space left on device")
+
+
+def _model(info: ModelInfo) -> dict[str, Any]:
+    """What is known of a model file, with its hash where that costs little."""
+    known = info.sha256
+    path = Path(info.path)
+    if known is None and path.is_file():
+        from specllama.models.receipts import read_receipt, sha256_of
+
+        if info.file_bytes <= HASH_BYTES or read_receipt(path) is not None:
+            try:
+                known = sha256_of(path)
+            except SpecllamaError:
+                known = None  # the log must not stop a run whose model was loaded
+    return {**info.to_dict(), "sha256": known}
 
 
 def _open_for_append(path: Path) -> int:

@@ -1,0 +1,107 @@
+"""Small charts from block characters, readable without colour; and the same as PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from specllama.errors import UsageError
+from specllama.store.summary import Position, Slice
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_PARTS = " ▏▎▍▌▋▊▉█"
+
+
+def columns(values: Sequence[float | None], *, height: int, top: float, unit: str) -> list[str]:
+    """A column chart, one column per value; ``·`` stands where there is none.
+
+    Args:
+        values: finite numbers from 0 to ``top``, or None.
+        height: rows.
+        top: value of the upper edge, > 0.
+        unit: written behind the axis labels.
+    """
+    rows: list[str] = []
+    labels = {height - 1: top, height // 2 if height > 2 else -1: top / 2, 0: 0.0}
+    for row in reversed(range(height)):
+        cells = []
+        for value in values:
+            if value is None:
+                cells.append("·" if row == 0 else " ")
+                continue
+            filled = min(max(value / top, 0.0), 1.0) * height - row
+            eighth = round(min(max(filled, 0.0), 1.0) * 8)
+            # A value of zero is still a value: show that there was something.
+            cells.append(_EIGHTHS[max(eighth, 1)] if row == 0 else _EIGHTHS[eighth])
+        label = f"{labels[row]:.0f}{unit}" if row in labels else ""
+        rows.append(f"{label:>6} │{''.join(cells)}")
+    rows.append(" " * 7 + "└" + "─" * len(values))
+    return rows
+
+
+def bar(share: float | None, width: int) -> str:
+    """A horizontal bar for a share of 0 to 1, in eighths of a cell."""
+    if share is None:
+        return "·"
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    return "█" * (eighths // 8) + _PARTS[eighths % 8].strip()
+
+
+def time_chart(slices: Sequence[Slice]) -> list[str]:
+    """Acceptance in percent over seconds since the start."""
+    rates = [s.stats.acceptance_rate for s in slices]
+    lines = columns(
+        [None if rate is None else rate * 100 for rate in rates], height=8, top=100, unit="%"
+    )
+    end = f"{slices[-1].end_s:.1f} s"
+    begin = f"{slices[0].begin_s:.1f}"
+    lines.append(" " * 8 + begin + end.rjust(max(len(slices) - len(begin), len(end) + 1)))
+    return lines
+
+
+def position_chart(positions: Sequence[Position], width: int) -> list[str]:
+    """Acceptance by depth in the draft."""
+    return [
+        f"{p.depth:>6} │{bar(p.of_rounds, width):<{width}} "
+        f"{'–' if p.of_rounds is None else f'{p.of_rounds:.0%}':>4} of rounds, "
+        f"{'–' if p.of_drafted is None else f'{p.of_drafted:.0%}':>4} of {p.drafted} drafted"
+        for p in positions
+    ]
+
+
+def save_png(
+    path: Path, title: str, slices: Sequence[Slice], positions: Sequence[Position]
+) -> None:
+    """Both charts as an image.
+
+    Raises:
+        UsageError: matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError(
+            "charts as PNG need matplotlib", "pip install 'specllama[plot]', or leave out --png"
+        ) from None
+    figure = Figure(figsize=(9, 6.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    over_time, by_depth = figure.subplots(2, 1)
+    # A title from a log is data: "$" must not begin a formula.
+    figure.suptitle(title.replace("$", r"\$"))
+    middle = [(s.begin_s + s.end_s) / 2 for s in slices]
+    rates = [s.stats.acceptance_rate for s in slices]
+    shown = [(t, 100 * r) for t, r in zip(middle, rates, strict=True) if r is not None]
+    over_time.plot([t for t, _ in shown], [r for _, r in shown], marker="o", markersize=3)
+    over_time.set(ylim=(0, 103), xlabel="seconds since the start", ylabel="accepted, %")
+    over_time.grid(alpha=0.3)
+    by_depth.bar(
+        [p.depth for p in positions], [100 * (p.of_rounds or 0) for p in positions], width=0.6
+    )
+    by_depth.set(ylim=(0, 103), xlabel="position in the draft", ylabel="accepted, % of all rounds")
+    by_depth.set_xticks([p.depth for p in positions])
+    by_depth.grid(alpha=0.3, axis="y")
+    try:
+        figure.savefig(path, dpi=130, format="png")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None

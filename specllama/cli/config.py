@@ -1,0 +1,120 @@
+"""``specllama config``: what is set, where it comes from, and changing it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specllama.cli import diagnostics, output
+from specllama.config import (
+    PROJECT_FILE,
+    check,
+    find,
+    load_settings,
+    parse_text,
+    read_file,
+    write_setting,
+)
+from specllama.errors import UsageError
+from specllama.paths import config_file
+
+EPILOG = """\b
+Examples:
+  specllama config show                      settings that differ from the default
+  specllama config show --all --origin       every setting and where it comes from
+  specllama config set model qwen3-8b
+  specllama config set --project temperature 0
+  specllama config unset model
+
+A typed flag wins over SPECLLAMA_* variables, these over ./specllama.toml, this
+over the user's config.toml. Keys are the long option names.
+"""
+
+
+@click.group("config", epilog=EPILOG)
+def command() -> None:
+    """Show and change settings."""
+
+
+@command.command("show")
+@click.argument("key", required=False)
+@click.option("--all", "show_all", is_flag=True, help="Also settings left at their default.")
+@click.option("--origin", is_flag=True, help="Say where each value comes from.")
+@click.option("--json", "as_json", is_flag=True, help="JSON Lines: name, value, origin, default.")
+def show(key: str | None, show_all: bool, origin: bool, as_json: bool) -> None:
+    """Show settings as TOML; with KEY only its value."""
+    settings = load_settings()
+    if key is not None and not (origin or as_json):
+        output.line(_toml(settings[find(key).name]))
+        return
+    wanted = find(key).name if key is not None else None
+    shown = 0
+    for setting, value in settings:
+        if wanted not in (None, setting.name):
+            continue
+        if wanted is None and value.origin == "default" and not (show_all or as_json):
+            continue
+        shown += 1
+        if as_json:
+            output.json_line(
+                {
+                    "name": setting.name,
+                    "value": value.value,
+                    "origin": value.origin,
+                    "default": setting.default,
+                }
+            )
+            continue
+        text = f"{setting.name} = {_toml(value.value)}"
+        if value.value is None:
+            text = f"# {setting.name} is not set"
+        output.line(f"{text:<40}  # {value.origin}" if origin else text)
+    if not shown:
+        diagnostics.note("everything is at its default; see all with --all")
+
+
+@command.command("set")
+@click.argument("key")
+@click.argument("value")
+@click.option("--project", is_flag=True, help=f"Write ./{PROJECT_FILE} instead.")
+def set_(key: str, value: str, project: bool) -> None:
+    """Set KEY to VALUE; comments in the file stay."""
+    setting = find(key)
+    parsed: Any = check(setting.name, parse_text(setting, value))
+    path = _file(project)
+    write_setting(path, setting.name, parsed)
+    diagnostics.note(f"{setting.name} = {_toml(parsed)} in {path}")
+    winner = load_settings().origin(setting.name)
+    if winner != str(path):
+        diagnostics.warn(f"{winner} has another word on {setting.name} and wins")
+
+
+@command.command("unset")
+@click.argument("key")
+@click.option("--project", is_flag=True, help=f"Change ./{PROJECT_FILE} instead.")
+def unset(key: str, project: bool) -> None:
+    """Remove KEY, so that its default counts again."""
+    name = find(key).name
+    path = _file(project)
+    if name not in read_file(path):
+        raise UsageError(f"{name} is not set in {path}")
+    write_setting(path, name, None)
+    diagnostics.note(f"{name} is no longer set in {path}")
+
+
+@command.command("path")
+@click.option("--project", is_flag=True, help=f"The path of ./{PROJECT_FILE} instead.")
+def path_(project: bool) -> None:
+    """Print where the settings file is (it need not exist)."""
+    output.line(str(_file(project)))
+
+
+def _file(project: bool) -> Path:
+    return Path(PROJECT_FILE).absolute() if project else config_file()
+
+
+def _toml(value: Any) -> str:
+    return '""' if value is None else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,388 @@
+"""``specllama log``: look into the rounds of earlier runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specllama.cli import charts, diagnostics, output
+from specllama.cli.listing import Column, show_table
+from specllama.cli.printer import percent, round_glyphs, statistics_line
+from specllama.errors import StoreError, UsageError
+from specllama.events import RoundDone
+from specllama.paths import rounds_dir
+from specllama.stats import SpecStats
+from specllama.store import summary
+from specllama.store.rounds import RunRecord, Turn, find_run, iter_lines, list_runs, read_run
+from specllama.text import sanitize_line
+
+EPILOG = """\b
+Examples:
+  specllama log ls
+  specllama log show                     the last run, round by round
+  specllama log stats 20261121-0152      a run by the beginning of its name
+  specllama log stats --all              every run together
+  specllama log plot --png rounds.png
+  specllama log export --csv > rounds.csv
+
+Every log is a JSON Lines file, so other tools read it as it is:
+  jq 'select(.type == "round") | .accepted' "$(specllama log path last)"
+  duckdb -c "select source, avg(accepted) from '$(specllama log path last)'
+             where type = 'round' group by 1"
+"""
+
+run_argument = click.argument("run", default="last", metavar="[RUN]")
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON, one document a line.")
+
+
+@click.group("log", epilog=EPILOG)
+def command() -> None:
+    """Look into the rounds of earlier runs.
+
+    RUN is `last` (the default), a name from `log ls` or its beginning, or a file. Damaged lines are
+    skipped and counted.
+    """
+
+
+@command.command("ls")
+@click.option("-n", "--limit", default=20, show_default=True, type=click.IntRange(1))
+@json_option
+def ls(limit: int, as_json: bool) -> None:
+    """List runs, newest first."""
+    runs = []
+    for path in list_runs()[:limit]:
+        try:
+            runs.append(summary.run_dict(read_run(path)))
+        except StoreError as error:
+            diagnostics.warn(error.message)
+    if as_json:
+        for run in runs:
+            output.json_line(run)
+        return
+    if not runs:
+        diagnostics.note("there is no round log yet; make one: specllama run 'Hello'")
+        return
+    show_table(
+        [
+            Column("run"),
+            Column("command", drop=90),
+            Column("target", give=True),
+            Column("draft", give=True, drop=110),
+            Column("rounds", "right"),
+            Column("tokens", "right"),
+            Column("accepted", "right"),
+            Column("tok/s", "right"),
+            Column("", drop=80),
+        ],
+        [
+            [
+                run["run"],
+                run["command"] or "?",
+                run["target"] or "?",
+                run["draft"] or "–",
+                str(run["rounds"]),
+                str(run["emitted"]),
+                percent(run["acceptance_rate"]),
+                _number(run["tok_per_s"]),
+                "" if run["complete"] else "unfinished",
+            ]
+            for run in runs
+        ],
+    )
+
+
+@command.command("show")
+@run_argument
+@click.option("--turn", type=int, help="Only this request of the run, from 0.")
+@click.option("-n", "--limit", type=click.IntRange(1), help="Only the last N rounds.")
+@json_option
+def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
+    """Show the rounds of a run.
+
+    Each round is one line: ■ an accepted draft token, □ a rejected one, + the target's own token;
+    then the milliseconds for drafting, verifying and the rest.
+    """
+    path = find_run(run)
+    if as_json:
+        for line in iter_lines(path):
+            if line is not None:
+                output.json_line(line)
+        return
+    record = read_run(path)
+    turns = [t for t in record.turns if turn in (None, t.index)]
+    if turn is not None and not turns:
+        raise UsageError(f"{record.run} has no request {turn}")
+    for text in _headline(record):
+        output.line(text)
+    skip = sum(len(t.rounds) for t in turns) - limit if limit is not None else 0
+    for one in turns:
+        rounds = one.rounds[max(skip, 0) :]
+        skip -= len(one.rounds)
+        _show_turn(one, rounds, len(record.turns) > 1)
+    _say_skipped(record)
+
+
+@command.command("stats")
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--all", "every", is_flag=True, help="All runs together.")
+@click.option("--slices", default=5, show_default=True, type=click.IntRange(1, 1000))
+@json_option
+def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> None:
+    """Totals, and acceptance by position, by source and over time."""
+    paths = list_runs() if every else [find_run(run) for run in runs or ("last",)]
+    if not paths:
+        raise StoreError("there is no round log yet", "make one: specllama run 'Hello'")
+    records = [read_run(path) for path in paths]
+    rounds = [done for record in records for done in record.rounds]
+    total = summary.totals(rounds)
+    seconds = sum(map(summary.generation_s, records))
+    sources = summary.by_source(rounds)
+    positions = summary.by_position(total)
+    # Time has one axis per run: slices of several runs would mix them.
+    in_time = summary.by_time(summary.moments(records[0]), slices) if len(records) == 1 else []
+    if as_json:
+        output.json_line(
+            {
+                "runs": [record.run for record in records],
+                "generation_s": seconds,
+                "tok_per_s": total.emitted / seconds if seconds else None,
+                "skipped_lines": sum(record.skipped for record in records),
+                "total": summary.stats_dict(total),
+                "by_source": {k: summary.stats_dict(v) for k, v in sources.items()},
+                "by_position": [
+                    {
+                        "position": p.depth,
+                        "drafted": p.drafted,
+                        "accepted": p.accepted,
+                        "of_rounds": p.of_rounds,
+                        "of_drafted": p.of_drafted,
+                    }
+                    for p in positions
+                ],
+                "by_time": [
+                    {"begin_s": s.begin_s, "end_s": s.end_s, "tok_per_s": s.tok_per_s}
+                    | summary.stats_dict(s.stats)
+                    for s in in_time
+                ],
+            }
+        )
+        return
+    name = records[0].run if len(records) == 1 else f"{len(records)} runs"
+    output.line(
+        f"{name}: {total.emitted} tokens in {total.rounds} rounds, {seconds:.2f} s, "
+        f"{_number(total.emitted / seconds if seconds else None)} tok/s"
+    )
+    output.line(
+        f"accepted {total.accepted} of {total.drafted} drafted "
+        f"({percent(total.acceptance_rate)}), mean acceptance length "
+        f"{_number(total.mean_acceptance_length, 2)}, near-ties {total.near_ties}"
+    )
+    _show_groups("by source", "source", sources, total)
+    if positions:
+        output.line()
+        output.line("by position in the draft")
+        for text in charts.position_chart(positions, 20):
+            output.line(text)
+    if in_time:
+        _show_groups(
+            "by time",
+            "seconds",
+            {f"{s.begin_s:.2f}–{s.end_s:.2f}": s.stats for s in in_time},
+            total,
+            {f"{s.begin_s:.2f}–{s.end_s:.2f}": s.tok_per_s for s in in_time},
+        )
+    for record in records:
+        _say_skipped(record)
+
+
+@command.command("plot")
+@run_argument
+@click.option("--png", type=click.Path(path_type=Path), help="Write an image instead.")
+@json_option
+def plot(run: str, png: Path | None, as_json: bool) -> None:
+    """Draw acceptance over time and by position."""
+    record = read_run(find_run(run))
+    if not record.rounds:
+        raise StoreError(f"{record.run} has no rounds to draw")
+    items = summary.moments(record)
+    width = min(output.width() - 10, 100)
+    slices = summary.by_time(items, min(width, len(items)))
+    positions = summary.by_position(summary.totals(record.rounds))
+    if as_json:
+        output.json_line(
+            {
+                "run": record.run,
+                "over_time": [[(s.begin_s + s.end_s) / 2, s.stats.acceptance_rate] for s in slices],
+                "by_position": [[p.depth, p.of_rounds] for p in positions],
+            }
+        )
+        return
+    if png is not None:
+        title = sanitize_line(" ".join(_headline(record)[:1]))
+        charts.save_png(png, title, slices, positions)
+        diagnostics.note(f"wrote {png}")
+        return
+    output.line(_headline(record)[0])
+    output.line()
+    output.line("accepted drafts over time")
+    for text in charts.time_chart(slices):
+        output.line(text)
+    output.line()
+    if not positions:
+        output.line("nothing was drafted")
+        return
+    output.line("accepted by position in the draft")
+    for text in charts.position_chart(positions, max(10, min(width - 34, 40))):
+        output.line(text)
+
+
+@command.command("export")
+@run_argument
+@click.option("--csv/--json", "as_csv", default=True, show_default="csv", help="Which form.")
+@click.option("-o", "--output", "target", type=click.Path(path_type=Path), help="Write a file.")
+def export(run: str, as_csv: bool, target: Path | None) -> None:
+    """Write the rounds of a run as CSV, or all of it as one JSON document."""
+    record = read_run(find_run(run))
+    if as_csv:
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(summary.CSV_COLUMNS)
+        writer.writerows(summary.csv_rows(record))
+        raw = buffer.getvalue().encode("utf-8", "replace")
+    else:
+        from specllama.store.codec import encode
+
+        raw = encode(summary.run_json(record)) + b"\n"
+    if target is None:
+        output.write(raw.decode("utf-8"))
+        return
+    try:
+        target.write_bytes(raw)
+    except OSError as error:
+        raise UsageError(f"cannot write {target}: {error.strerror or error}") from None
+    diagnostics.note(f"wrote {target}")
+
+
+@command.command("path")
+@click.argument("run", required=False)
+@json_option
+def path_(run: str | None, as_json: bool) -> None:
+    """Print where the logs are; with RUN the path of that log."""
+    found = rounds_dir() if run is None else find_run(run)
+    if as_json:
+        output.json_line({"path": str(found)})
+    else:
+        output.line(str(found))
+
+
+def _headline(record: RunRecord) -> list[str]:
+    run = summary.run_dict(record)
+    pair = str(run["target"] or "unknown target")
+    if run["draft"]:
+        pair += f" + {run['draft']}"
+    device = record.header.get("device", "?")
+    return [f"{record.run}: {pair} on {device}"]
+
+
+def _show_turn(turn: Turn, rounds: list[RoundDone], numbered: bool) -> None:
+    output.line()
+    if turn.started is not None:
+        start = turn.started
+        head = f"request {turn.index}: " if numbered else ""
+        output.line(
+            f"{head}prompt {start.prompt_n} tokens ({start.cached_n} cached), seed {start.seed}, "
+            f"{start.proposer}, {start.verify}, draft-max {start.draft_max}, {start.exactness}"
+        )
+    if rounds:
+        glyphs = max(6, *(len(round_glyphs(done)) for done in rounds))
+        output.line(
+            f"    #       s  source   {'drafts':<{glyphs}}  {'draft':>7} {'verify':>8} {'other':>7}"
+            "  tokens (times in ms)"
+        )
+        for done in rounds:
+            output.write_styled(_round_line(done, glyphs) + "\n")
+    if turn.finished is not None:
+        output.line(statistics_line(turn.finished))
+    else:
+        output.line("(the run ended here without a finish)")
+
+
+def _round_line(done: RoundDone, glyphs: int) -> str:
+    tie = " ≈near-tie" if done.near_tie else ""
+    left = (
+        f"{done.index:>5} {done.t_s:>7.3f}  {sanitize_line(done.source):<7}  "
+        f"{round_glyphs(done):<{glyphs}}  {done.draft_ms:>7.2f} {done.verify_ms:>8.2f} "
+        f"{done.other_ms:>7.2f}  "
+    )
+    room = shutil.get_terminal_size((10_000, 24)).columns if output.is_terminal() else 10_000
+    return left + _tokens(done, max(room - len(left) - len(tie) - 1, 12)) + tie
+
+
+def _tokens(done: RoundDone, room: int) -> str:
+    """Each token behind its sign; colours and strike-through only add to the signs."""
+    accepted = set(done.accepted_path[: done.accepted])
+    parts = [("■", done.drafted_text[i], "32") for i in done.accepted_path[: done.accepted]]
+    parts += [("□", text, "2;9") for i, text in enumerate(done.drafted_text) if i not in accepted]
+    if not done.cut:
+        parts.append(("+", done.target_text, "1"))
+    colour = output.use_colour()
+    out: list[str] = []
+    for sign, text, code in parts:
+        shown = _visible(text)
+        if room < len(shown) + 2:
+            out.append("…")
+            break
+        room -= len(shown) + 2
+        out.append(f"{sign}\x1b[{code}m{shown}\x1b[0m" if colour else sign + shown)
+    return " ".join(out)
+
+
+def _visible(token: str) -> str:
+    """A token with its spaces and line breaks to be seen."""
+    marked = token.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
+    return sanitize_line(marked)
+
+
+def _show_groups(
+    title: str,
+    column: str,
+    groups: dict[str, SpecStats],
+    total: SpecStats,
+    speed: dict[str, float | None] | None = None,
+) -> None:
+    output.line()
+    output.line(title)
+    heads = [column, "rounds", "drafted", "accepted", "rate", "mean length", "draft ms/round"]
+    heads += ["verify ms/round", *(["tok/s"] if speed else [])]
+    rows: list[list[Any]] = []
+    for name, group in groups.items():
+        per_round = max(group.rounds, 1)
+        rows.append(
+            [
+                name,
+                str(group.rounds),
+                str(group.drafted),
+                str(group.accepted),
+                percent(group.acceptance_rate),
+                _number(group.mean_acceptance_length, 2),
+                _number(group.draft_ms / per_round, 2),
+                _number(group.verify_ms / per_round, 2),
+                *([_number(speed[name])] if speed else []),
+            ]
+        )
+    show_table([Column(head, "left" if i == 0 else "right") for i, head in enumerate(heads)], rows)
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _say_skipped(record: RunRecord) -> None:
+    if record.skipped:
+        lines = "line" if record.skipped == 1 else "lines"
+        diagnostics.warn(f"{record.run}: {record.skipped} damaged or unknown {lines} skipped")

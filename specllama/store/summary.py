@@ -1,0 +1,227 @@
+"""What a round log says: totals, by position, by source, over time; flat rows for export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specllama.events import RoundDone
+from specllama.stats import SpecStats
+from specllama.store.rounds import RunRecord
+
+CSV_COLUMNS = (
+    "run",
+    "turn",
+    "index",
+    "t_s",
+    "n_past",
+    "source",
+    "draft_max",
+    "window_reason",
+    "drafted",
+    "accepted",
+    "emitted",
+    "cut",
+    "target_kind",
+    "near_tie",
+    "draft_ms",
+    "verify_ms",
+    "other_ms",
+    "drafted_text",
+    "emitted_text",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One round with its place in the whole run, in seconds; prompt reading lies between turns."""
+
+    turn: int
+    done: RoundDone
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rounds that ended in [begin_s, end_s)."""
+
+    begin_s: float
+    end_s: float
+    stats: SpecStats
+
+    @property
+    def tok_per_s(self) -> float | None:
+        seconds = self.end_s - self.begin_s
+        return self.stats.emitted / seconds if seconds > 0 and self.stats.rounds else None
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Drafts at one depth: how many were sent to the target, how many came through."""
+
+    depth: int
+    rounds: int
+    drafted: int
+    accepted: int
+
+    @property
+    def of_rounds(self) -> float | None:
+        """Unconditional acceptance: of all rounds, also those that drafted less far."""
+        return self.accepted / self.rounds if self.rounds else None
+
+    @property
+    def of_drafted(self) -> float | None:
+        return self.accepted / self.drafted if self.drafted else None
+
+
+def moments(record: RunRecord) -> list[Moment]:
+    """Every round on one time axis: the requests of a run one after the other."""
+    out: list[Moment] = []
+    offset = 0.0
+    for turn in record.turns:
+        before = offset
+        for done in turn.rounds:
+            # A clock that jumps, or a damaged line, must not make time run backwards.
+            end = max(before, offset + done.t_s)
+            length = (done.draft_ms + done.verify_ms + done.other_ms) / 1000
+            out.append(Moment(turn.index, done, max(before, end - length), end))
+            before = end
+        offset = before
+    return out
+
+
+def generation_s(record: RunRecord) -> float:
+    """Seconds spent in rounds, without reading prompts."""
+    return sum(moment.end_s - moment.begin_s for moment in moments(record))
+
+
+def totals(rounds: Iterable[RoundDone]) -> SpecStats:
+    stats = SpecStats()
+    for done in rounds:
+        stats.observe(done)
+    return stats
+
+
+def by_source(rounds: Iterable[RoundDone]) -> dict[str, SpecStats]:
+    """Counters per drafting source, in order of appearance; "none" are plain rounds."""
+    out: dict[str, SpecStats] = {}
+    for done in rounds:
+        out.setdefault(done.source, SpecStats()).observe(done)
+    return out
+
+
+def by_position(stats: SpecStats) -> list[Position]:
+    return [
+        Position(i + 1, stats.rounds, drafted, accepted)
+        for i, (drafted, accepted) in enumerate(
+            zip(stats.drafted_at, stats.accepted_at, strict=True)
+        )
+    ]
+
+
+def by_time(items: Sequence[Moment], n: int) -> list[Slice]:
+    """At most ``n`` slices of equal length; those without a round are there with zeros."""
+    if not items or n < 1:
+        return []
+    begin, end = items[0].begin_s, items[-1].end_s
+    length = (end - begin) / n
+    if length <= 0:
+        return [Slice(begin, end, totals(m.done for m in items))]
+    slices = [Slice(begin + i * length, begin + (i + 1) * length, SpecStats()) for i in range(n)]
+    for moment in items:
+        at = min(int((moment.end_s - begin) / length), n - 1)
+        slices[at].stats.observe(moment.done)
+    return slices
+
+
+def stats_dict(stats: SpecStats) -> dict[str, Any]:
+    """Counters and rates of one group, for ``--json``."""
+    return {
+        "rounds": stats.rounds,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "emitted": stats.emitted,
+        "cut": stats.cut,
+        "near_ties": stats.near_ties,
+        "acceptance_rate": stats.acceptance_rate,
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "draft_ms": stats.draft_ms,
+        "verify_ms": stats.verify_ms,
+        "other_ms": stats.other_ms,
+    }
+
+
+def run_dict(record: RunRecord) -> dict[str, Any]:
+    """One run in a line: which pair, how much, how well."""
+    stats = totals(record.rounds)
+    seconds = generation_s(record)
+    header = record.header
+    return {
+        "run": record.run,
+        "path": str(record.path),
+        "started": header.get("started"),
+        "command": header.get("command"),
+        "target": _model_name(header.get("target")),
+        "draft": _model_name(header.get("draft")),
+        "turns": len(record.turns),
+        "complete": bool(record.turns) and all(turn.finished for turn in record.turns),
+        "skipped_lines": record.skipped,
+        "generation_s": seconds,
+        "tok_per_s": stats.emitted / seconds if seconds > 0 else None,
+        **stats_dict(stats),
+    }
+
+
+def csv_rows(record: RunRecord) -> list[list[Any]]:
+    """One row per round, in the order of CSV_COLUMNS."""
+    return [
+        [
+            record.run,
+            turn.index,
+            done.index,
+            done.t_s,
+            done.n_past,
+            done.source,
+            done.draft_max,
+            done.window_reason,
+            len(done.drafted),
+            done.accepted,
+            len(done.emitted),
+            done.cut,
+            done.target_kind,
+            int(done.near_tie),
+            done.draft_ms,
+            done.verify_ms,
+            done.other_ms,
+            "".join(done.drafted_text),
+            "".join(done.emitted_text),
+        ]
+        for turn in record.turns
+        for done in turn.rounds
+    ]
+
+
+def run_json(record: RunRecord) -> dict[str, Any]:
+    """A whole run as one document."""
+    return {
+        **run_dict(record),
+        "header": record.header,
+        "requests": [
+            {
+                "turn": turn.index,
+                "start": turn.started.to_dict() if turn.started else None,
+                "rounds": [done.to_dict() for done in turn.rounds],
+                "finish": turn.finished.to_dict() if turn.finished else None,
+            }
+            for turn in record.turns
+        ],
+    }
+
+
+def _model_name(model: Any) -> str | None:
+    if not isinstance(model, dict):
+        return None
+    name, quantization = model.get("name"), model.get("quantization")
+    return f"{name} {quantization}" if quantization else str(name)
