@@ -91,6 +91,7 @@ class EngineHost:
         self._child: _Child | None = None
         self._closed = False
         self._starts = 0
+        self._last_info: EngineInfo | None = None
 
     def __enter__(self) -> EngineHost:
         return self
@@ -100,10 +101,13 @@ class EngineHost:
 
     @property
     def info(self) -> EngineInfo:
+        """Of the loaded pair; of the one before it while its successor loads or has failed."""
         child = self._child
-        if child is None or child.info is None:
+        if child is not None and child.info is not None:
+            self._last_info = child.info
+        if self._last_info is None:
             raise EngineError("no model is loaded yet", "wait for the load to finish")
-        return child.info
+        return self._last_info
 
     @property
     def ready(self) -> bool:
@@ -129,7 +133,8 @@ class EngineHost:
                 child = _Child(self.factory, self.on_event)
                 self._child = child
                 self._starts += 1
-        return child.wait_ready()
+        self._last_info = child.wait_ready()
+        return self._last_info
 
     def switch(self, factory: EngineFactory) -> EngineInfo:
         """Unload, then load something else; two targets at once seldom fit.

@@ -1,0 +1,1 @@
+"""The terminal app: chat with live acceptance, round inspector, playground, methods."""

@@ -1,0 +1,150 @@
+"""From the engine's thread to the screen: one buffer, drained at the screen's own pace.
+
+A turn runs in a thread because the engine blocks. The thread only fills a ``Turn``; the screen
+drains it from a timer, at most ten times a second (five on small machines, where every cycle of
+the screen is taken from the model), and slower still when a flush turns out to be expensive. So
+the cost of the screen does not depend on the speed of the model.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from specllama.errors import EngineError, SpecllamaError
+from specllama.events import (
+    Event,
+    Finished,
+    LoadProgress,
+    Notice,
+    PrefillProgress,
+    RoundDone,
+    Started,
+    TextDelta,
+)
+
+
+@dataclass(slots=True)
+class Batch:
+    """What happened since the last drain. Text and rounds are complete, progress is the newest."""
+
+    text: str = ""
+    rounds: list[RoundDone] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+    started: Started | None = None
+    prefill: PrefillProgress | None = None
+    load: LoadProgress | None = None
+    finished: Finished | None = None
+    error: SpecllamaError | None = None
+    ended: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.text
+            or self.rounds
+            or self.notices
+            or self.started
+            or self.prefill
+            or self.load
+            or self.ended
+        )
+
+
+class Turn:
+    """One request, running in its own thread."""
+
+    def __init__(
+        self, events: Iterator[Event], cancel: threading.Event, wake: Callable[[], None]
+    ) -> None:
+        self._events = events
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._batch = Batch()
+        self._text: list[str] = []
+        self._first = True
+        self.cancel_event = cancel
+        self.thread = threading.Thread(target=self._run, name="specllama-turn", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def cancel(self) -> None:
+        self.cancel_event.set()
+
+    @property
+    def cancelled(self) -> bool:
+        return self.cancel_event.is_set()
+
+    def drain(self) -> Batch:
+        with self._lock:
+            batch, self._batch = self._batch, Batch()
+            batch.text = "".join(self._text)
+            self._text.clear()
+        return batch
+
+    def _run(self) -> None:
+        error: SpecllamaError | None = None
+        try:
+            for event in self._events:
+                self._take(event)
+        except SpecllamaError as caught:
+            error = caught
+        except Exception as caught:
+            error = EngineError(f"{type(caught).__name__}: {caught}")
+        with self._lock:
+            self._batch.error = error
+            self._batch.ended = True
+        self._wake()
+
+    def _take(self, event: Event) -> None:
+        with self._lock:
+            batch = self._batch
+            match event:
+                case TextDelta():
+                    self._text.append(event.text)
+                case RoundDone():
+                    batch.rounds.append(event)
+                case PrefillProgress():
+                    batch.prefill = event
+                case Notice():
+                    batch.notices.append(event)
+                case Started():
+                    batch.started = event
+                case LoadProgress():
+                    batch.load = event
+                case Finished():
+                    batch.finished = event
+        # The first sign of life is shown at once, everything after it at the timer's pace.
+        if self._first and isinstance(event, Started | TextDelta):
+            self._first = isinstance(event, Started)
+            self._wake()
+
+
+@dataclass(slots=True)
+class Pace:
+    """How often to flush. Doubles while a flush takes more than half its period."""
+
+    base_s: float
+    longest_s: float = 1.6
+    period_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.period_s = self.base_s
+
+    @staticmethod
+    def for_this_machine() -> Pace:
+        return Pace(0.2 if (os.cpu_count() or 1) <= 2 else 0.1)
+
+    def observe(self, took_s: float) -> float:
+        if took_s > self.period_s / 2:
+            self.period_s = min(self.longest_s, self.period_s * 2)
+        elif took_s < self.period_s / 8:
+            self.period_s = max(self.base_s, self.period_s / 2)
+        return self.period_s
+
+
+Clock = Callable[[], float]
+monotonic: Clock = time.perf_counter

@@ -1,0 +1,73 @@
+"""The command palette: actions, methods and stored conversations."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+
+from specllama.errors import SpecllamaError
+from specllama.text import sanitize_line
+from specllama.tui.keymap import ACTIONS
+
+if TYPE_CHECKING:
+    from specllama.tui.app import SpecllamaApp
+
+SESSIONS_LISTED = 30
+
+
+class ActionCommands(Provider):
+    async def discover(self) -> Hits:
+        for action in ACTIONS:
+            yield DiscoveryHit(
+                action.label,
+                partial(self._run, action.action),
+                help=_help(action.keys, action.help),
+            )
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for action in ACTIONS:
+            score = max(matcher.match(action.label), 0.8 * matcher.match(action.help))
+            if score > 0:
+                yield Hit(
+                    score,
+                    matcher.highlight(action.label),
+                    partial(self._run, action.action),
+                    help=_help(action.keys, action.help),
+                )
+
+    async def _run(self, action: str) -> None:
+        await cast("SpecllamaApp", self.app).run_chat_action(action)
+
+
+class MethodCommands(Provider):
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        app = cast("SpecllamaApp", self.app)
+        info = app.engine_info
+        for method in info.methods if info is not None else ():
+            if not method.available:
+                continue
+            title = f"Draft with: {sanitize_line(method.label)}"
+            if (score := matcher.match(title)) > 0:
+                yield Hit(score, matcher.highlight(title), partial(app.use_method, method.name))
+
+
+class SessionCommands(Provider):
+    async def search(self, query: str) -> Hits:
+        app = cast("SpecllamaApp", self.app)
+        matcher = self.matcher(query)
+        try:
+            found = app.store.summaries(limit=SESSIONS_LISTED)
+        except SpecllamaError:
+            return
+        for summary in found:
+            title = f"Resume: {sanitize_line(summary.title)}"
+            if (score := matcher.match(title)) > 0:
+                yield Hit(score, matcher.highlight(title), partial(app.resume_session, summary.id))
+
+
+def _help(keys: str, text: str) -> str:
+    return f"{text} ({keys})" if keys else text

@@ -1,0 +1,191 @@
+"""Every action of the chat screen: its id, its keys, its names. One table feeds the bindings, the
+palette, the slash commands and the help screen.
+
+A key may be changed in the settings file under its id (``[keys]``), for example
+``"chat.stop" = "ctrl+x"``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from textual.binding import Binding
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    id: str
+    keys: str
+    action: str
+    label: str
+    help: str
+    slash: str = ""
+    footer: bool = False
+    priority: bool = True
+
+
+ACTIONS: tuple[Action, ...] = (
+    Action("app.help", "f1", "help", "Help", "What every key does", "help", footer=True),
+    Action(
+        "chat.view",
+        "f2",
+        "cycle_view",
+        "As drafted",
+        "Show replies as text, as drafted, or as drafted with every rejected draft",
+        "view",
+        footer=True,
+    ),
+    Action(
+        "app.inspector",
+        "f3",
+        "inspector",
+        "Inspect",
+        "Step through the last reply round by round",
+        "inspect",
+        footer=True,
+    ),
+    Action(
+        "app.playground",
+        "f4",
+        "playground",
+        "Playground",
+        "The speed model on sliders, with your pair on the chart",
+        "playground",
+        footer=True,
+    ),
+    Action(
+        "app.methods",
+        "f5",
+        "methods",
+        "Methods",
+        "Every way to draft, and which of them this model can use",
+        "methods",
+    ),
+    Action(
+        "app.models",
+        "f6",
+        "models",
+        "Models",
+        "Switch target and draft model",
+        "models",
+        footer=True,
+    ),
+    Action(
+        "app.sessions",
+        "f7",
+        "sessions",
+        "Sessions",
+        "Search, resume, rename and delete conversations",
+        "sessions",
+    ),
+    Action(
+        "app.settings",
+        "f8",
+        "settings",
+        "Settings",
+        "System prompt, sampling, draft window, appearance",
+        "settings",
+    ),
+    Action(
+        "chat.speculate",
+        "f9",
+        "toggle_speculation",
+        "Draft on/off",
+        "Turn speculation off and on; the text stays the same, only the speed changes",
+        "draft",
+    ),
+    Action(
+        "chat.stop",
+        "escape",
+        "stop",
+        "Stop",
+        "Stop the reply and keep what is there",
+        "stop",
+        priority=False,
+    ),
+    Action("chat.new", "ctrl+n", "new_chat", "New chat", "Begin a new conversation", "new"),
+    Action("chat.retry", "ctrl+r", "retry", "Again", "Write the last reply again", "retry"),
+    Action(
+        "chat.continue",
+        "ctrl+t",
+        "continue",
+        "Continue",
+        "Go on writing the last reply where it ended",
+        "continue",
+    ),
+    Action(
+        "chat.edit_last",
+        "ctrl+up",
+        "edit_last",
+        "Edit last",
+        "Change the last question and send it again",
+        "edit",
+    ),
+    Action(
+        "chat.undo",
+        "",
+        "undo",
+        "Undo turn",
+        "Take back the last question and its reply; the question returns to the prompt",
+        "undo",
+    ),
+    Action("chat.copy", "ctrl+o", "copy_reply", "Copy reply", "Copy the last reply", "copy"),
+    Action("chat.copy_code", "", "copy_code", "Copy code", "Copy the last code block", "code"),
+    Action(
+        "chat.copy_chat", "", "copy_chat", "Copy chat", "Copy the whole conversation", "copyall"
+    ),
+    Action(
+        "chat.export",
+        "",
+        "export('md')",
+        "Export Markdown",
+        "Write the conversation to a Markdown file",
+        "export",
+    ),
+    Action(
+        "chat.export_json",
+        "",
+        "export('json')",
+        "Export JSON",
+        "Write the conversation to a JSON file",
+        "json",
+    ),
+    Action(
+        "chat.plain",
+        "",
+        "measure_plain",
+        "Measure plain speed",
+        "Decode 32 tokens without speculation, for an honest speed-up figure",
+        "plain",
+    ),
+    Action(
+        "chat.editor",
+        "ctrl+g",
+        "editor",
+        "Editor",
+        "Write the prompt in $EDITOR",
+        "editor",
+    ),
+    Action(
+        "chat.rounds", "", "toggle_rounds", "Rounds row", "Show or hide the row of rounds", "rounds"
+    ),
+    Action("app.theme", "", "change_theme", "Theme", "Choose the colours", "theme"),
+    Action("app.quit", "ctrl+q", "quit", "Quit", "Leave; the conversation is kept", "quit"),
+)
+SLASH = {action.slash: action for action in ACTIONS if action.slash}
+
+
+def bindings() -> list[Binding]:
+    return [
+        Binding(a.keys, a.action, a.label, show=a.footer, id=a.id, priority=a.priority)
+        for a in ACTIONS
+        if a.keys
+    ]
+
+
+def slash_command(text: str) -> Action | None:
+    """ "/undo" and the like; anything else, paths included, is a message. "//" is never one."""
+    words = text.strip().split()
+    if len(words) != 1 or not words[0].startswith("/"):
+        return None
+    return SLASH.get(words[0][1:].lower())

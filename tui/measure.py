@@ -1,0 +1,185 @@
+"""What this machine was seen to do: acceptance, draft cost and the cost of target passes.
+
+The strip's speed-up, the playground's chart and the warning that speculation loses all come from
+here. Everything is derived from ``RoundDone`` events; nothing is assumed. Medians, because one
+page fault must not move a figure. ``SpeedModel`` is the textbook model the sliders play with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from specllama.events import RoundDone
+
+WINDOW = 64  # rounds that count as "now"
+RECENT = 32
+MAX_K = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedModel:
+    """Speculation with independent acceptance (Leviathan et al. 2023), extended by β.
+
+    ``alpha``: a drafted token is accepted. ``c``: one draft step, in target steps. ``beta``: each
+    further row of a target pass, in target steps, so a pass of n rows costs 1 + β(n - 1).
+    """
+
+    alpha: float
+    c: float
+    beta: float = 0.0
+
+    def tokens(self, k: int) -> float:
+        """Expected tokens per round, (1 - α^(k+1)) / (1 - α)."""
+        if self.alpha >= 1.0:
+            return k + 1.0
+        return (1.0 - self.alpha ** (k + 1)) / (1.0 - self.alpha)
+
+    def cost(self, k: int) -> float:
+        return 1.0 + k * self.c + k * self.beta
+
+    def speedup(self, k: int) -> float:
+        return self.tokens(k) / self.cost(k)
+
+    def best(self, limit: int = MAX_K) -> tuple[int, float]:
+        """The k with the highest speed-up; 0 (plain decoding) when nothing beats it."""
+        k = max(range(limit + 1), key=lambda n: (self.speedup(n), -n))
+        return k, self.speedup(k)
+
+    def collapse(self, limit: int = 64) -> int | None:
+        """The first k beyond the peak that is slower than plain decoding, None within ``limit``."""
+        for k in range(1, limit + 1):
+            if self.speedup(k) < 1.0:
+                return k
+        return None
+
+    @property
+    def pays(self) -> bool:
+        """Some k beats plain decoding if and only if α > c + β."""
+        return self.alpha > self.c + self.beta
+
+    @property
+    def bound(self) -> float:
+        """No acceptance, however high, gets past 1 / (c + β)."""
+        total = self.c + self.beta
+        return 1.0 / total if total > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPair:
+    """The user's pair as measured. ``v`` maps rows of a target pass to its cost in plain steps."""
+
+    alpha: float
+    c: float
+    beta: float
+    v: Mapping[int, float]
+    step_ms: float
+
+    def cost_of_rows(self, n: int) -> float:
+        """v(n): measured where seen, between neighbours in a line, beyond them by β."""
+        if n in self.v:
+            return self.v[n]
+        below = [m for m in self.v if m < n]
+        above = [m for m in self.v if m > n]
+        if below and above:
+            a, b = max(below), min(above)
+            share = (n - a) / (b - a)
+            return self.v[a] + share * (self.v[b] - self.v[a])
+        if below:
+            a = max(below)
+            return self.v[a] + self.beta * (n - a)
+        return 1.0 + self.beta * (n - 1)
+
+    def speedup(self, k: int) -> float:
+        tokens = SpeedModel(self.alpha, self.c).tokens(k)
+        return tokens / (k * self.c + self.cost_of_rows(k + 1))
+
+    def best(self, limit: int = MAX_K) -> tuple[int, float]:
+        k = max(range(limit + 1), key=lambda n: (self.speedup(n), -n))
+        return k, self.speedup(k)
+
+
+@dataclass(slots=True)
+class Meter:
+    """Running measurement over one loaded pair. ``clear()`` when the pair changes."""
+
+    recent: deque[RoundDone] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _verify: dict[int, deque[float]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=WINDOW))
+    )
+    _draft_step: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _plain: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _tested: int = 0
+    _kept: int = 0
+
+    def clear(self) -> None:
+        for values in (self.recent, self._verify, self._draft_step, self._plain):
+            values.clear()
+        self._tested = self._kept = 0
+
+    def observe(self, done: RoundDone) -> None:
+        self.recent.append(done)
+        if done.index == 0:
+            return  # the step over the last prompt token; its neighbours are prefill
+        drafted = len(done.drafted)
+        self._verify[drafted + 1].append(done.verify_ms)
+        if drafted == 0:
+            self._plain.append(done.draft_ms + done.verify_ms + done.other_ms)
+            return
+        self._draft_step.append(done.draft_ms / drafted)
+        # α is a property of tokens the target really judged: the tail behind the first rejection
+        # was never tested.
+        rejected = done.target_kind == "recovered"
+        self._tested += done.accepted + rejected
+        self._kept += done.accepted
+
+    def observe_plain(self, ms_per_token: float) -> None:
+        """A plain-decoding measurement made on purpose."""
+        if math.isfinite(ms_per_token) and ms_per_token > 0:
+            self._plain.append(ms_per_token)
+            self._verify[1].append(ms_per_token)
+
+    @property
+    def plain_ms(self) -> float | None:
+        """Milliseconds per token without speculation, None until a plain round was seen."""
+        return median(self._plain) if self._plain else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Speed over the recent rounds."""
+        ms = sum(r.draft_ms + r.verify_ms + r.other_ms for r in self.recent)
+        tokens = sum(len(r.emitted) for r in self.recent)
+        return 1000.0 * tokens / ms if ms > 0 else None
+
+    @property
+    def speedup(self) -> float | None:
+        now, plain = self.tokens_per_s, self.plain_ms
+        return now * plain / 1000.0 if now is not None and plain is not None else None
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted ÷ drafted over the recent rounds."""
+        drafted = sum(len(r.drafted) for r in self.recent)
+        return sum(r.accepted for r in self.recent) / drafted if drafted else None
+
+    @property
+    def alpha(self) -> float | None:
+        """Acceptance of a drafted token that was tested."""
+        return self._kept / self._tested if self._tested else None
+
+    def pair(self) -> MeasuredPair | None:
+        """None until plain steps, draft steps and a wider target pass were all seen."""
+        plain, alpha = self.plain_ms, self.alpha
+        if plain is None or alpha is None or not self._draft_step:
+            return None
+        base = median(self._verify[1]) if self._verify.get(1) else plain
+        if base <= 0:
+            return None
+        v = {n: median(times) / base for n, times in sorted(self._verify.items()) if times}
+        v[1] = 1.0
+        wider = [(n - 1, cost - 1.0) for n, cost in v.items() if n > 1]
+        beta = sum(x * y for x, y in wider) / sum(x * x for x, _ in wider) if wider else 0.0
+        return MeasuredPair(alpha, median(self._draft_step) / base, max(0.0, beta), v, base)

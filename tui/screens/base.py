@@ -1,0 +1,49 @@
+"""What the screens behind the chat have in common: a title line, Esc back, help."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Static
+
+from specllama.text import sanitize_line
+from specllama.tui.messages import InkChanged
+from specllama.tui.widgets.base import Inked
+
+
+class Page(Inked, Screen[Any]):
+    """Subclasses compose their content, the Footer included, in ``compose_page``."""
+
+    HELP = ""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "back", "Back", id="page.back"),
+    ]
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="page-title", markup=False)
+        yield from self.compose_page()
+
+    def compose_page(self) -> ComposeResult:
+        raise NotImplementedError
+
+    def on_mount(self) -> None:
+        self.set_title(self.TITLE or "")
+
+    def set_title(self, title: str, detail: str = "") -> None:
+        parts = [(f" {sanitize_line(title)} ", "bold reverse $primary")]
+        if detail:
+            parts.append((f"  {sanitize_line(detail)}", self.ink.muted))
+        self.query_one("#page-title", Static).update(Content.assemble(*parts))
+
+    def action_back(self) -> None:
+        self.dismiss(None)
+
+    def on_ink_changed(self, _: InkChanged) -> None:
+        self.refresh(recompose=False, layout=True)
+        for widget in self.query("*"):
+            widget.refresh()

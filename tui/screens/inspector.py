@@ -1,0 +1,252 @@
+"""The round inspector: any generation, step by step, on the user's own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.timer import Timer
+from textual.widgets import Footer, OptionList, Static
+from textual.widgets.option_list import Option
+
+from specllama.errors import SpecllamaError
+from specllama.text import sanitize_line
+from specllama.tui.record import Record
+from specllama.tui.screens.base import Page
+from specllama.tui.widgets import walk
+
+STAGE_S = 0.9
+SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0)
+
+
+class InspectorScreen(Page):
+    TITLE = "Round inspector"
+    HELP = """
+    Right and Left step through the stages of a round: what was drafted, what the target said in
+    its one pass, what was committed. N and P go to the next and previous round, Space plays,
+    plus and minus change the speed, O opens another reply or a logged run.
+
+    conf is the proposer's own guess that the token will be accepted, q the probability it gave
+    the token, p the target's. A dash means it was not computed.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("right,l", "stage(1)", "Step", id="inspector.step"),
+        Binding("left,h", "stage(-1)", "Back a step", show=False, id="inspector.unstep"),
+        Binding("n,pagedown,down", "round(1)", "Next round", id="inspector.next"),
+        Binding("p,pageup,up", "round(-1)", "Previous", id="inspector.previous"),
+        Binding("space", "play", "Play", id="inspector.play"),
+        Binding("plus,equals_sign", "speed(1)", "Faster", show=False, id="inspector.faster"),
+        Binding("minus", "speed(-1)", "Slower", show=False, id="inspector.slower"),
+        Binding("home", "edge(0)", "First round", show=False, id="inspector.first"),
+        Binding("end", "edge(1)", "Last round", show=False, id="inspector.last"),
+        Binding("o", "open", "Open", id="inspector.open"),
+    ]
+
+    def __init__(self, record: Record, others: Sequence[Record] = ()) -> None:
+        super().__init__()
+        self.record = record
+        self.others = list(others)
+        self.at = 0
+        self.stage = 0
+        self.speed = SPEEDS.index(1.0)
+        self._timer: Timer | None = None
+        self._before = ""
+        self._before_at = 0
+
+    def compose_page(self) -> ComposeResult:
+        yield Static(id="walk-head", markup=False)
+        yield Static(id="walk-text", markup=False)
+        yield Static(id="walk-stages", markup=False)
+        yield Static(id="walk-caption", markup=False)
+        with VerticalScroll(id="walk-scroll", can_focus=False):
+            yield Static(id="walk-table", markup=False)
+        yield Static(id="walk-rounds", markup=False)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        first_drafted = next((i for i, r in enumerate(self.record.rounds) if r.drafted), 0)
+        self._go(first_drafted, 0)
+
+    def on_resize(self) -> None:
+        self._show()
+
+    # ------------------------------------------------------------------ moving
+
+    def _go(self, at: int, stage: int) -> None:
+        count = len(self.record.rounds)
+        self.at = max(0, min(at, count - 1))
+        self.stage = stage
+        # The text before a round is kept and extended, not joined anew at every step.
+        if self._before_at > self.at:
+            self._before, self._before_at = "", 0
+        for done in self.record.rounds[self._before_at : self.at]:
+            self._before += "".join(done.emitted_text)
+        self._before_at = self.at
+        self._show()
+
+    def action_stage(self, step: int) -> None:
+        stage = self.stage + step
+        last = len(self.record.rounds) - 1
+        if stage > 2 and self.at < last:
+            self._go(self.at + 1, 0)
+        elif stage < 0 and self.at > 0:
+            self._go(self.at - 1, 2)
+        elif 0 <= stage <= 2:
+            self._go(self.at, stage)
+        else:
+            self._stop()
+
+    def action_round(self, step: int) -> None:
+        self._go(self.at + step, self.stage)
+
+    def action_edge(self, end: int) -> None:
+        self._go(len(self.record.rounds) - 1 if end else 0, 0)
+
+    # ------------------------------------------------------------------ playing
+
+    def action_play(self) -> None:
+        if self._timer is not None:
+            self._stop()
+        else:
+            self._timer = self.set_interval(STAGE_S / SPEEDS[self.speed], self._tick)
+            self._title()
+
+    def action_speed(self, step: int) -> None:
+        self.speed = max(0, min(len(SPEEDS) - 1, self.speed + step))
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer = self.set_interval(STAGE_S / SPEEDS[self.speed], self._tick)
+        self._title()
+
+    def _tick(self) -> None:
+        self.action_stage(1)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer = None
+        self._title()
+
+    @property
+    def playing(self) -> bool:
+        return self._timer is not None
+
+    # ------------------------------------------------------------------ drawing
+
+    def rounds_added(self) -> None:
+        """The record is live and has grown."""
+        if len(self.record.rounds) == 1:
+            self._go(0, 0)
+        else:
+            self._show()
+
+    def _title(self) -> None:
+        glyphs = self.glyphs
+        mark = glyphs.play if self.playing else glyphs.pause
+        speed = f"{SPEEDS[self.speed]:g}{glyphs.times}"
+        self.set_title(self.TITLE or "", f"{mark} {speed}   {self.record.title}")
+
+    def _show(self) -> None:
+        self._title()
+        text = self.query_one("#walk-text", Static)
+        if not self.record.rounds:
+            self.query_one("#walk-head", Static).update("No rounds here yet.")
+            text.update("Send a message, or press O to open a logged run.")
+            return
+        done = self.record.rounds[self.at]
+        width = max(20, self.size.width - 4)
+        total = len(self.record.rounds) - 1
+        g, ink = self.glyphs, self.ink
+        self.query_one("#walk-head", Static).update(walk.headline(done, self.at, total, ink))
+        text.update(walk.passage(self._before, done, self.stage, g, ink))
+        self.query_one("#walk-stages", Static).update(
+            walk.stage_bar(done, self.stage, g, ink, width)
+        )
+        self.query_one("#walk-caption", Static).update(walk.caption(done, self.stage))
+        self.query_one("#walk-table", Static).update(walk.table(done, self.stage, g, ink))
+        self.query_one("#walk-rounds", Static).update(
+            walk.rounds_line(self.record.rounds, self.at, g, ink, width)
+        )
+
+    # ------------------------------------------------------------------ opening
+
+    def action_open(self) -> None:
+        self._stop()
+        self.app.push_screen(RunPicker(self.others), self._opened)
+
+    def _opened(self, record: Record | None) -> None:
+        if record is not None:
+            self.record = record
+            self._before, self._before_at = "", 0
+            first = next((i for i, r in enumerate(record.rounds) if r.drafted), 0)
+            self._go(first, 0)
+
+
+class RunPicker(Page):
+    """Replies of this session, then logged runs, newest first."""
+
+    TITLE = "Open a generation"
+    LOGS = 50
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        super().__init__()
+        self.records = list(records)
+        self._logs: list[str] = []
+
+    def compose_page(self) -> ComposeResult:
+        yield OptionList(id="runs", markup=False)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        from specllama.store.rounds import list_runs
+
+        options = self.query_one(OptionList)
+        for i, record in enumerate(self.records):
+            n = len(record.rounds)
+            options.add_option(Option(sanitize_line(f"{record.title}  ({n} rounds)"), f"here-{i}"))
+        try:
+            logs = [str(path) for path in list_runs()[: self.LOGS]]
+        except SpecllamaError as error:
+            self.notify(error.message, severity="warning", markup=False)
+            logs = []
+        self._logs = logs
+        for i, path in enumerate(logs):
+            name = path.replace("\\", "/").rsplit("/", 1)[-1]
+            options.add_option(Option(sanitize_line(f"log  {name}"), f"log-{i}"))
+        if not options.option_count:
+            self.set_title(self.TITLE or "", "nothing yet: send a message first")
+        options.focus()
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        kind, _, number = (event.option_id or "").partition("-")
+        if kind == "here":
+            self.dismiss(self.records[int(number)])
+            return
+        try:
+            self.dismiss(read_log(self._logs[int(number)]))
+        except SpecllamaError as error:
+            self.notify(error.message, severity="error", markup=False)
+
+
+def read_log(path: str) -> Record:
+    """All turns of a logged run as one record.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    from pathlib import Path
+
+    from specllama.store.rounds import read_run
+
+    run = read_run(Path(path))
+    record = Record(title=run.run)
+    for turn in run.turns:
+        record.add(turn.rounds)
+        record.started, record.finished = turn.started, turn.finished
+    return record

@@ -1,0 +1,216 @@
+"""Sampling, speculation and the system prompt of this conversation; the look of the app."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.widgets import Footer, Input, Label, Static, TextArea
+
+from specllama.errors import UsageError
+from specllama.params import PROPOSERS, VERIFY_RULES, GenerateParams
+from specllama.tui.screens.base import Page
+from specllama.tui.state import VIEWS, Preferences
+
+Parse = Callable[[str], Any]
+
+
+def _maybe_int(text: str) -> int | None:
+    return None if text.strip().lower() in ("", "none", "random", "auto") else int(text)
+
+
+def _stops(text: str) -> tuple[str, ...]:
+    r"""Stop strings apart by commas, with \n for a line break."""
+    return tuple(s.strip().replace("\\n", "\n") for s in text.split(",") if s.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One line of the form; ``sampling`` says which of the two dataclasses it belongs to."""
+
+    name: str
+    label: str
+    hint: str
+    parse: Parse
+    sampling: bool = False
+
+
+def _choice(*allowed: str) -> Parse:
+    def parse(text: str) -> str:
+        value = text.strip().lower()
+        if value not in allowed:
+            raise ValueError(f"one of {', '.join(allowed)}")
+        return value
+
+    return parse
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("temperature", "temperature", "0 is greedy", float, True),
+    Setting("top_k", "top-k", "0 is off", int, True),
+    Setting("top_p", "top-p", "1 is off", float, True),
+    Setting("min_p", "min-p", "0 is off", float, True),
+    Setting("repeat_penalty", "repeat penalty", "1 is off", float, True),
+    Setting("seed", "seed", "empty draws a new one", _maybe_int),
+    Setting("max_tokens", "max tokens", "empty: until the context is full", _maybe_int),
+    Setting("stop", "stop strings", "apart by commas", _stops),
+    Setting("on_full", "when full", "stop or shift", _choice("stop", "shift")),
+    Setting("proposer", "drafting", ", ".join(PROPOSERS), _choice(*PROPOSERS)),
+    Setting("draft_max", "draft at most", "tokens per round", int),
+    Setting("draft_p_min", "draft while p over", "0 to 1", float),
+    Setting("verify", "verification", ", ".join(VERIFY_RULES), _choice(*VERIFY_RULES)),
+)
+SPECULATION = 9  # where the second section begins
+
+
+def shown(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return ", ".join(str(v).replace("\n", "\\n") for v in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class SettingsScreen(Page):
+    TITLE = "Settings"
+    HELP = """
+    Tab and Shift+Tab move between the fields. Esc goes back and keeps what was changed; a value
+    that cannot be used is named at the bottom and has to be put right first, Ctrl+X drops all
+    changes. Sampling and the system prompt are stored with the conversation.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "back", "Keep", id="settings.keep", priority=True),
+        Binding("ctrl+x", "drop", "Drop changes", id="settings.drop", priority=True),
+        Binding("down", "app.focus_next", "Next", show=False),
+        Binding("up", "app.focus_previous", "Previous", show=False),
+    ]
+
+    def __init__(self, params: GenerateParams, system: str, prefs: Preferences) -> None:
+        super().__init__()
+        self.params = params
+        self.system = system
+        self.prefs = prefs
+
+    def compose_page(self) -> ComposeResult:
+        with VerticalScroll(id="settings", can_focus=False):
+            yield Label("System prompt", classes="section")
+            yield TextArea(self.system, id="system", soft_wrap=True, tab_behavior="focus")
+            yield from self._switch(
+                "default-system", "for new chats too", bool(self.prefs.system_prompt), ""
+            )
+            yield Label("Sampling", classes="section")
+            for i, setting in enumerate(SETTINGS):
+                if i == SPECULATION:
+                    yield Label("Speculation", classes="section")
+                    yield from self._switch("speculate", "draft", self.params.speculate, "F9")
+                yield from self._field(
+                    setting.name, setting.label, self._value(setting), setting.hint
+                )
+            yield from self._switch(
+                "exact", "exact rows only", self.params.exact, "bitwise, where the device allows"
+            )
+            yield from self._switch(
+                "inspect",
+                "record p and q",
+                self.params.inspect,
+                "for the inspector; costs a little",
+            )
+            yield Label("Appearance", classes="section")
+            themes = ", ".join(sorted(self.app.available_themes))
+            yield from self._field("theme", "theme", self.prefs.theme, themes)
+            yield from self._field("glyphs", "symbols", self.prefs.glyphs, "auto, unicode, ascii")
+            yield from self._field("view", "replies", self.prefs.view, ", ".join(VIEWS))
+            yield from self._field(
+                "animation", "animation", self.prefs.animation, "auto, full, none"
+            )
+        yield Static(id="problem", markup=False)
+        yield Footer()
+
+    def _field(self, name: str, label: str, value: str, hint: str) -> ComposeResult:
+        with Horizontal(classes="setting"):
+            yield Label(label)
+            yield Input(value, id=f"set-{name}")
+            yield Static(hint, classes="hint", markup=False)
+
+    def _switch(self, name: str, label: str, value: bool, hint: str) -> ComposeResult:
+        with Horizontal(classes="setting"):
+            yield Label(label)
+            yield Input("yes" if value else "no", id=f"set-{name}")
+            yield Static(hint or "yes or no", classes="hint", markup=False)
+
+    def _value(self, setting: Setting) -> str:
+        owner: object = self.params.sampling if setting.sampling else self.params
+        return shown(getattr(owner, setting.name))
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.query_one("#system", TextArea).cursor_blink = False
+        self.query_one("#set-temperature").focus()
+
+    @on(Input.Changed)
+    def _typed(self) -> None:
+        _, problem = self._read()
+        self.query_one("#problem", Static).update(problem)
+
+    def _text(self, name: str) -> str:
+        return self.query_one(f"#set-{name}", Input).value
+
+    def _flag(self, name: str) -> bool:
+        return self._text(name).strip().lower() in ("yes", "y", "on", "true", "1")
+
+    def _read(self) -> tuple[GenerateParams | None, str]:
+        """The parameters as typed, or what is wrong with them."""
+        sampling: dict[str, Any] = {}
+        other: dict[str, Any] = {}
+        for setting in SETTINGS:
+            try:
+                value = setting.parse(self._text(setting.name))
+            except ValueError as error:
+                reason = str(error) if str(error).startswith("one of") else "not a number"
+                return None, f"{setting.label}: {reason}"
+            (sampling if setting.sampling else other)[setting.name] = value
+        for name in ("speculate", "exact", "inspect"):
+            other[name] = self._flag(name)
+        try:
+            chain = dataclasses.replace(self.params.sampling, **sampling)
+            return self.params.replace(sampling=chain, **other), self._look_problem()
+        except UsageError as error:
+            return None, error.message
+
+    def _look_problem(self) -> str:
+        theme = self._text("theme").strip()
+        if theme not in self.app.available_themes:
+            return f"theme: there is none called {theme!r}"
+        for name, allowed in (
+            ("glyphs", ("auto", "unicode", "ascii")),
+            ("view", VIEWS),
+            ("animation", ("auto", "full", "none")),
+        ):
+            if self._text(name).strip() not in allowed:
+                return f"{name}: one of {', '.join(allowed)}"
+        return ""
+
+    def action_back(self) -> None:
+        params, problem = self._read()
+        if params is None or problem:
+            self.query_one("#problem", Static).update(problem)
+            self.app.bell()
+            return
+        prefs = self.prefs
+        prefs.theme = self._text("theme").strip()
+        prefs.glyphs = self._text("glyphs").strip()
+        prefs.view = self._text("view").strip()
+        prefs.animation = self._text("animation").strip()
+        system = self.query_one("#system", TextArea).text.strip()
+        prefs.system_prompt = system if self._flag("default-system") else ""
+        self.dismiss((params, system))
+
+    def action_drop(self) -> None:
+        self.dismiss(None)

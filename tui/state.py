@@ -1,0 +1,141 @@
+"""What the app remembers between runs: its own preferences, prompt history, unsent text.
+
+Everything is written atomically (a temporary file, then rename), so a crash leaves the old file or
+the new one. A full disk costs the memory, never the app: writers report failure by returning
+False, and the screen says so once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specllama import paths
+from specllama.text import encodable
+from specllama.tui.themes import DEFAULT_THEME
+
+HISTORY_LIMIT = 500
+HISTORY_ENTRY_LIMIT = 20_000
+VIEWS = ("text", "drafted", "ghosts")
+
+
+def write_atomically(path: Path, text: str) -> bool:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as handle:
+                handle.write(encodable(text))
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError:
+        return False
+    return True
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text("utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+@dataclass(slots=True)
+class Preferences:
+    """The app's own settings. Unknown keys of a newer version are ignored, bad values too."""
+
+    theme: str = DEFAULT_THEME
+    view: str = "text"
+    glyphs: str = "auto"
+    animation: str = "auto"
+    show_rounds: bool = True
+    last_session: str = ""
+    last_target: str = ""
+    last_draft: str = ""
+    system_prompt: str = ""
+    params: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def path() -> Path:
+        return paths.config_dir() / "tui.json"
+
+    @classmethod
+    def load(cls) -> Preferences:
+        text = _read(cls.path())
+        out = cls()
+        if text is None:
+            return out
+        try:
+            data = json.loads(text)
+        except ValueError:
+            return out
+        if not isinstance(data, dict):
+            return out
+        for f in dataclasses.fields(cls):
+            value = data.get(f.name)
+            if type(value) is type(getattr(out, f.name)):
+                setattr(out, f.name, value)
+        if out.view not in VIEWS:
+            out.view = "text"
+        return out
+
+    def save(self) -> bool:
+        return write_atomically(self.path(), json.dumps(dataclasses.asdict(self), indent=2))
+
+
+class History:
+    """Prompts that were sent, newest last; one JSON string a line."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or paths.data_dir() / "tui" / "history.jsonl"
+        self.entries: list[str] = []
+        for line in (_read(self.path) or "").splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue  # a line torn by a crash
+            if isinstance(entry, str) and entry:
+                self.entries.append(entry)
+        del self.entries[:-HISTORY_LIMIT]
+
+    def add(self, entry: str) -> bool:
+        if not entry.strip() or len(entry) > HISTORY_ENTRY_LIMIT:
+            return True
+        if self.entries and self.entries[-1] == entry:
+            return True
+        self.entries.append(entry)
+        del self.entries[:-HISTORY_LIMIT]
+        return write_atomically(self.path, "".join(json.dumps(e) + "\n" for e in self.entries))
+
+
+class DraftFile:
+    """Unsent prompt text, kept until it is sent: the text and its large pastes."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or paths.data_dir() / "tui" / "unsent.json"
+
+    def load(self) -> tuple[str, dict[str, str]]:
+        try:
+            data = json.loads(_read(self.path) or "{}")
+            text, pastes = data.get("text", ""), data.get("pastes", {})
+        except (ValueError, AttributeError):
+            return "", {}
+        if not isinstance(text, str) or not isinstance(pastes, dict):
+            return "", {}
+        return text, {k: v for k, v in pastes.items() if isinstance(v, str)}
+
+    def save(self, text: str, pastes: dict[str, str]) -> bool:
+        if not text and not pastes:
+            try:
+                self.path.unlink(missing_ok=True)
+            except OSError:
+                return False
+            return True
+        return write_atomically(self.path, json.dumps({"text": text, "pastes": pastes}))

@@ -1,0 +1,255 @@
+"""Themes, inks and glyphs: what every widget uses to draw speculation.
+
+Meaning never rests on colour alone: accepted, rejected and target tokens differ by glyph and text
+style, sources by a letter. An ink is a Textual style string, resolved against the theme when it is
+drawn, so that a theme change recolours everything.
+"""
+
+from __future__ import annotations
+
+import locale
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from textual.theme import Theme
+
+# Used where a theme (one of Textual's own, or a user's) does not define them.
+VARIABLES = {
+    "source-draft": "#5aa9e6",
+    "source-ngram": "#e6b450",
+    "source-suffix": "#d98fd0",
+    "source-medusa": "#7fc8a9",
+    "source-eagle": "#f08a5d",
+    "source-mtp": "#9a8cf0",
+    "source-lookahead": "#65c3ba",
+    "ghost": "#c0606a",
+    "muted": "#8390a0",
+}
+LIGHT_VARIABLES = {
+    "source-draft": "#1565a8",
+    "source-ngram": "#8a5a00",
+    "source-suffix": "#98328a",
+    "source-medusa": "#1f7a55",
+    "source-eagle": "#b3450f",
+    "source-mtp": "#5a45c4",
+    "source-lookahead": "#1c746c",
+    "ghost": "#a83a46",
+    "muted": "#65707c",
+}
+ANSI_VARIABLES = {
+    "source-draft": "ansi_cyan",
+    "source-ngram": "ansi_yellow",
+    "source-suffix": "ansi_magenta",
+    "source-medusa": "ansi_green",
+    "source-eagle": "ansi_bright_red",
+    "source-mtp": "ansi_bright_blue",
+    "source-lookahead": "ansi_bright_cyan",
+    "ghost": "ansi_red",
+    "muted": "ansi_default",
+}
+
+DARK = Theme(
+    name="specllama",
+    primary="#5aa9e6",
+    secondary="#e6b450",
+    accent="#7fc8a9",
+    warning="#e6b450",
+    error="#e0707c",
+    success="#7fc8a9",
+    foreground="#d7dce2",
+    background="#12161c",
+    surface="#181d25",
+    panel="#212834",
+    dark=True,
+    variables={**VARIABLES, "footer-key-foreground": "#5aa9e6"},
+)
+LIGHT = Theme(
+    name="specllama-light",
+    primary="#1565a8",
+    secondary="#8a5a00",
+    accent="#1f7a55",
+    warning="#8a5a00",
+    error="#a83a46",
+    success="#1f7a55",
+    foreground="#20262e",
+    background="#f7f8f9",
+    surface="#eef0f2",
+    panel="#e1e5e9",
+    dark=False,
+    variables={**LIGHT_VARIABLES, "footer-key-foreground": "#1565a8"},
+)
+THEMES = (DARK, LIGHT)
+DEFAULT_THEME = DARK.name
+
+
+def variable_defaults(theme: Theme | None) -> dict[str, str]:
+    if theme is None:
+        return VARIABLES
+    if theme.ansi:
+        return ANSI_VARIABLES
+    return VARIABLES if theme.dark else LIGHT_VARIABLES
+
+
+# The proposers' names as they stand in RoundDone.sources; anything else counts as "draft".
+SOURCES: Mapping[str, tuple[str, str]] = {
+    "draft": ("d", "draft model"),
+    "ngram": ("n", "n-gram"),
+    "suffix": ("s", "suffix"),
+    "medusa": ("m", "Medusa"),
+    "eagle": ("e", "EAGLE"),
+    "eagle3": ("e", "EAGLE-3"),
+    "mtp": ("t", "MTP"),
+    "lookahead": ("l", "Lookahead"),
+    "self": ("k", "layer skip"),
+}
+_SUPERSCRIPT = dict(zip("dnsmetlk", "ᵈⁿˢᵐᵉᵗˡᵏ", strict=True))
+
+
+def source_label(source: str) -> str:
+    """For people: "draft model", "n-gram + draft model", "none"."""
+    parts = [SOURCES[p][1] if p in SOURCES else p for p in source.split("+") if p]
+    return " + ".join(parts) if parts else "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Ink:
+    """Style strings by meaning."""
+
+    muted: str
+    strong: str
+    target: str
+    ghosts: tuple[str, str, str]
+    rejected: str
+    good: str
+    bad: str
+    warn: str
+    accent: str
+    ansi: bool
+
+    def source(self, name: str) -> str:
+        first = name.split("+", 1)[0]
+        key = "eagle" if first.startswith("eagle") else first
+        known = f"source-{key}" in VARIABLES
+        return f"$source-{key}" if known else "$source-draft"
+
+
+def ink_for(theme: Theme) -> Ink:
+    muted = "dim" if theme.ansi else "$muted"
+    return Ink(
+        muted=muted,
+        strong="bold",
+        target="bold $foreground" if not theme.ansi else "bold",
+        ghosts=("strike $ghost", "strike dim $ghost", "strike dim"),
+        rejected="$ghost",
+        good="$success",
+        bad="bold $error",
+        warn="bold $warning",
+        accent="$primary",
+        ansi=theme.ansi,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """Every symbol the app draws, in one place, so that a plain-ASCII terminal gets all of it."""
+
+    accepted: str = "■"
+    rejected: str = "□"
+    target: str = "+"
+    untested: str = "·"
+    bars: str = "▁▂▃▄▅▆▇█"
+    full: str = "█"
+    half: str = "▌"
+    line: str = "━"
+    track: str = "─"
+    dot: str = "·"
+    bullet: str = "●"
+    ring: str = "○"
+    cursor: str = "▍"
+    ellipsis: str = "…"
+    arrow: str = "→"
+    up: str = "▲"
+    play: str = "▶"
+    pause: str = "❚❚"
+    times: str = "×"
+    branch: str = "├─"
+    last: str = "└─"
+    pipe: str = "│ "
+    rule: str = "─"
+    diamond: str = "◆"
+    newline: str = "⏎"
+    alpha: str = "α"
+    beta: str = "β"
+    ascii: bool = False
+
+    def source(self, name: str) -> str:
+        """The letter of a source; a round of mixed sources gets one letter for each."""
+        out = ""
+        for part in name.split("+"):
+            letter = SOURCES[part][0] if part in SOURCES else part[:1]
+            out += letter if self.ascii else _SUPERSCRIPT.get(letter, letter)
+        return out
+
+    def meter(self, fraction: float, width: int) -> tuple[str, str]:
+        """The done and the open part of a thin bar; anything above nothing shows one cell."""
+        filled = round(min(1.0, max(0.0, fraction)) * width)
+        filled = max(filled, 1) if fraction > 0 else 0
+        return self.line * filled, self.track * (width - filled)
+
+    def spark(self, values: list[float]) -> str:
+        """Values in 0..1; anything else (NaN from a division, say) draws as the lowest bar."""
+        top = len(self.bars) - 1
+        return "".join(
+            self.bars[round(min(1.0, v) * top)] if v > 0 else self.bars[0] for v in values
+        )
+
+
+UNICODE = Glyphs()
+ASCII = Glyphs(
+    accepted="#",
+    rejected="x",
+    target="+",
+    untested=".",
+    bars="_.-=+*%#",
+    full="#",
+    half="#",
+    line="=",
+    track="-",
+    dot="-",
+    bullet="*",
+    ring="o",
+    cursor="_",
+    ellipsis="...",
+    arrow="->",
+    up="^",
+    play=">",
+    pause="||",
+    times="x",
+    branch="|-",
+    last="`-",
+    pipe="| ",
+    rule="-",
+    diamond="@",
+    newline="\\n",
+    alpha="a",
+    beta="b",
+    ascii=True,
+)
+
+
+def glyphs_for(choice: str = "auto") -> Glyphs:
+    """ "auto" looks at the locale as the terminal would: LC_ALL, LC_CTYPE, LANG."""
+    if choice == "unicode":
+        return UNICODE
+    if choice == "ascii" or not utf8_terminal():
+        return ASCII
+    return UNICODE
+
+
+def utf8_terminal() -> bool:
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+        value = os.environ.get(name)
+        if value:
+            return "utf" in value.lower()
+    return "utf" in locale.getpreferredencoding(False).lower()

@@ -1,0 +1,228 @@
+"""Slider, bar chart and stacked bar, drawn with characters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.message import Message
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from specllama.tui.widgets.base import Inked
+
+
+class Slider(Inked, Widget, can_focus=True):
+    """A value between two bounds: arrows step, Shift steps far, the mouse jumps."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left,h,minus", "step(-1)", "Less", show=False),
+        Binding("right,l,plus", "step(1)", "More", show=False),
+        Binding("shift+left,H", "step(-10)", "Much less", show=False),
+        Binding("shift+right,L", "step(10)", "Much more", show=False),
+        Binding("home", "edge(0)", "Least", show=False),
+        Binding("end", "edge(1)", "Most", show=False),
+        Binding("up,k", "app.focus_previous", "Up", show=False),
+        Binding("down,j", "app.focus_next", "Down", show=False),
+    ]
+
+    DEFAULT_CSS = """
+    Slider { height: 1; width: 1fr; }
+    """
+
+    value: reactive[float] = reactive(0.0)
+
+    @dataclass
+    class Changed(Message):
+        slider: Slider
+        value: float
+
+    def __init__(
+        self,
+        label: str,
+        value: float,
+        low: float,
+        high: float,
+        step: float,
+        *,
+        hint: str = "",
+        form: str = ".2f",
+        id: str | None = None,
+    ) -> None:
+        super().__init__(id=id)
+        self.label, self.low, self.high, self.step = label, low, high, step
+        self.hint, self.form = hint, form
+        self.set_reactive(Slider.value, value)
+
+    def validate_value(self, value: float) -> float:
+        steps = round((value - self.low) / self.step)
+        return min(self.high, max(self.low, self.low + steps * self.step))
+
+    def watch_value(self, value: float) -> None:
+        self.post_message(self.Changed(self, value))
+
+    def action_step(self, steps: int) -> None:
+        self.value += steps * self.step
+
+    def action_edge(self, end: int) -> None:
+        self.value = self.high if end else self.low
+
+    def on_click(self, event: events.Click) -> None:
+        start, width = self._track()
+        self.focus()
+        if width > 1:
+            share = (event.x - start) / (width - 1)
+            self.value = self.low + min(1.0, max(0.0, share)) * (self.high - self.low)
+
+    def _track(self) -> tuple[int, int]:
+        """Where the track begins and how wide it is; the label column is fixed."""
+        width = self.content_size.width
+        hint = 22 if width >= 64 else 0
+        return 4, max(6, width - 4 - 7 - hint)
+
+    def render(self) -> Content:
+        ink, glyphs = self.ink, self.glyphs
+        _, width = self._track()
+        share = (self.value - self.low) / (self.high - self.low)
+        at = round(share * (width - 1))
+        knob = glyphs.bullet if self.has_focus else glyphs.ring
+        track = "-" if glyphs.ascii else "─"
+        knob_style = "bold $primary" if self.has_focus else "bold"
+        parts = [
+            (f"{self.label:<3} ", "bold $primary" if self.has_focus else "bold"),
+            (track * at, ink.accent),
+            (knob, knob_style),
+            (track * (width - 1 - at), ink.muted),
+            (f" {self.value:>5{self.form}} ", "bold"),
+        ]
+        if self.content_size.width >= 64:
+            parts.append((self.hint[:22], ink.muted))
+        return Content.assemble(*parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A chart's data: bars for the model, marks for what was measured."""
+
+    bars: Sequence[float] = ()
+    marks: Sequence[float | None] = ()
+    selected: int = 0
+
+
+class SpeedChart(Inked, Widget):
+    """Speed-up against draft length, with plain decoding as the line to beat."""
+
+    DEFAULT_CSS = """
+    SpeedChart { height: 1fr; min-height: 5; }
+    """
+
+    series: reactive[Series] = reactive(Series(), layout=False)
+
+    def render(self) -> Content:
+        size = self.content_size
+        bars = [b if math.isfinite(b) else 0.0 for b in self.series.bars]
+        if not bars or size.width < 20 or size.height < 4:
+            return Content("")
+        rows = size.height - 1  # the last line names the draft lengths
+        axis = 5
+        slot = max(2, min(7, (size.width - axis) // len(bars)))
+        bars = bars[: (size.width - axis) // slot]
+        marks = [m for m in self.series.marks if m is not None]
+        top = max([1.0, *bars, *marks]) * 1.08
+        # A peak needs its mark even where the bar touches the top.
+        level: Callable[[float], float] = lambda value: value / top * rows  # noqa: E731
+        peak = max(range(len(bars)), key=lambda k: (bars[k], -k))
+        lines: list[Content] = []
+        for row in range(rows, 0, -1):
+            lines.append(self._row(row, bars, slot, axis, level, peak, top, rows))
+        labels: list[tuple[str, str]] = [(f"{'k':>{axis - 1}} ", self.ink.muted)]
+        for k in range(len(bars)):
+            style = "bold reverse" if k == self.series.selected else self.ink.muted
+            if k == peak:
+                style = "bold reverse" if k == self.series.selected else "bold $success"
+            text = str(k)
+            labels.append((text, style))
+            labels.append((" " * (slot - len(text)), ""))
+        return Content("\n").join([*lines, Content.assemble(*labels)])
+
+    def _row(
+        self,
+        row: int,
+        bars: Sequence[float],
+        slot: int,
+        axis: int,
+        level: Callable[[float], float],
+        peak: int,
+        top: float,
+        rows: int,
+    ) -> Content:
+        glyphs, ink = self.glyphs, self.ink
+        one = max(1, round(level(1.0)))
+        parts: list[tuple[str, str]] = []
+        if row == rows:
+            label = f"{top:.1f}{glyphs.times}"
+        else:
+            label = f"1{glyphs.times}" if row == one else ""
+        parts.append((f"{label:>{axis - 1}} ", ink.muted))
+        width = max(1, slot - 1)
+        for k, value in enumerate(bars):
+            height = level(value)
+            style = ink.good if k == peak else ink.rejected if value < 1.0 else ink.accent
+            if k == self.series.selected:
+                style = f"bold {style}".replace("bold bold", "bold")
+            mark = self.series.marks[k] if k < len(self.series.marks) else None
+            if mark is not None and max(1, math.ceil(level(mark))) == row:
+                cell, style = glyphs.diamond.center(width), "bold $warning"
+            elif height >= row:
+                cell = glyphs.full * width
+            elif height > row - 1 and (part := height - (row - 1)) > 0:
+                cell = glyphs.bars[round(part * (len(glyphs.bars) - 1))] * width
+            elif k == peak and row - 1 <= height + 1 < row + 1 and height < row - 1:
+                cell, style = glyphs.up.center(width), ink.good
+            else:
+                cell, style = (glyphs.dot if row == one else " ") * width, ink.muted
+            parts.append((cell[:width], style))
+            parts.append((" " * (slot - width), ""))
+        return Content.assemble(*parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    label: str
+    ms: float
+    style: str
+
+
+class StackedBar(Inked, Widget):
+    """Where the time of a request went: one bar, one line of words."""
+
+    DEFAULT_CSS = """
+    StackedBar { height: 2; }
+    """
+
+    parts: reactive[tuple[Part, ...]] = reactive(())
+    title: reactive[str] = reactive("")
+
+    def render(self) -> Content:
+        parts = [p for p in self.parts if math.isfinite(p.ms) and p.ms > 0]
+        total = sum(p.ms for p in parts)
+        if total <= 0:
+            return Content.assemble((f"{self.title} not measured yet", self.ink.muted))
+        width = self.content_size.width
+        shades = "█▓▒░" if not self.glyphs.ascii else "#=-."
+        cells = [max(1, round(p.ms / total * width)) for p in parts]
+        cells[max(range(len(cells)), key=cells.__getitem__)] += width - sum(cells)
+        bar = [
+            (shades[i % len(shades)] * max(0, n), p.style)
+            for i, (p, n) in enumerate(zip(parts, cells, strict=True))
+        ]
+        words: list[tuple[str, str]] = [(f"{self.title} {total:.0f} ms", "bold")]
+        for i, part in enumerate(parts):
+            words.append(("  " + shades[i % len(shades)] + " ", part.style))
+            words.append((f"{part.label} {part.ms:.0f}", self.ink.muted))
+        return Content.assemble(*bar, "\n", *words)

@@ -1,0 +1,37 @@
+"""Typed access to what the app gives every widget: inks and glyphs."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from textual.app import App
+from textual.dom import DOMNode
+
+from specllama.tui.themes import Glyphs, Ink, glyphs_for, ink_for
+
+
+class InkedApp(App[int]):
+    """An app whose widgets draw with inks and glyphs. Any app may host the widgets (tests do)."""
+
+    glyph_choice = "auto"
+
+    @property
+    def glyphs(self) -> Glyphs:
+        return glyphs_for(self.glyph_choice)
+
+    @property
+    def ink(self) -> Ink:
+        return ink_for(self.current_theme)
+
+
+class Inked:
+    """A mixin, on purpose not a DOMNode: CSS types are inherited along the first such base, so one
+    here would hide Screen's and Widget's own styles."""
+
+    @property
+    def glyphs(self) -> Glyphs:
+        return cast(InkedApp, cast(DOMNode, self).app).glyphs
+
+    @property
+    def ink(self) -> Ink:
+        return cast(InkedApp, cast(DOMNode, self).app).ink

@@ -1,0 +1,117 @@
+"""A reply as it was drafted: who proposed each token, what the target refused, what it added.
+
+Accepted tokens are underlined in their source's colour with the source's letter in front, the
+target's own tokens are bold, refused drafts are struck out. While the reply streams, ghosts fade
+with the rounds; afterwards they are shown on request.
+"""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Static
+
+from specllama.events import RoundDone
+from specllama.text import sanitize
+from specllama.tui.record import fate_of
+from specllama.tui.widgets.base import Inked
+
+BLOCK_ROUNDS = 24
+FADE = (2, 5, 9)  # ages in rounds at which a ghost gets fainter, fainter still, and goes
+
+
+class DraftedView(Inked, Vertical):
+    """Rounds are drawn in blocks; only the last one is drawn again while streaming."""
+
+    DEFAULT_CSS = """
+    DraftedView { height: auto; }
+    DraftedView > Static { height: auto; width: 1fr; }
+    """
+
+    def __init__(self, *, ghosts: bool = False) -> None:
+        super().__init__()
+        self.ghosts = ghosts
+        self.live = False
+        self._blocks: list[list[RoundDone]] = [[]]
+        self._first_of_block: list[RoundDone | None] = [None]
+
+    def compose(self) -> ComposeResult:
+        for block, before in zip(self._blocks, self._first_of_block, strict=True):
+            yield Static(self._draw(block, before), markup=False)
+
+    def load(self, rounds: list[RoundDone]) -> None:
+        """Before mounting: everything that is there already."""
+        for done in rounds:
+            self._add(done)
+
+    async def extend(self, rounds: list[RoundDone]) -> None:
+        known = len(self._blocks)
+        for done in rounds:
+            self._add(done)
+        drawn = list(self.query(Static))
+        # Ghosts of the block before may still have to fade.
+        for i in range(max(0, known - 2), known):
+            drawn[i].update(self._draw(self._blocks[i], self._first_of_block[i]))
+        await self.mount_all(
+            Static(self._draw(self._blocks[i], self._first_of_block[i]), markup=False)
+            for i in range(known, len(self._blocks))
+        )
+
+    def redraw(self) -> None:
+        for widget, block, before in zip(
+            self.query(Static), self._blocks, self._first_of_block, strict=False
+        ):
+            widget.update(self._draw(block, before))
+
+    def _add(self, done: RoundDone) -> None:
+        block = self._blocks[-1]
+        # Blocks are separate lines on the screen, so one may only end where the text breaks.
+        if len(block) >= BLOCK_ROUNDS and "".join(block[-1].emitted_text).endswith("\n"):
+            self._first_of_block.append(block[-1])
+            block = []
+            self._blocks.append(block)
+        block.append(done)
+
+    def _draw(self, block: list[RoundDone], before: RoundDone | None) -> Content:
+        newest = self._blocks[-1][-1].index if self._blocks[-1] else 0
+        parts: list[tuple[str, str]] = []
+        for done in block:
+            parts.extend(self._round(done, before, newest - done.index))
+            before = done
+        last = block is not self._blocks[-1]
+        if last and parts and parts[-1][0].endswith("\n"):
+            parts[-1] = (parts[-1][0][:-1], parts[-1][1])
+        return Content.assemble(*parts)
+
+    def _round(self, done: RoundDone, before: RoundDone | None, age: int) -> list[tuple[str, str]]:
+        ink, parts = self.ink, []
+        style = f"underline {ink.source(done.source)}"
+        if done.accepted and (before is None or before.source != done.source):
+            parts.append((self.glyphs.source(done.source), ink.source(done.source)))
+        parts += [(sanitize(text), style) for text in done.emitted_text[: done.accepted]]
+        ghost = self._ghost_style(age)
+        if ghost is not None and (refused := self._refused(done)):
+            parts.append((refused, ghost))
+        parts += [(sanitize(text), ink.target) for text in done.emitted_text[done.accepted :]]
+        return parts
+
+    def _ghost_style(self, age: int) -> str | None:
+        if self.ghosts and not self.live:
+            return self.ink.ghosts[1]
+        if not self.live:
+            return None
+        for limit, style in zip(FADE, self.ink.ghosts, strict=True):
+            if age < limit:
+                return style
+        return None
+
+    def _refused(self, done: RoundDone) -> str:
+        """The first refused token and the untested tail behind it, as one ghost, on one line."""
+        fates = fate_of(done)
+        text = "".join(
+            piece
+            for piece, fate in zip(done.drafted_text, fates, strict=True)
+            if fate != "accepted"
+        )
+        return sanitize(text).replace("\n", self.glyphs.newline)

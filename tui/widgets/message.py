@@ -1,0 +1,329 @@
+"""One turn of the conversation."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Collapsible, Markdown, Static
+
+from specllama.events import Finished, RoundDone
+from specllama.text import sanitize, sanitize_line
+from specllama.tui.messages import TurnAction
+from specllama.tui.reading import PlainGuard, ThoughtSplitter, parser, split_thoughts
+from specllama.tui.record import Record
+from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.drafted import DraftedView
+from specllama.tui.widgets.stats_strip import duration, percent, rate
+
+FOLD_CHARS = 3000
+CHUNK_CHARS = 4000
+
+REASONS = {
+    "cancelled": "stopped",
+    "length": "token limit reached",
+    "context": "context full",
+    "error": "failed",
+    "stop_string": "stop string",
+}
+
+
+class PlainText(Vertical):
+    """Long text in chunks, so that an addition draws only the last chunk again."""
+
+    DEFAULT_CSS = """
+    PlainText { height: auto; }
+    PlainText > Static { height: auto; width: 1fr; }
+    """
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__()
+        self._chunks: list[str] = []
+        self._split(text)
+
+    def compose(self) -> ComposeResult:
+        for chunk in self._chunks:
+            yield Static(_without_end(chunk), markup=False)
+
+    async def append(self, text: str) -> None:
+        known = len(self._chunks)
+        self._split(text)
+        if known:
+            list(self.query(Static))[known - 1].update(_without_end(self._chunks[known - 1]))
+        await self.mount_all(
+            Static(_without_end(chunk), markup=False) for chunk in self._chunks[known:]
+        )
+
+    def _split(self, text: str) -> None:
+        # A chunk ends at a line break, or where one line alone exceeds it.
+        for line in text.splitlines(keepends=True):
+            for start in range(0, len(line), CHUNK_CHARS):
+                piece = line[start : start + CHUNK_CHARS]
+                last = self._chunks[-1] if self._chunks else ""
+                full = len(last) + len(piece) > CHUNK_CHARS and last.endswith("\n")
+                if not self._chunks or full or len(last) > 4 * CHUNK_CHARS:
+                    self._chunks.append(piece)
+                else:
+                    self._chunks[-1] += piece
+
+
+def _without_end(text: str) -> str:
+    return text[:-1] if text.endswith("\n") else text
+
+
+class MessageView(Inked, Vertical, can_focus=True):
+    """Base of the two kinds of turn; keys act on the focused one."""
+
+    HELP = """
+    Tab moves from the prompt into the conversation, Up and Down between messages, Esc back.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("e", "turn('edit')", "Edit", id="turn.edit"),
+        Binding("r", "turn('retry')", "Again", id="turn.retry"),
+        Binding("c", "turn('continue')", "Continue", id="turn.continue"),
+        Binding("y", "turn('copy')", "Copy", id="turn.copy"),
+        Binding("b", "turn('copy_code')", "Copy code", id="turn.copy_code"),
+        Binding("i", "turn('inspect')", "Inspect", id="turn.inspect"),
+        Binding("d", "turn('view')", "As drafted", id="turn.view", show=False),
+        Binding("u,ctrl+z", "turn('undo')", "Undo", id="turn.undo", show=False),
+        Binding("up,k", "app.focus_previous", "Up", show=False),
+        Binding("down,j", "app.focus_next", "Down", show=False),
+    ]
+
+    DEFAULT_CSS = """
+    MessageView { height: auto; padding: 0 1; margin: 0 0 1 0; border-left: outer transparent; }
+    MessageView:focus { border-left: outer $primary; }
+    MessageView > .name { height: 1; }
+    """
+
+    def __init__(self, index: int, text: str) -> None:
+        super().__init__()
+        self.index = index
+        self.text = text
+
+    def action_turn(self, action: str) -> None:
+        self.post_message(TurnAction(action, self.index))
+
+
+class UserMessage(MessageView):
+    DEFAULT_CSS = """
+    UserMessage > .said { height: auto; width: 1fr; }
+    """
+
+    def __init__(self, index: int, text: str) -> None:
+        super().__init__(index, text)
+        self._folded = len(text) > FOLD_CHARS
+
+    def compose(self) -> ComposeResult:
+        yield Static(Content.assemble(("You", "bold $secondary")), classes="name")
+        yield Static(self._shown(), markup=False, classes="said")
+
+    def _shown(self) -> Content:
+        if not self._folded:
+            return Content(sanitize(self.text))
+        rest = len(self.text) - FOLD_CHARS // 3
+        return Content.assemble(
+            sanitize(self.text[: FOLD_CHARS // 3]),
+            (f" {self.glyphs.ellipsis} {rest:,} more characters", self.ink.muted),
+        )
+
+
+class AssistantMessage(MessageView):
+    DEFAULT_CSS = """
+    AssistantMessage Markdown { padding: 0; margin: 0; background: transparent; }
+    AssistantMessage Collapsible {
+        border: none; padding: 0; background: transparent; margin: 0 0 1 0;
+    }
+    AssistantMessage Collapsible Static { color: $muted; height: auto; }
+    AssistantMessage > .foot { height: auto; }
+    """
+
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        text: str = "",
+        *,
+        record: Record | None = None,
+        view: str = "text",
+        live: bool = False,
+        foot: str = "",
+    ) -> None:
+        super().__init__(index, text)
+        self.speaker = name
+        self.record = record or Record()
+        self.view = view
+        self.live = live
+        self.foot = foot
+        self._splitter = ThoughtSplitter()
+        self._guard = PlainGuard()
+        self._thoughts = ""
+        self._markdown: Markdown | None = None
+        self._plain: PlainText | None = None
+        self._drafted: DraftedView | None = None
+        self._settled = ""
+
+    # ------------------------------------------------------------------ building
+
+    def compose(self) -> ComposeResult:
+        name = Content.assemble((sanitize_line(self.speaker), "bold $primary"))
+        yield Static(name, classes="name")
+        with Vertical(classes="body"):
+            pass
+        yield Static(self._foot(), markup=False, classes="foot")
+
+    async def on_mount(self) -> None:
+        self.query_one(".body").styles.height = "auto"
+        await self._build()
+
+    async def _build(self) -> None:
+        body = self.query_one(".body", Vertical)
+        await body.remove_children()
+        self._markdown = self._plain = self._drafted = None
+        if self.view != "text" and self.record.rounds:
+            self._drafted = DraftedView(ghosts=self.view == "ghosts")
+            self._drafted.live = self.live
+            self._drafted.load(self.record.rounds)
+            await body.mount(self._drafted)
+            return
+        self._splitter, self._guard, self._thoughts = ThoughtSplitter(), PlainGuard(), ""
+        # Markdown must start empty: a widget made with text and then appended to garbles an
+        # open code fence.
+        self._markdown = Markdown(parser_factory=parser, open_links=False)
+        await body.mount(self._markdown)
+        if self.text:
+            parts = self._splitter.feed(self.text)
+            if not self.live:
+                parts += self._splitter.finish()
+            await self._put(parts)
+
+    async def restart(self) -> None:
+        """The reply goes on: stream into a fresh, empty widget that is given the old text."""
+        self.foot = ""
+        await self._build()
+        self.redraw_foot()
+
+    def _foot(self) -> Content:
+        if self.foot:
+            return Content.assemble((self.foot, self.ink.muted))
+        if self.live:
+            return Content.assemble((self.glyphs.cursor, "$primary"))
+        done = self.record.finished
+        if done is None:
+            return Content("")
+        return footer_line(self, done, self.record)
+
+    # ------------------------------------------------------------------ streaming
+
+    async def stream(self, text: str, rounds: list[RoundDone]) -> None:
+        """Add what came since the last flush."""
+        self.text += text
+        if self.view != "text" and rounds and self._drafted is None:
+            await self._build()
+        elif self._drafted is not None:
+            await self._drafted.extend(rounds)
+        if text and self._drafted is None:
+            await self._put(self._splitter.feed(text))
+
+    async def settle(self, text: str, *, foot: str = "") -> None:
+        """The reply is over: draw it once more as a whole, so that no trace of streaming stays."""
+        self.live = False
+        self.foot = foot
+        changed = text != self.text
+        self.text = text
+        if self._drafted is not None or changed or self._splitter.thinking:
+            await self._build()
+        else:
+            await self._put(self._splitter.finish())
+            if self._markdown is not None and self._plain is None:
+                shown = sanitize(split_thoughts(text)[1])
+                if shown != self._settled:
+                    await self._markdown.update(shown)
+                    self._settled = shown
+        self.redraw_foot()
+
+    def redraw_foot(self) -> None:
+        self.query_one(".foot", Static).update(self._foot())
+
+    async def _put(self, parts: list[tuple[bool, str]]) -> None:
+        for is_thought, piece in parts:
+            safe = sanitize(piece)
+            if is_thought:
+                await self._think(safe)
+            elif self._plain is not None:
+                await self._plain.append(safe)
+            elif self._guard.feed(safe):
+                await self._go_plain(safe)
+            elif self._markdown is not None:
+                await self._markdown.append(safe)
+
+    async def _think(self, piece: str) -> None:
+        first = not self._thoughts
+        self._thoughts += piece
+        if first:
+            box = Collapsible(
+                Static(self._thoughts, markup=False, classes="thoughts"),
+                title="thinking",
+                collapsed=True,
+            )
+            await self.query_one(".body").mount(box, before=0)
+        else:
+            self.query_one(".thoughts", Static).update(self._thoughts)
+
+    async def _go_plain(self, piece: str) -> None:
+        assert self._markdown is not None
+        so_far = self._markdown.source + piece
+        self._plain = PlainText(so_far)
+        await self._markdown.remove()
+        self._markdown = None
+        note = "shown as plain text: too large for Markdown"
+        await self.query_one(".body").mount(
+            Static(Content.assemble((note, self.ink.muted))), self._plain
+        )
+
+    @property
+    def shown_source(self) -> str:
+        """The Markdown source on the screen, for tests of streaming."""
+        return self._markdown.source if self._markdown is not None else self.text
+
+    # ------------------------------------------------------------------ views
+
+    async def show_as(self, view: str) -> None:
+        if view != self.view:
+            self.view = view
+            await self._build()
+
+    async def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
+        """A model's link is never opened: its target is shown, and copied on http(s)."""
+        event.stop()
+        target = sanitize_line(event.href)
+        if target.startswith(("http://", "https://")):
+            self.app.copy_to_clipboard(target)
+            self.notify(target, title="Link copied", markup=False)
+        else:
+            self.notify(target, title="Link", markup=False)
+
+
+def footer_line(widget: Inked, done: Finished, record: Record) -> Content:
+    """What is left of the strip when a reply is over."""
+    ink, dot = widget.ink, f" {widget.glyphs.dot} "
+    parts = [f"{len(done.token_ids)} tokens", f"{rate(record.tokens_per_s())} tok/s"]
+    if done.draft_n:
+        mean = done.mean_acceptance_length
+        parts.append(f"{percent(done.acceptance_rate)} accepted")
+        if mean is not None:
+            parts.append(f"{mean:.2f} per round")
+    else:
+        parts.append("plain")
+    parts.append(f"TTFT {duration(done.timings.ttft_ms)}")
+    parts.append(f"seed {done.seed}")
+    words: list[tuple[str, str]] = [(dot.join(parts), ink.muted)]
+    if done.near_ties:
+        words.append((f"{dot}{done.near_ties} near-ties", ink.warn))
+    if (why := REASONS.get(done.reason)) is not None:
+        words.insert(0, (f"{why}{dot}", ink.warn if done.reason != "stop_string" else ink.muted))
+    return Content.assemble(*words)

@@ -1,0 +1,174 @@
+"""The prompt: several lines, history, large pastes folded to a label, unsent text kept on disk."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import TextArea
+
+from specllama.tui.messages import PromptSubmitted, StorageFailed
+from specllama.tui.state import DraftFile, History
+
+# The editor wraps and draws what it holds; a megabyte in it would make every key slow.
+FOLD_PASTE_CHARS = 6000
+SAVE_AFTER_S = 0.4
+_LABEL = re.compile(r"\[pasted text #(\d+), [\d,]+ characters\]")
+
+
+class Prompt(TextArea):
+    HELP = """
+    Enter sends. Ctrl+J (or Shift+Enter, where the terminal can tell it apart) starts a new line.
+    Up and Down at the first and last line walk through what was sent before.
+    A large paste becomes one label, and is sent as a whole.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "send", "Send", id="prompt.send", priority=True, show=False),
+        Binding(
+            "ctrl+j,shift+enter,alt+enter", "newline", "New line", id="prompt.newline", show=False
+        ),
+        Binding("tab", "leave", "Messages", id="prompt.leave", show=False),
+    ]
+
+    DEFAULT_CSS = """
+    Prompt {
+        height: auto; min-height: 3; max-height: 10; padding: 0 1;
+        border: round $panel-lighten-2; background: transparent;
+    }
+    Prompt:focus { border: round $primary; }
+    Prompt { border-subtitle-color: $muted; }
+    Prompt .text-area--cursor-line { background: transparent; }
+    """
+
+    class Left(Message):
+        """Tab: the focus should go to the conversation."""
+
+    def __init__(self, history: History, draft: DraftFile, *, id: str | None = None) -> None:
+        super().__init__(
+            id=id,
+            soft_wrap=True,
+            tab_behavior="focus",
+            show_line_numbers=False,
+            highlight_cursor_line=False,
+            compact=False,
+            placeholder="Write a message",
+        )
+        self.cursor_blink = False  # an idle app must cost nothing
+        # The editor's own use of function keys would hide the app's.
+        for key in ("f6", "f7"):
+            self._bindings.key_to_bindings.pop(key, None)
+        self.sent_before = history
+        self.draft = draft
+        self.pastes: dict[str, str] = {}
+        self._at: int | None = None  # position in the history, None while writing anew
+        self._before_history = ""
+        self._dirty = False
+
+    def on_mount(self) -> None:
+        text, self.pastes = self.draft.load()
+        if text:
+            self.text = text
+            self.move_cursor(self.document.end)
+
+    # ------------------------------------------------------------------ sending
+
+    def action_send(self) -> None:
+        shown = self.text
+        text = self.full_text
+        if text.strip():
+            self.post_message(PromptSubmitted(text, shown))
+
+    def sent(self) -> None:
+        """What stands here has been handed over."""
+        if not self.sent_before.add(self.full_text):
+            self.post_message(StorageFailed("prompt history", str(self.sent_before.path)))
+        self.pastes = {}
+        self.text = ""
+        self._at = None
+        self.save_draft()
+
+    @property
+    def full_text(self) -> str:
+        return _LABEL.sub(lambda m: self.pastes.get(m.group(1), m.group(0)), self.text)
+
+    def put(self, text: str) -> None:
+        """Replace what stands here; long text is folded."""
+        self.pastes = {}
+        self._at = None
+        self.text = self._fold(text)
+        self.move_cursor(self.document.end)
+        self.focus()
+
+    def action_newline(self) -> None:
+        self.insert("\n")
+
+    def action_leave(self) -> None:
+        self.post_message(self.Left())
+
+    # ------------------------------------------------------------------ pasting
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        event.stop()
+        event.prevent_default()
+        # Terminals send returns; editors, and models, expect newlines.
+        text = event.text.replace("\r\n", "\n").replace("\r", "\n")
+        result = self.replace(self._fold(text), *self.selection)
+        self.move_cursor(result.end_location)
+
+    def _fold(self, text: str) -> str:
+        if len(text) <= FOLD_PASTE_CHARS:
+            return text
+        number = str(len(self.pastes) + 1)
+        self.pastes[number] = text
+        return f"[pasted text #{number}, {len(text):,} characters]"
+
+    # ------------------------------------------------------------------ history
+
+    def action_cursor_up(self, select: bool = False) -> None:
+        if select or self.cursor_location[0] > 0 or not self._recall(-1):
+            super().action_cursor_up(select)
+
+    def action_cursor_down(self, select: bool = False) -> None:
+        last = self.document.line_count - 1
+        if select or self.cursor_location[0] < last or not self._recall(1):
+            super().action_cursor_down(select)
+
+    def _recall(self, step: int) -> bool:
+        entries = self.sent_before.entries
+        if self._at is None:
+            if step > 0 or not entries:
+                return False
+            self._before_history = self.full_text
+            at = len(entries) - 1
+        else:
+            at = self._at + step
+            if at < 0:
+                return False
+        shown = self._before_history if at >= len(entries) else entries[at]
+        self.put(shown)
+        self._at = at if at < len(entries) else None
+        return True
+
+    # ------------------------------------------------------------------ unsent text
+
+    def on_text_area_changed(self) -> None:
+        # A timer that is running already will save this change too: no write per key.
+        if not self._dirty:
+            self._dirty = True
+            self.set_timer(SAVE_AFTER_S, self.save_draft)
+
+    def save_draft(self) -> None:
+        self._dirty = False
+        if not self.draft.save(self.text, self._used_pastes()):
+            self.post_message(StorageFailed("unsent text", str(self.draft.path)))
+
+    def _used_pastes(self) -> dict[str, str]:
+        return {n: self.pastes[n] for n in _LABEL.findall(self.text) if n in self.pastes}
+
+    def on_unmount(self) -> None:
+        if self._dirty:
+            self.draft.save(self.text, self._used_pastes())

@@ -1,0 +1,198 @@
+"""The strip below the conversation: what speculation does right now, and whether it pays.
+
+Cells are dropped from the right when the terminal is narrow; the most telling ones come first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from textual.content import Content
+from textual.widget import Widget
+
+from specllama.events import PrefillProgress
+from specllama.stats import SpecStats
+from specllama.text import sanitize_line
+from specllama.tui.measure import Meter
+from specllama.tui.themes import source_label
+from specllama.tui.widgets.base import Inked
+
+LOSES_BELOW = 0.97
+ENOUGH_ROUNDS = 8
+
+
+@dataclass(slots=True)
+class StripState:
+    """Everything the strip shows, as the chat screen knows it."""
+
+    meter: Meter = field(default_factory=Meter)
+    total: SpecStats = field(default_factory=SpecStats)
+    busy: bool = False
+    speculate: bool = True
+    source: str = ""
+    window: int | None = None
+    reason: str = ""
+    ttft_ms: float | None = None
+    used: int = 0
+    n_ctx: int = 0
+    on_full: str = "stop"
+    prefill: PrefillProgress | None = None
+    loading: str = ""
+
+    @property
+    def loses(self) -> bool:
+        speedup = self.meter.speedup
+        drafted = sum(1 for r in self.meter.recent if r.drafted)
+        return (
+            self.speculate
+            and speedup is not None
+            and speedup < LOSES_BELOW
+            and drafted >= ENOUGH_ROUNDS
+        )
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f}%"
+
+
+def rate(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def duration(ms: float | None) -> str:
+    if ms is None:
+        return "–"
+    if ms < 10:
+        return f"{ms:.1f} ms"
+    return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
+
+
+class StatsStrip(Inked, Widget):
+    DEFAULT_CSS = """
+    StatsStrip { height: 1; padding: 0 1; }
+    """
+
+    def __init__(self, state: StripState, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.state = state
+
+    def render(self) -> Content:
+        width = self.content_size.width
+        if self.state.prefill is not None and self.state.busy:
+            return self._prefill(width)
+        cells = self._cells()
+        gap = "   " if width >= 100 else "  "
+        line = Content("")
+        for cell in cells:
+            joined = Content.assemble(line, gap, cell) if line.plain else cell
+            if joined.cell_length > width:
+                continue
+            line = joined
+        return line
+
+    def _cells(self) -> list[Content]:
+        s, ink, glyphs = self.state, self.ink, self.glyphs
+        meter = s.meter
+        wide = self.content_size.width >= 100
+        speedup = meter.speedup
+        style = ink.muted if speedup is None else ink.bad if s.loses else ink.good
+        faster = "–" if speedup is None else f"{speedup:.2f}"
+        cells = [
+            Content.assemble((rate(meter.tokens_per_s), ink.strong), (" tok/s", ink.muted)),
+            Content.assemble((f"{faster}{glyphs.times}", style), (" plain", ink.muted)),
+        ]
+        if not s.speculate:
+            cells.append(Content.assemble(("speculation off", ink.warn)))
+        else:
+            both = [(percent(meter.acceptance), ink.strong)]
+            if wide:
+                both += [
+                    (" now ", ink.muted),
+                    (percent(s.total.acceptance_rate), ""),
+                    (" all", ink.muted),
+                ]
+            cells.append(Content.assemble((_word(wide, "accepted ", "acc "), ink.muted), *both))
+        used = s.used / s.n_ctx if s.n_ctx else 0.0
+        context_style = ink.bad if used >= 0.95 else ink.warn if used >= 0.8 else ""
+        context = [("ctx ", ink.muted)]
+        if wide:
+            full, rest = glyphs.meter(used, 8)
+            context += [(full, context_style or ink.accent), (rest, ink.muted), (" ", "")]
+            context.append((f"{s.used}/{s.n_ctx}" if s.n_ctx else "–", context_style))
+        else:
+            context.append((percent(used) if s.n_ctx else "–", context_style))
+        mean = s.total.mean_acceptance_length
+        bars = glyphs.spark([p or 0.0 for p in s.total.per_position][:8])
+        window = "–" if s.window is None else str(s.window)
+        cells += [
+            Content.assemble(
+                ("–" if mean is None else f"{mean:.2f}", ""),
+                (_word(wide, " tokens/round", "/round"), ink.muted),
+            ),
+            Content.assemble(*context),
+        ]
+        if bars and s.speculate:
+            cells.append(Content.assemble(("by position ", ink.muted), (bars, ink.accent)))
+        if s.speculate:
+            cells.append(Content.assemble(("window ", ink.muted), (window, "")))
+        cells.append(Content.assemble(("TTFT ", ink.muted), (duration(s.ttft_ms), "")))
+        return cells
+
+    def _prefill(self, width: int) -> Content:
+        progress = self.state.prefill
+        assert progress is not None
+        done = progress.done / progress.total if progress.total else 1.0
+        cached = f", {progress.cached} cached" if progress.cached else ""
+        words = f" reading prompt {progress.done}/{progress.total}{cached}"
+        full, rest = self.glyphs.meter(done, max(4, min(24, width - len(words) - 2)))
+        return Content.assemble(
+            (full, self.ink.accent), (rest, self.ink.muted), (words, self.ink.muted)
+        )
+
+
+class WhyLine(Inked, Widget):
+    """One sentence: why the draft window is what it is, or that speculation loses here."""
+
+    DEFAULT_CSS = """
+    WhyLine { height: 1; padding: 0 1; }
+    """
+
+    def __init__(self, state: StripState, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.state = state
+
+    @property
+    def is_warning(self) -> bool:
+        s = self.state
+        return s.loses or (s.n_ctx > 0 and s.used >= 0.8 * s.n_ctx)
+
+    def render(self) -> Content:
+        s, ink, glyphs = self.state, self.ink, self.glyphs
+        if s.loading:
+            return Content.assemble((sanitize_line(s.loading), ink.muted))
+        if s.n_ctx and s.used >= 0.8 * s.n_ctx:
+            then = (
+                "then the reply stops: new chat ctrl+n, undo ctrl+z in the list, or F8 to shift"
+                if s.on_full == "stop"
+                else "then the oldest turns leave the context"
+            )
+            left = max(0, s.n_ctx - s.used)
+            return Content.assemble((f"{left} tokens of context left, {then}", ink.warn))
+        if s.loses:
+            now = s.meter.speedup or 0.0
+            return Content.assemble(
+                (f"speculation is {now:.2f}{glyphs.times} here: F9 turns it off", ink.bad)
+            )
+        if not s.speculate:
+            return Content.assemble(("plain decoding by your choice: F9 turns it on", ink.muted))
+        if not s.reason:
+            return Content("")
+        label = source_label(s.source)
+        lead = f"{label}: " if label != "none" else ""
+        return Content.assemble((lead, ink.source(s.source)), (sanitize_line(s.reason), ink.muted))
+
+
+def _word(wide: bool, long: str, short: str) -> str:
+    return long if wide else short

@@ -1,0 +1,116 @@
+"""The conversation: a window of messages that follows the end until the user scrolls away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.widget import Widget
+from textual.widgets import Button, Static
+
+from specllama.errors import SpecllamaError
+from specllama.text import sanitize
+from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.message import AssistantMessage, MessageView
+
+WINDOW = 20
+
+
+class Note(Inked, Static):
+    """A line between messages that is not part of the conversation: an error, a notice."""
+
+    DEFAULT_CSS = """
+    Note { height: auto; padding: 0 1; margin: 0 0 1 0; border-left: outer $warning; }
+    Note.-error { border-left: outer $error; }
+    """
+
+    def __init__(self, message: str, hint: str | None = None, *, error: bool = False) -> None:
+        super().__init__(markup=False, classes="-error" if error else "")
+        self.message, self.hint, self.error = message, hint, error
+
+    def on_mount(self) -> None:
+        style = self.ink.bad if self.error else ""
+        parts = [(sanitize(self.message), style)]
+        if self.hint:
+            parts.append((f"\n{self.glyphs.arrow} {sanitize(self.hint)}", self.ink.muted))
+        self.update(Content.assemble(*parts))
+
+
+class Transcript(VerticalScroll, can_focus=False):
+    DEFAULT_CSS = """
+    Transcript { height: 1fr; padding: 1 1 0 1; scrollbar-size-vertical: 1; }
+    Transcript > #earlier { width: auto; min-width: 20; height: 1; border: none; margin: 0 0 1 1; }
+    """
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._all: list[MessageView] = []
+        self._hidden = 0
+
+    def on_mount(self) -> None:
+        self.anchor()
+
+    @property
+    def messages(self) -> list[MessageView]:
+        return list(self._all)
+
+    async def fill(self, messages: Sequence[MessageView], empty: Widget | None = None) -> None:
+        """Replace everything; only the newest messages are mounted."""
+        await self.remove_children()
+        self._all = list(messages)
+        self._hidden = max(0, len(self._all) - WINDOW)
+        shown: list[Widget] = list(self._all[self._hidden :])
+        if self._hidden:
+            shown.insert(0, self._earlier())
+        if not shown and empty is not None:
+            shown = [empty]
+        if shown:
+            await self.mount_all(shown)
+        self.anchor()
+
+    async def add(self, message: MessageView) -> None:
+        await self.query("#welcome").remove()
+        self._all.append(message)
+        await self.mount(message)
+        self.anchor()
+
+    async def note(self, message: str, hint: str | None = None, *, error: bool = False) -> None:
+        await self.mount(Note(message, hint, error=error))
+
+    async def failed(self, error: SpecllamaError) -> None:
+        await self.note(error.message, error.hint, error=True)
+
+    async def truncate(self, keep: int) -> None:
+        """Drop messages from number ``keep`` on, and every note behind the last one left."""
+        gone, self._all = self._all[keep:], self._all[:keep]
+        for view in gone:
+            if view.is_attached:
+                await view.remove()
+        after = self._all[-1] if self._all and self._all[-1].is_attached else None
+        seen = after is None
+        for child in list(self.children):
+            if seen and isinstance(child, Note):
+                await child.remove()
+            seen = seen or child is after
+
+    def _earlier(self) -> Button:
+        return Button(f"Show {self._hidden} earlier messages", id="earlier", compact=True)
+
+    async def on_button_pressed(self, event: Button.Pressed) -> None:
+        event.stop()
+        before = self._hidden
+        self._hidden = max(0, before - WINDOW)
+        fresh: list[Widget] = list(self._all[self._hidden : before])
+        await self.query("#earlier").remove()
+        if self._hidden:
+            fresh.insert(0, self._earlier())
+        await self.mount_all(fresh, before=0)
+
+    async def show_as(self, view: str) -> None:
+        for message in self._all:
+            if isinstance(message, AssistantMessage):
+                if message.is_attached:
+                    await message.show_as(view)
+                else:
+                    message.view = view

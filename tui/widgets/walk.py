@@ -1,0 +1,244 @@
+"""One round drawn as it happened: the draft, the target's judgement, what was committed."""
+
+from __future__ import annotations
+
+from textual.content import Content
+
+from specllama.events import RoundDone
+from specllama.text import sanitize
+from specllama.tui.record import fate_of, glyph_run
+from specllama.tui.themes import Glyphs, Ink, source_label
+from specllama.tui.widgets.stats_strip import duration
+
+STAGES = ("draft", "verify", "commit")
+TAIL_CHARS = 360
+WORDS = {"accepted": "accepted", "rejected": "rejected", "untested": "not tested"}
+
+
+def token_text(text: str, glyphs: Glyphs) -> str:
+    """A token for people: the space it begins with and its line breaks are made visible."""
+    space = "_" if glyphs.ascii else "␣"
+    shown = sanitize(text).replace("\n", glyphs.newline).replace("\t", glyphs.arrow)
+    if shown.startswith(" "):
+        shown = space + shown[1:]
+    return shown or '""'
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def headline(done: RoundDone, at: int, last: int, ink: Ink) -> Content:
+    parts = [
+        (f"Round {at} of {last}", "bold"),
+        ("   " + source_label(done.source), ink.source(done.source) if done.drafted else ink.muted),
+    ]
+    if done.window_reason:
+        parts.append((f"   window {done.draft_max}: {sanitize(done.window_reason)}", ink.muted))
+    if done.near_tie:
+        parts.append(("   near-tie", ink.warn))
+    return Content.assemble(*parts)
+
+
+def passage(before: str, done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink) -> Content:
+    """The end of the text so far, and this round's tokens at their place in it."""
+    tail = sanitize(before[-TAIL_CHARS:])
+    if len(before) > TAIL_CHARS:
+        tail = glyphs.ellipsis + tail
+    parts: list[tuple[str, str]] = [(tail, ink.muted)]
+    style = ink.source(done.source)
+    if stage == 2:
+        for text in done.emitted_text[: done.accepted]:
+            parts.append((sanitize(text), f"underline {style}"))
+        for text in done.emitted_text[done.accepted :]:
+            parts.append((sanitize(text), ink.target))
+    else:
+        fates = fate_of(done) if stage == 1 else ["drafted"] * len(done.drafted)
+        for i in best_path(done):
+            text, fate = sanitize(done.drafted_text[i]), fates[i]
+            chip = {
+                "drafted": f"reverse {style}",
+                "accepted": f"underline {style}",
+                "rejected": ink.ghosts[0],
+                "untested": ink.ghosts[2],
+            }[fate]
+            parts.append((text, chip))
+    parts.append((glyphs.cursor, ink.accent))
+    return Content.assemble(*parts)
+
+
+def best_path(done: RoundDone) -> list[int]:
+    """The accepted path, prolonged to a leaf: the one line of a tree that reads as text."""
+    path = list(done.accepted_path)
+    at = path[-1] if path else -1
+    while True:
+        below = [i for i, parent in enumerate(done.parents) if parent == at]
+        if not below:
+            return path
+        at = below[0]
+        path.append(at)
+
+
+def stage_bar(done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink, width: int) -> Content:
+    times = (done.draft_ms, done.verify_ms, done.other_ms)
+    parts: list[tuple[str, str]] = []
+    for i, (name, ms) in enumerate(zip(STAGES, times, strict=True)):
+        label = f" {i + 1} {name} {duration(ms)} "
+        parts.append((label, "bold reverse $primary" if i == stage else ink.muted))
+        parts.append((" ", ""))
+    used = sum(len(text) for text, _ in parts)
+    room = width - used
+    total = sum(times)
+    if room >= 12 and total > 0:
+        for i, ms in enumerate(times):
+            style = ink.accent if i == stage else ink.muted
+            parts.append(
+                ("▇▆▅"[i] * round(ms / total * room), style)
+                if not glyphs.ascii
+                else ("=-."[i] * round(ms / total * room), style)
+            )
+    return Content.assemble(*parts)
+
+
+def table(done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink) -> Content:
+    """Every drafted node with its confidence, then p and q and the verdict, then the target token.
+
+    A chain is a list; a tree hangs its branches on their parents.
+    """
+    style = ink.source(done.source)
+    if not done.drafted:
+        lines = [Content.assemble(("nothing was drafted in this round", ink.muted))]
+        if stage == 2:
+            lines.append(_target_line(done, glyphs, ink))
+        return Content("\n").join(lines)
+    names = _tree_names(done, glyphs)
+    column = min(40, max(len("token"), *(len(n) for n in names)))
+    fates = fate_of(done)
+    several = len(set(done.sources)) > 1
+    head = f"{'':3} {'token':<{column}}  {'conf':>5}"
+    if stage >= 1:
+        head += f"  {'p':>5}  {'q':>5}  verdict"
+    lines = [Content.assemble((head, ink.muted))]
+    order = _tree_order(done)
+    for place, i in enumerate(order, 1):
+        mine = ink.source(done.sources[i]) if several else style
+        letter = glyphs.source(done.sources[i]) if several else ""
+        name = names[i] if len(names[i]) <= column else names[i][: column - 1] + glyphs.ellipsis[:1]
+        parts: list[tuple[str, str]] = [
+            (f"{place:>3} ", ink.muted),
+            (f"{name:<{column}}", mine),
+            (f"  {number(done.confidence[i]):>5}", ""),
+        ]
+        if stage >= 1:
+            parts.append((f"  {number(done.p[i]):>5}  {number(done.q[i]):>5}  ", ""))
+            mark, ink_of = {
+                "accepted": (glyphs.accepted, mine),
+                "rejected": (glyphs.rejected, ink.rejected),
+                "untested": (glyphs.untested, ink.muted),
+            }[fates[i]]
+            parts.append((f"{mark} {WORDS[fates[i]]}", ink_of))
+        if letter:
+            parts.append((f" {letter}", mine))
+        lines.append(Content.assemble(*parts))
+    if stage == 2:
+        lines.append(_target_line(done, glyphs, ink))
+    return Content("\n").join(lines)
+
+
+def _target_line(done: RoundDone, glyphs: Glyphs, ink: Ink) -> Content:
+    if len(done.emitted) == done.accepted:
+        return Content.assemble(("  + unused: a stop token came before it", ink.muted))
+    kind = {
+        "recovered": "recovered token: the target's own choice after the rejection",
+        "bonus": "bonus token: everything was accepted, and the pass had one more row",
+        "plain": "the target's own token",
+    }[done.target_kind]
+    return Content.assemble(
+        (f"  {glyphs.target} ", ink.target),
+        (token_text(done.target_text, glyphs), ink.target),
+        (f"  {kind}", ink.muted),
+    )
+
+
+def caption(done: RoundDone, stage: int) -> str:
+    """What happens at this stage, in one sentence."""
+    n = len(done.drafted)
+    if stage == 0:
+        if not n:
+            return "No draft: the target takes one plain step."
+        return f"{source_label(done.source).capitalize()} proposes {_count(n, 'token')}."
+    if stage == 1:
+        rows = _count(n + 1, "row")
+        return f"The target checks all of them in one pass of {rows}, and accepts {done.accepted}."
+    kept = len(done.emitted)
+    rolled = n - done.accepted
+    back = f", {_count(rolled, 'row')} rolled back" if rolled else ""
+    return f"{_count(kept, 'token')} committed for the price of one target pass{back}."
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def _tree_order(done: RoundDone) -> list[int]:
+    """Depth first, so that every branch stands below its parent."""
+    children: dict[int, list[int]] = {}
+    for i, parent in enumerate(done.parents):
+        children.setdefault(parent, []).append(i)
+    order: list[int] = []
+    waiting = children.get(-1, [])[::-1]
+    while waiting:
+        i = waiting.pop()
+        order.append(i)
+        waiting.extend(children.get(i, [])[::-1])
+    return order
+
+
+def _tree_names(done: RoundDone, glyphs: Glyphs) -> list[str]:
+    texts = [token_text(text, glyphs) for text in done.drafted_text]
+    if done.is_chain:
+        return texts
+    children: dict[int, list[int]] = {}
+    for i, parent in enumerate(done.parents):
+        children.setdefault(parent, []).append(i)
+    names = [""] * len(texts)
+    waiting = [(i, "") for i in children.get(-1, [])[::-1]]
+    while waiting:
+        i, indent = waiting.pop()
+        siblings = children[done.parents[i]]
+        is_last = siblings[-1] == i
+        names[i] = indent + (glyphs.last if is_last else glyphs.branch) + texts[i]
+        below = indent + ("  " if is_last else glyphs.pipe)
+        waiting.extend((child, below) for child in children.get(i, [])[::-1])
+    return names
+
+
+def rounds_line(rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, width: int) -> Content:
+    """All rounds as glyphs around the current one, which stands reversed."""
+    if not rounds:
+        return Content("")
+    groups = [
+        "".join(run for _, run in glyph_run(r, glyphs.accepted, glyphs.rejected, glyphs.target))
+        or glyphs.target
+        for r in rounds
+    ]
+    first = last = at
+    used = len(groups[at]) + 1
+    while True:
+        grew = False
+        if first > 0 and used + len(groups[first - 1]) + 1 <= width:
+            first -= 1
+            used += len(groups[first]) + 1
+            grew = True
+        if last < len(groups) - 1 and used + len(groups[last + 1]) + 1 <= width:
+            last += 1
+            used += len(groups[last]) + 1
+            grew = True
+        if not grew:
+            break
+    parts: list[tuple[str, str]] = []
+    for i in range(first, last + 1):
+        style = ink.source(rounds[i].source) if rounds[i].drafted else ink.muted
+        parts.append((groups[i], f"reverse {style}" if i == at and style != "dim" else style))
+        parts.append((" ", ""))
+    return Content.assemble(*parts)

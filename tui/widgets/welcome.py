@@ -1,0 +1,87 @@
+"""The line at the top, and what stands in an empty conversation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from textual.content import Content
+from textual.widget import Widget
+from textual.widgets import Static
+
+from specllama.text import sanitize_line
+from specllama.tui.widgets.base import Inked
+
+if TYPE_CHECKING:
+    from specllama.tui.app import SpecllamaApp
+
+
+class TopBar(Inked, Widget):
+    """Which pair is loaded, how exact it is, and whether it is ready."""
+
+    DEFAULT_CSS = """
+    TopBar { height: 1; padding: 0 1; background: $panel; }
+    TopBar:ansi { background: transparent; text-style: reverse; }
+    """
+
+    def render(self) -> Content:
+        app = cast("SpecllamaApp", self.app)
+        ink, width = self.ink, self.content_size.width
+        left: list[tuple[str, str]] = [("specllama ", "bold $primary")]
+        status, style = app.status
+        info = app.engine_info
+        right = Content.assemble((status, style))
+        if info is not None:
+            target = f"{info.target.name} {info.target.quantization}"
+            left.append((sanitize_line(target), "bold"))
+            if info.draft is not None:
+                draft = f" + {info.draft.name} {info.draft.quantization}"
+                left.append((sanitize_line(draft), ""))
+            if width >= 100:
+                left.append((f"  {sanitize_line(info.exactness)}", ink.muted))
+        line = Content.assemble(*left)
+        room = width - right.cell_length - 1
+        if line.cell_length > room:
+            line = line.truncate(max(0, room), ellipsis=True)
+        gap = " " * max(1, width - line.cell_length - right.cell_length)
+        return Content.assemble(line, gap, right)
+
+
+class Welcome(Inked, Static):
+    DEFAULT_CSS = """
+    Welcome { height: auto; padding: 1 2; }
+    """
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id, markup=False)
+
+    def on_mount(self) -> None:
+        self.redraw()
+
+    def redraw(self) -> None:
+        app = cast("SpecllamaApp", self.app)
+        ink, g = self.ink, self.glyphs
+        parts: list[tuple[str, str]] = [
+            ("A draft guesses, the target checks, the text stays the same.\n\n", "bold"),
+        ]
+        if not app.engine_possible:
+            parts.append(("F6 ", "bold $primary"))
+            parts.append(("chooses a model to begin.\n", ""))
+            self.update(Content.assemble(*parts))
+            return
+        parts += [
+            (f"{g.accepted} ", ink.source("draft")),
+            ("accepted  ", ink.muted),
+            (f"{g.rejected} ", ink.rejected),
+            ("rejected  ", ink.muted),
+            (f"{g.target} ", ink.target),
+            ("the target's own token: the row below shows every round.\n\n", ink.muted),
+        ]
+        for key, words in (
+            ("Enter", "sends, Ctrl+J starts a new line"),
+            ("F2", "shows replies as they were drafted"),
+            ("F3", "walks through a reply round by round"),
+            ("Tab", "goes to the messages: edit, again, continue, copy"),
+            ("Ctrl+P", "finds everything else, F1 explains the keys"),
+        ):
+            parts += [(f"{key:>6}  ", "bold $primary"), (f"{words}\n", ink.muted)]
+        self.update(Content.assemble(*parts))
