@@ -271,11 +271,12 @@ class GgufHeader:
 
     @cached_property
     def token_bytes(self) -> tuple[bytes, ...]:
-        """Token texts as stored; an empty one gets the name that llama.cpp gives it."""
-        raw = self.array("tokenizer.ggml.tokens")
-        return tuple(
-            (t or b"[EMPTY_%d]" % i) if isinstance(t, bytes) else b"" for i, t in enumerate(raw)
-        )
+        """Token texts as llama.cpp sees them: cut at a NUL byte; an empty one gets a name."""
+        texts: list[bytes] = []
+        for i, text in enumerate(self.array("tokenizer.ggml.tokens")):
+            visible = text.partition(b"\0")[0] if isinstance(text, bytes) else b""
+            texts.append(visible or b"[EMPTY_%d]" % i)
+        return tuple(texts)
 
     def tokens(self) -> list[str]:
         """Token texts as stored (BPE keeps its byte alphabet); broken UTF-8 is replaced."""

@@ -41,6 +41,8 @@ TOKENIZERS = frozenset(
 )
 ROPE_SCALINGS = frozenset({"none", "linear", "yarn", "longrope"})
 BYTE_TOKEN = 6
+# integers, and formats that only ever hold activations
+NOT_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 
 _GENERATOR_HINT = "choose a text-generation GGUF: specllama hub search"
 _DAMAGED_HINT = "download it again, or check it with: specllama hub verify"
@@ -62,6 +64,7 @@ def check_loadable(header: GgufHeader, role: Role = "target") -> None:
     _check_experts(header)
     _check_tokenizer(header, role)
     _check_shapes(header)
+    _check_types(header)
 
 
 def _check_kind(header: GgufHeader, role: Role) -> None:
@@ -310,6 +313,20 @@ def _check_token_texts(header: GgufHeader, model: str) -> None:
 
 def _is_byte_text(text: bytes) -> bool:
     return len(text) == 6 and text.startswith(b"<0x") and text.endswith(b">")
+
+
+def _check_types(header: GgufHeader) -> None:
+    """llama.cpp aborts in the middle of a pass on types that its CPU operations lack."""
+    for tensor in header.tensors:
+        if tensor.name == "d2t":
+            continue
+        vector = tensor.name.endswith(("norm.weight", ".bias"))
+        if tensor.type in NOT_WEIGHTS or (vector and tensor.type != "F32"):
+            raise BadGguf(
+                f"{header.path.name}: tensor {tensor.name!r} has the type {tensor.type}, with which"
+                " llama.cpp cannot compute",
+                _DAMAGED_HINT,
+            )
 
 
 def _check_shapes(header: GgufHeader) -> None:
