@@ -203,6 +203,23 @@ def _checked(name: str, value: Any, origin: str) -> Any:
         raise ConfigError(f"{origin}: {error.message}", error.hint) from None
 
 
+def apply_text(params: GenerateParams, name: str, text: str) -> GenerateParams:
+    """Change one parameter of a conversation by the name of its setting; "none" clears it.
+
+    Raises:
+        UsageError: no such setting, a wrong value, or one that needs the model loaded again.
+    """
+    setting = find(name)
+    empty = text.strip().lower() == "none" and setting.default is None
+    value = check(setting.name, None if empty else parse_text(setting, text))
+    room, _, field = setting.field.partition(".")
+    if room == "sampling":
+        return params.replace(sampling=dataclasses.replace(params.sampling, **{field: value}))
+    if room != "generate":
+        raise UsageError(f"{setting.name} cannot be changed while a model is loaded")
+    return params.replace(**{field: value})
+
+
 def write_setting(path: Path, name: str, value: Any) -> None:
     """Set one key of a settings file, or remove it with None; comments and other lines stay.
 

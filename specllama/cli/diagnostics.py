@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
-from typing import Any
 
 import click
 
@@ -134,13 +133,12 @@ def stop_on_signals(cancel: threading.Event) -> Iterator[list[int]]:
         received.append(code)
         cancel.set()
 
-    former: dict[int, Any] = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        former[number] = signal.signal(number, handle)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    former = [signal.signal(number, handle) for number in numbers]
     try:
         yield received
     finally:
-        for number, handler in former.items():
+        for number, handler in zip(numbers, former, strict=True):
             signal.signal(number, handler)
 
 

@@ -1,0 +1,96 @@
+"""``specllama chat``: the terminal app, or plain lines where it cannot or should not draw."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any
+
+import click
+
+from specllama.cli import diagnostics, loading
+from specllama.cli.options import GroupedCommand, grouped, resolve, settings_options
+from specllama.config import Settings
+from specllama.store.sessions import SessionStore
+
+EPILOG = """\b
+Examples:
+  specllama chat                             chat with the bundled pair
+  specllama chat -m qwen3-8b --system "Answer in one sentence."
+  specllama chat --resume                    go on with the last conversation
+  specllama chat --plain                     line by line; screen readers, dumb terminals
+  printf 'Hi\\nAnd again\\n' | specllama chat  every line is a turn
+
+In a plain chat, /help lists the commands; a \\ at the end of a line or a pair of
+\"\"\" makes a message of several lines; Ctrl-C stops a reply and keeps it, Ctrl-D leaves.
+"""
+
+
+@click.command("chat", cls=GroupedCommand, epilog=EPILOG)
+@settings_options()
+@grouped("--plain", is_flag=True, group="Output", help="Line by line, without the terminal app.")
+@grouped(
+    "--resume",
+    is_flag=False,
+    flag_value="last",
+    default=None,
+    metavar="[ID]",
+    group="Output",
+    help="Go on with a stored conversation, the last one unless named.",
+)
+@grouped("-q", "--quiet", is_flag=True, group="Output", help="No statistics after each reply.")
+def command(plain: bool, resume: str | None, quiet: bool, **flags: Any) -> int:
+    """Chat with a model.
+
+    Conversations are stored and can be resumed, also after a crash.
+    """
+    settings = resolve(flags)
+    params = settings.generate_params()
+    if not plain and _can_draw():
+        return _terminal_app(settings, resume)
+    from specllama.cli.repl import Repl
+    from specllama.session import Session
+
+    with (
+        loading.open_engine(settings, quiet=quiet) as engine,
+        SessionStore.open() as store,
+    ):
+        session = Session(
+            engine,
+            store,
+            params=params,
+            system=settings["system"] or "",
+            log_rounds=settings["log"],
+        )
+        try:
+            if resume is not None:
+                session.load(resume)
+            return Repl(session, store, quiet=quiet).run()
+        finally:
+            session.close()
+
+
+def _can_draw() -> bool:
+    terminals = sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
+    return terminals and importlib.util.find_spec("specllama.tui.app") is not None
+
+
+def _terminal_app(settings: Settings, resume: str | None) -> int:
+    from specllama.tui.app import run
+    from specllama.tui.state import Preferences
+
+    session_id = None
+    if resume is not None:
+        with SessionStore.open() as store:
+            session_id = store.find(resume)
+    model = settings["model"]
+    if model is None and not Preferences.load().last_target:
+        diagnostics.note("no model given: using the bundled tiny pair (choose one with -m)")
+        model = loading.DEFAULT_MODEL
+    return run(
+        model,
+        settings["draft-model"],
+        settings.engine_options(),
+        settings.generate_params(),
+        session_id,
+    )

@@ -1,0 +1,152 @@
+"""Where a plain chat reads from: a terminal with history and editing, or a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from specllama.paths import data_dir
+
+PROMPT, MORE = ">>> ", "... "
+FENCE = '"""'
+HISTORY_LINES = 1000
+
+
+class Lines(Protocol):
+    """A source of messages; ``interactive`` when a person sits there."""
+
+    interactive: bool
+
+    def message(self) -> str | None:
+        """The next message, several lines joined; None at the end of the input."""
+        ...
+
+    def prefilled(self, text: str) -> str | None:
+        """Let the person edit a text; None where nobody can."""
+        ...
+
+
+def open_lines(words: Sequence[str]) -> Lines:
+    """Standard input; ``words`` are completed with Tab on a terminal."""
+    return TerminalLines(words) if sys.stdin.isatty() else PipedLines()
+
+
+def read_message(read: Callable[[str], str | None]) -> str | None:
+    r"""Put a message together: ``\`` at a line's end or a pair of ``\"\"\"`` joins lines.
+
+    Args:
+        read: gives the next line without its newline, or None at the end; its argument is the
+            prompt to show.
+    """
+    line = read(PROMPT)
+    if line is None:
+        return None
+    if line.lstrip().startswith(FENCE):
+        return _fenced(line.lstrip()[len(FENCE) :], read)
+    parts = [line]
+    while parts[-1].endswith("\\"):
+        parts[-1] = parts[-1][:-1]
+        more = read(MORE)
+        if more is None:
+            break
+        parts.append(more)
+    return "\n".join(parts)
+
+
+def _fenced(first: str, read: Callable[[str], str | None]) -> str:
+    """Lines up to the closing fence; an input that ends closes it."""
+    parts: list[str] = []
+    line: str | None = first
+    while line is not None:
+        if line.rstrip().endswith(FENCE):
+            parts.append(line.rstrip()[: -len(FENCE)])
+            break
+        parts.append(line)
+        line = read(MORE)
+    return "\n".join(parts).strip("\n")
+
+
+class PipedLines:
+    """Every line is a message. Any bytes: what is not UTF-8 becomes U+FFFD."""
+
+    interactive = False
+
+    def message(self) -> str | None:
+        return read_message(self._read)
+
+    def prefilled(self, text: str) -> str | None:
+        return None
+
+    def _read(self, prompt: str) -> str | None:
+        raw = sys.stdin.buffer.readline()
+        return raw.decode("utf-8", "replace").rstrip("\r\n") if raw else None
+
+
+class TerminalLines:
+    """Line editing and a history that outlives the process, where readline is there."""
+
+    interactive = True
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = list(words)
+        self._readline = _readline()
+        self._history: Path = data_dir() / "chat_history"
+        if self._readline is not None:
+            self._prepare(self._readline)
+
+    def message(self) -> str | None:
+        text = read_message(self._read)
+        if text is not None and self._readline is not None:
+            # A full disk must not end the chat.
+            with contextlib.suppress(OSError):
+                self._history.parent.mkdir(parents=True, exist_ok=True)
+                self._readline.write_history_file(str(self._history))
+                os.chmod(self._history, 0o600)
+        return text
+
+    def prefilled(self, text: str) -> str | None:
+        if self._readline is None or "\n" in text:
+            return None
+        self._readline.set_startup_hook(lambda: self._readline.insert_text(text))
+        try:
+            return self._read("edit> ")
+        finally:
+            self._readline.set_startup_hook(None)
+
+    def _read(self, prompt: str) -> str | None:
+        try:
+            if sys.stdout.isatty():
+                return input(prompt)
+            # input() would put the prompt among the data.
+            print(prompt, end="", file=sys.stderr, flush=True)
+            line = sys.stdin.readline()
+            return line.rstrip("\n") if line else None
+        except EOFError:
+            print(file=sys.stderr)
+            return None
+
+    def _prepare(self, readline: Any) -> None:
+        with contextlib.suppress(OSError):
+            readline.read_history_file(str(self._history))
+        readline.set_history_length(HISTORY_LINES)
+        readline.set_completer(self._complete)
+        readline.set_completer_delims(" ")
+        readline.parse_and_bind("tab: complete")
+
+    def _complete(self, text: str, state: int) -> str | None:
+        if not text.startswith("/"):
+            return None
+        found = [word for word in self._words if word.startswith(text)]
+        return found[state] if state < len(found) else None
+
+
+def _readline() -> Any:
+    try:
+        import readline
+    except ImportError:  # Windows
+        return None
+    return readline

@@ -1,0 +1,242 @@
+"""The plain chat: lines in, text out. The accessible path, and the one for pipes.
+
+Replies go to stdout; prompts, statistics and answers to commands go to stderr.
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from specllama.cli import diagnostics
+from specllama.cli.lines import Lines, open_lines
+from specllama.cli.printer import Printer, percent
+from specllama.config import apply_text
+from specllama.errors import SpecllamaError, UsageError
+from specllama.events import Event
+from specllama.session import Session
+from specllama.store.sessions import SessionStore
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "help": ("", "Show these commands."),
+    "stats": ("", "Counters of this conversation."),
+    "system": ("[TEXT|none]", "Show or change the system prompt."),
+    "retry": ("", "Answer the last question again, with another seed."),
+    "undo": ("", "Take back the last question and its reply."),
+    "continue": ("", "Go on writing the last reply."),
+    "edit": ("[TEXT]", "Change the last question and answer it."),
+    "save": ("[TITLE|FILE.md|FILE.json]", "Name the conversation, or write it to a file."),
+    "load": ("[ID]", "Go on with a stored conversation, the last one unless named."),
+    "sessions": ("[WORDS]", "List stored conversations."),
+    "new": ("", "Begin a new conversation."),
+    "draft-max": ("N", "Most tokens drafted per round; 0 decodes plainly."),
+    "proposer": ("NAME", "Who drafts."),
+    "seed": ("N|none", "Fix the random seed, or draw one per reply."),
+    "temperature": ("X", "0 always takes the likeliest token."),
+    "set": ("NAME VALUE", "Change any other setting of the conversation."),
+    "quit": ("", "Leave (or Ctrl-D)."),
+}
+ALIASES = {"exit": "quit", "q": "quit", "?": "help", "temp": "temperature", "clear": "new"}
+
+
+class Repl:
+    """Reads messages and commands until the input ends.
+
+    Args:
+        session: the conversation.
+        store: where others are kept.
+        lines: where input comes from; standard input unless given.
+        quiet: no statistics after replies.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        store: SessionStore,
+        *,
+        lines: Lines | None = None,
+        quiet: bool = False,
+    ) -> None:
+        self.session = session
+        self.store = store
+        self.lines = lines or open_lines([f"/{name}" for name in COMMANDS])
+        self.quiet = quiet
+        self._leaving = False
+        self._failed = 0
+
+    def run(self) -> int:
+        """Exit code: 0, or in a pipe the code of the first turn that failed."""
+        if self.lines.interactive:
+            self._greet()
+        while not self._leaving:
+            try:
+                text = self.lines.message()
+            except KeyboardInterrupt:
+                diagnostics.say("\n(Ctrl-D or /quit leaves)", diagnostics.DIM)
+                continue
+            if text is None:
+                break
+            if not text.strip():
+                continue
+            try:
+                self._take(text)
+            except SpecllamaError as error:
+                code = diagnostics.report(error)
+                self._failed = self._failed or code
+            except diagnostics.Interrupted as stopped:
+                if stopped.code == diagnostics.Exit.TERMINATED or not self.lines.interactive:
+                    raise
+        return 0 if self.lines.interactive else self._failed
+
+    # ---- messages
+
+    def _take(self, text: str) -> None:
+        if text.startswith("//"):
+            text = text[1:]
+        elif text.startswith("/"):
+            self._command(text[1:])
+            return
+        self._reply(lambda cancel: self.session.send(text, cancel=cancel))
+
+    def _reply(self, ask: Callable[[threading.Event], Iterator[Event]]) -> None:
+        """Print one reply; Ctrl-C stops it and keeps what came."""
+        cancel = threading.Event()
+        with diagnostics.stop_on_signals(cancel) as received:
+            Printer(quiet=self.quiet).show(ask(cancel))
+        if received:
+            if self.lines.interactive:
+                diagnostics.note("stopped; /continue goes on, /retry asks again")
+            raise diagnostics.Interrupted(diagnostics.Exit(received[0]))
+
+    def _greet(self) -> None:
+        info = self.session.engine.info
+        pair = info.target.name
+        if info.draft is not None:
+            pair += f" + {info.draft.name}"
+        diagnostics.note(f"{pair} on {info.device}, {info.exactness} · /help lists commands")
+        if self.session.messages:
+            self._recall()
+
+    def _recall(self) -> None:
+        """Where a loaded conversation ended."""
+        diagnostics.note(f"“{self.session.title}”, {len(self.session.messages)} messages")
+        for message in self.session.messages[-2:]:
+            diagnostics.say(f"{message.role}: {message.content}")
+
+    # ---- commands
+
+    def _command(self, line: str) -> None:
+        name, _, rest = line.strip().partition(" ")
+        name = ALIASES.get(name.lower(), name.lower())
+        if name not in COMMANDS:
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            hint = f"did you mean /{near[0]}?" if near else "/help lists them."
+            raise UsageError(f"there is no command /{name}", f"{hint} To say it, type //{name}")
+        handler: Callable[[str], None] = getattr(self, "_do_" + name.replace("-", "_"))
+        handler(rest.strip())
+
+    def _do_help(self, rest: str) -> None:
+        width = max(len(name) + len(usage) for name, (usage, _) in COMMANDS.items()) + 2
+        for name, (usage, text) in COMMANDS.items():
+            diagnostics.say(f"  /{f'{name} {usage}'.ljust(width)} {text}")
+        diagnostics.say(
+            '  Several lines: end a line with \\, or put """ before and after.\n'
+            "  Ctrl-C stops a reply and keeps it; Ctrl-D leaves."
+        )
+
+    def _do_stats(self, rest: str) -> None:
+        stats = self.session.stats
+        length = stats.mean_acceptance_length
+        diagnostics.say(
+            f"{len(self.session.messages)} messages; {stats.emitted} tokens in {stats.rounds} "
+            f"rounds\n"
+            f"accepted {stats.accepted} of {stats.drafted} drafted "
+            f"({percent(stats.acceptance_rate)}), mean acceptance length "
+            f"{'–' if length is None else f'{length:.2f}'}\n"
+            f"by position, of all rounds: "
+            f"{' '.join(map(percent, stats.per_position)) or '–'}\n"
+            f"milliseconds: {stats.draft_ms:.0f} drafting, {stats.verify_ms:.0f} verifying, "
+            f"{stats.other_ms:.0f} other"
+        )
+        if self.session.log is not None:
+            diagnostics.note(f"rounds: specllama log show {self.session.log.run}")
+
+    def _do_system(self, rest: str) -> None:
+        if rest:
+            self.session.system = "" if rest.lower() == "none" else rest
+        diagnostics.say(f"system prompt: {self.session.system or 'none'}")
+
+    def _do_retry(self, rest: str) -> None:
+        self._reply(lambda cancel: self.session.retry(cancel=cancel))
+
+    def _do_continue(self, rest: str) -> None:
+        self._reply(lambda cancel: self.session.continue_reply(cancel=cancel))
+
+    def _do_undo(self, rest: str) -> None:
+        diagnostics.say(f"took back: {self.session.undo()}")
+
+    def _do_edit(self, rest: str) -> None:
+        roles = [message.role for message in self.session.messages]
+        if "user" not in roles:
+            raise UsageError("there is nothing to edit yet")
+        index = len(roles) - 1 - roles[::-1].index("user")
+        text = rest or self.lines.prefilled(self.session.messages[index].content)
+        if text is None or not text.strip():
+            raise UsageError("nothing changed", "write /edit and the new question")
+        self._reply(lambda cancel: self.session.edit(index, text, cancel=cancel))
+
+    def _do_save(self, rest: str) -> None:
+        suffix = Path(rest).suffix
+        if suffix in (".md", ".json"):
+            text = self.session.export("json" if suffix == ".json" else "md")
+            try:
+                Path(rest).write_text(text, "utf-8", errors="replace")
+            except OSError as error:
+                raise UsageError(f"cannot write {rest}: {error.strerror or error}") from None
+            diagnostics.say(f"wrote {rest}")
+            return
+        identity = self.session.save(rest)
+        diagnostics.say(f"saved as “{self.session.title}”: specllama chat --resume {identity}")
+
+    def _do_load(self, rest: str) -> None:
+        self.session.load(rest or "last")
+        self._recall()
+
+    def _do_sessions(self, rest: str) -> None:
+        found = self.store.summaries(query=rest, limit=20)
+        if not found:
+            diagnostics.say("no stored conversation" + (f" has “{rest}”" if rest else " yet"))
+        for one in found:
+            mark = "*" if one.id == self.session.id else " "
+            diagnostics.say(f"{mark} {one.id}  {one.messages:>3} messages  {one.title}")
+
+    def _do_new(self, rest: str) -> None:
+        self.session.clear()
+        diagnostics.say("new conversation")
+
+    def _do_draft_max(self, rest: str) -> None:
+        self._set("draft-max", rest)
+
+    def _do_proposer(self, rest: str) -> None:
+        self._set("proposer", rest)
+
+    def _do_seed(self, rest: str) -> None:
+        self._set("seed", rest)
+
+    def _do_temperature(self, rest: str) -> None:
+        self._set("temperature", rest)
+
+    def _do_set(self, rest: str) -> None:
+        name, _, value = rest.replace("=", " ", 1).partition(" ")
+        self._set(name, value.strip())
+
+    def _do_quit(self, rest: str) -> None:
+        self._leaving = True
+
+    def _set(self, name: str, text: str) -> None:
+        if not name or not text:
+            raise UsageError("a value is missing", "see /help")
+        self.session.params = apply_text(self.session.params, name, text)
+        diagnostics.say(f"{name} = {text}")
