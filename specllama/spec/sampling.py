@@ -315,7 +315,12 @@ def _typical(
 
 
 def confidence(row: Row) -> float:
-    """The probability of the best token under the plain softmax of a row, tail ignored."""
+    """The probability of the best token under the plain softmax of a row, tail ignored.
+
+    0 for a row that cannot be sampled (NaN, +inf, all -inf).
+    """
     top = row.max()
+    if not np.isfinite(top):
+        return 0.0
     near = row[row > top - np.float32(_NEAR)]
     return float(1.0 / np.exp(near - top).sum(dtype=np.float64))

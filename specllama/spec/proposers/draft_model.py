@@ -63,7 +63,10 @@ class DraftModelProposer:
             # judged on the law alone, before the token is drawn: allowed under every rule
             if score < request.p_min:
                 break
-            law = ahead.law(row)
+            try:
+                law = ahead.law(row)
+            except EngineError:
+                break  # NaN, or a grammar with no way on in the draft's vocabulary
             if request.rule == "match" or ahead.greedy:
                 token, _ = draw(law, request.seed, ahead.position)
             else:
