@@ -272,10 +272,11 @@ class _Child:
     def stop(self, grace_s: float) -> None:
         self._stopping = True
         self._send(("close", 0))
-        for end in (lambda: None, self.process.terminate, self.process.kill):
-            end()
-            if self._reap(grace_s):
-                break
+        if not self._reap(grace_s):
+            self.process.terminate()
+            if not self._reap(grace_s):
+                self.process.kill()
+                self._reap(REAP_S)
         self._reader.join(REAP_S)
         with contextlib.suppress(OSError):
             self._log.unlink()

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from specllama.errors import SpecllamaError
 from specllama.events import (
     Event,
     Finished,
@@ -26,7 +27,8 @@ from specllama.events import (
     TextDelta,
     Timings,
 )
-from specllama.interface import EngineInfo, Message, MethodInfo, ModelInfo
+from specllama.host import EngineFactory
+from specllama.interface import EngineInfo, EngineLike, Message, MethodInfo, ModelInfo
 from specllama.params import GenerateParams
 from specllama.stats import SpecStats
 
@@ -354,27 +356,29 @@ class DemoFactory:
 class InlineHost:
     """An engine in this process with the face of ``EngineHost``, for screenshots and tests."""
 
-    def __init__(self, factory: Callable[[Callable[[Event], None]], object]) -> None:
+    def __init__(self, factory: EngineFactory) -> None:
         self.factory = factory
         self.on_event: Callable[[Event], None] | None = None
-        self.engine: DemoEngine | None = None
+        self.engine: EngineLike | None = None
 
     @property
     def info(self) -> EngineInfo:
-        return self.start()
+        return self._started().info
+
+    def _started(self) -> EngineLike:
+        if self.engine is None:
+            self.engine = self.factory(self.on_event or (lambda event: None))
+        return self.engine
 
     def start(self) -> EngineInfo:
-        if self.engine is None:
-            self.engine = self.factory(self.on_event or (lambda event: None))  # type: ignore[assignment]
-        assert self.engine is not None
-        return self.engine.info
+        return self._started().info
 
-    def switch(self, factory: Callable[[Callable[[Event], None]], object]) -> EngineInfo:
+    def switch(self, factory: EngineFactory) -> EngineInfo:
         before, old = self.factory, self.engine
         self.factory, self.engine = factory, None
         try:
             return self.start()
-        except Exception:
+        except SpecllamaError:
             self.factory, self.engine = before, old
             raise
 
@@ -385,14 +389,10 @@ class InlineHost:
         *,
         cancel: threading.Event | None = None,
     ) -> Iterator[Event]:
-        self.start()
-        assert self.engine is not None
-        yield from self.engine.generate(prompt, params, cancel=cancel)
+        yield from self._started().generate(prompt, params, cancel=cancel)
 
     def count_tokens(self, prompt: str | Sequence[Message]) -> int:
-        self.start()
-        assert self.engine is not None
-        return self.engine.count_tokens(prompt)
+        return self._started().count_tokens(prompt)
 
     def close(self) -> None:
         if self.engine is not None:

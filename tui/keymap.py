@@ -30,7 +30,7 @@ ACTIONS: tuple[Action, ...] = (
         "chat.view",
         "f2",
         "cycle_view",
-        "As drafted",
+        "Drafted",
         "Show replies as text, as drafted, or as drafted with every rejected draft",
         "view",
         footer=True,
@@ -176,10 +176,20 @@ SLASH = {action.slash: action for action in ACTIONS if action.slash}
 
 
 def bindings() -> list[Binding]:
+    """For the app: every key works on every screen."""
     return [
-        Binding(a.keys, a.action, a.label, show=a.footer, id=a.id, priority=a.priority)
+        Binding(a.keys, a.action, a.label, show=False, id=a.id, priority=a.priority)
         for a in ACTIONS
         if a.keys
+    ]
+
+
+def chat_bindings() -> list[Binding]:
+    """For the chat's footer, which has room for six; other screens show their own keys."""
+    return [
+        Binding(a.keys, f"app.{a.action}", a.label, show=True, id=a.id, priority=True)
+        for a in ACTIONS
+        if a.footer
     ]
 
 

@@ -125,6 +125,7 @@ class Ink:
     bad: str
     warn: str
     accent: str
+    mark: str
     ansi: bool
 
     def source(self, name: str) -> str:
@@ -146,6 +147,7 @@ def ink_for(theme: Theme) -> Ink:
         bad="bold $error",
         warn="bold $warning",
         accent="$primary",
+        mark="bold $source-ngram",
         ansi=theme.ansi,
     )
 

@@ -8,7 +8,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Static
+from textual.widgets import Footer, Input, Static
 
 from specllama.text import sanitize_line
 from specllama.tui.messages import InkChanged
@@ -22,6 +22,7 @@ class Page(Inked, Screen[Any]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "Back", id="page.back"),
+        Binding("f1", "app.help", "Help", id="app.help", priority=True),
     ]
 
     def compose(self) -> ComposeResult:
@@ -33,6 +34,12 @@ class Page(Inked, Screen[Any]):
 
     def on_mount(self) -> None:
         self.set_title(self.TITLE or "")
+        for field in self.query(Input):
+            field.cursor_blink = False  # an idle app must cost nothing
+
+    def on_resize(self) -> None:
+        for footer in self.query(Footer):
+            footer.show_command_palette = self.size.width >= 100
 
     def set_title(self, title: str, detail: str = "") -> None:
         parts = [(f" {sanitize_line(title)} ", "bold reverse $primary")]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual import on
 from textual.app import ComposeResult
+from textual.binding import BindingType
 from textual.content import Content
 from textual.screen import Screen
 from textual.timer import Timer
@@ -51,6 +52,7 @@ class ChatScreen(Inked, Screen[None]):
     """
 
     AUTO_FOCUS = "#prompt"
+    BINDINGS: ClassVar[list[BindingType]] = [*keymap.chat_bindings()]
 
     def __init__(self, session: Session, pace: Pace) -> None:
         super().__init__()
@@ -90,6 +92,10 @@ class ChatScreen(Inked, Screen[None]):
         self.query_one(RoundsRow).display = self.chat_app.prefs.show_rounds
         self.strip.speculate = self.session.params.speculate
         await self.show_conversation()
+
+    def on_resize(self) -> None:
+        # Six keys need the room that the palette's takes on a narrow screen.
+        self.query_one(Footer).show_command_palette = self.size.width >= 72
 
     # ------------------------------------------------------------------ parts
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from inspect import cleandoc
+from textwrap import fill, wrap
 
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Footer, Static
 
-from specllama.tui.keymap import ACTIONS
+from specllama.tui.keymap import ACTIONS, Action
 from specllama.tui.screens.base import Page
 
 WORDS = """
@@ -23,6 +24,19 @@ TTFT: time to first token: tokenize, read the prompt, first step
 """
 
 
+PALETTE = Action("app.palette", "ctrl+p", "command_palette", "Palette", "Everything, by name")
+ON_A_MESSAGE = (
+    ("up down", "go between messages, Esc back to the prompt"),
+    ("e", "edit and send again, or edit a reply and continue from there"),
+    ("r", "write the reply again"),
+    ("c", "continue the last reply where it ended"),
+    ("y  b", "copy the message, or its last code block"),
+    ("i", "inspect it round by round"),
+    ("d", "show it as drafted"),
+    ("u", "undo the last turn"),
+)
+
+
 class HelpScreen(Page):
     TITLE = "Help"
 
@@ -32,37 +46,39 @@ class HelpScreen(Page):
 
     def compose_page(self) -> ComposeResult:
         with VerticalScroll(id="help"):
-            for text in self._texts:
-                yield Static(text + "\n", markup=False)
-            yield Static(self._keys(), markup=False)
-            yield Static(Content.assemble(("\nWords", "bold $primary")), markup=False)
-            yield Static(self._words(), markup=False)
+            yield Static(id="help-text", markup=False)
         yield Footer()
 
     def on_mount(self) -> None:
         super().on_mount()
         self.query_one("#help").focus()
 
-    def _keys(self) -> Content:
-        parts: list[tuple[str, str]] = [("Everywhere\n", "bold $primary")]
-        for action in ACTIONS:
-            keys = action.keys.replace(",", " ") or "-"
+    def on_resize(self) -> None:
+        super().on_resize()
+        self.query_one("#help-text", Static).update(self._text(max(30, self.size.width - 8)))
+
+    def _text(self, width: int) -> Content:
+        parts: list[tuple[str, str]] = []
+        for text in self._texts:
+            paragraphs = [" ".join(p.split()) for p in text.split("\n\n")]
+            parts += [(f"{fill(p, width)}\n\n", "") for p in paragraphs]
+        parts.append(("Keys\n", "bold $primary"))
+        for action in (*ACTIONS, PALETTE):
+            keys = action.keys.replace(",", " ")
             slash = f"/{action.slash}" if action.slash else ""
-            parts.append((f"{keys:>9}  ", "bold"))
-            parts.append((f"{slash:<12}", self.ink.accent))
-            parts.append((f" {action.help}\n", ""))
-        parts += [
-            (f"{'ctrl+p':>9}  ", "bold"),
-            (f"{'':12} Everything, by name\n", ""),
-            ("\nOn a message (Tab)\n", "bold $primary"),
-            ("  e edit   r again   c continue   y copy   b copy code   i inspect", ""),
-            ("   d as drafted   u undo\n", ""),
-        ]
+            parts += [(f"{keys:>9}  ", "bold"), (f"{slash:<12} ", self.ink.accent)]
+            parts.append((_hanging(action.help, width, 24), ""))
+        parts.append(("\nOn a message (Tab goes there)\n", "bold $primary"))
+        for keys, what in ON_A_MESSAGE:
+            parts += [(f"{keys:>9}  ", "bold"), (_hanging(what, width, 11), "")]
+        parts.append(("\nWords\n", "bold $primary"))
+        for line in WORDS.strip().splitlines():
+            word, _, meaning = line.partition(": ")
+            parts += [(f"{word:>13}  ", "bold"), (_hanging(meaning, width, 15), "")]
         return Content.assemble(*parts)
 
-    def _words(self) -> Content:
-        parts: list[tuple[str, str]] = []
-        for line in WORDS.strip().splitlines():
-            word, _, meaning = line.partition(":")
-            parts += [(f"{word:>13}", "bold"), (f" {meaning}\n", "")]
-        return Content.assemble(*parts)
+
+def _hanging(text: str, width: int, indent: int) -> str:
+    """The text wrapped beside its term, with a line break at the end."""
+    lines = wrap(text, max(16, width - indent)) or [""]
+    return ("\n" + " " * indent).join(lines) + "\n"

@@ -73,6 +73,7 @@ class InspectorScreen(Page):
         self._go(first_drafted, 0)
 
     def on_resize(self) -> None:
+        super().on_resize()
         self._show()
 
     # ------------------------------------------------------------------ moving
@@ -163,12 +164,13 @@ class InspectorScreen(Page):
         total = len(self.record.rounds) - 1
         g, ink = self.glyphs, self.ink
         self.query_one("#walk-head", Static).update(walk.headline(done, self.at, total, ink))
-        text.update(walk.passage(self._before, done, self.stage, g, ink))
+        lines = text.content_size.height or 3
+        text.update(walk.passage(self._before, done, self.stage, g, ink, width - 4, lines))
         self.query_one("#walk-stages", Static).update(
             walk.stage_bar(done, self.stage, g, ink, width)
         )
         self.query_one("#walk-caption", Static).update(walk.caption(done, self.stage))
-        self.query_one("#walk-table", Static).update(walk.table(done, self.stage, g, ink))
+        self.query_one("#walk-table", Static).update(walk.table(done, self.stage, g, ink, width))
         self.query_one("#walk-rounds", Static).update(
             walk.rounds_line(self.record.rounds, self.at, g, ink, width)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -66,7 +67,9 @@ class MethodsScreen(Page):
             parts.append(("  in use", ink.good))
         elif not method.available:
             parts.append((f"  {sanitize_line(method.reason) or 'not available'}", ink.warn))
-        parts.append((f"\n  {sanitize_line(method.description)}\n", ink.muted))
+        width = max(30, self.app.size.width - 9)
+        lines = wrap(sanitize_line(method.description), width)
+        parts.append(("\n  " + "\n  ".join(lines) + "\n", ink.muted))
         return Content.assemble(*parts)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:

@@ -59,7 +59,7 @@ class PlaygroundScreen(Page):
     def on_mount(self) -> None:
         super().on_mount()
         bar = self.query_one(StackedBar)
-        bar.title = "Time to first token"
+        bar.title, bar.short_title = "Time to first token", "TTFT"
         t = self.timings
         if t is not None:
             bar.parts = (

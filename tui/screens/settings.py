@@ -92,6 +92,8 @@ class SettingsScreen(Page):
         Binding("up", "app.focus_previous", "Previous", show=False),
     ]
 
+    AUTO_FOCUS = ""
+
     def __init__(self, params: GenerateParams, system: str, prefs: Preferences) -> None:
         super().__init__()
         self.params = params
@@ -123,7 +125,7 @@ class SettingsScreen(Page):
                 "for the inspector; costs a little",
             )
             yield Label("Appearance", classes="section")
-            themes = ", ".join(sorted(self.app.available_themes))
+            themes = "nord, dracula, ansi-dark, ... (palette: Theme shows them)"
             yield from self._field("theme", "theme", self.prefs.theme, themes)
             yield from self._field("glyphs", "symbols", self.prefs.glyphs, "auto, unicode, ascii")
             yield from self._field("view", "replies", self.prefs.view, ", ".join(VIEWS))
@@ -152,7 +154,7 @@ class SettingsScreen(Page):
     def on_mount(self) -> None:
         super().on_mount()
         self.query_one("#system", TextArea).cursor_blink = False
-        self.query_one("#set-temperature").focus()
+        self.query_one("#set-temperature").focus(scroll_visible=self.app.size.height < 24)
 
     @on(Input.Changed)
     def _typed(self) -> None:

@@ -173,20 +173,22 @@ class SpeedChart(Inked, Widget):
         for k, value in enumerate(bars):
             height = level(value)
             style = ink.good if k == peak else ink.rejected if value < 1.0 else ink.accent
-            if k == self.series.selected:
-                style = f"bold {style}".replace("bold bold", "bold")
-            mark = self.series.marks[k] if k < len(self.series.marks) else None
-            if mark is not None and max(1, math.ceil(level(mark))) == row:
-                cell, style = glyphs.diamond.center(width), "bold $warning"
-            elif height >= row:
+            if height >= row:
                 cell = glyphs.full * width
-            elif height > row - 1 and (part := height - (row - 1)) > 0:
-                cell = glyphs.bars[round(part * (len(glyphs.bars) - 1))] * width
-            elif k == peak and row - 1 <= height + 1 < row + 1 and height < row - 1:
+            elif height > row - 1:
+                cell = glyphs.bars[round((height - row + 1) * (len(glyphs.bars) - 1))] * width
+            elif k == peak and height + 1 > row - 1:
                 cell, style = glyphs.up.center(width), ink.good
             else:
                 cell, style = (glyphs.dot if row == one else " ") * width, ink.muted
-            parts.append((cell[:width], style))
+            mark = self.series.marks[k] if k < len(self.series.marks) else None
+            if mark is not None and max(1, math.ceil(level(mark))) == row:
+                middle = (width - 1) // 2
+                parts.append((cell[:middle], style))
+                parts.append((glyphs.diamond, ink.mark))
+                parts.append((cell[middle + 1 : width], style))
+            else:
+                parts.append((cell[:width], style))
             parts.append((" " * (slot - width), ""))
         return Content.assemble(*parts)
 
@@ -207,6 +209,7 @@ class StackedBar(Inked, Widget):
 
     parts: reactive[tuple[Part, ...]] = reactive(())
     title: reactive[str] = reactive("")
+    short_title = ""
 
     def render(self) -> Content:
         parts = [p for p in self.parts if math.isfinite(p.ms) and p.ms > 0]
@@ -221,7 +224,8 @@ class StackedBar(Inked, Widget):
             (shades[i % len(shades)] * max(0, n), p.style)
             for i, (p, n) in enumerate(zip(parts, cells, strict=True))
         ]
-        words: list[tuple[str, str]] = [(f"{self.title} {total:.0f} ms", "bold")]
+        title = self.title if width >= 70 else self.short_title
+        words: list[tuple[str, str]] = [(f"{title} {total:.0f} ms", "bold")]
         for i, part in enumerate(parts):
             words.append(("  " + shades[i % len(shades)] + " ", part.style))
             words.append((f"{part.label} {part.ms:.0f}", self.ink.muted))

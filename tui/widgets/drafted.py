@@ -7,6 +7,8 @@ with the rounds; afterwards they are shown on request.
 
 from __future__ import annotations
 
+import re
+
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
@@ -18,6 +20,7 @@ from specllama.tui.record import fate_of
 from specllama.tui.widgets.base import Inked
 
 BLOCK_ROUNDS = 24
+SPECIAL = re.compile(r"<\|?[\w/]+\|?>$")  # a stop token's text, which is no part of the reply
 FADE = (2, 5, 9)  # ages in rounds at which a ghost gets fainter, fainter still, and goes
 
 
@@ -85,15 +88,22 @@ class DraftedView(Inked, Vertical):
         return Content.assemble(*parts)
 
     def _round(self, done: RoundDone, before: RoundDone | None, age: int) -> list[tuple[str, str]]:
-        ink, parts = self.ink, []
+        ink = self.ink
+        parts: list[tuple[str, str]] = []
         style = f"underline {ink.source(done.source)}"
-        if done.accepted and (before is None or before.source != done.source):
+        texts = [sanitize(text) for text in done.emitted_text]
+        accepted, target = texts[: done.accepted], texts[done.accepted :]
+        if accepted and (before is None or before.source != done.source):
+            # The letter stands before a word, not at the end of the line before it.
+            rest = accepted[0].lstrip("\n")
+            parts.append((accepted[0][: len(accepted[0]) - len(rest)], ""))
             parts.append((self.glyphs.source(done.source), ink.source(done.source)))
-        parts += [(sanitize(text), style) for text in done.emitted_text[: done.accepted]]
+            accepted[0] = rest
+        parts += [(text, style) for text in accepted]
         ghost = self._ghost_style(age)
         if ghost is not None and (refused := self._refused(done)):
             parts.append((refused, ghost))
-        parts += [(sanitize(text), ink.target) for text in done.emitted_text[done.accepted :]]
+        parts += [(text, ink.muted if SPECIAL.match(text) else ink.target) for text in target]
         return parts
 
     def _ghost_style(self, age: int) -> str | None:

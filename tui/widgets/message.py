@@ -95,7 +95,7 @@ class MessageView(Inked, Vertical, can_focus=True):
     ]
 
     DEFAULT_CSS = """
-    MessageView { height: auto; padding: 0 1; margin: 0 0 1 0; border-left: outer transparent; }
+    MessageView { height: auto; padding: 0 1; margin: 0 0 1 0; border-left: blank; }
     MessageView:focus { border-left: outer $primary; }
     MessageView > .name { height: 1; }
     """

@@ -27,7 +27,6 @@ class Prompt(TextArea):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "send", "Send", id="prompt.send", priority=True, show=False),
         Binding(
             "ctrl+j,shift+enter,alt+enter", "newline", "New line", id="prompt.newline", show=False
         ),
@@ -75,6 +74,16 @@ class Prompt(TextArea):
             self.move_cursor(self.document.end)
 
     # ------------------------------------------------------------------ sending
+
+    async def _on_key(self, event: events.Key) -> None:
+        # Not a binding: those are looked up before keys still on their way to the editor, so
+        # Enter would overtake the text of a fast typist.
+        if event.key == "enter":
+            event.stop()
+            event.prevent_default()
+            self.action_send()
+            return
+        await super()._on_key(event)
 
     def action_send(self) -> None:
         shown = self.text

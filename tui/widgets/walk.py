@@ -10,8 +10,9 @@ from specllama.tui.record import fate_of, glyph_run
 from specllama.tui.themes import Glyphs, Ink, source_label
 from specllama.tui.widgets.stats_strip import duration
 
+BAR = 10
 STAGES = ("draft", "verify", "commit")
-TAIL_CHARS = 360
+TAIL_CHARS = 1000
 WORDS = {"accepted": "accepted", "rejected": "rejected", "untested": "not tested"}
 
 
@@ -40,10 +41,13 @@ def headline(done: RoundDone, at: int, last: int, ink: Ink) -> Content:
     return Content.assemble(*parts)
 
 
-def passage(before: str, done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink) -> Content:
+def passage(
+    before: str, done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink, width: int, height: int
+) -> Content:
     """The end of the text so far, and this round's tokens at their place in it."""
-    tail = sanitize(before[-TAIL_CHARS:])
-    if len(before) > TAIL_CHARS:
+    new = "".join(done.drafted_text[i] for i in best_path(done)) + done.target_text
+    tail = last_lines(sanitize(before[-TAIL_CHARS:]), width, height - line_count(new, width))
+    if len(tail) < len(before):
         tail = glyphs.ellipsis + tail
     parts: list[tuple[str, str]] = [(tail, ink.muted)]
     style = ink.source(done.source)
@@ -65,6 +69,24 @@ def passage(before: str, done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink) 
             parts.append((text, chip))
     parts.append((glyphs.cursor, ink.accent))
     return Content.assemble(*parts)
+
+
+def line_count(text: str, width: int) -> int:
+    return sum(1 + len(line) // max(1, width) for line in text.split("\n"))
+
+
+def last_lines(text: str, width: int, count: int) -> str:
+    """The end of the text that fills at most ``count`` lines of the screen."""
+    kept: list[str] = []
+    for line in reversed(text.split("\n")):
+        need = 1 + len(line) // max(1, width)
+        if need > count:
+            if count > 0:
+                kept.append(line[-(count * width - width // 4) :].lstrip())
+            break
+        kept.append(line)
+        count -= need
+    return "\n".join(reversed(kept))
 
 
 def best_path(done: RoundDone) -> list[int]:
@@ -100,7 +122,7 @@ def stage_bar(done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink, width: int)
     return Content.assemble(*parts)
 
 
-def table(done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink) -> Content:
+def table(done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink, width: int = 80) -> Content:
     """Every drafted node with its confidence, then p and q and the verdict, then the target token.
 
     A chain is a list; a tree hangs its branches on their parents.
@@ -116,8 +138,10 @@ def table(done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink) -> Content:
     fates = fate_of(done)
     several = len(set(done.sources)) > 1
     head = f"{'':3} {'token':<{column}}  {'conf':>5}"
+    wide = width >= column + 70
     if stage >= 1:
-        head += f"  {'p':>5}  {'q':>5}  verdict"
+        gap = " " * (BAR + 1) if wide else ""
+        head += f"  {'p':>5}{gap}  {'q':>5}{gap}  verdict"
     lines = [Content.assemble((head, ink.muted))]
     order = _tree_order(done)
     for place, i in enumerate(order, 1):
@@ -130,7 +154,15 @@ def table(done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink) -> Content:
             (f"  {number(done.confidence[i]):>5}", ""),
         ]
         if stage >= 1:
-            parts.append((f"  {number(done.p[i]):>5}  {number(done.q[i]):>5}  ", ""))
+            for value in (done.p[i], done.q[i]):
+                parts.append((f"  {number(value):>5}", ""))
+                if wide:
+                    full, rest = glyphs.meter(value or 0.0, BAR)
+                    parts += [
+                        (" " + full, mine),
+                        (rest if value is not None else " " * BAR, ink.muted),
+                    ]
+            parts.append(("  ", ""))
             mark, ink_of = {
                 "accepted": (glyphs.accepted, mine),
                 "rejected": (glyphs.rejected, ink.rejected),
