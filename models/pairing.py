@@ -103,6 +103,12 @@ class PairReport:
         return self.problems[0].message if self.problems else ""
 
     @property
+    def explanation(self) -> str:
+        """The first problem, and the first token that differs where that is not it."""
+        token = next((p.message for p in self.problems if p.kind == "token"), None)
+        return self.reason if token in (None, self.reason) else f"{self.reason}; {token}"
+
+    @property
     def good_size(self) -> bool:
         return GOOD_RATIO[0] <= self.ratio <= GOOD_RATIO[1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ STEP = 10
 
 
 class Bar:
-    """One bar. Without a terminal it prints a line every ten percent instead."""
+    """One bar. Without a terminal it prints a line every ten percent, at most one a second."""
 
     def __init__(self, label: str, total: int, *, transfer: bool = True) -> None:
         from specllama.cli.listing import clean, console
@@ -22,6 +23,7 @@ class Bar:
         self._label = clean(label)
         self._total = max(total, 1)
         self._step = 0
+        self._said = time.monotonic()
         self._live: Any = None
         if sys.stderr.isatty():
             from rich.progress import (
@@ -66,8 +68,9 @@ class Bar:
             self._live.update(self._task, completed=done)
             return
         step = int(100 * done / self._total) // STEP
-        if step > self._step:
+        if step > self._step and time.monotonic() - self._said >= 1.0:
             click.echo(f"  {step * STEP} %", err=True)
+            self._said = time.monotonic()
         self._step = step
 
     def begin_at(self, done: int) -> None:

@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import ggufs
 import pytest
 from click.testing import CliRunner, Result
+from fakehub import FakeHub, Fault
 
-import ggufs
-from fakehub import Fault, FakeHub
 from specllama import paths
 from specllama.cli.hub import command
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError

@@ -1,0 +1,214 @@
+"""The pair doctor: which drafts fit a target, what they cost, and whether speculation can pay.
+
+Headers only. What needs a clock (``--measure``) is done by the caller with an engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specllama.errors import SpecllamaError
+from specllama.models import catalog, library, memory, refs
+from specllama.models.gguf import GgufHeader, check_loadable, read_header
+from specllama.models.pairing import PairReport, active_params, compare
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A draft that may be tried: where it lies, or where it could be pulled from."""
+
+    ref: str
+    path: Path | None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the doctor says about one draft.
+
+    Attributes:
+        reason: why it does not fit, "" if it does.
+        report: None when its header could not be compared.
+        memory: of the pair, None when unknown.
+        required: the acceptance rate above which drafting with it pays, estimated from sizes: the
+            cost of a draft step relative to a target step, memory-bound. A lower bound.
+    """
+
+    candidate: Candidate
+    reason: str
+    report: PairReport | None = None
+    memory: memory.PairMemory | None = None
+    required: float | None = None
+    params: int = 0
+    quantization: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return not self.reason and self.candidate.path is not None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.report.warnings if self.report else ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ref": self.candidate.ref,
+            "path": None if self.candidate.path is None else str(self.candidate.path),
+            "fits": self.fits,
+            "reason": self.reason,
+            "note": self.candidate.note,
+            "params": self.params,
+            "quantization": self.quantization,
+            "required_acceptance": self.required,
+            "memory": None if self.memory is None else self.memory.to_dict(),
+            "report": None if self.report is None else self.report.to_dict(),
+        }
+
+
+def candidates(
+    target: Path, target_ref: str, drafts: Sequence[str], *, folders: Sequence[str | Path] = ()
+) -> list[Candidate]:
+    """The drafts to look at: those named (a folder stands for its files), else all that are known.
+
+    Raises:
+        ModelUnavailable: a draft that was named is not here.
+    """
+    if drafts:
+        found: list[Candidate] = []
+        for draft in drafts:
+            folder = Path(draft).expanduser()
+            if draft not in refs.TINY and folder.is_dir():
+                found += [
+                    Candidate(model.path.name, model.path)
+                    for model in library.scan_folder(folder)
+                    if model.path.resolve() != target.resolve()
+                ]
+            else:
+                path = refs.resolve("tiny-draft" if draft == "tiny" else draft, folders=folders)
+                found.append(Candidate(draft, path))
+        return found
+    found = [
+        Candidate(model.ref, model.path)
+        for model in library.scan(folders)
+        if model.path.resolve() != target.resolve() and not library.is_auxiliary(model.path.name)
+    ]
+    return found + _from_catalogue(target_ref, found)
+
+
+def _from_catalogue(target_ref: str, here: Iterable[Candidate]) -> list[Candidate]:
+    """The catalogue's draft for this target, if it is not on disk yet."""
+    hub = refs.parse_hub(target_ref)
+    pair = catalog.find(target_ref) or (catalog.find_target(hub.repo) if hub else None)
+    if pair is None or pair.draft is None:
+        return []
+    repo = pair.draft.repo.casefold()
+    if any(candidate.ref.casefold().startswith(repo) for candidate in here):
+        return []
+    return [Candidate(pair.draft.ref, None, f"specllama hub pull {pair.draft.ref}")]
+
+
+def examine(target: GgufHeader, candidate: Candidate, *, n_ctx: int | None = None) -> Finding:
+    """Compare one draft with the target. Never raises for a draft that does not fit."""
+    if candidate.path is None:
+        return Finding(candidate, "not on this machine yet")
+    try:
+        draft = read_header(candidate.path)
+    except SpecllamaError as error:
+        return Finding(candidate, error.message)
+    facts = {"params": draft.n_params, "quantization": draft.quantization}
+    refusal = ""
+    try:
+        check_loadable(draft, "draft")
+    except SpecllamaError as error:
+        refusal = error.message
+    if "tokenizer.ggml.tokens" not in draft.arrays or (refusal and draft.n_tensors):
+        return Finding(candidate, refusal or "it has no tokenizer", **facts)  # type: ignore[arg-type]
+    report = compare(target, draft)
+    if refusal or not report.compatible:
+        # without weights the tokenizer can still be judged: say both
+        reason = report.explanation or f"the tokenizer fits, but {refusal}"
+        return Finding(candidate, reason, report, **facts)  # type: ignore[arg-type]
+    return Finding(
+        candidate,
+        "",
+        report,
+        memory.estimate_pair(target, draft, n_ctx=n_ctx),
+        step_cost(target, draft),
+        draft.n_params,
+        draft.quantization,
+    )
+
+
+def step_cost(target: GgufHeader, draft: GgufHeader) -> float:
+    """A draft step over a target step, both bound by reading their active weights once."""
+
+    def read(header: GgufHeader) -> float:
+        share = active_params(header) / max(header.n_params, 1)
+        return max(header.tensor_bytes * share, 1.0)
+
+    return read(draft) / read(target)
+
+
+def order(findings: Iterable[Finding]) -> list[Finding]:
+    """Fitting drafts first, those in the good band of sizes before the others."""
+
+    def key(finding: Finding) -> tuple[bool, bool, float, str]:
+        report = finding.report
+        distance = abs((report.ratio if report else 1.0) - 1 / 16)
+        return (
+            not finding.fits,
+            not (report is not None and report.good_size),
+            distance,
+            finding.candidate.ref,
+        )
+
+    return sorted(findings, key=key)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a few seconds of running the pair showed.
+
+    Attributes:
+        step_ms: one target step; ``draft_ms``: one draft step.
+        pass_ms: a target pass of two rows, so that ``marginal`` is the price of verifying one more.
+        acceptance: accepted over drafted, None if nothing was drafted.
+        plain, speculative: tokens per second.
+    """
+
+    step_ms: float
+    draft_ms: float
+    pass_ms: float
+    acceptance: float | None
+    plain: float
+    speculative: float
+
+    @property
+    def draft_cost(self) -> float:
+        return self.draft_ms / max(self.step_ms, 1e-9)
+
+    @property
+    def marginal(self) -> float:
+        return max(self.pass_ms / max(self.step_ms, 1e-9) - 1.0, 0.0)
+
+    @property
+    def required(self) -> float:
+        """Speculation pays exactly if acceptance is above this."""
+        return self.draft_cost + self.marginal
+
+    @property
+    def pays(self) -> bool:
+        return self.acceptance is not None and self.acceptance > self.required
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **dataclasses.asdict(self),
+            "draft_cost": self.draft_cost,
+            "marginal_cost": self.marginal,
+            "required_acceptance": self.required,
+            "pays": self.pays,
+        }

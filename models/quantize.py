@@ -1,0 +1,276 @@
+"""Making a model file smaller with llama.cpp's own quantizer, in a child process.
+
+A tensor that llama.cpp cannot handle may end its process, so the child does the work; the result
+gets its name only after its header was read again. There is no FP8 in GGUF: who asks for it is told
+what the 8-bit type is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specllama.errors import SpecllamaError, UnsupportedModel, UsageError
+from specllama.models.download import disk_error
+from specllama.models.gguf import GgufHeader, check_loadable, read_header
+
+# bits per weight of the matrices, K-quant mixtures on average over a model
+BITS = {
+    "f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q6_k": 6.57, "q5_k_m": 5.7,
+    "q5_k_s": 5.55, "q5_1": 6.0, "q5_0": 5.5, "q4_k_m": 4.9, "q4_k_s": 4.6, "q4_1": 5.0,
+    "q4_0": 4.55, "iq4_nl": 4.55, "iq4_xs": 4.3, "q3_k_l": 4.3, "q3_k_m": 3.95, "q3_k_s": 3.5,
+    "q2_k": 3.0, "mxfp4": 4.3,
+}  # fmt: skip
+TYPES = tuple(BITS)
+SPACE_MARGIN = 64 << 20
+
+_INSTEAD = {
+    "fp8": "q8_0", "f8": "q8_0", "e4m3": "q8_0", "e5m2": "q8_0", "fp8_e4m3": "q8_0", "int8": "q8_0",
+    "q8": "q8_0", "8bit": "q8_0", "int4": "q4_0", "q4": "q4_k_m", "4bit": "q4_0", "fp4": "mxfp4",
+    "nvfp4": "mxfp4", "fp16": "f16", "fp32": "f32", "q4_k": "q4_k_m", "q5_k": "q5_k_m",
+    "q6": "q6_k", "q3_k": "q3_k_m", "iq4": "iq4_nl",
+}  # fmt: skip
+_FLOATS = frozenset({"F32", "F16", "BF16"})
+# per-layer arrays in the metadata are not renumbered when layers are dropped
+PRUNABLE = frozenset({"llama", "qwen2", "qwen3", "gemma", "mistral3", "smollm3", "olmo2"})
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeJob:
+    """One conversion, checked.
+
+    Attributes:
+        type: a name of TYPES, or "copy" when layers are only dropped.
+        expected: estimated bytes of the result.
+    """
+
+    source: Path
+    destination: Path
+    type: str
+    header: GgufHeader
+    prune_layers: tuple[int, ...]
+    expected: int
+    threads: int
+    pure: bool
+    requantize: bool
+    output_type: str | None
+
+
+def check_type(name: str) -> str:
+    """A quantization by its usual name, case ignored.
+
+    Raises:
+        UsageError: unknown; names the one to take instead, and says why there is no FP8.
+    """
+    wanted = name.lower().replace("-", "_")
+    if wanted in BITS:
+        return wanted
+    instead = _INSTEAD.get(wanted)
+    if instead == "q8_0" and wanted not in ("int8", "q8", "8bit"):
+        raise UsageError(
+            f"GGUF has no FP8 tensor type, so there is no {name!r}; its 8-bit type is Q8_0: 8-bit"
+            " integers with one 16-bit scale for each 32 weights, about as accurate and as large",
+            "use --type q8_0",
+        )
+    if instead is not None:
+        raise UsageError(f"there is no type {name!r} in GGUF", f"use --type {instead}")
+    import difflib
+
+    close = difflib.get_close_matches(wanted, TYPES, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"one of: {', '.join(TYPES)}"
+    raise UsageError(f"unknown quantization {name!r}", hint)
+
+
+def parse_layers(text: str, n_layers: int) -> tuple[int, ...]:
+    """Layer numbers from "4-11,20", counted from 0.
+
+    Raises:
+        UsageError: not numbers, out of range, or nothing would be left.
+    """
+    chosen: set[int] = set()
+    for piece in text.replace(" ", "").split(","):
+        first, dash, last = piece.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise UsageError(f"not layer numbers: {text!r}", "for example: --prune-layers 4-11,20")
+        low, high = int(first), int(last or first)
+        if low > high or high >= n_layers:
+            raise UsageError(
+                f"layers {piece} are not in this model: it has layers 0 to {n_layers - 1}"
+            )
+        chosen.update(range(low, high + 1))
+    if len(chosen) >= n_layers:
+        raise UsageError("every layer would be dropped")
+    return tuple(sorted(chosen))
+
+
+def prepare(
+    source: Path,
+    destination: Path,
+    type_name: str | None,
+    *,
+    prune: str | None = None,
+    threads: int = 0,
+    pure: bool = False,
+    requantize: bool = False,
+    output_type: str | None = None,
+) -> QuantizeJob:
+    """Check everything before the first byte is written.
+
+    Raises:
+        UsageError: type, layers or destination do not make sense.
+        CannotLoad: the source is not a model.
+        SpecllamaError: not enough free space.
+    """
+    if type_name is None and prune is None:
+        raise UsageError("say what to make", "--type q4_0, or --prune-layers 4-11")
+    kind = check_type(type_name) if type_name is not None else "copy"
+    header = read_header(source)
+    check_loadable(header)
+    if destination.is_dir():
+        raise UsageError(f"{destination} is a folder", "give the new file a name")
+    if destination.exists():
+        raise UsageError(f"{destination} exists and is not overwritten", "choose another name")
+    if not destination.parent.is_dir():
+        raise UsageError(f"there is no folder {destination.parent}", "make it first")
+    if len(header.parts) > 1 and not destination.name.endswith(".gguf"):
+        raise UsageError("the result of a split model needs a name that ends in .gguf")
+    layers = parse_layers(prune, header.block_count) if prune is not None else ()
+    if layers:
+        _check_prunable(header)
+    _check_source_types(header, kind, requantize)
+    expected = estimate_bytes(header, kind, layers)
+    free = shutil.disk_usage(destination.parent).free
+    if expected + SPACE_MARGIN > free:
+        raise SpecllamaError(
+            f"the result needs about {expected / 1e9:.1f} GB, {free / 1e9:.1f} GB are free there",
+            "free some space or choose another disk",
+        )
+    return QuantizeJob(
+        source=source,
+        destination=destination,
+        type=kind,
+        header=header,
+        prune_layers=layers,
+        expected=expected,
+        threads=threads,
+        pure=pure,
+        requantize=requantize,
+        output_type=output_type,
+    )
+
+
+def _check_prunable(header: GgufHeader) -> None:
+    arrays = [key for key in header.arrays if key.startswith(f"{header.architecture}.")]
+    if header.architecture not in PRUNABLE or arrays:
+        why = f"its header has values per layer ({arrays[0]})" if arrays else "not tried"
+        raise UnsupportedModel(
+            f"layers cannot be dropped from the architecture {header.architecture}: {why}",
+            f"it works for {', '.join(sorted(PRUNABLE))}",
+        )
+
+
+def _check_source_types(header: GgufHeader, kind: str, requantize: bool) -> None:
+    if kind == "copy" or requantize:
+        return
+    quantized = [name for name in header.tensor_types if name not in _FLOATS]
+    if quantized:
+        raise UsageError(
+            f"{header.path.name} is quantized already ({header.quantization}); quantizing it again"
+            " loses more than quantizing the original",
+            "start from an F16, BF16 or F32 file, or accept the loss with --requantize",
+        )
+
+
+def estimate_bytes(header: GgufHeader, kind: str, layers: Sequence[int] = ()) -> int:
+    """Size of the result, a few percent accurate."""
+    dropped = {f"blk.{layer}." for layer in layers}
+    total = header.data_offset
+    for tensor in header.tensors:
+        if any(tensor.name.startswith(prefix) for prefix in dropped):
+            continue
+        if kind == "copy" or not tensor.is_matrix:
+            total += tensor.n_bytes
+        else:
+            total += int(tensor.n_elements * BITS[kind] / 8)
+    return total
+
+
+def run(job: QuantizeJob, advanced: Callable[[int, int], None] | None = None) -> GgufHeader:
+    """Quantize; returns the header of the result.
+
+    Args:
+        advanced: called with (tensors done, tensors).
+
+    Raises:
+        SpecllamaError: the quantizer failed; nothing is left behind.
+    """
+    scratch = job.destination.with_name(f".{job.destination.name}.{os.getpid()}.tmp")
+    request = {
+        "source": str(job.source.absolute()),
+        "destination": str(scratch.absolute()),
+        "type": job.type,
+        "threads": job.threads,
+        "pure": job.pure,
+        "requantize": job.requantize,
+        "output_type": job.output_type,
+        "prune_layers": list(job.prune_layers),
+    }
+    try:
+        _run_child(request, advanced or (lambda done, of: None))
+        header = read_header(scratch)
+        check_loadable(header)
+        if job.destination.exists():
+            raise UsageError(f"{job.destination} appeared meanwhile and is not overwritten")
+        os.replace(scratch, job.destination)
+    except OSError as error:
+        raise disk_error(error, job.destination) from None
+    finally:
+        scratch.unlink(missing_ok=True)
+    return read_header(job.destination)
+
+
+def _run_child(request: dict[str, object], advanced: Callable[[int, int], None]) -> None:
+    command = [sys.executable, "-m", "specllama.backend.quantizer"]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
+        result: dict[str, object] | None = None
+        try:
+            child.stdin.write(json.dumps(request) + "\n")
+            child.stdin.close()
+            for line in child.stdout:
+                try:
+                    said = json.loads(line)
+                except ValueError:
+                    continue
+                if "tensor" in said:
+                    advanced(int(said["tensor"]), int(said["of"]))
+                elif "rc" in said:
+                    result = said
+        except BrokenPipeError:
+            pass
+        except BaseException:
+            child.kill()
+            raise
+        noise = child.stderr.read().strip().splitlines()
+        status = child.wait()
+    if result is None or status != 0:
+        last = noise[-1][:200] if noise else f"exit status {status}"
+        raise SpecllamaError(f"the quantizer stopped: {last}", "nothing was written")
+    if result["rc"] != 0:
+        reason = str(result.get("error") or "llama.cpp gave no reason")
+        raise SpecllamaError(f"the quantizer refused: {reason[:300]}", "nothing was written")

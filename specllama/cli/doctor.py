@@ -1,0 +1,202 @@
+"""``specllama doctor``: what is installed, what the machine has, and what would make it faster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line: "ok", "warn" or "bad", what was looked at, what was found, what to do."""
+
+    status: str
+    name: str
+    found: str
+    advice: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        return {
+            "status": self.status,
+            "name": self.name,
+            "found": self.found,
+            "advice": self.advice,
+        }
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def command(as_json: bool) -> int:
+    """Check the installation and the machine.
+
+    Loads no model and asks nothing of the network. Exit code 1 if something is broken.
+    """
+    from specllama.cli.listing import Column, note, show_json, show_table
+
+    checks = [*_versions(), *_native(), *_machine(), *_stores(), *_network(), *_models()]
+    if as_json:
+        show_json([check.to_dict() for check in checks])
+    else:
+        marks = {"ok": "✓", "warn": "!", "bad": "✗", "info": "·"}
+        columns = [Column(""), Column("what"), Column("found", give=True)]
+        show_table(columns, [[marks[c.status], c.name, c.found] for c in checks])
+        for check in checks:
+            if check.advice:
+                note(f"{check.name}: {check.advice}")
+    return 1 if any(check.status == "bad" for check in checks) else 0
+
+
+def _versions() -> list[Check]:
+    import platform
+    from importlib import metadata
+
+    from specllama import __version__
+
+    found = []
+    for package in ("llama-cpp-python", "huggingface-hub", "textual", "numpy"):
+        try:
+            found.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            found.append(f"{package} missing")
+    bad = [text for text in found if text.endswith("missing")]
+    return [
+        Check("ok", "specllama", f"{__version__}, Python {platform.python_version()}"),
+        Check(
+            "bad" if bad else "ok",
+            "packages",
+            ", ".join(found),
+            "reinstall with: pip install --force-reinstall specllama" if bad else "",
+        ),
+    ]
+
+
+def _native() -> list[Check]:
+    """How llama.cpp was built, and the devices that it finds."""
+    from specllama.backend import devices
+    from specllama.cli.listing import size
+
+    try:
+        build = devices.build_info()
+        found = devices.devices()
+    except (ImportError, OSError, RuntimeError) as error:
+        return [
+            Check(
+                "bad",
+                "llama.cpp",
+                f"the native library does not load: {error}",
+                "pip install --force-reinstall --no-cache-dir llama-cpp-python==0.3.36",
+            )
+        ]
+    wanted = [f for f in build.features if f.startswith(("AVX", "NEON", "SVE", "AMX", "DOTPROD"))]
+    others = [f for f in build.features if f not in wanted]
+    checks = [
+        Check("ok", "llama.cpp", f"commit {build.llama_cpp}, backends {', '.join(build.backends)}"),
+        Check("ok", "CPU features", ", ".join(wanted + [f for f in others if f == "REPACK"])),
+    ]
+    for device in found:
+        memory = (
+            f"{size(device.free)} free of {size(device.total)}"
+            if device.total
+            else "memory unknown"
+        )
+        checks.append(Check("ok", device.name, f"{device.description}, {memory}"))
+    advice = devices.gpu_build_command(found)
+    if advice is not None:
+        checks.append(
+            Check(
+                "warn",
+                "GPU",
+                f"{advice[0]} here, but this build of llama.cpp cannot use it",
+                f"build it with: {advice[1]}",
+            )
+        )
+    elif not devices.gpus(found):
+        checks.append(Check("info", "GPU", "none found; everything runs on the CPU"))
+    return checks
+
+
+def _machine() -> list[Check]:
+    import os
+
+    from specllama.backend.devices import cpu_name, physical_cores
+    from specllama.cli.listing import size
+    from specllama.models import memory
+
+    cores, load = physical_cores(), 0.0
+    try:
+        load = os.getloadavg()[0]
+    except OSError:
+        pass
+    checks = [
+        Check("ok", "CPU", f"{cpu_name()}, {cores} cores for llama.cpp (-t {cores})"),
+        Check(
+            "ok",
+            "RAM",
+            f"{size(memory.available_memory())} free of {size(memory.total_memory())}",
+        ),
+    ]
+    if load > cores * 0.75:
+        checks.append(
+            Check("warn", "load", f"{load:.1f} on {cores} cores", "other programs take CPU time")
+        )
+    return checks
+
+
+def _stores() -> list[Check]:
+    import os
+    import shutil
+
+    from specllama import paths
+    from specllama.cli.listing import size
+
+    checks = []
+    for name, folder in (
+        ("models", paths.models_dir()),
+        ("data", paths.data_dir()),
+        ("cache", paths.cache_dir()),
+    ):
+        existing = folder
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        if not os.access(existing, os.W_OK):
+            advice = "set SPECLLAMA_HOME to a folder you can write to"
+            checks.append(Check("bad", name, f"{folder} is not writable", advice))
+            continue
+        free = f", {size(shutil.disk_usage(existing).free)} free" if name == "models" else ""
+        checks.append(Check("ok", name, f"{folder}{free}"))
+    return checks
+
+
+def _network() -> list[Check]:
+    import os
+    from urllib.parse import urlsplit
+
+    from specllama.models import hub
+
+    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or hub.PUBLIC)
+    state = "switched off" if hub.offline() else "used by hub search, info and pull only"
+    token = "with a token" if os.environ.get("HF_TOKEN") else "without a token from HF_TOKEN"
+    return [Check("info", "network", f"{state}; {endpoint.hostname}, {token}")]
+
+
+def _models() -> list[Check]:
+    from specllama.cli.listing import folders, size
+    from specllama.models import library
+
+    models = library.scan(folders())
+    bundled = [model for model in models if model.source == "bundled"]
+    checks = [
+        Check("ok", "bundled pair", ", ".join(m.path.name for m in bundled))
+        if len(bundled) == len(library.BUNDLED)
+        else Check("bad", "bundled pair", "missing", "reinstall specllama")
+    ]
+    stores: dict[str, list[Any]] = {}
+    for model in models:
+        stores.setdefault(model.source, []).append(model)
+    for source, found in stores.items():
+        if source != "bundled":
+            total = size(sum(model.bytes for model in found))
+            checks.append(Check("ok", f"{source} models", f"{len(found)}, {total}"))
+    return checks

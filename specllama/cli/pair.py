@@ -1,0 +1,322 @@
+"""``specllama pair``: which drafts fit a target, why not, and whether they can pay here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specllama.errors import PairIncompatible
+
+if TYPE_CHECKING:
+    from specllama.models.doctor import Finding, Measured
+    from specllama.models.gguf import GgufHeader
+
+EPILOG = """\b
+Examples:
+  specllama pair tiny                          the bundled pair
+  specllama pair qwen3-8b                      every draft that is known, on disk or to pull
+  specllama pair target.gguf draft.gguf        one draft in detail
+  specllama pair target.gguf drafts/ --json    every file below a folder
+  specllama pair tiny tiny-draft --measure     also run both for a few seconds
+"""
+MEASURE_TOKENS = 96
+MEASURE_PROMPTS = (
+    "Explain in a few sentences what a draft model does.",
+    "Write a Python function that returns the largest of three numbers.",
+)
+
+
+@click.command("pair", epilog=EPILOG)
+@click.argument("target")
+@click.argument("drafts", nargs=-1)
+@click.option("-c", "--ctx-size", "n_ctx", type=click.IntRange(8, 1 << 24), help="Context length.")
+@click.option("--measure", is_flag=True, help="Run the best draft and see whether it pays.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def command(
+    target: str, drafts: tuple[str, ...], n_ctx: int | None, measure: bool, as_json: bool
+) -> None:
+    """Say which DRAFTS fit TARGET, and why the others do not.
+
+    Reads headers only; no weights are loaded without --measure. Without DRAFTS every model on this
+    machine and the catalogue's draft are looked at; a folder stands for the files below it.
+    """
+    from specllama.cli.listing import folders, show_json
+    from specllama.models import doctor, memory, refs
+    from specllama.models.gguf import check_loadable, read_header
+
+    extra = folders()
+    path = refs.resolve(target, folders=extra)
+    header = read_header(path)
+    check_loadable(header)
+    tried = doctor.candidates(path, target, drafts, folders=extra)
+    findings = doctor.order(doctor.examine(header, one, n_ctx=n_ctx) for one in tried)
+    best = next((finding for finding in findings if finding.fits), None)
+    measured = _measure(path, best.candidate.path, n_ctx) if measure and best else None
+    if as_json:
+        show_json(
+            {
+                "target": header.to_dict(),
+                "memory_available": memory.available_memory(),
+                "gpus": [gpu.to_dict() for gpu in _gpus()],
+                "drafts": [finding.to_dict() for finding in findings],
+                "measured": None if measured is None else measured.to_dict(),
+            }
+        )
+    elif len(findings) == 1:
+        _show_one(header, findings[0])
+    else:
+        _show_table(header, target, findings)
+    if measured is not None and best is not None and not as_json:
+        _show_measured(best, measured)
+    if drafts and best is None:
+        first = findings[0] if findings else None
+        raise PairIncompatible(
+            f"no draft fits {target}"
+            if first is None or len(findings) > 1
+            else f"{first.candidate.ref} cannot draft for {target}: {first.reason}",
+            "drafts that do: specllama pair " + target,
+        )
+
+
+def _show_table(header: GgufHeader, target: str, findings: list[Finding]) -> None:
+    from specllama.cli.listing import Column, note, params, show_table, size
+
+    note(
+        f"target {target}: {header.architecture}, {params(header.n_params)} parameters,"
+        f" {header.quantization}, {header.vocab_size:,} tokens ({header.tokenizer_model})"
+    )
+    if not findings:
+        note("no other model is on this machine; see: specllama hub pairs")
+        return
+    columns = [
+        Column("fits", style="green"),
+        Column("draft", give=True),
+        Column("params", "right"),
+        Column("ratio", "right", drop=60),
+        Column("same", "right"),
+        Column("needs", "right", drop=90),
+        Column("memory", "right", drop=90),
+        Column("what to know", give=True),
+    ]
+    rows = []
+    for finding in findings:
+        report = finding.report
+        rows.append(
+            [
+                "✓" if finding.fits else "✗" if finding.candidate.path else "↓",
+                finding.candidate.ref,
+                params(finding.params) if finding.params else "",
+                _ratio(finding),
+                f"{100 * report.shared:.0f} %" if report else "",
+                f"> {finding.required:.0%}" if finding.required is not None else "",
+                size(finding.memory.total) if finding.memory else "",
+                _verdict(finding),
+            ]
+        )
+    show_table(columns, rows)
+    note("same: ids with the same text · needs: acceptance from which a draft step pays, at least")
+    _show_next(target, findings)
+
+
+def _show_next(target: str, findings: list[Finding]) -> None:
+    from specllama.cli.listing import note
+
+    best = next((finding for finding in findings if finding.fits), None)
+    pullable = next((f for f in findings if f.candidate.path is None), None)
+    if best is not None:
+        note(f"next: specllama chat -m {target} -d {best.candidate.ref}")
+    elif pullable is not None:
+        note(f"next: {pullable.candidate.note}")
+    else:
+        note("none fits: speculation still works without a draft model (--proposer ngram)")
+
+
+def _verdict(finding: Finding) -> str:
+    if finding.candidate.path is None:
+        return finding.candidate.note
+    if finding.reason:
+        return finding.reason
+    return "; ".join(finding.warnings) or "fits"
+
+
+def _ratio(finding: Finding) -> str:
+    report = finding.report
+    if report is None or not finding.params or report.ratio <= 0:
+        return ""
+    return f"1/{1 / report.ratio:.0f}" if report.ratio < 1 else f"{report.ratio:.1f}×"
+
+
+def _show_one(header: GgufHeader, finding: Finding) -> None:
+    """One draft: every check with its outcome."""
+    from specllama.cli.listing import Column, context, params, show_table
+
+    report = finding.report
+    rows: list[list[str]] = [["", "draft", f"{finding.candidate.ref}"]]
+    if report is None:
+        rows.append(["✗", "file", finding.reason])
+    else:
+        kinds: dict[str, str] = {p.kind: p.message for p in report.problems}
+
+        def check(kind: str, title: str, fine: str) -> None:
+            rows.append(["✗" if kind in kinds else "✓", title, kinds.get(kind, fine)])
+
+        check("tokenizer", "tokenizer", f"{header.tokenizer_model}, the same")
+        check("vocabulary", "vocabulary", f"{report.target_vocab:,} and {report.draft_vocab:,}")
+        check("token", "token texts", f"{report.shared:.1%} of the ids mean the same text")
+        for difference in report.differences[1:]:
+            rows.append(["", "", str(difference)])
+        check("bos", "BOS", "the same")
+        check("eos", "EOS", "the same")
+        check("rollback", "rollback", f"target {report.target_rollback},"
+              f" draft {report.draft_rollback}")  # fmt: skip
+        templates = {True: "the same", False: "different", None: "one has none"}
+        rows.append(["·", "chat template", templates[report.same_template]])
+        if finding.params:
+            rows.append(
+                [
+                    "✓" if report.good_size else "·",
+                    "size",
+                    f"{params(finding.params)} of {params(header.n_params)}, {_ratio(finding)}"
+                    " (1/10 to 1/30 is the good band)",
+                ]
+            )
+        rows.append(
+            [
+                "·",
+                "context",
+                f"{context(report.target_context)} and {context(report.draft_context)}",
+            ]
+        )
+        if finding.reason and not report.problems:
+            rows.append(["✗", "file", finding.reason])
+    rows += _memory_rows(finding)
+    if finding.required is not None:
+        rows.append(
+            [
+                "·",
+                "pays",
+                f"from an acceptance of {finding.required:.0%} plus the price of wider passes"
+                " (--measure tells)",
+            ]
+        )
+    rows += [["!", "", warning] for warning in finding.warnings]
+    columns = [Column(""), Column("check"), Column(f"for {header.path.name}", give=True)]
+    show_table(columns, rows)
+
+
+def _memory_rows(finding: Finding) -> list[list[str]]:
+    from specllama.cli.listing import size
+    from specllama.models import memory
+
+    need = finding.memory
+    if need is None:
+        return []
+    parts = [need.target, *([need.draft] if need.draft else [])]
+    free = memory.available_memory()
+    rows = [
+        [
+            "✓" if memory.fits(need, free) else "✗",
+            "memory",
+            f"{size(need.total)} at {need.target.n_ctx:,} tokens: weights"
+            f" {size(sum(p.weights for p in parts))}, KV {size(sum(p.kv for p in parts))}, buffers"
+            f" {size(sum(p.compute + p.output for p in parts))}; {size(free)} of RAM are free",
+        ]
+    ]
+    for gpu in _gpus():
+        on_gpu = sum(p.weights + p.kv + p.compute for p in parts)
+        rows.append(
+            [
+                "✓" if on_gpu <= gpu.free else "·",
+                gpu.name,
+                f"{size(on_gpu)} if offloaded whole; {size(gpu.free)} are free on"
+                f" {gpu.description}",
+            ]
+        )
+    return rows
+
+
+def _gpus() -> list[Any]:
+    """GPUs that the installed build can use; none when it is not installed."""
+    try:
+        from specllama.backend.devices import devices, gpus
+
+        return list(gpus(devices()))
+    except (ImportError, OSError):
+        return []
+
+
+def _measure(target: Path, draft: Path | None, n_ctx: int | None) -> Measured:
+    """Run target and draft for a few seconds, plain and speculative in turn, at temperature 0."""
+    import time
+
+    from specllama.cli.listing import note
+    from specllama.engine import Engine
+    from specllama.events import Finished, RoundDone
+    from specllama.models.doctor import Measured
+    from specllama.params import EngineOptions, GenerateParams, SamplingParams
+
+    note("measuring …")
+    plain = GenerateParams(
+        sampling=SamplingParams(temperature=0.0),
+        max_tokens=MEASURE_TOKENS,
+        seed=1,
+        speculate=False,
+        ignore_eos=True,
+    )
+    fast = plain.replace(speculate=True, proposer="draft", draft_max=1)
+    seconds = {True: 0.0, False: 0.0}
+    tokens = {True: 0, False: 0}
+    rounds: list[RoundDone] = []
+    with Engine.load(target, draft, EngineOptions(n_ctx=n_ctx)) as engine:
+        for params in (plain, fast):  # warm up: page cache, threads
+            for _ in engine.generate(MEASURE_PROMPTS[0], params.replace(max_tokens=8)):
+                pass
+        for prompt in MEASURE_PROMPTS:
+            for params in (plain, fast):
+                started = time.perf_counter()
+                for event in engine.generate(prompt, params):
+                    if isinstance(event, RoundDone) and event.index > 0:
+                        rounds.append(event)
+                    elif isinstance(event, Finished):
+                        seconds[params.speculate] += event.timings.decode_ms / 1e3
+                        tokens[params.speculate] += max(len(event.token_ids) - 1, 0)
+                if time.perf_counter() - started > 60:
+                    break
+    drafted = [r for r in rounds if r.drafted]
+    single = [r.verify_ms for r in rounds if not r.drafted]
+    return Measured(
+        step_ms=_median(single),
+        draft_ms=_median([r.draft_ms / len(r.drafted) for r in drafted]),
+        pass_ms=_median([r.verify_ms for r in drafted]),
+        acceptance=(
+            sum(r.accepted for r in drafted) / sum(len(r.drafted) for r in drafted)
+            if drafted
+            else None
+        ),
+        plain=tokens[False] / max(seconds[False], 1e-9),
+        speculative=tokens[True] / max(seconds[True], 1e-9),
+    )
+
+
+def _median(values: list[float]) -> float:
+    import statistics
+
+    return statistics.median(values) if values else 0.0
+
+
+def _show_measured(best: Finding, measured: Measured) -> None:
+    from specllama.cli.listing import Column, show_table
+
+    accepted = "none was drafted" if measured.acceptance is None else f"{measured.acceptance:.0%}"
+    rows = [
+        ["target step", f"{measured.step_ms:.2f} ms"],
+        ["draft step", f"{measured.draft_ms:.2f} ms ({measured.draft_cost:.0%} of a target step)"],
+        ["verifying one more row", f"{measured.marginal:.0%} of a target step"],
+        ["acceptance needed", f"{measured.required:.0%}"],
+        ["acceptance seen", f"{accepted} (two short prompts, temperature 0)"],
+        ["speed", f"{measured.plain:.0f} tok/s plain, {measured.speculative:.0f} with one draft"],
+        ["verdict", "it pays here" if measured.pays else "it does not pay here"],
+    ]
+    show_table([Column(f"measured with {best.candidate.ref}"), Column("", give=True)], rows)

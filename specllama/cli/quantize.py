@@ -1,0 +1,73 @@
+"""``specllama quantize``: a smaller file from a larger one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+EPILOG = """\b
+Types: q4_0 is the INT4 that stays bit-exact in speculation on CPU; q4_k_m is a little better and a
+little larger; q8_0 is the 8-bit type. GGUF has no FP8.
+
+\b
+Examples:
+  specllama quantize model-f16.gguf model-q4_0.gguf --type q4_0
+  specllama quantize model-f16.gguf draft.gguf --type q8_0 --prune-layers 8-23
+"""
+
+
+@click.command("quantize", epilog=EPILOG)
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("destination", type=click.Path(path_type=Path))
+@click.option("--type", "type_name", help="q4_0, q4_k_m, q8_0, q6_k, f16, …")
+@click.option(
+    "--prune-layers", "prune", help="Drop layers (4-11,20): a draft cut out of its own target."
+)
+@click.option("--pure", is_flag=True, help="Every matrix at --type, no mixture.")
+@click.option(
+    "--output-type",
+    type=click.Choice(["f16", "q4_0", "q5_1", "q6_k", "q8_0"]),
+    help="Type of the output matrix.",
+)
+@click.option("--requantize", is_flag=True, help="Accept a source that is quantized already.")
+@click.option("-t", "--threads", default=0, type=click.IntRange(0, 1024), help="0: all cores.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document about the result.")
+def command(
+    source: Path,
+    destination: Path,
+    type_name: str | None,
+    prune: str | None,
+    pure: bool,
+    output_type: str | None,
+    requantize: bool,
+    threads: int,
+    as_json: bool,
+) -> None:
+    """Quantize the GGUF file SOURCE into DESTINATION with llama.cpp's own quantizer."""
+    from specllama.cli.listing import note, show_json, size
+    from specllama.cli.progress import Bar
+    from specllama.models import quantize
+    from specllama.models.gguf import exact_rows
+
+    job = quantize.prepare(
+        source,
+        destination,
+        type_name,
+        prune=prune,
+        threads=threads,
+        pure=pure,
+        requantize=requantize,
+        output_type=output_type,
+    )
+    note(f"{source.name}: {size(job.header.file_bytes)} → about {size(job.expected)}")
+    with Bar(destination.name, job.header.n_tensors, transfer=False) as bar:
+        header = quantize.run(job, lambda done, of: bar.at(done))
+    rows = exact_rows(header)
+    if as_json:
+        show_json({**header.to_dict(), "exact_rows": rows, "source": str(source)})
+    exactness = (
+        f"bitwise exact up to {rows} rows on CPU" if rows > 1 else "near-ties possible on CPU"
+    )
+    note(f"{destination}: {size(header.file_bytes)}, {header.quantization}, {exactness}")
+    note(f"next: specllama run -m {destination} “Hello”")
