@@ -27,6 +27,7 @@ from specllama.spec.types import FloatArray, IntArray, Law, Row
 # Tokens this far (in logits) below the best are looked at only when the nearer ones do not settle
 # the truncation: a threshold scan is some 20 times cheaper than a partition of the vocabulary.
 _NEAR = 12.0
+_LOG_FLOAT_MAX = 88.7228391
 
 
 class Constraint(Protocol):
@@ -96,7 +97,7 @@ class SamplerChain:
     def fork(self) -> SamplerChain:
         other = SamplerChain.__new__(SamplerChain)
         other.__dict__.update(self.__dict__)
-        if self._history:
+        if self._penalties or self._dry:
             other._history = self._history.copy()
         if self.constraint is not None:
             other.constraint = self.constraint.fork()
@@ -115,6 +116,8 @@ class SamplerChain:
         best = int(np.argmax(z))  # the lowest id on ties; a NaN wins the argmax, so it is seen here
         top = float(z[best])
         if not math.isfinite(top):
+            if np.isfinite(row.max()):
+                raise EngineError("every token is forbidden by a logit bias")
             raise EngineError(
                 f"the model returned logits that cannot be sampled ({top})",
                 "the file may be damaged: re-download it, or run specllama hub verify",
@@ -130,7 +133,8 @@ class SamplerChain:
                 z = self._masked(z)
                 best = int(np.argmax(z))
                 ids, logits = self._truncate(z, best, float(z[best]))
-        scaled = (logits - logits.max()) / self.params.temperature
+        with np.errstate(over="ignore"):  # a tiny temperature makes the others -inf, as it should
+            scaled = (logits - logits.max()) / self.params.temperature
         weights = np.exp(scaled)
         weights /= weights.sum()
         self.gap = math.inf
@@ -149,7 +153,7 @@ class SamplerChain:
         z = row.copy()
         for token, bias in p.logit_bias.items():
             if 0 <= token < len(z):
-                z[token] += bias
+                z[token] += bias if math.isinf(bias) else max(min(bias, 1e37), -1e37)
         if self._penalties:
             window = self._history if p.repeat_last_n < 0 else self._history[-p.repeat_last_n :]
             counts = Counter(window)
@@ -160,10 +164,12 @@ class SamplerChain:
             seen = np.where(seen <= 0, seen * repeat, seen / repeat)
             z[ids] = seen - n * np.float32(p.frequency_penalty) - np.float32(p.presence_penalty)
         if self._dry:
+            # llama.cpp's bound on the exponent: a penalty stays a finite float32
+            most = int(_LOG_FLOAT_MAX / math.log(p.dry_base)) if p.dry_base > 1.000001 else 0
             for token, length in self._dry_matches().items():
                 if token < len(z):
-                    exponent = min(length - p.dry_allowed_length, 80)
-                    z[token] -= np.float32(p.dry_multiplier * p.dry_base**exponent)
+                    exponent = min(length - p.dry_allowed_length, most)
+                    z[token] -= np.float32(min(p.dry_multiplier * p.dry_base**exponent, 1e38))
         return z
 
     def _dry_matches(self) -> dict[int, int]:
@@ -210,6 +216,13 @@ class SamplerChain:
             z = self._masked(z)
             best = int(np.argmax(z))
             top = float(z[best])
+        if self.constraint is not None:
+            # only what the grammar allows can compete; a lead of more than 1 is no tie of any kind
+            rivals = np.flatnonzero(z > top - 1.0).astype(np.int32)
+            rivals = rivals[rivals != best]
+            rivals = rivals[self.constraint.allowed(rivals)] if len(rivals) else rivals
+            self.gap = top - float(z[rivals].max()) if len(rivals) else math.inf
+            return Law.point(best)
         keep = z[best]
         if z.flags.writeable:
             z[best] = -np.inf
@@ -274,7 +287,7 @@ class SamplerChain:
         only where top-p or min-p is certain to drop it.
         """
         p = self.params
-        near = np.flatnonzero(z > top - _NEAR).astype(np.int32)
+        near = np.flatnonzero(z >= top - _NEAR).astype(np.int32)
         if 0 < p.top_k < len(z):
             ids = near if len(near) >= p.top_k else np.flatnonzero(z > -np.inf).astype(np.int32)
             if len(ids) > p.top_k:
@@ -322,5 +335,5 @@ def confidence(row: Row) -> float:
     top = row.max()
     if not np.isfinite(top):
         return 0.0
-    near = row[row > top - np.float32(_NEAR)]
+    near = row[row >= top - np.float32(_NEAR)]
     return float(1.0 / np.exp(near - top).sum(dtype=np.float64))
