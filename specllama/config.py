@@ -248,7 +248,10 @@ def write_setting(path: Path, name: str, value: Any) -> None:
 
 
 def _edited(text: str, name: str, literal: str | None) -> str:
-    lines = text.splitlines()
+    # Not splitlines(): TOML knows no other line ends, and texts may hold the others.
+    lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    if lines == [""]:
+        lines = []
     spelled = re.escape(name).replace(r"\-", "[-_]")
     pattern = re.compile(rf"^(\s*\"?{spelled}\"?\s*=\s*)(.*?)(\s+#[^\"']*)?$", re.IGNORECASE)
     for i, line in enumerate(lines):

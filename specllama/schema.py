@@ -69,7 +69,6 @@ _APP_DEFAULTS: dict[str, Any] = {
     "draft_model": None,
     "system": None,
     "log": True,
-    "theme": None,
     "model_dirs": (),
 }
 
@@ -156,6 +155,13 @@ SCHEMA: tuple[Setting, ...] = (
     Setting("batch-size", "int", "engine.n_batch", "Prompt tokens per pass.", _M),
     Setting("mmap", "bool", "engine.use_mmap", "Map model files instead of reading them.", _M),
     Setting("mlock", "bool", "engine.use_mlock", "Keep the model in memory (no swapping).", _M),
+    Setting(
+        "check-memory",
+        "bool",
+        "engine.check_memory",
+        "Refuse a pair that needs more memory than is free.",
+        _M,
+    ),
     Setting(
         "speculate",
         "bool",
@@ -336,7 +342,6 @@ SCHEMA: tuple[Setting, ...] = (
     ),
     Setting("system", "text", "app.system", "System prompt.", _O),
     Setting("log", "bool", "app.log", "Write a round log (see specllama log).", _O),
-    Setting("theme", "text", "app.theme", "Colours of the terminal app.", _O, flag=False),
     Setting(
         "model-dirs",
         "texts",

@@ -1,11 +1,23 @@
-"""Shared fixtures: every test gets its own SPECLLAMA_HOME and no settings from outside."""
+"""Shared fixtures: a private SPECLLAMA_HOME for every test, and the command line in process."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fakes import Reply, ScriptedEngine
+
+import specllama.cli
+from specllama.cli import loading
+
+TESTS = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -18,3 +30,64 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SPECLLAMA_HOME", str(folder))
     monkeypatch.setenv("NO_COLOR", "1")
     return folder
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command line did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+class Cli:
+    """``cli("run", "Hi")`` in this process, with a scripted engine behind it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capture: Any) -> None:
+        self._monkeypatch = monkeypatch
+        self._capture = capture
+        self.engine = ScriptedEngine()
+        self.opened: list[Any] = []
+
+    def reply(self, *replies: Reply | str) -> None:
+        self.engine = ScriptedEngine(replies)
+
+    def __call__(self, *args: str, stdin: bytes = b"") -> Result:
+        def open_engine(settings: Any, *, quiet: bool) -> ScriptedEngine:
+            self.opened.append(settings)
+            self.engine.closed = False
+            return self.engine
+
+        self._monkeypatch.setattr(loading, "open_engine", open_engine)
+        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), "utf-8"))
+        self._capture.readouterr()
+        code = specllama.cli.invoke(args)
+        captured = self._capture.readouterr()
+        return Result(code, captured.out.decode(), captured.err.decode())
+
+
+@pytest.fixture
+def cli(
+    monkeypatch: pytest.MonkeyPatch,
+    capsysbinary: pytest.CaptureFixture[bytes],
+    tmp_path: Path,
+) -> Cli:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(specllama.cli.diagnostics, "end_on_sigterm", lambda: None)
+    return Cli(monkeypatch, capsysbinary)
+
+
+@pytest.fixture
+def driver() -> Callable[..., list[str]]:
+    """Command line of a process that runs specllama with a scripted engine."""
+
+    def build(replies: Sequence[dict[str, Any]], *args: str) -> list[str]:
+        script = json.dumps({"replies": list(replies)})
+        return [sys.executable, str(TESTS / "cli_driver.py"), script, *args]
+
+    return build

@@ -46,6 +46,10 @@ config.toml, in this order (specllama config show --origin).
 """
 
 
+class ReaderGone(Exception):
+    """Whoever read our output has closed it, which is how ``| head`` ends: nothing is wrong."""
+
+
 class Commands(click.Group):
     """Finds commands by module name; only those that are installed are listed."""
 
@@ -61,6 +65,12 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, SUMMARIES[name]) for name in self.list_commands(ctx)])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # click would call this a failure
+            raise ReaderGone from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -138,13 +148,10 @@ def invoke(args: Sequence[str] | None = None) -> int:
         )
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
-    except BrokenPipeError:
+    except ReaderGone:
         output.discard()
         return 0
     except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # click's own way out
-            output.discard()
-            return 0
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException as error:
         return diagnostics.report(error)

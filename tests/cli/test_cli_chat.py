@@ -1,0 +1,272 @@
+"""The plain chat: turns, commands, interruptions, and what is stored."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fakes import Reply
+
+from specllama.cli import lines
+from specllama.cli.repl import COMMANDS, Repl
+from specllama.errors import EngineError
+from specllama.interface import Message
+from specllama.store.rounds import list_runs, read_run
+from specllama.store.sessions import SessionStore
+
+LONG = "The target reads all the guesses in a single pass and keeps those it agrees with. "
+
+
+def questions(cli) -> list[str]:
+    return [request.prompt[-1].content for request in cli.engine.requests]
+
+
+def test_every_line_of_a_pipe_is_a_turn(cli) -> None:
+    cli.reply("One.", "Two.")
+    result = cli("chat", stdin=b"first\n\nsecond\n")
+    assert (result.code, result.out) == (0, "One.\nTwo.\n")
+    assert result.err.count("tok/s") == 2
+    assert questions(cli) == ["first", "second"]
+    assert len(cli.engine.requests[1].prompt) == 3
+    with SessionStore.open() as store:
+        stored = store.get(store.find())
+    assert [m.content for m in stored.messages] == ["first", "One.", "second", "Two."]
+    assert len(read_run(list_runs()[0]).turns) == 2
+
+
+def test_messages_of_several_lines(cli) -> None:
+    cli("chat", "-q", stdin=b'a \\\nb\n"""\nc\n\n d\n"""\n"""e"""\n"""open\nend')
+    assert questions(cli) == ["a \nb", "c\n\n d", "e", "open\nend"]
+
+
+def test_any_bytes_are_a_line(cli) -> None:
+    cli("chat", stdin=b"\xff\x00 odd\r\n//not a command\n")
+    assert questions(cli) == ["\ufffd\0 odd", "/not a command"]
+
+
+def test_commands_change_the_conversation(cli, tmp_path: Path) -> None:
+    cli.reply("A.", "B.", "C.", "D.", "E.", "F.")
+    script = b"""\
+/system Be brief.
+/temperature 0
+/draft-max 2
+/proposer ngram
+/seed 7
+/set top-k 3
+one
+/retry
+/continue
+/edit uno
+two
+/undo
+/save My talk
+/save talk.md
+/save talk.json
+/stats
+/sessions
+/seed none
+/new
+three
+/load My talk
+/quit
+never
+"""
+    result = cli("chat", stdin=script)
+    assert result.code == 0, result.err
+    assert result.out == "A.\nB.\nC.\nD.\nE.\nF.\n"
+    first = cli.engine.requests[0]
+    assert first.prompt[0] == Message("system", "Be brief.")
+    assert first.params.sampling.temperature == 0.0
+    assert first.params.sampling.top_k == 3
+    assert (first.params.draft_max, first.params.proposer, first.params.seed) == (2, "ngram", 7)
+    assert cli.engine.requests[1].params.seed == 8
+    assert cli.engine.requests[2].prompt[-1] == Message("assistant", "B.")
+    assert questions(cli)[3] == "uno"
+    assert cli.engine.requests[5].params.seed is None
+    assert (tmp_path / "talk.md").read_text().startswith("# My talk\n")
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    assert [m["content"] for m in saved["messages"]] == ["uno", "D."]
+    for words in ("took back: two", "saved as “My talk”", "mean acceptance length", "2 messages"):
+        assert words in result.err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/retri", "did you mean /retry?"),
+        ("/xyzzy", "there is no command /xyzzy"),
+        ("/retry", "nothing to retry"),
+        ("/undo", "nothing to undo"),
+        ("/continue", "no reply to continue"),
+        ("/edit", "nothing to edit"),
+        ("/load", "no stored session"),
+        ("/draft-max", "a value is missing"),
+        ("/draft-max many", "draft-max must be a whole number"),
+        ("/draft-max 100", "draft-max must be a whole number from 0 to 64"),
+        ("/proposer nobody", "proposer must be one of"),
+        ("/set threads 3", "cannot be changed while a model is loaded"),
+        ("/set temprature 3", "did you mean temperature?"),
+        ("/save /no/such/folder/x.md", "cannot write"),
+    ],
+)
+def test_wrong_commands_do_not_end_the_chat(cli, line: str, words: str) -> None:
+    cli.reply("Still here.")
+    result = cli("chat", stdin=f"{line}\nhello\n".encode())
+    assert words in result.err
+    assert "Traceback" not in result.err
+    assert result.out == "Still here.\n"
+    assert result.code != 0
+
+
+def test_every_command_has_a_handler_and_a_help_line(cli) -> None:
+    shown = cli("chat", stdin=b"/help\n").err
+    for name in COMMANDS:
+        assert f"/{name}" in shown
+        assert callable(getattr(Repl, "_do_" + name.replace("-", "_")))
+
+
+def test_an_engine_error_ends_one_turn(cli) -> None:
+    cli.reply(Reply(raise_first=EngineError("odd")), "Fine.")
+    result = cli("chat", stdin=b"one\ntwo\n")
+    assert (result.code, result.out) == (1, "Fine.\n")
+    assert "error: odd" in result.err
+
+
+def test_resume(cli) -> None:
+    cli.reply("One.", "Two.")
+    cli("chat", "--system", "Be brief.", stdin=b"first\n")
+    result = cli("chat", "--resume", stdin=b"second\n")
+    assert result.code == 0
+    assert [m.content for m in cli.engine.requests[1].prompt] == [
+        "Be brief.",
+        "first",
+        "One.",
+        "second",
+    ]
+    result = cli("chat", "--resume", "zzzz", stdin=b"second\n")
+    assert result.code == 1
+    assert "there is no session 'zzzz'" in result.err
+
+
+def test_a_damaged_store_is_a_warning(cli, home: Path) -> None:
+    home.mkdir()
+    (home / "data").write_text("in the way")
+    result = cli("chat", stdin=b"hello\n")
+    assert result.code == 0
+    assert "kept in memory" in result.err
+
+
+def test_a_killed_chat_is_there_on_the_next_start(driver) -> None:
+    command = driver([{"text": LONG * 200, "delay_s": 0.02}], "chat", "-q")
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(b"Tell me\n")
+    shown = b""
+    while len(shown) < 300:
+        shown += child.stdout.read(100)
+    time.sleep(0.4)
+    child.kill()
+    child.wait()
+    child.stdin.close()
+    child.stdout.close()
+    with SessionStore.open() as store:
+        assert store.notices == []
+        stored = store.get(store.find())
+    assert stored.messages[0].content == "Tell me"
+    assert stored.messages[1].state == "partial"
+    assert len(stored.messages[1].content) > 100
+    assert (LONG * 200).startswith(stored.messages[1].content)
+
+
+class Terminal:
+    """A program on a pseudo terminal, spoken to by what it shows."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.leader, follower = pty.openpty()
+        env = {**os.environ, "TERM": "dumb"}
+        self.child = subprocess.Popen(
+            command,
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+            env=env,
+            start_new_session=True,
+            preexec_fn=_own_terminal,
+        )
+        os.close(follower)
+        self.shown = ""
+        self._seen = 0
+
+    def until(self, words: str) -> None:
+        """Read until the words are shown behind what was waited for before."""
+        deadline = time.monotonic() + 30
+        while (at := self.shown.find(words, self._seen)) < 0:
+            assert time.monotonic() < deadline, self.shown
+            if select.select([self.leader], [], [], 1)[0]:
+                self.shown += os.read(self.leader, 65536).decode("utf-8", "replace")
+        self._seen = at + len(words)
+
+    def type(self, text: str) -> None:
+        os.write(self.leader, text.encode())
+
+    def end(self) -> int:
+        code = self.child.wait(timeout=20)
+        os.close(self.leader)
+        return code
+
+
+def _own_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo terminal")
+def test_a_conversation_on_a_terminal(driver, home: Path) -> None:
+    terminal = Terminal(
+        driver([{"text": LONG * 100, "delay_s": 0.02}, {"text": "Short."}], "chat", "--plain")
+    )
+    terminal.until(">>> ")
+    terminal.type("Tell me\n")
+    terminal.until("guesses")
+    terminal.type("\x03")  # stops the reply
+    terminal.until("stopped; /continue")
+    terminal.until(">>> ")
+    terminal.type("half a line\x03")  # drops the line
+    terminal.until("/quit leaves")
+    terminal.until(">>> ")
+    terminal.type("And?\n")
+    terminal.until("Short.")
+    terminal.until(">>> ")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+    assert "Traceback" not in terminal.shown
+    with SessionStore.open() as store:
+        stored = store.get(store.find())
+    assert [m.role for m in stored.messages] == ["user", "assistant", "user", "assistant"]
+    assert stored.messages[1].state == "partial"
+    assert LONG.startswith(stored.messages[1].content[:40])
+    assert stored.messages[3].content == "Short."
+    assert "Tell me" in (home / "data" / "chat_history").read_text()
+
+
+def test_read_message() -> None:
+    def read(*parts: str):
+        left = list(parts)
+        return lines.read_message(lambda prompt: left.pop(0) if left else None)
+
+    assert read() is None
+    assert read("") == ""
+    assert read("a\\", "b\\", "c") == "a\nb\nc"
+    assert read("a\\") == "a"
+    assert read('"""a', 'b"""') == "a\nb"
+    assert read('"""', "a", "") == "a"

@@ -1,0 +1,221 @@
+"""``specllama log``: every view of a run, and logs that are not as they should be."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from fakes import Reply
+
+from specllama.events import RoundDone
+from specllama.paths import rounds_dir
+from specllama.stats import SpecStats
+from specllama.store import summary
+from specllama.store.rounds import list_runs, read_run
+
+LONG = "The target reads all the guesses in a single pass and keeps those it agrees with. " * 3
+
+
+@pytest.fixture
+def logged(cli):
+    """A command line with one run in the log: mixed sources, one near-tie."""
+    cli.reply(
+        Reply(LONG, accept=(2, 0, 4), sources=("draft", "ngram"), near_tie_rounds=frozenset({3}))
+    )
+    assert cli("run", "x", "--seed", "1").code == 0
+    return cli
+
+
+def test_an_empty_log_is_said(cli) -> None:
+    result = cli("log", "ls")
+    assert (result.code, result.out) == (0, "")
+    assert "no round log yet" in result.err
+    for verb in ("show", "stats", "plot", "export"):
+        result = cli("log", verb)
+        assert (result.code, result.out) == (1, "")
+        assert "no round log yet" in result.err
+
+
+def test_ls(logged) -> None:
+    result = logged("log", "ls")
+    head, row = result.out.splitlines()
+    assert head.split()[:3] == ["run", "command", "target"]
+    assert "scripted target Q4_0" in row
+    (run,) = logged("log", "ls", "--json").json
+    record = read_run(list_runs()[0])
+    assert run["run"] == record.run
+    assert run["emitted"] == run["accepted"] + run["rounds"] - run["cut"]
+    assert run["complete"] is True
+    assert run["tok_per_s"] > 0
+
+
+def test_show_marks_tokens_by_signs(logged) -> None:
+    result = logged("log", "show")
+    assert result.code == 0
+    rows = [line for line in result.out.splitlines() if "■" in line or "□" in line]
+    record = read_run(list_runs()[0])
+    drafting = [done for done in record.rounds if done.drafted]
+    assert len(rows) == len(drafting)
+    for row, done in zip(rows, drafting, strict=True):
+        signs = "■" * done.accepted + "□" * (len(done.drafted) - done.accepted)
+        assert signs + "+" * (1 - done.cut) in row
+        assert row.count("□␣wrong") == len(done.drafted) - done.accepted
+        assert ("≈near-tie" in row) == done.near_tie
+    assert "\x1b" not in result.out
+    assert len(logged("log", "show", "-n", "2").out.splitlines()) == 7
+    assert "no request 5" in logged("log", "show", "--turn", "5").err
+
+
+def test_show_json_is_the_log(logged) -> None:
+    path = list_runs()[0]
+    assert logged("log", "show", "--json").json == [
+        json.loads(line) for line in path.read_text().splitlines()
+    ]
+
+
+def test_stats_agree_with_the_rounds(logged) -> None:
+    (data,) = logged("log", "stats", "--json").json
+    rounds = read_run(list_runs()[0]).rounds
+    total = data["total"]
+    assert total["drafted"] == sum(len(done.drafted) for done in rounds)
+    assert total["accepted"] == sum(done.accepted for done in rounds)
+    assert set(data["by_source"]) == {"none", "draft", "ngram"}
+    for group in ("rounds", "drafted", "accepted", "emitted"):
+        assert sum(part[group] for part in data["by_source"].values()) == total[group]
+        assert sum(part[group] for part in data["by_time"]) == total[group]
+    assert sum(p["accepted"] for p in data["by_position"]) == total["accepted"]
+    text = logged("log", "stats").out
+    for title in ("by source", "by position in the draft", "by time"):
+        assert title in text
+
+
+def test_stats_over_every_run(logged) -> None:
+    logged("run", "x")
+    (one,) = logged("log", "stats", "--json").json
+    (both,) = logged("log", "stats", "--all", "--json").json
+    assert len(both["runs"]) == 2
+    assert both["total"]["rounds"] == 2 * one["total"]["rounds"]
+    assert "2 runs" in logged("log", "stats", "--all").out
+
+
+def test_plot(logged, tmp_path: Path) -> None:
+    text = logged("log", "plot").out
+    assert "100% │" in text
+    assert "accepted by position" in text
+    (data,) = logged("log", "plot", "--json").json
+    assert all(rate is None or 0 <= rate <= 1 for _, rate in data["over_time"])
+    assert data["by_position"][0][0] == 1
+    file = tmp_path / "x.png"
+    assert logged("log", "plot", "--png", str(file)).code == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+    result = logged("log", "plot", "--png", "/no/such/folder/x.png")
+    assert (result.code, "cannot write" in result.err) == (2, True)
+
+
+def test_plot_without_matplotlib_says_what_to_install(logged, monkeypatch) -> None:
+    for name in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+        monkeypatch.setitem(sys.modules, name, None)
+    result = logged("log", "plot", "--png", "x.png")
+    assert result.code == 2
+    assert "specllama[plot]" in result.err
+
+
+def test_plot_without_drafts(cli) -> None:
+    cli("run", "x", "--no-spec")
+    result = cli("log", "plot")
+    assert result.code == 0
+    assert "nothing was drafted" in result.out
+
+
+def test_export(logged, tmp_path: Path) -> None:
+    record = read_run(list_runs()[0])
+    rows = list(csv.DictReader(io.StringIO(logged("log", "export").out)))
+    assert [int(row["accepted"]) for row in rows] == [done.accepted for done in record.rounds]
+    assert "".join(row["emitted_text"] for row in rows) == LONG
+    (data,) = logged("log", "export", "--json").json
+    assert len(data["requests"][0]["rounds"]) == len(record.rounds)
+    assert data["header"]["schema"] == "specllama.rounds.v1"
+    file = tmp_path / "rounds.csv"
+    assert logged("log", "export", "-o", str(file)).code == 0
+    assert len(file.read_text().splitlines()) == len(rows) + 1
+    assert logged("log", "export", "-o", "/no/such/folder/x").code == 2
+
+
+def test_path(logged) -> None:
+    assert logged("log", "path").out == f"{rounds_dir()}\n"
+    assert logged("log", "path", "last").out == f"{list_runs()[0]}\n"
+    assert logged("log", "path", "--json").json == [{"path": str(rounds_dir())}]
+
+
+def test_damage_and_the_future_never_break_it(logged) -> None:
+    path = list_runs()[0]
+    good = path.read_bytes()
+    lines = good.splitlines(keepends=True)
+    lines[3] = b'{"type": "round", "drafted": "no"}\n'
+    lines.insert(2, b'{"type": "from the future", "x": 1}\n')
+    path.write_bytes(b"".join(lines) + b'{"type": "round", "torn')
+    for args in (["ls"], ["show"], ["stats"], ["plot"], ["export"], ["export", "--json"]):
+        result = logged("log", *args)
+        assert result.code == 0, args
+        assert "Traceback" not in result.err
+    assert "3 damaged or unknown lines skipped" in logged("log", "show").err
+    for content in (b"", b"\n\n", b"\xff\xfe\x00", b"[]\n{}\n", lines[0]):
+        path.write_bytes(content)
+        for args in (["ls"], ["show"], ["stats"], ["export"]):
+            assert logged("log", *args).code == 0, (content, args)
+        result = logged("log", "plot")
+        assert result.code == 1
+        assert "has no rounds to draw" in result.err
+
+
+def test_a_hostile_log_cannot_reach_the_terminal(logged) -> None:
+    path = list_runs()[0]
+    path.write_text(path.read_text().replace(" wrong", r" \u001b[2J\u009b"))
+    assert "\x1b" not in logged("log", "show").out
+    assert "␛[2J⟦9B⟧" in logged("log", "show").out
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads all")
+def test_a_log_that_may_not_be_read(logged) -> None:
+    list_runs()[0].chmod(0)
+    assert logged("log", "show").code == 1
+
+
+def round_at(t_s: float, **changes: object) -> RoundDone:
+    values = {
+        "index": 0, "t_s": t_s, "n_past": 5, "source": "draft", "draft_max": 2,
+        "window_reason": "", "drafted": (1, 2), "parents": (-1, 0), "drafted_text": ("a", "b"),
+        "confidence": (None, None), "p": (None, None), "q": (None, None), "accepted": 1,
+        "accepted_path": (0,), "target_token": 3, "target_text": "c", "target_kind": "recovered",
+        "emitted": (1, 3), "emitted_text": ("a", "c"), "cut": 0, "draft_ms": 100.0,
+        "verify_ms": 300.0, "other_ms": 100.0,
+    }  # fmt: skip
+    return RoundDone(**{**values, **changes})
+
+
+def test_time_slices() -> None:
+    moments = [
+        summary.Moment(0, round_at(end), end - 0.5, end) for end in (0.5, 1.0, 1.5, 2.0, 4.0)
+    ]
+    slices = summary.by_time(moments, 4)
+    assert [s.stats.rounds for s in slices] == [1, 2, 1, 1]
+    assert slices[1].tok_per_s == 4.0
+    assert summary.by_time([], 4) == []
+    assert [s.stats.rounds for s in summary.by_time([summary.Moment(0, round_at(1), 1, 1)], 4)] == [
+        1
+    ]
+
+
+def test_positions_of_trees_and_cuts() -> None:
+    stats = SpecStats()
+    stats.observe(round_at(0.1))
+    tree = {"drafted": (1, 2, 3), "parents": (-1, -1, 1), "accepted": 2, "accepted_path": (1, 2)}
+    stats.observe(round_at(0.2, **tree))
+    positions = summary.by_position(stats)
+    assert [(p.drafted, p.accepted, p.rounds) for p in positions] == [(2, 2, 2), (2, 1, 2)]
+    assert positions[1].of_rounds == 0.5

@@ -1,0 +1,176 @@
+"""The frame around the commands: help, versions, errors, exit codes, no heavy imports."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from specllama import cli as cli_package
+from specllama.cli import SUMMARIES, diagnostics, group
+from specllama.errors import (
+    BadGguf,
+    ConfigError,
+    DoesNotFit,
+    EngineDied,
+    ModelUnavailable,
+    PairIncompatible,
+    PromptTooLong,
+    SpecllamaError,
+    StoreError,
+    UsageError,
+)
+
+HEAVY = ("numpy", "llama_cpp", "textual", "huggingface_hub", "rich", "jinja2", "matplotlib")
+
+
+def run(*args: str, **kwargs) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "specllama", *args],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        **kwargs,
+    )
+
+
+def test_help_imports_nothing_heavy() -> None:
+    for args in (["--help"], ["--version"], ["run", "--help"], ["log", "--help"]):
+        program = (
+            "import sys\nfrom specllama.cli import invoke\n"
+            f"code = invoke({args!r})\n"
+            f"bad = [m for m in {HEAVY!r} if m in sys.modules]\n"
+            "print(bad, file=sys.stderr)\nsys.exit(code or bool(bad))"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert done.returncode == 0, (args, done.stderr)
+
+
+def test_version_and_help() -> None:
+    done = run("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("specllama 0.")
+    assert "llama-cpp-python 0." in done.stdout
+    shown = run("-h").stdout
+    assert "Examples:" in shown
+    for name in ("run", "chat", "log", "config", "completion"):
+        assert f"\n  {name} " in shown
+
+
+def test_alone_without_a_terminal_shows_help_and_fails() -> None:
+    done = run()
+    assert done.returncode == 2
+    assert "Commands:" in done.stdout
+
+
+def test_summaries_list_exactly_the_commands_there_are() -> None:
+    folder = Path(cli_package.__file__).parent
+    installed = {name for name in SUMMARIES if (folder / f"{name}.py").exists()}
+    assert set(group.list_commands(click.Context(group))) == installed
+    for name in installed:
+        command = importlib.import_module(f"specllama.cli.{name}").command
+        assert isinstance(command, click.Command)
+        assert command.name == name
+        assert command.help
+        if name in ("run", "chat", "log", "config", "prove", "hub"):
+            assert "Examples:" in (command.epilog or "")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["proove"], "did you mean prove?"),
+        (["tell me a joke"], "specllama run"),
+        (["xyzzy"], "there is no command 'xyzzy'"),
+        (["--nope"], "No such option"),
+        (["run", "--draft-maks", "3", "x"], "--draft-max"),
+        (["config", "nope"], "No such command"),
+    ],
+)
+def test_wrong_words_get_one_line_and_a_hint(cli, args: list[str], words: str) -> None:
+    result = cli(*args)
+    assert result.code == 2
+    assert words in result.err
+    assert result.out == ""
+    assert "Traceback" not in result.err
+    assert result.err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SpecllamaError("x"), 1),
+        (EngineDied("x"), 1),
+        (StoreError("x"), 1),
+        (UsageError("x"), 2),
+        (ConfigError("x"), 2),
+        (PromptTooLong("x"), 2),
+        (click.UsageError("x"), 2),
+        (ModelUnavailable("x"), 3),
+        (PairIncompatible("x"), 4),
+        (BadGguf("x"), 5),
+        (DoesNotFit("x"), 5),
+        (MemoryError(), 5),
+        (KeyboardInterrupt(), 130),
+        (diagnostics.Interrupted(), 130),
+        (PermissionError(13, "Permission denied", "/x"), 1),
+        (ImportError("no numpy"), 1),
+        (ZeroDivisionError("x"), 1),
+    ],
+)
+def test_exit_codes(error: BaseException, code: int, capsys, monkeypatch) -> None:
+    assert diagnostics.report(error) == code
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    monkeypatch.setenv("SPECLLAMA_DEBUG", "1")
+    diagnostics.report(error)
+    assert type(error).__name__ in capsys.readouterr().err
+
+
+def test_messages_are_safe_for_a_terminal(capsys) -> None:
+    diagnostics.report(UsageError("bad\x1b]0;title\x07 name\nsecond", "hint\x9b"))
+    shown = capsys.readouterr().err
+    assert "\x1b" not in shown
+    assert "\x9b" not in shown
+    assert shown.splitlines() == ["error: bad␛]0;title␇ name second", "  hint⟦9B⟧"]
+
+
+def test_a_second_signal_is_a_hard_end() -> None:
+    program = (
+        "import os, signal, threading, time\n"
+        "from specllama.cli.diagnostics import stop_on_signals\n"
+        "cancel = threading.Event()\n"
+        "with stop_on_signals(cancel) as got:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    assert cancel.is_set() and got == [130]\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(30)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=20).returncode == 130
+
+
+def test_sigterm_unwinds(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "import specllama.cli as cli\n"
+        "import click\n"
+        "@click.command()\n"
+        "def wait():\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM); import time; time.sleep(30)\n"
+        "    finally:\n"
+        "        print('closed')\n"
+        "cli.group.get_command = lambda ctx, name: wait\n"
+        "sys.exit(cli.invoke(['run']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=20
+    )
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "closed\n")
+    assert "Traceback" not in done.stderr
