@@ -1,0 +1,147 @@
+"""Events survive the trip through JSON, also from newer and older writers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specllama import events
+from specllama.events import (
+    EVENT_TYPES,
+    Event,
+    Finished,
+    Notice,
+    RoundDone,
+    Started,
+    TextDelta,
+    Timings,
+    event_from_dict,
+)
+
+number = st.floats(allow_nan=False, allow_infinity=False)
+ints = st.lists(st.integers(0, 2**31), max_size=5).map(tuple)
+
+
+def strategy_for(hint: Any) -> st.SearchStrategy[Any]:
+    """A strategy for every annotation that events use; a new kind of field fails here."""
+    args = get_args(hint)
+    if hint is int:
+        return st.integers(-(2**63), 2**64 - 1)
+    if hint is float:
+        return number
+    if hint is str:
+        return st.text()
+    if hint is bool:
+        return st.booleans()
+    if hint is Timings:
+        names = get_type_hints(Timings)
+        return st.builds(Timings, **{n: strategy_for(h) for n, h in names.items()})
+    if getattr(hint, "__origin__", None) is tuple:
+        return st.lists(strategy_for(args[0]), max_size=4).map(tuple)
+    if type(None) in args:
+        (inner,) = (a for a in args if a is not type(None))
+        return st.none() | strategy_for(inner)
+    if args and all(isinstance(a, str) for a in args):
+        return st.sampled_from(args)
+    raise AssertionError(f"no strategy for {hint}")
+
+
+def built(cls: type[Event]) -> st.SearchStrategy[Event]:
+    hints = get_type_hints(cls)
+    return st.builds(cls, **{f.name: strategy_for(hints[f.name]) for f in dataclasses.fields(cls)})
+
+
+any_event = st.one_of([built(cls) for cls in EVENT_TYPES.values()])
+
+
+@given(any_event)
+def test_round_trip_through_json(event: Event) -> None:
+    data = event.to_dict()
+    assert data["type"] == event.type
+    assert event_from_dict(json.loads(json.dumps(data))) == event
+
+
+@given(any_event)
+def test_round_trip_through_pickle(event: Event) -> None:
+    """Events cross the pipe of the engine process."""
+    assert pickle.loads(pickle.dumps(event)) == event
+
+
+@given(any_event)
+def test_unknown_keys_of_a_newer_writer_are_ignored(event: Event) -> None:
+    data = {**event.to_dict(), "colour": "blue"}
+    if "timings" in data:
+        data["timings"] = {**data["timings"], "moon_ms": 1.0}
+    assert event_from_dict(data) == event
+
+
+def test_fields_with_defaults_may_be_missing() -> None:
+    data = Notice("hello").to_dict()
+    del data["level"], data["topic"]
+    assert event_from_dict(data) == Notice("hello")
+
+
+@pytest.mark.parametrize(
+    "data", [{"type": "no_such_event"}, {}, {"type": "text_delta"}, {"type": "finish", "text": ""}]
+)
+def test_what_is_not_an_event_is_a_key_error(data: dict[str, Any]) -> None:
+    with pytest.raises(KeyError):
+        event_from_dict(data)
+
+
+def test_names_are_unique_and_stable() -> None:
+    assert set(EVENT_TYPES) == {
+        "load_progress",
+        "notice",
+        "started",
+        "prefill_progress",
+        "text_delta",
+        "round_done",
+        "finish",
+    }
+    assert {cls.type for cls in get_args(events.AnyEvent)} == set(EVENT_TYPES)
+
+
+def test_events_cannot_be_changed() -> None:
+    event = TextDelta("a")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        event.text = "b"  # type: ignore[misc]
+
+
+def test_finish_has_the_documented_keys() -> None:
+    names = {f.name for f in dataclasses.fields(Finished)} | {"type"}
+    assert names >= {
+        "type", "reason", "text", "token_ids", "seed", "rounds", "draft_n", "draft_n_accepted",
+        "cut", "proposer", "verify", "timings",
+    }  # fmt: skip
+    assert {f.name for f in dataclasses.fields(Timings)} >= {
+        "load_ms", "tokenize_ms", "prefill_ms", "first_decode_ms", "ttft_ms", "decode_ms",
+        "draft_ms", "verify_ms", "other_ms", "tok_per_s",
+    }  # fmt: skip
+
+
+def test_is_chain() -> None:
+    base = {f.name: 0 for f in dataclasses.fields(RoundDone)}
+    for parents, expected in (
+        ((), True),
+        ((-1, 0, 1), True),
+        ((-1, -1), False),
+        ((-1, 0, 0), False),
+    ):
+        done = RoundDone(**{**base, "parents": parents})  # type: ignore[arg-type]
+        assert done.is_chain == expected
+
+
+def test_a_started_event_is_plain_data() -> None:
+    started = Started(3, 1, 512, 2**64 - 1, "draft", "match", 4, "bitwise up to 7 rows")
+    assert started.to_dict() == {
+        "type": "started", "prompt_n": 3, "cached_n": 1, "n_ctx": 512, "seed": 2**64 - 1,
+        "proposer": "draft", "verify": "match", "draft_max": 4,
+        "exactness": "bitwise up to 7 rows",
+    }  # fmt: skip

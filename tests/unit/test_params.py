@@ -1,0 +1,123 @@
+"""Bad values are refused where they enter, by name and with the range that is accepted."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import pytest
+
+from specllama.errors import UsageError
+from specllama.params import DRAFT_MAX_LIMIT, EngineOptions, GenerateParams, SamplingParams
+
+NAN, INF = math.nan, math.inf
+
+SAMPLING: list[tuple[str, list[Any], list[Any]]] = [
+    # field, accepted, refused
+    ("temperature", [0.0, 0.7, 100.0, 1], [-0.1, NAN, INF, 100.1, "hot", None]),
+    ("top_k", [0, 1, 2**31 - 1], [-1, 2**31, 1.5, True, None]),
+    ("top_p", [1.0, 0.01], [0.0, -0.1, 1.01, NAN, INF]),
+    ("min_p", [0.0, 1.0], [-0.01, 1.01, NAN]),
+    ("typical_p", [1.0, 0.2], [0.0, 1.5, NAN]),
+    ("repeat_penalty", [1.0, 0.5, 10.0], [0.0, -1.0, 11.0, NAN]),
+    ("frequency_penalty", [0.0, -2.0], [-11.0, 11.0, NAN]),
+    ("presence_penalty", [0.0, 2.0], [-11.0, 11.0, INF]),
+    ("repeat_last_n", [-1, 0, 64], [-2, 1.0, 2**31]),
+    ("dry_multiplier", [0.0, 0.8], [-0.1, 101.0, NAN]),
+    ("dry_base", [1.0, 1.75], [0.9, NAN, 101.0]),
+    ("dry_allowed_length", [1, 2], [0, -1, 1.5]),
+    ("dry_penalty_last_n", [-1, 0, 9], [-2]),
+    ("xtc_probability", [0.0, 1.0], [-0.1, 1.1, NAN]),
+    ("xtc_threshold", [0.0, 0.6, 1.0], [-0.1, 1.1, NAN]),
+    ("logit_bias", [{}, {3: 1.0, 4: -INF}], [{3: NAN}, {3: INF}]),
+]
+
+REQUEST: list[tuple[str, list[Any], list[Any]]] = [
+    ("max_tokens", [None, 1, 10**6], [0, -1, 1.5, True]),
+    ("seed", [None, 0, 2**64 - 1], [-1, 2**64, 1.5, True]),
+    ("stop", [(), ("a",), tuple("abcdefghijklmnop")], [("",), ("a", ""), tuple("x" * 17)]),
+    ("proposer", ["auto", "draft", "ngram", "mixed", "none"], ["eagle9", ""]),
+    ("verify", ["match", "rejection", "block"], ["typical?", ""]),
+    ("draft_max", [0, 1, DRAFT_MAX_LIMIT], [-1, DRAFT_MAX_LIMIT + 1, 2.0]),
+    ("draft_min", [0, 4], [-1, 65]),
+    ("draft_p_min", [0.0, 1.0], [-0.1, 1.1, NAN]),
+    ("min_speculative_tokens", [0, 8], [-1]),
+    ("on_full", ["stop", "shift"], ["burst"]),
+    ("grammar", [None, "root ::= [a-z]"], []),
+]
+
+OPTIONS: list[tuple[str, list[Any], list[Any]]] = [
+    ("n_ctx", [None, 8, 4096], [0, 7, -1, 2**24 + 1, 1.5]),
+    ("draft_ctx", [None, 512], [0, -5]),
+    ("threads", [None, 1, 64], [0, -1, 100_000]),
+    ("draft_threads", [None, 2], [0]),
+    ("gpu_layers", ["auto", "all", "0", "33"], ["-1", "some", ""]),
+    ("draft_gpu_layers", ["auto", "5"], ["x"]),
+    ("flash_attn", ["auto", "on", "off"], ["maybe"]),
+    ("kv_type_k", ["f16", "q8_0"], ["q3_k", ""]),
+    ("kv_type_v", ["f32"], ["int8"]),
+    ("n_batch", [32, 512], [0, 31, 2**16 + 1]),
+    ("max_rows", [1, 65], [0, 5000]),
+]
+
+
+@pytest.mark.parametrize(
+    ("cls", "table"),
+    [(SamplingParams, SAMPLING), (GenerateParams, REQUEST), (EngineOptions, OPTIONS)],
+)
+def test_every_value_of_the_table(cls: Any, table: list[tuple[str, list[Any], list[Any]]]) -> None:
+    for name, accepted, refused in table:
+        for value in accepted:
+            assert getattr(cls(**{name: value}), name) == value
+        for value in refused:
+            with pytest.raises(UsageError) as caught:
+                cls(**{name: value})
+            assert caught.value.exit_code == 2
+            shown = name.removeprefix("n_").replace("_", "-").replace("kv-type-k", "kv")
+            words = {
+                "ctx": "ctx-size", "draft-ctx": "ctx-size", "batch": "batch-size",
+                "kv-type-v": "kv", "gpu-layers": "gpu-layers", "draft-threads": "threads",
+                "proposer": "proposer", "verify": "rule", "max-rows": "rows",
+            }  # fmt: skip
+            assert words.get(shown, shown).lower() in caught.value.message.lower()
+
+
+def test_a_refusal_names_the_accepted_range() -> None:
+    for make, texts in (
+        (lambda: SamplingParams(temperature=-1.0), ("temperature", "0", "100")),
+        (lambda: GenerateParams(draft_max=99), ("draft-max", "0", "64")),
+        (lambda: SamplingParams(top_p=2.0), ("top-p", "(0, 1]")),
+    ):
+        with pytest.raises(UsageError) as caught:
+            make()
+        assert all(text in caught.value.message for text in texts)
+    with pytest.raises(UsageError) as caught:
+        GenerateParams(verify="typo")  # type: ignore[arg-type]
+    assert "match" in (caught.value.hint or "")
+
+
+def test_a_grammar_and_a_schema_are_too_many() -> None:
+    with pytest.raises(UsageError, match="not both"):
+        GenerateParams(grammar="root ::= [a-z]", json_schema="{}")
+
+
+def test_replace_validates_again() -> None:
+    params = GenerateParams()
+    assert params.replace(draft_max=2).draft_max == 2
+    with pytest.raises(UsageError):
+        params.replace(draft_max=-2)
+
+
+def test_parameters_cross_a_process_boundary() -> None:
+    params = GenerateParams(sampling=SamplingParams(logit_bias={1: -INF}), stop=("x",), seed=7)
+    assert pickle.loads(pickle.dumps(params)) == params
+    options = EngineOptions(n_ctx=512)
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_defaults_are_those_of_llama_cpp() -> None:
+    p = SamplingParams()
+    assert (p.temperature, p.top_k, p.top_p, p.min_p) == (0.8, 40, 0.95, 0.05)
+    assert (p.repeat_penalty, p.repeat_last_n, p.typical_p) == (1.0, 64, 1.0)
+    assert GenerateParams().verify == "match"

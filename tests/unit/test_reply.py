@@ -1,0 +1,139 @@
+"""Stop conditions inside a run of tokens, text held back, and pieces that split characters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specllama.backend.fake import FakeVocab
+from specllama.params import GenerateParams
+from specllama.reply import Reply
+
+
+class Pieces:
+    """A vocabulary given as bytes; token 0 ends a turn."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = (b"", *pieces)
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self._pieces)
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        raise NotImplementedError
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        return self._pieces[token]
+
+    def is_eog(self, token: int) -> bool:
+        return token == 0
+
+
+def reply(*pieces: bytes, **changes: Any) -> Reply:
+    return Reply(GenerateParams(**changes), Pieces(*pieces))
+
+
+def test_tokens_become_text() -> None:
+    r = reply(b"ab", b"c")
+    taken = r.take([1, 2, 1])
+    assert (taken.kept, taken.text, taken.reason) == (3, "abcab", None)
+    assert (r.token_ids, r.text, r.finish()) == ([1, 2, 1], "abcab", "")
+
+
+def test_a_stop_token_is_kept_but_not_shown() -> None:
+    r = reply(b"ab", b"c")
+    taken = r.take([1, 0, 2])
+    assert (taken.kept, taken.text, taken.reason) == (2, "ab", "stop_token")
+    assert r.token_ids == [1, 0]
+
+
+def test_ignore_eos_makes_it_an_ordinary_token() -> None:
+    r = reply(b"ab", ignore_eos=True)
+    assert not r.is_stop(0)
+    assert r.take([1, 0, 1]).kept == 3
+    assert r.text == "abab"
+
+
+@pytest.mark.parametrize("limit", range(1, 7))
+def test_max_tokens_inside_a_run(limit: int) -> None:
+    r = reply(b"a", b"b", max_tokens=limit)
+    assert r.remaining == limit
+    first = r.take([1, 2])
+    if limit <= 2:
+        assert (first.kept, first.reason) == (limit, "length")
+        assert r.remaining == 0
+        return
+    second = r.take([1, 2, 1, 2, 1])
+    assert (second.kept, second.reason) == (limit - 2, "length")
+    assert len(r.token_ids) == limit
+
+
+def test_a_stop_token_at_the_limit_is_a_stop() -> None:
+    assert reply(b"a", max_tokens=2).take([1, 0]).reason == "stop_token"
+
+
+def test_a_stop_string_over_tokens_and_rounds() -> None:
+    r = reply(b"hel", b"lo w", b"orld", stop=("lo world",))
+    first = r.take([1, 2])
+    assert (first.kept, first.text, first.reason) == (2, "hel", None)
+    second = r.take([3, 1])
+    assert (second.kept, second.text, second.reason) == (1, "", "stop_string")
+    assert (r.text, r.finish(), r.token_ids) == ("hel", "", [1, 2, 3])
+
+
+def test_a_false_start_is_shown_later() -> None:
+    r = reply(b"hel", b"lo", b"!", stop=("lox",))
+    assert r.take([1, 2]).text == "hel"
+    assert r.take([3]).text == "lo!"
+    r = reply(b"lo", stop=("lox",))
+    assert r.take([1]).text == ""
+    assert r.finish() == "lo"
+    assert r.text == "lo"
+
+
+def test_a_stop_string_at_the_limit_is_a_stop_string() -> None:
+    r = reply(b"a", b"b", stop=("ab",), max_tokens=2)
+    assert r.take([1, 2]).reason == "stop_string"
+
+
+def test_characters_split_over_tokens() -> None:
+    snowman = "☃".encode()
+    r = reply(snowman[:1], snowman[1:2], snowman[2:], b"x")
+    assert [r.take([t]).text for t in (1, 2, 3, 4)] == ["", "", "☃", "x"]
+    r = reply(snowman[:2], b"x")
+    assert r.take([1]).text == ""
+    assert r.finish() == "�", "an unfinished character is shown as such at the end"
+    r = reply(snowman[:2], b"x")
+    assert r.take([1, 2]).text == "�x"
+
+
+@given(
+    tokens=st.lists(st.integers(1, 20), max_size=40),
+    cuts=st.lists(st.integers(1, 5), min_size=1, max_size=40),
+    stop=st.lists(st.text("etaoin", min_size=1, max_size=3), max_size=2),
+    limit=st.none() | st.integers(1, 30),
+)
+def test_how_rounds_cut_the_tokens_does_not_matter(
+    tokens: list[int], cuts: list[int], stop: list[str], limit: int | None
+) -> None:
+    params = GenerateParams(stop=tuple(dict.fromkeys(stop)), max_tokens=limit)
+    whole, parts = Reply(params, FakeVocab(24)), Reply(params, FakeVocab(24))
+    one = whole.take(tokens)
+    rest, reason, shown, i = list(tokens), None, "", 0
+    while rest and reason is None:
+        n = cuts[i % len(cuts)]
+        taken = parts.take(rest[:n])
+        shown += taken.text
+        reason = taken.reason
+        rest, i = rest[n:], i + 1
+    assert reason == one.reason
+    assert parts.token_ids == whole.token_ids
+    assert len(whole.token_ids) == one.kept
+    assert shown == one.text
+    assert shown + parts.finish() == one.text + whole.finish() == whole.text == parts.text
+    for s in params.stop:
+        assert s not in whole.text

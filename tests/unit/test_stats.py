@@ -1,0 +1,120 @@
+"""Counters only; rates are derived and None where they mean nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specllama.events import RoundDone
+from specllama.stats import SpecStats
+
+
+def round_done(
+    drafted: int = 0, accepted: int = 0, *, cut: int = 0, parents: tuple[int, ...] | None = None
+) -> RoundDone:
+    parents = tuple(range(-1, drafted - 1)) if parents is None else parents
+    n = len(parents)
+    return RoundDone(
+        index=0,
+        t_s=0.0,
+        n_past=1,
+        source="draft",
+        draft_max=4,
+        window_reason="fixed",
+        drafted=tuple(range(n)),
+        parents=parents,
+        drafted_text=("x",) * n,
+        confidence=(None,) * n,
+        p=(None,) * n,
+        q=(None,) * n,
+        accepted=accepted,
+        accepted_path=tuple(range(accepted)),
+        target_token=9,
+        target_text="y",
+        target_kind="bonus",
+        emitted=(1,) * (accepted + 1 - cut),
+        emitted_text=("x",) * (accepted + 1 - cut),
+        cut=cut,
+        draft_ms=1.0,
+        verify_ms=2.0,
+        other_ms=0.5,
+        near_tie=accepted == 2,
+        sources=("draft",) * n,
+    )
+
+
+rounds = st.integers(0, 6).flatmap(
+    lambda n: st.builds(
+        lambda a, cut: round_done(n, a, cut=cut and int(a > 0)),
+        st.integers(0, n),
+        st.integers(0, 1),
+    )
+)
+
+
+def observed(done: list[RoundDone]) -> SpecStats:
+    stats = SpecStats()
+    for one in done:
+        stats.observe(one)
+    return stats
+
+
+def test_nothing_observed_has_no_rates() -> None:
+    stats = SpecStats()
+    assert stats.acceptance_rate is None
+    assert stats.mean_acceptance_length is None
+    assert stats.per_position == []
+    assert stats.rejected == 0
+
+
+def test_plain_rounds_have_a_length_but_no_rate() -> None:
+    stats = observed([round_done(), round_done()])
+    assert stats.acceptance_rate is None
+    assert stats.mean_acceptance_length == 1.0
+    assert stats.drafted_at == []
+
+
+def test_a_known_run() -> None:
+    stats = observed([round_done(), round_done(4, 2), round_done(4, 4), round_done(2, 1, cut=1)])
+    assert (stats.rounds, stats.drafted, stats.accepted, stats.emitted, stats.cut) == (
+        4, 10, 7, 10, 1,
+    )  # fmt: skip
+    assert stats.acceptance_rate == 0.7
+    assert stats.mean_acceptance_length == 1 + 7 / 4
+    assert stats.rejected == 3
+    assert stats.drafted_at == [3, 3, 2, 2]
+    assert stats.accepted_at == [3, 2, 1, 1]
+    assert stats.per_position == [0.75, 0.5, 0.25, 0.25]
+    assert stats.near_ties == 1
+    assert (stats.draft_ms, stats.verify_ms, stats.other_ms) == (4.0, 8.0, 2.0)
+
+
+def test_trees_count_depth_not_nodes() -> None:
+    stats = observed([round_done(parents=(-1, -1, 0, 2, 1), accepted=2)])
+    assert stats.drafted == 5
+    assert stats.drafted_at == [1, 1, 1]
+    assert stats.accepted_at == [1, 1, 0]
+
+
+@settings(max_examples=40)
+@given(st.lists(rounds, max_size=12))
+def test_conservation(done: list[RoundDone]) -> None:
+    stats = observed(done)
+    assert stats.emitted == stats.accepted + stats.rounds - stats.cut
+    assert sum(stats.accepted_at) == stats.accepted
+    assert all(a <= d for a, d in zip(stats.accepted_at, stats.drafted_at, strict=True))
+    assert stats.accepted_at == sorted(stats.accepted_at, reverse=True)
+
+
+@settings(max_examples=40)
+@given(st.lists(rounds, max_size=8), st.lists(rounds, max_size=8))
+def test_merging_is_observing_both(first: list[RoundDone], second: list[RoundDone]) -> None:
+    merged = observed(first)
+    other = observed(second)
+    before = dataclasses.asdict(other)
+    merged.merge(other)
+    assert dataclasses.asdict(merged) == pytest.approx(dataclasses.asdict(observed(first + second)))
+    assert dataclasses.asdict(other) == before
