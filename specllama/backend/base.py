@@ -44,6 +44,11 @@ class Context(Protocol):
         ...
 
     @property
+    def max_leaves(self) -> int:
+        """Most leaves of a tree pass; 1 where only chains are possible."""
+        ...
+
+    @property
     def tokens(self) -> list[int]:
         """Tokens in the cache; read-only for callers."""
         ...
@@ -60,7 +65,8 @@ class Context(Protocol):
 
         ``parents`` (tree passes): parents[i] is the index, within ``tokens``, of the token that
         token i follows, -1 for the cached prefix; None is a chain. Returns logits
-        [n_rows, n_vocab]: a view that the next pass of this context overwrites.
+        [n_rows, n_vocab]: a view that the next pass of this context overwrites. A tree pass must
+        be settled with ``keep_path`` or ``rollback`` before the next.
 
         Raises:
             ContextFull: no room for the tokens.

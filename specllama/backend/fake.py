@@ -14,6 +14,7 @@ import numpy as np
 from specllama.backend.base import Outputs
 from specllama.errors import ContextFull, EngineError
 from specllama.interface import EngineInfo, ModelInfo
+from specllama.spec.tree import layout
 from specllama.spec.types import Row, Rows
 
 _EOG = 0
@@ -94,12 +95,19 @@ class FakeContext:
     """A KV cache that is a list; refuses everything llama.cpp would refuse or abort on."""
 
     def __init__(
-        self, table: FakeTable, *, n_ctx: int = 512, max_rows: int = 65, n_batch: int = 512
+        self,
+        table: FakeTable,
+        *,
+        n_ctx: int = 512,
+        max_rows: int = 65,
+        n_batch: int = 512,
+        max_leaves: int = 16,
     ) -> None:
         self._table = table
         self._n_ctx = n_ctx
         self._max_rows = max_rows
         self._n_batch = n_batch
+        self._max_leaves = max_leaves
         self._tokens: list[int] = []
         self._tree: tuple[int, list[int], list[int]] | None = None
         self._handed_out: Rows | None = None
@@ -117,6 +125,10 @@ class FakeContext:
     @property
     def max_rows(self) -> int:
         return self._max_rows
+
+    @property
+    def max_leaves(self) -> int:
+        return self._max_leaves
 
     @property
     def tokens(self) -> list[int]:
@@ -142,12 +154,13 @@ class FakeContext:
             raise EngineError("a tree pass must be settled with keep_path")
         if self._handed_out is not None:
             self._handed_out.fill(np.nan)
-        chain = parents is None or all(p == i - 1 for i, p in enumerate(parents))
         above = list(range(-1, n - 1)) if parents is None else list(parents)
+        if parents is not None and layout(above).n_leaves > self._max_leaves:
+            raise ValueError(f"a tree has at most {self._max_leaves} leaves")
         paths: list[list[int]] = []
         for token, parent in zip(tokens, above, strict=True):
             paths.append([*(paths[parent] if parent >= 0 else self._tokens), int(token)])
-        if chain:
+        if parents is None:
             self._tokens = paths[-1]
         else:
             self._tree = (len(self._tokens), [int(t) for t in tokens], above)

@@ -1,9 +1,9 @@
 """llama.cpp through the low-level API of llama-cpp-python (pinned): models, contexts, grammars.
 
-The only module that imports llama_cpp (with ``symbols.py``). llama.cpp ends the process on some bad
-calls (``GGML_ASSERT``), so everything it would assert on is checked here before the call: batch
-sizes, output counts, token ids, sequence ranges. Nothing is printed: llama.cpp's log goes to the
-``specllama.llama`` logger and the last lines are kept for error messages.
+Only this module, ``llama_tree.py`` and ``symbols.py`` import llama_cpp. llama.cpp ends the process
+on some bad calls (``GGML_ASSERT``), so everything it would assert on is checked here before the
+call: batch sizes, output counts, token ids, sequence ranges. Nothing is printed: llama.cpp's log
+goes to the ``specllama.llama`` logger and the last lines are kept for error messages.
 """
 
 from __future__ import annotations
@@ -335,9 +335,23 @@ class LlamaModel:
         threads: int,
         options: EngineOptions,
         flash: str,
+        max_leaves: int = 1,
     ) -> LlamaContext:
-        context = LlamaContext(
-            self, n_ctx=n_ctx, max_rows=max_rows, threads=threads, options=options, flash=flash
+        """A KV cache; ``max_leaves`` above 1 asks for tree passes, where the model can do them."""
+        if max_leaves > 1 and self.can_roll_back:
+            from specllama.backend.llama_tree import LlamaTreeContext
+
+            kind: type[LlamaContext] = LlamaTreeContext
+        else:
+            kind, max_leaves = LlamaContext, 1
+        context = kind(
+            self,
+            n_ctx=n_ctx,
+            max_rows=max_rows,
+            threads=threads,
+            options=options,
+            flash=flash,
+            max_leaves=max_leaves,
         )
         self._contexts.append(context)
         return context
@@ -365,8 +379,10 @@ class LlamaContext:
         threads: int,
         options: EngineOptions,
         flash: str,
+        max_leaves: int = 1,
     ) -> None:
         self.model = model
+        self._max_leaves = min(max_leaves, max_rows, int(ll.llama_max_parallel_sequences()))
         quantized_v = options.kv_type_v not in ("f16", "f32", "bf16")
         if quantized_v and flash == "off":
             raise UsageError(
@@ -377,7 +393,8 @@ class LlamaContext:
         params.n_ctx = -(-n_ctx // _CONTEXT_PAD) * _CONTEXT_PAD
         params.n_batch = max(options.n_batch, max_rows)
         params.n_ubatch = params.n_batch
-        params.n_seq_max = 1
+        params.n_seq_max = self._max_leaves
+        params.kv_unified = self._max_leaves > 1  # one pool of cells, which branches can share
         params.n_outputs_max = max_rows
         params.n_threads = threads
         params.n_threads_batch = threads
@@ -411,7 +428,7 @@ class LlamaContext:
         self._tokens: list[int] = []
         self._checkpoint: tuple[int, Any, int] | None = None
         self._lock = threading.Lock()
-        self._batch = ll.llama_batch_init(self._n_batch, 0, 1)
+        self._batch = ll.llama_batch_init(self._n_batch, 0, self._max_leaves)
         as_array = np.ctypeslib.as_array
         self._b_token: IntArray = as_array(self._batch.token, (self._n_batch,))
         self._b_pos: IntArray = as_array(self._batch.pos, (self._n_batch,))
@@ -441,6 +458,11 @@ class LlamaContext:
         return self._max_rows
 
     @property
+    def max_leaves(self) -> int:
+        """Most leaves of a tree pass; 1 where only chains are possible."""
+        return self._max_leaves
+
+    @property
     def tokens(self) -> list[int]:
         return self._tokens
 
@@ -457,8 +479,24 @@ class LlamaContext:
     def forward(
         self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
     ) -> Rows:
-        if parents is not None and any(p != i - 1 for i, p in enumerate(parents)):
+        if parents is not None:
             raise EngineError("this context was not created for tree passes")
+        n_rows = self._load(tokens, outputs)
+        n, past = len(tokens), len(self._tokens)
+        with self._lock:
+            if not self.model.can_roll_back and outputs == "all" and n > 1:
+                self._save_checkpoint()
+            self._b_pos[:n] = np.arange(past, past + n, dtype=np.int32)
+            status = ll.llama_decode(self._ctx, self._batch)
+            if status != 0:
+                self._abort.raw = b"\x00\x00"
+                self._cut(past)
+                raise _decode_error(status, self._n_ctx)
+            self._tokens.extend(self._b_token[:n].tolist())
+            return self._rows(n_rows)
+
+    def _load(self, tokens: Sequence[int], outputs: Outputs) -> int:
+        """Check a pass and write its tokens and outputs to the batch; returns how many rows."""
         n = len(tokens)
         n_rows = n if outputs == "all" else 1 if outputs == "last" else 0
         if n == 0:
@@ -476,22 +514,11 @@ class LlamaContext:
         ids[:] = tokens
         if int(ids.min()) < 0 or int(ids.max()) >= self._n_vocab:
             raise EngineError(f"a token is outside the vocabulary of {self._n_vocab}")
-        past = len(self._tokens)
-        with self._lock:
-            if not self.model.can_roll_back and outputs == "all" and n > 1:
-                self._save_checkpoint()
-            self._b_pos[:n] = np.arange(past, past + n, dtype=np.int32)
-            self._b_logits[:n] = outputs == "all"
-            if outputs == "last":
-                self._b_logits[n - 1] = 1
-            self._batch.n_tokens = n
-            status = ll.llama_decode(self._ctx, self._batch)
-            if status != 0:
-                self._abort.raw = b"\x00\x00"
-                self._cut(past)
-                raise _decode_error(status, self._n_ctx)
-            self._tokens.extend(int(t) for t in ids)
-            return self._rows(n_rows)
+        self._b_logits[:n] = outputs == "all"
+        if outputs == "last":
+            self._b_logits[n - 1] = 1
+        self._batch.n_tokens = n
+        return n_rows
 
     def _rows(self, n: int) -> Rows:
         if n == 0:
