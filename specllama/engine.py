@@ -34,7 +34,7 @@ from specllama.spec.proposer import NoProposer, Proposer, Request
 from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.sampling import Constraint, SamplerChain
 from specllama.spec.verify import RandomCoins
-from specllama.spec.window import FixedWindow, Window
+from specllama.spec.window import AdaptiveWindow, FixedWindow, Window
 from specllama.stats import SpecStats
 
 # A lead below this (in logits, over temperature) can flip when a pass of another width rounds
@@ -313,6 +313,7 @@ class _Run:
         self._tokens: list[int] = []
         self._prompt_n = self._cached_n = 0
         self._proposer: Proposer = engine.proposer("none")
+        self._window: Window | None = None
 
     def events(self, prompt: str | Sequence[int] | Sequence[Message]) -> Iterator[Event]:
         begin = perf_counter()
@@ -367,12 +368,19 @@ class _Run:
                 p_min=params.draft_p_min,
             )
         )
+        window = FixedWindow(0) if proposer.name == "none" else engine.window(params)
+        self._window = window
+        read_ms = (prefilled - started) * 1e3
+        if isinstance(window, AdaptiveWindow):
+            window.prefilled(len(ids) - 1 - cached, read_ms)
+            if proposer.name != "ngram" and (why := window.cannot_gain()):
+                yield Notice(message=why, topic="routing")
         loop = SpeculativeLoop(
             target=self._target,
             proposer=proposer,
             tokens=self._tokens,
             chain=chain,
-            window=engine.window(params),
+            window=window,
             rule=params.verify,
             seed=self._seed,
             coins=RandomCoins((self._seed, 1)),
@@ -555,6 +563,8 @@ class _Run:
 
     def settle(self) -> None:
         """Whatever happened, leave the target's cache within the committed text."""
+        if isinstance(self._window, AdaptiveWindow):
+            self._window.finish()
         if not self._tokens:
             return  # refused before the cache was touched
         n_past = self._target.n_past

@@ -66,6 +66,7 @@ def load_parts(
     # importing llama.cpp takes a quarter of a second; a bad file is refused before that
     from specllama.backend import llama
     from specllama.spec.proposer import Proposer
+    from specllama.profiles import open_profile, window_maker
     from specllama.spec.proposers.draft_model import DraftModelProposer
     from specllama.spec.proposers.mixed import MixedProposer
     from specllama.spec.proposers.ngram import NgramProposer
@@ -163,6 +164,7 @@ def load_parts(
         return None
 
     return {
+        "make_window": window_maker(open_profile(info), info),
         "target": target,
         "vocab": vocab,
         "info": info,

@@ -104,6 +104,7 @@ def prove(
                 proposer="none",
                 min_speculative_tokens=0,
                 exact=exact,
+                window="fixed",
             )
             plain = _finish(engine, prompt, params)
             for proposer in proposers:

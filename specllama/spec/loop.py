@@ -150,9 +150,10 @@ class SpeculativeLoop:
         plan = self.window.plan(room) if speculate else Plan(0, "first token")
         draft = EMPTY_DRAFT
         if plan.draft_max > 0:
-            draft = self.proposer.propose(
-                self.tokens, self.chain, Room(plan.draft_max, self.window.keep_going)
-            )
+            offered = plan.room or Room(plan.draft_max, self.window.keep_going)
+            draft = self.proposer.propose(self.tokens, self.chain, offered)
+            if plan.explain is not None:
+                plan = plan.explain(draft)
         drafted = perf_counter()
 
         rows = TargetRows(self.target, [self.tokens[-1], *draft.tokens], draft, self._group)
@@ -201,6 +202,7 @@ class SpeculativeLoop:
                 draft_ms=draft_ms,
                 verify_ms=verify_ms,
                 round_ms=(done - begin) * 1e3,
+                tokens=finished.tokens,
             )
         )
         return finished

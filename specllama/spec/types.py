@@ -123,14 +123,44 @@ class Verdict:
     gap: float | None = None
 
 
+def _read_all(source: str, lag: int) -> int:
+    return lag
+
+
+def _always(depth: int, confidence: float | None) -> bool:
+    return True
+
+
+def _take(confidence: float | None, lead: float | None, token: int | None) -> bool:
+    return True
+
+
+def _whole(source: str, tokens: Sequence[int], match_length: int) -> int:
+    return len(tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How far a proposer may go this round.
+    """How far a proposer may go this round, and whom it asks on the way.
 
-    ``n`` is the most nodes to draft. ``keep_going(depth, confidence)`` is asked before a further
-    step (depth = nodes drafted so far on this chain, confidence = of the last one); proposers that
-    pay per step must honour it.
+    ``n`` is the most nodes to draft. The questions, which the window answers:
+
+    ``begin(source, lag)``: a source that pays per step is about to feed ``lag`` tokens that it has
+    not read; the answer is how many of the newest it may read, 0 to stay out of this round.
+
+    ``include(confidence, lead, token)``: a step was run; may its token join the draft? Under
+    ``rejection`` and ``block`` it is asked before the token is drawn, with ``lead`` and ``token``
+    None; a token left out because of its own value would bias the output.
+
+    ``keep_going(depth, confidence)``: asked before a further step (depth = nodes drafted so far
+    on this chain, confidence = of the last one).
+
+    ``trim(source, tokens, match_length)``: a free guess is complete; the answer is how many of its
+    tokens to send, 0 to leave the round to the next source.
     """
 
     n: int
-    keep_going: Callable[[int, float | None], bool] = field(default=lambda depth, confidence: True)
+    keep_going: Callable[[int, float | None], bool] = field(default=_always)
+    begin: Callable[[str, int], int] = field(default=_read_all)
+    include: Callable[[float | None, float | None, int | None], bool] = field(default=_take)
+    trim: Callable[[str, Sequence[int], int], int] = field(default=_whole)

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Protocol
+
+from specllama.spec.calibrate import Features, SourceState, draft_features, logit, match_features
+from specllama.spec.cost import ceiling
+from specllama.spec.learned import CREDIT_MOST, Learned
+from specllama.spec.types import Draft, Room
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``draft_max`` nodes at most; 0 is a plain step. ``reason`` is a short phrase."""
+    """``draft_max`` nodes at most; 0 is a plain step. ``reason`` is a short phrase.
+
+    A window that goes on deciding while the draft is made gives the ``room`` it answers through,
+    and ``explain`` to restate the plan once the draft is known.
+    """
 
     draft_max: int
     reason: str
+    room: Room | None = None
+    explain: Callable[[Draft], Plan] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a round cost and gave, for windows that learn. Times in milliseconds."""
+    """What a round cost and gave, for windows that learn. Times in milliseconds.
+
+    ``tokens`` are the tokens the round added (accepted drafts, then the target token).
+    """
 
     source: str
     drafted: int
@@ -26,6 +42,7 @@ class Outcome:
     draft_ms: float
     verify_ms: float
     round_ms: float
+    tokens: tuple[int, ...] = ()
 
 
 class Window(Protocol):
@@ -62,3 +79,429 @@ class FixedWindow:
 
     def observe(self, outcome: Outcome) -> None:
         pass
+
+
+# -- the adaptive window ------------------------------------------------------------------------
+
+_EPS = 0.01  # plain steps earn this share of a step of credit
+_STAKE = 0.5  # share of the credit that one round may risk: bad luck shrinks the stakes
+_RATE_DECAY = 0.985  # memory of the running throughput, per round
+_OUTLIER = 2.0  # a round is charged at most this multiple of what it should have cost
+_LOOK_AHEAD = 8
+_NEGLIGIBLE = 0.02  # survival below which looking further ahead is pointless
+_PROBE_STEPS = 0.8  # reading a probe may cost, in steps of the target
+_READ_LEAST = 16  # a draft model that has read less than this of a text cannot guess
+_AMORTISE = 32  # rounds over which reading a backlog has to pay
+_BEST_ACCEPTANCE = 0.97  # what no draft model keeps up for long: for the can-it-gain-at-all test
+_MIN_GAIN = 1.02
+_SURE = 4  # passes of two rows before a machine is judged
+
+
+@dataclass(slots=True)
+class _Offer:
+    """Guesses of one source this round, sent or not, in order; judged by what was emitted."""
+
+    state: SourceState
+    tokens: list[int | None] = field(default_factory=list)
+    features: list[Features] = field(default_factory=list)
+    used: int = 0
+
+
+class AdaptiveWindow:
+    """Drafts as far as it pays, measured, and keeps the loss of trying within a credit.
+
+    A guess is sent when its expected tokens (calibrated acceptance times the survival of the
+    guesses before it) exceed the tokens that the same time would give at the present throughput,
+    looking ahead over the steps of the cost table. A draft step is run when an average look at its
+    result is worth its price. Every round's excess over plain decoding is paid from a credit, and
+    a round that could overdraw it is not begun, so total time stays below
+    ``(1 + 0.01) * plain + credit`` whatever the drafts are worth. When nothing pays, a source is
+    looked at again after 4, 8, ... 256 rounds.
+
+    Under ``match`` the output cannot depend on any of this. Under ``rejection`` and ``block`` no
+    decision looks at a token that was sampled this round (``peek`` False).
+
+    Args:
+        learned: what earlier requests taught; updated in place.
+        draft_max: most tokens drafted per round. draft_min: fewer are not worth a round.
+        peek: decisions may look at drawn tokens (rule ``match``, or greedy).
+        clock: seconds; injected in tests.
+        on_finish: called when the reply is over (to keep what was learnt).
+    """
+
+    def __init__(
+        self,
+        learned: Learned,
+        *,
+        draft_max: int,
+        draft_min: int = 0,
+        peek: bool = True,
+        clock: Callable[[], float] = perf_counter,
+        on_finish: Callable[[], object] | None = None,
+    ) -> None:
+        self._learned = learned
+        self._draft_max = draft_max
+        self._draft_min = draft_min
+        self._peek = peek
+        self._clock = clock
+        self._on_finish = on_finish
+        self._prefill_row: float | None = None
+        self._blind: dict[str, SourceState] = {}
+        self._stuck = ""
+        self._v: list[float] = [0.0]
+        self._reset(0)
+
+    def _reset(self, limit: int) -> None:
+        self._limit = limit
+        self._n = 0
+        self._survival = 1.0
+        self._expected = 1.0
+        self._read = 0
+        self._steps = 0
+        self._spent = 0.0  # ms of draft passes this round
+        self._since = 0.0
+        self._probing = False
+        self._why = ""
+        self._offers: list[_Offer] = []
+        self._current: _Offer | None = None
+
+    def finish(self) -> None:
+        """The reply is over."""
+        if self._on_finish is not None:
+            self._on_finish()
+
+    # -- before a round --
+
+    def prefilled(self, tokens: int, ms: float) -> None:
+        """A prompt was read: a lower bound of a row's cost in wide passes, before v(n) is known."""
+        target = self._learned.costs.target
+        if tokens >= 16 and ms > 0:
+            self._prefill_row = ms / tokens
+            if target.one:
+                self._set_slope(target.one)
+
+    def _set_slope(self, one: float) -> None:
+        if self._prefill_row is not None:
+            self._learned.costs.target.slope = min(max(self._prefill_row / one, 0.01), 1.0)
+            self._prefill_row = None
+
+    def plan(self, room: int) -> Plan:
+        self._reset(0)
+        if self._draft_max == 0:
+            return Plan(0, "off")
+        if room <= 0:
+            return Plan(0, "last token")
+        limit = min(self._draft_max, room)
+        if limit < self._draft_min:
+            return Plan(0, f"room for {limit}, below draft-min")
+        costs = self._learned.costs
+        one = costs.target.one
+        if one is None:
+            return Plan(0, "measuring a plain step")
+        if not costs.draft.measured:
+            costs.draft.slope = min(costs.target.slope, 0.5)
+            costs.draft.guess(one * costs.draft_share)
+        v = self._v = costs.target.upto(limit + 1)
+        self._one = one
+        self._step = costs.draft.ms(1)
+        self._stake = _STAKE * self._learned.credit * one
+        rate = self._learned.tokens / self._learned.ms if self._learned.ms > 0 else 0.0
+        self._rate = max(rate, 1.0 / one)
+        while limit > 0 and v[limit + 1] - one > self._stake:
+            limit -= 1
+        if limit == 0:
+            return Plan(0, f"credit {self._learned.credit:.1f} steps, too little to draft")
+        if self._blind:
+            limit = self._blind_limit(limit)
+            if limit == 0:
+                return Plan(0, self._why)
+        self._limit = limit
+        return Plan(
+            limit,
+            "",
+            room=Room(limit, self.keep_going, self.begin, self.include, self.trim),
+            explain=self.explain,
+        )
+
+    def cannot_gain(self) -> str:
+        """Why no draft model can pay on this machine, "" if one could.
+
+        At an acceptance a draft model hardly ever keeps up, no length beats plain decoding: the
+        draft step plus an extra row cost nearly what a plain step does.
+        """
+        costs = self._learned.costs
+        one = costs.target.one
+        if one is None or costs.target.seen(2) < _SURE:
+            return ""
+        v = costs.target.upto(min(self._draft_max, 16) + 1)
+        step = costs.draft.ms(1) or one * costs.draft_share
+        if ceiling(_BEST_ACCEPTANCE, step, v, len(v) - 2) >= _MIN_GAIN:
+            return ""
+        return (
+            f"a draft model cannot gain here: a draft step and an extra row cost "
+            f"{(step + v[2] - v[1]) / v[1]:.2f} of a plain step"
+        )
+
+    # -- within a round: the answers of ``Room`` --
+
+    def begin(self, source: str, lag: int) -> int:
+        learned = self._learned
+        learned.paying = source
+        state = learned.source(source, "draft")
+        draft = learned.costs.draft
+        first = draft.ms(lag)
+        least = self._v[2] - self._one  # a first drafted token costs at least a row more
+        value = self._look(state, 0, 1.0)
+        price = self._rate * (self._step + (first - self._step) / _AMORTISE)
+        budget = self._stake - least
+        if value <= price:
+            if state.wait > 0:
+                state.wait -= 1
+                cost = self._rate * (self._step + least)
+                slow = f"draft too slow here: {state.mean:.2f} expected < {cost:.2f} cost"
+                self._why = self._stuck or slow
+                return 0
+            self._probing = True
+            self._stuck = self.cannot_gain()
+            # the emitted text will tell what a drawn guess was worth: it need not be sent
+            budget = min(self._stake if self._peek else budget, _PROBE_STEPS * self._one)
+        read = self._readable(lag, budget)
+        if read == 0:
+            self._why = f"credit {learned.credit:.1f} steps, too little to catch up {lag} tokens"
+            self._probing = False
+            return 0
+        if self._probing:
+            state.backed_off()
+        self._current = _Offer(state)
+        self._offers.append(self._current)
+        self._read = read
+        self._since = self._clock()
+        return read
+
+    def _readable(self, lag: int, budget_ms: float) -> int:
+        """How many of ``lag`` unread tokens the budget allows; 0 if too few to be of use."""
+        draft = self._learned.costs.draft
+        if draft.ms(lag) <= budget_ms:
+            return lag
+        low, high = 0, lag  # ms(low) fits, ms(high) does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            if draft.ms(middle) <= budget_ms:
+                low = middle
+            else:
+                high = middle
+        return low if low >= _READ_LEAST else 0
+
+    def include(self, confidence: float | None, lead: float | None, token: int | None) -> bool:
+        now = self._clock()
+        ms = (now - self._since) * 1e3
+        self._since = now
+        self._spent += ms
+        self._steps += 1
+        self._learned.costs.draft.observe(self._read, ms)
+        self._read = 1
+        offer = self._current
+        if offer is None:
+            return True  # a proposer that did not ask to begin
+        features = draft_features(confidence, lead if self._peek else None)
+        a = offer.state.predict(features)
+        offer.state.look(features)
+        n = self._n
+        fits = self._spent + self._v[n + 2] - self._one <= self._stake
+        forced = self._probing and n == 0 and not self._peek
+        if fits and (forced or self._gain(offer.state, n, self._survival, a) > 0.0):
+            offer.tokens.append(token)
+            offer.features.append(features)
+            offer.used += 1
+            self._n += 1
+            self._survival *= a
+            self._expected += self._survival
+            return True
+        if token is not None:  # what the target emits here will judge it all the same
+            offer.tokens.append(token)
+            offer.features.append(features)
+        if n == 0:
+            self._why = (
+                "probing"
+                if self._probing
+                else f"unsure: {a:.2f} likely, {self._needed(offer.state):.2f} needed"
+            )
+        return False
+
+    def keep_going(self, drafted: int, confidence: float | None) -> bool:
+        offer = self._current
+        n = self._n
+        if offer is None:
+            return True
+        if n >= self._limit or n + 2 >= len(self._v):
+            return False
+        if self._spent + self._step + self._v[n + 2] - self._one > self._stake:
+            return False
+        if self._look(offer.state, n, self._survival) <= self._rate * self._step:
+            return False
+        self._since = self._clock()
+        return True
+
+    def trim(self, source: str, tokens: Sequence[int], match_length: int) -> int:
+        state = self._learned.source(source, "copy")
+        offer = _Offer(state)
+        self._offers.append(offer)
+        v, rate = self._v, self._rate
+        survival, total, best, length, expected = 1.0, 0.0, 0.0, 0, 1.0
+        for i, token in enumerate(tokens[: self._limit]):
+            features = match_features(match_length, i)
+            survival *= state.predict(features)
+            total += survival
+            offer.tokens.append(token)
+            offer.features.append(features)
+            gain = total - rate * (v[i + 2] - v[1])
+            if gain > best:
+                best, length, expected = gain, i + 1, 1.0 + total
+        if length and best < self._model_value():
+            length = 0
+            self._why = "the draft model promises more than a copy"
+        elif length == 0 and offer.tokens:
+            self._why = f"copy unsure: {state.predict(offer.features[0]):.2f} likely"
+        if length < self._draft_min:
+            length = 0
+        offer.used = self._n = length
+        self._expected = expected
+        return length
+
+    def _model_value(self) -> float:
+        """Expected tokens that the paying source would gain this round beyond their price."""
+        name = self._learned.paying
+        state = self._learned.sources.get(name)
+        if state is None or state.wait > 0:
+            return 0.0
+        return self._look(state, 0, 1.0) - self._rate * self._step
+
+    # -- the arithmetic of a decision --
+
+    def _lines(self, state: SourceState, n: int, survival: float) -> list[tuple[float, float]]:
+        """For m = n+1, n+2, ...: (slope, price) of the gain ``slope * a - price`` of drafting m.
+
+        ``a`` is the acceptance of the next guess, those behind it count with the mean; the step
+        that reveals the next guess is paid already.
+        """
+        v, rate, step, mean = self._v, self._rate, self._step, state.mean_next
+        reach, power, lines = 0.0, 1.0, []
+        base = v[n + 1]
+        for m in range(n + 1, min(self._limit, n + _LOOK_AHEAD) + 1):
+            reach += power
+            lines.append((survival * reach, rate * ((m - n - 1) * step + v[m + 1] - base)))
+            power *= mean
+            if survival * power < _NEGLIGIBLE:
+                break
+        return lines
+
+    def _gain(self, state: SourceState, n: int, survival: float, a: float) -> float:
+        """Best expected gain, in tokens, of sending the next guess (and perhaps more)."""
+        lines = self._lines(state, n, survival)
+        return max((slope * a - price for slope, price in lines), default=-1.0)
+
+    def _needed(self, state: SourceState) -> float:
+        lines = self._lines(state, 0, 1.0)
+        return min((price / slope for slope, price in lines), default=1.0)
+
+    def _look(self, state: SourceState, n: int, survival: float) -> float:
+        """Expected gain of seeing the next guess and then deciding, its own step not deducted."""
+        lines = self._lines(state, n, survival)
+        total = 0.0
+        for a, weight in state.spread():
+            best = 0.0
+            for slope, price in lines:
+                gain = slope * a - price
+                if gain > best:
+                    best = gain
+            total += weight * best
+        return total
+
+    def _blind_limit(self, limit: int) -> int:
+        """Length for proposers that never ask: by their mean acceptance, probing when it is 0."""
+        best, length = 0.0, 0
+        for state in self._blind.values():
+            survival, total = 1.0, 0.0
+            for n in range(1, limit + 1):
+                survival *= state.mean
+                total += survival
+                gain = total - self._rate * (self._v[n + 1] - self._one)
+                if gain > best:
+                    best, length = gain, n
+        if length:
+            return length
+        state = next(iter(self._blind.values()))
+        if state.wait > 0:
+            state.wait -= 1
+            self._why = f"drafts too costly here: {state.mean:.2f} accepted"
+            return 0
+        state.backed_off()
+        self._probing = True
+        return 1
+
+    # -- after a round --
+
+    def explain(self, draft: Draft) -> Plan:
+        """The plan in the light of the draft: what was sent and the reason in words."""
+        n = len(draft)
+        if n == 0:
+            return Plan(0, self._why or "no guess")
+        if self._probing:
+            return Plan(n, "probing")
+        if self._offers and self._one > 0:
+            steps = (self._spent + self._v[min(n + 1, len(self._v) - 1)]) / self._one
+            return Plan(n, f"{self._expected:.1f} tokens expected for {steps:.1f} steps")
+        return Plan(n, "drafting")
+
+    def observe(self, outcome: Outcome) -> None:
+        learned = self._learned
+        target = learned.costs.target
+        verify_ms = outcome.round_ms - outcome.draft_ms
+        n = outcome.drafted
+        was = target.one
+        target.observe(n + 1, verify_ms)
+        one = target.one
+        if one is None:
+            return
+        if was is None:
+            self._set_slope(one)
+        for offer in self._offers:
+            self._judge(offer, outcome)
+        if n and not self._offers:
+            self._judge_blind(outcome)
+        learned.tokens = learned.tokens * _RATE_DECAY + outcome.emitted
+        learned.ms = learned.ms * _RATE_DECAY + outcome.round_ms
+        if n == 0 and self._steps == 0:
+            learned.credit += _EPS  # it cost what plain decoding costs, however long it took
+        else:
+            should = self._spent + target.ms(n + 1)
+            ms = min(outcome.round_ms, _OUTLIER * should)
+            learned.credit += (1.0 + _EPS) * outcome.emitted - ms / one
+            sent = self._current is not None and self._current.used > 0
+            if sent and self._current and outcome.accepted and outcome.emitted * one > ms:
+                self._current.state.paid()
+        learned.credit = min(learned.credit, CREDIT_MOST)
+        self._reset(0)
+
+    def _judge(self, offer: _Offer, outcome: Outcome) -> None:
+        """Learn from every guess that the emitted text tests, whether it was sent or not."""
+        if any(token is None for token in offer.tokens):
+            for i in range(min(offer.used, outcome.accepted + 1)):
+                offer.state.learn(offer.features[i], i < outcome.accepted, i)
+            return
+        for i, token in enumerate(offer.tokens):
+            if i >= len(outcome.tokens):
+                return
+            hit = token == outcome.tokens[i]
+            if i == 0 and hit and self._probing and offer is self._current:
+                offer.state.surprised(offer.state.predict(offer.features[0]))
+            offer.state.learn(offer.features[i], hit, i)
+            if not hit:
+                return
+
+    def _judge_blind(self, outcome: Outcome) -> None:
+        """A proposer that never asked: its confidence, where it gave one, is its feature."""
+        state = self._blind.setdefault(outcome.source, SourceState())
+        for i in range(min(outcome.drafted, outcome.accepted + 1)):
+            c = outcome.confidence[i] if i < len(outcome.confidence) else None
+            state.learn((0.0, 0.0 if c is None else logit(c) / 2.0), i < outcome.accepted)

@@ -1,7 +1,8 @@
 """A small model of the same vocabulary drafts a chain, one token a step.
 
 It keeps the KV of its accepted drafts: after a round only the tokens it has not seen are fed (the
-target token, and the last draft after a full acceptance). Its sampler chain is a fork of the
+target token, and the last draft after a full acceptance). Where the window finds a long backlog
+too dear, it reads the newest part of the text only. Its sampler chain is a fork of the
 target's, so temperature, truncation, penalties and grammar shape the draft as they shape the
 target, and under ``match`` both draw with the same noise.
 """
@@ -35,6 +36,7 @@ class DraftModelProposer:
         self._n_vocab = min(n_vocab, context.n_vocab)
         self._batch = batch
         self._request: Request | None = None
+        self._start = 0  # index of the cache's first token in the text
 
     @property
     def context(self) -> Context:
@@ -42,19 +44,25 @@ class DraftModelProposer:
 
     def start(self, request: Request) -> None:
         self._request = request
+        if self._start:  # a part of another text, or of this one before it was edited
+            self._start = 0
+            self._context.rollback(0)
 
     def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
         request = self._request
         if request is None:
             raise EngineError("propose before start")
+        unread, fits = self._unread(tokens)
         # step i evaluates one more token, so the last draft needs no place in the cache
-        n = min(room.n, self._context.n_ctx - len(tokens) + 1)
+        n = min(room.n, fits)
         if n <= 0:
             return EMPTY_DRAFT
-        row = self._catch_up(tokens)
+        read = min(room.begin(self.name, unread), unread)
+        row = self._catch_up(tokens, unread, read) if read > 0 else None
         if row is None:
             return EMPTY_DRAFT
         ahead = chain.fork()
+        drawn = request.rule == "match" or ahead.greedy
         drafted: list[int] = []
         laws: list[Law | None] = []
         scores: list[float | None] = []
@@ -63,12 +71,17 @@ class DraftModelProposer:
             # judged on the law alone, before the token is drawn: allowed under every rule
             if score < request.p_min:
                 break
+            if not drawn and not room.include(score, None, None):
+                break
             try:
                 law = ahead.law(row)
             except EngineError:
                 break  # NaN, or a grammar with no way on in the draft's vocabulary
-            if request.rule == "match" or ahead.greedy:
-                token, _ = draw(law, request.seed, ahead.position)
+            if drawn:
+                token, lead = draw(law, request.seed, ahead.position)
+                # with common noise a draft may be left out for what it is: the target draws its own
+                if not room.include(score, min(lead, ahead.gap), token):
+                    break
             else:
                 token = request.coins.pick(law.ids, law.probs)
             drafted.append(token)
@@ -84,14 +97,33 @@ class DraftModelProposer:
             row = self._context.forward([token], outputs="last")[0, : self._n_vocab]
         return Draft.chain(drafted, self.name, q=laws, confidence=scores)
 
-    def _catch_up(self, tokens: Sequence[int]) -> Row | None:
-        """Bring the cache to ``tokens`` and return the logits after the last one."""
-        cached = self._context.tokens
-        keep = min(common_prefix(cached, tokens), len(tokens) - 1)
-        lag = tokens[keep:]
+    def _unread(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """(tokens not in the cache yet, drafts that fit after them).
+
+        When the text outgrows the cache, the newer half of what fits is read again.
+        """
+        n_ctx = self._context.n_ctx
+        length = len(tokens) - self._start
+        if length <= 0 or length > n_ctx:
+            length = min(len(tokens), max(n_ctx // 2, 1))
+            self._start = len(tokens) - length
+            self._context.rollback(0)
+        text = tokens if self._start == 0 else tokens[self._start :]
+        agreed = min(common_prefix(self._context.tokens, text), length - 1)
+        return length - agreed, n_ctx - length + 1
+
+    def _catch_up(self, tokens: Sequence[int], unread: int, read: int) -> Row | None:
+        """Bring the cache to the end of ``tokens`` and return the logits after the last one.
+
+        With ``read < unread`` the cache starts over from the newest ``read`` tokens: a shorter
+        memory is cheaper than reading everything that was missed.
+        """
+        lag = tokens[len(tokens) - read :]
         if max(lag) >= self._context.n_vocab:
             return None  # a token the draft model does not know: it cannot follow this text
-        self._context.rollback(keep)
+        if read < unread:
+            self._start = len(tokens) - read
+        self._context.rollback(len(tokens) - read - self._start)
         for i in range(0, len(lag), self._batch):
             part = lag[i : i + self._batch]
             last = i + len(part) == len(lag)

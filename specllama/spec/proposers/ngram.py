@@ -13,6 +13,8 @@ from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.sampling import SamplerChain
 from specllama.spec.types import EMPTY_DRAFT, Draft, HiddenNeed, Room, Verdict
 
+LONG_MATCH = 32  # beyond this a longer match says nothing more
+
 
 class NgramProposer:
     """Drafts by copying from the prompt and the reply so far.
@@ -52,10 +54,21 @@ class NgramProposer:
             stop = next((i for i, t in enumerate(guess) if is_eog(t)), None)
             if stop is not None:
                 guess = guess[: stop + 1]
+        guess = guess[: room.trim(self.name, guess, self._agreement(at))]
+        if not guess:
+            return EMPTY_DRAFT
         self._last_size = size
         hits, tries = self._hits[size]
         score = (hits + 1.0) / (tries + 2.0)
         return Draft.chain(guess, self.name, confidence=[score] * len(guess))
+
+    def _agreement(self, at: int) -> int:
+        """How many tokens before ``at`` equal those at the end of the text, up to LONG_MATCH."""
+        tokens = self._tokens
+        end, n = len(tokens), 0
+        while n < LONG_MATCH and n < at and tokens[at - 1 - n] == tokens[end - 1 - n]:
+            n += 1
+        return n
 
     def lookup(self, tokens: Sequence[int]) -> tuple[int, int]:
         """(position of the continuation, n-gram size) of the best match, size 0 for none."""

@@ -1,0 +1,212 @@
+"""From what a source says about a guess to the probability that the target accepts it.
+
+One online logistic regression per source (recursive least squares on the logistic loss, with
+forgetting), three weights: bias and two features. Only tested guesses are learnt from: what lies
+behind a rejection was never judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any
+
+Features = tuple[float, float]
+
+_FORGET = 0.998
+_MEAN_GAIN = 0.04
+_TRACE_LIMIT = 3.0
+_BINS = 10
+_RECENT = 24  # looks remembered
+_PRIOR_WEIGHT = 0.6
+_BACK_FIRST = 4
+_BACK_LAST = 256
+
+
+def sigmoid(x: float) -> float:
+    if x >= 0:
+        return 1.0 / (1.0 + math.exp(-x))
+    e = math.exp(x)
+    return e / (1.0 + e)
+
+
+def logit(p: float, limit: float = 6.0) -> float:
+    """log(p / (1 - p)), clipped."""
+    edge = 1.0 / (1.0 + math.exp(limit))
+    p = min(1.0 - edge, max(edge, p))
+    return math.log(p / (1.0 - p))
+
+
+def draft_features(confidence: float | None, lead: float | None) -> Features:
+    """Features of a drafted token.
+
+    Args:
+        confidence: the draft's largest probability (known before the token is drawn).
+        lead: of the drawn token over the runner-up, in logits when greedy, in perturbed log
+            scores under common noise; None where no decision may look at the drawn token.
+    """
+    z = 0.0 if confidence is None else logit(confidence) / 2.0
+    return (0.0 if lead is None else min(max(lead, 0.0), 8.0) / 2.0, z)
+
+
+def match_features(match_length: int, depth: int) -> Features:
+    """Features of a copied token: how long the match behind it is, how far ahead it lies."""
+    return (math.log2(max(match_length, 1)) / 2.0, math.log2(1 + depth) / 2.0)
+
+
+# Priors: a draft model's confidence means roughly what it says, long matches copy well.
+_PRIOR = {"draft": (-0.3, 0.5, 0.5), "copy": (-0.5, 0.8, 0.2)}
+
+
+class SourceState:
+    """What is known about one source of drafts, kept between requests.
+
+    ``mean`` is the decayed acceptance of tested first guesses, ``mean_next`` of those behind an
+    accepted one. ``recent`` are the features of the latest looks: how predictions are spread over
+    them prices a look at the next guess. ``wait``/``back`` are the probing rhythm, in rounds.
+    """
+
+    __slots__ = (
+        "_spread",
+        "back",
+        "kind",
+        "labels",
+        "mean",
+        "mean_next",
+        "p",
+        "recent",
+        "theta",
+        "wait",
+    )
+
+    def __init__(self, kind: str = "draft") -> None:
+        self.kind = kind
+        self.theta = list(_PRIOR["copy" if kind == "copy" else "draft"])
+        self.p = [[1.0, 0.0, 0.0], [0.0, 0.25, 0.0], [0.0, 0.0, 0.25]]
+        self.mean = self.mean_next = 0.7
+        self.labels = 0
+        self.recent: deque[Features] = deque(maxlen=_RECENT)
+        self._spread: list[tuple[float, float]] | None = None
+        self.wait = 0
+        self.back = _BACK_FIRST
+
+    def predict(self, features: Features) -> float:
+        t = self.theta
+        return sigmoid(t[0] + t[1] * features[0] + t[2] * features[1])
+
+    def look(self, features: Features) -> None:
+        """A guess was seen (it counts from the next ``learn`` on)."""
+        self.recent.append(features)
+
+    def spread(self) -> list[tuple[float, float]]:
+        """(acceptance, weight) of a look at the next guess; weights sum to 1.
+
+        Recent guesses under the present calibration, over a broad prior that fades behind them.
+        """
+        if self._spread is None:
+            bins = [0.0] * _BINS
+            bias, first, second = self.theta
+            exp = math.exp
+            for x, y in self.recent:
+                a = 1.0 / (1.0 + exp(-bias - first * x - second * y))
+                bins[min(int(a * _BINS), _BINS - 1)] += 1.0
+            prior = _PRIOR_WEIGHT * (1.0 - len(self.recent) / (_RECENT + 1.0))
+            total = len(self.recent) + prior * _BINS
+            self._spread = [
+                ((i + 0.5) / _BINS, (n + prior) / total) for i, n in enumerate(bins) if n + prior
+            ]
+        return self._spread
+
+    def learn(self, features: Features, accepted: bool, depth: int = 0) -> None:
+        """One tested guess, ``depth`` accepted ones before it."""
+        x = (1.0, features[0], features[1])
+        y = 1.0 if accepted else 0.0
+        p = self.p
+        a = self.predict(features)
+        w = max(a * (1.0 - a), 0.02)
+        px = [r[0] * x[0] + r[1] * x[1] + r[2] * x[2] for r in p]
+        scale = w / (1.0 + w * (px[0] * x[0] + px[1] * x[1] + px[2] * x[2]))
+        for i in range(3):
+            for j in range(3):
+                p[i][j] = (p[i][j] - px[i] * px[j] * scale) / _FORGET
+        trace = p[0][0] + p[1][1] + p[2][2]
+        if trace > _TRACE_LIMIT:
+            shrink = _TRACE_LIMIT / trace
+            for row in p:
+                for j in range(3):
+                    row[j] *= shrink
+        theta = self.theta
+        for i in range(3):
+            theta[i] += (p[i][0] * x[0] + p[i][1] * x[1] + p[i][2] * x[2]) * (y - a)
+        # confidence must never count against a guess; a copy's depth may
+        theta[1] = min(max(theta[1], 0.02), 3.0)
+        low = -1.0 if self.kind == "copy" else 0.0
+        theta[2] = min(max(theta[2], low), 3.0)
+        theta[0] = min(max(theta[0], -8.0), 8.0)
+        if depth:
+            self.mean_next += _MEAN_GAIN * (y - self.mean_next)
+        else:
+            self.mean += _MEAN_GAIN * (y - self.mean)
+            if self.labels < 8:  # nothing is known about later positions yet
+                self.mean_next += 0.5 * _MEAN_GAIN * (y - self.mean_next)
+        self.labels += 1
+        self._spread = None
+
+    def backed_off(self) -> None:
+        """A probe begins: the next one comes twice as late."""
+        self.wait = self.back
+        self.back = min(_BACK_LAST, 2 * self.back)
+
+    def surprised(self, a: float) -> None:
+        """A probe hit where ``a`` was expected: the less it was expected, the sooner the next."""
+        self.wait = int(self.wait * a)
+        self.back = max(_BACK_FIRST, int(self.back * a))
+
+    def paid(self) -> None:
+        """A round beat plain decoding: look again soon if it stops paying."""
+        self.back = _BACK_FIRST
+        self.wait = 0
+
+    # -- persistence --
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "theta": self.theta,
+            "p": self.p,
+            "mean": self.mean,
+            "mean_next": self.mean_next,
+            "labels": self.labels,
+            "recent": [list(f) for f in self.recent],
+            "back": self.back,
+        }
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> SourceState:
+        """The inverse.
+
+        Raises:
+            ValueError, TypeError, KeyError: the data is not such a state.
+        """
+        state = SourceState(str(data["kind"]))
+        state.theta = _numbers(data["theta"], 3)
+        state.p = [_numbers(row, 3) for row in data["p"]]
+        if len(state.p) != 3 or any(state.p[i][i] <= 0 for i in range(3)):
+            raise ValueError("not a covariance")
+        mean, mean_next = _numbers([data["mean"], data["mean_next"]], 2)
+        state.mean = min(max(mean, 0.0), 1.0)
+        state.mean_next = min(max(mean_next, 0.0), 1.0)
+        state.labels = int(data["labels"])
+        for features in data["recent"]:
+            first, second = _numbers(features, 2)
+            state.recent.append((first, second))
+        # a fresh look soon: the new text may be of another kind
+        state.back = min(max(int(data["back"]), _BACK_FIRST), 32)
+        return state
+
+
+def _numbers(values: Any, n: int) -> list[float]:
+    out = [float(v) for v in values]
+    if len(out) != n or not all(math.isfinite(v) for v in out):
+        raise ValueError(f"expected {n} finite numbers")
+    return out
