@@ -7,6 +7,13 @@ from collections.abc import Iterator
 from specllama.cli import diagnostics, output
 from specllama.events import Event, Finished, Notice, RoundDone, TextDelta
 
+_ENDINGS = {
+    "length": "token limit",
+    "context": "context full",
+    "cancelled": "stopped",
+    "error": "failed",
+}
+
 
 class Printer:
     """Consumes the events of one request.
@@ -58,33 +65,23 @@ def percent(part: float | None) -> str:
 
 
 def statistics_line(end: Finished) -> str:
-    """One line for people: speed, acceptance, latency."""
+    """One line for people: speed, acceptance, latency; how it ended unless it is complete."""
     times = end.timings
     parts = [f"{len(end.token_ids)} tokens"]
     if times.tok_per_s is not None:
-        parts[0] += f", {times.tok_per_s:.1f} tok/s"
+        parts.append(f"{times.tok_per_s:.{1 if times.tok_per_s < 100 else 0}f} tok/s")
     if end.draft_n:
-        parts.append(
-            f"accepted {percent(end.acceptance_rate)} ({end.draft_n_accepted}/{end.draft_n})"
-        )
-        parts.append(f"mean length {end.mean_acceptance_length or 0:.2f}")
-        parts.append(f"{end.rounds} rounds ({end.proposer})")
+        length = end.mean_acceptance_length or 1.0
+        parts.append(f"accepted {percent(end.acceptance_rate)} ({length:.1f} per round)")
     else:
         parts.append("no speculation" if end.proposer == "none" else "nothing drafted")
-    parts.append(f"TTFT {times.ttft_ms:.0f} ms")
+    parts.append(f"first token {times.ttft_ms:.0f} ms")
+    parts.append(f"{end.rounds} rounds ({end.proposer})")
     parts.append(f"seed {end.seed}")
     if end.near_ties:
         parts.append(f"{end.near_ties} near-ties")
-    parts.append(
-        {
-            "stop_token": "complete",
-            "stop_string": "stop string",
-            "length": "token limit",
-            "context": "context full",
-            "cancelled": "stopped",
-            "error": "failed",
-        }[end.reason]
-    )
+    if end.reason in _ENDINGS:
+        parts.append(_ENDINGS[end.reason])
     return " · ".join(parts)
 
 

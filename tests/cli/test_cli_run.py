@@ -28,7 +28,7 @@ def test_text_to_stdout_and_one_line_to_stderr(cli) -> None:
     assert result.code == 0
     assert result.out == "Paris is the capital.\n"
     (line,) = result.err.splitlines()
-    for word in ("tok/s", "accepted", "mean length", "rounds", "TTFT", "seed 5"):
+    for word in ("tok/s", "accepted", "per round", "rounds", "first token", "seed 5"):
         assert word in line
     assert cli.engine.requests[0].prompt == [Message("user", "What is the capital of France?")]
     assert cli.engine.requests[0].params.seed == 5

@@ -1,0 +1,182 @@
+"""Who may import whom: read from the source, so that a lazy import counts as well."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = {
+    "specllama": ROOT / "specllama",
+    "specllama.tui": ROOT / "tui",
+    "specllama.models": ROOT / "models",
+}
+
+# Third-party modules that only some of ours may import.
+RESTRICTED = {
+    "llama_cpp": (
+        "specllama.backend.devices",
+        "specllama.backend.llama",
+        "specllama.backend.llama_tree",
+        "specllama.backend.quantizer",
+        "specllama.backend.symbols",
+        "specllama.models.recipe",
+    ),
+    "huggingface_hub": ("specllama.models.hub",),
+    "textual": ("specllama.tui",),
+    "click": ("specllama.cli",),
+    "torch": ("specllama.models.recipe",),
+    "tokenizers": ("specllama.models.recipe",),
+    "jinja2": ("specllama.template",),
+}
+
+# Ours that must not see others of ours: the arrows of the design page, by what they exclude.
+FORBIDDEN = {
+    "specllama.spec": (
+        "specllama.engine",
+        "specllama.session",
+        "specllama.store",
+        "specllama.cli",
+        "specllama.tui",
+        "specllama.models",
+        "specllama.backend.llama",
+        "specllama.backend.symbols",
+        "specllama.host",
+    ),
+    "specllama.backend": (
+        "specllama.engine",
+        "specllama.session",
+        "specllama.store",
+        "specllama.cli",
+        "specllama.tui",
+    ),
+    "specllama.models": (
+        "specllama.engine",
+        "specllama.session",
+        "specllama.store",
+        "specllama.cli",
+        "specllama.tui",
+        "specllama.spec",
+        "specllama.host",
+    ),
+    "specllama.engine": ("specllama.session", "specllama.store", "specllama.cli", "specllama.tui"),
+    "specllama.session": ("specllama.engine", "specllama.cli", "specllama.tui"),
+    "specllama.store": ("specllama.engine", "specllama.session", "specllama.cli", "specllama.tui"),
+    "specllama.tui": ("specllama.cli",),
+    **{
+        f"specllama.{name}": ("specllama",)
+        for name in ("errors",)  # the root of everything imports nothing of ours
+    },
+}
+FIRST_PARTY_LIGHT = {
+    "specllama.events": set(),
+    "specllama.params": {"specllama.errors"},
+    "specllama.paths": {"specllama.errors"},
+    "specllama.stats": {"specllama.events"},
+    "specllama.text": set(),
+}
+
+
+def module_files() -> dict[str, Path]:
+    """Every module of the package by name; development links inside specllama/ are skipped."""
+    found: dict[str, Path] = {}
+    for package, folder in FOLDERS.items():
+        for path in sorted(folder.rglob("*.py")):
+            inner = path.relative_to(folder).parts
+            if package == "specllama" and inner[0] in ("tui", "models"):
+                continue
+            parts = [package, *inner[:-1]]
+            if path.name != "__init__.py":
+                parts.append(path.stem)
+            found[".".join(parts)] = path
+    return found
+
+
+MODULES = module_files()
+
+
+@lru_cache
+def imports_of(module: str) -> frozenset[str]:
+    """Modules named by the import statements of a module, wherever they stand in it."""
+    path = MODULES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    return frozenset(_imports(ast.parse(path.read_text("utf-8")), package))
+
+
+def _imports(tree: ast.AST, package: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield full if full in MODULES else base
+
+
+def within(module: str, *parents: str) -> bool:
+    return any(module == parent or module.startswith(f"{parent}.") for parent in parents)
+
+
+def test_the_scan_sees_the_package() -> None:
+    assert {"specllama.engine", "specllama.cli.run", "specllama.models.gguf"} <= set(MODULES)
+    assert within("specllama.events", *imports_of("specllama.session"))
+
+
+@pytest.mark.parametrize("library", RESTRICTED)
+def test_restricted_libraries(library: str) -> None:
+    allowed = RESTRICTED[library]
+    guilty = [
+        module
+        for module in MODULES
+        if not within(module, *allowed)
+        and any(within(name, library) for name in imports_of(module))
+    ]
+    assert guilty == []
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_directions(package: str) -> None:
+    guilty = [
+        f"{module} imports {name}"
+        for module in MODULES
+        if within(module, package)
+        for name in imports_of(module)
+        if within(name, *FORBIDDEN[package]) and not within(name, package)
+    ]
+    assert guilty == []
+
+
+@pytest.mark.parametrize("module", FIRST_PARTY_LIGHT)
+def test_the_ground_floor_imports_almost_nothing_of_ours(module: str) -> None:
+    ours = {name for name in imports_of(module) if within(name, "specllama")}
+    assert ours - {module} <= FIRST_PARTY_LIGHT[module]
+
+
+def test_nothing_imports_the_mapped_folders_by_their_bare_names() -> None:
+    guilty = [
+        module
+        for module in MODULES
+        if any(within(name, "tui", "models", "fakes") for name in imports_of(module))
+    ]
+    assert guilty == []
+
+
+def test_the_library_imports_lightly() -> None:
+    program = (
+        "import sys\nimport specllama\n"
+        "from specllama import EngineOptions, GenerateParams, SpecllamaError\n"
+        "heavy = 'numpy llama_cpp textual huggingface_hub click jinja2 sqlite3'.split()\n"
+        "print([m for m in heavy if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
