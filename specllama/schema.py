@@ -14,7 +14,6 @@ from specllama.params import (
     PROPOSERS,
     VERIFY_RULES,
     WINDOWS,
-    WINDOWS,
     EngineOptions,
     GenerateParams,
     SamplingParams,
@@ -186,14 +185,6 @@ SCHEMA: tuple[Setting, ...] = (
         "generate.draft_max",
         "Most tokens drafted per round; 0 decodes plainly.",
         _S,
-    ),
-    Setting(
-        "window",
-        "text",
-        "generate.window",
-        "How far to draft: auto as far as it pays here (measured), fixed always --draft-max.",
-        _S,
-        choices=WINDOWS,
     ),
     Setting(
         "window",
