@@ -54,6 +54,7 @@ def test_every_field_that_should_be_is_a_setting() -> None:
     ):
         names = {f.name for f in dataclasses.fields(kind)} - left_out
         assert {f"{room}.{name}" for name in names} <= fields
+    assert len(fields) == len(BY_NAME) == len(SCHEMA)
     for setting in SCHEMA:
         assert setting.help.endswith(".")
 
