@@ -96,7 +96,13 @@ class Tiny(nn.Module):  # type: ignore[misc]
             if p.ndim == 2:
                 # Blocks start as the identity: their outputs are zero.
                 zero = name.endswith(("attn_output.weight", "ffn_down.weight"))
-                nn.init.normal_(p, std=0.0 if zero else 0.02 if "blk" not in name else 0.04)
+                spread = 0.5 / p.shape[1] ** 0.5
+                if name.startswith("token_embd"):
+                    # As large as what the blocks will add, or tokens drown in the first one.
+                    spread = 1.0
+                nn.init.normal_(p, std=0.0 if zero else spread)
+        if s.tied:
+            nn.init.constant_(self.output_norm.weight, 0.03)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits for every position."""

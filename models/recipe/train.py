@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from specllama.models.recipe.corpus import SLICES, chatml, stream
+from specllama.models.recipe.induction import seed_induction
 from specllama.models.recipe.model import Tiny
 from specllama.models.recipe.shape import SHAPES
 from specllama.models.recipe.tokenizer import IM_END, IM_START, load_tokenizer
@@ -34,19 +35,23 @@ class Plan:
     minutes: float = 0.0
     tokens_per_step: int = 8192
     muon_lr: float = 0.02
-    adam_lr: float = 3e-3
+    adam_lr: float = 2e-3
+    embed_lr: float = 2e-2
     warmup: float = 0.02
     decay_from: float = 0.45
     final: float = 0.03
     # Weight of prompt tokens in the loss: much of a prompt is made up and cannot be learnt.
-    prompt_weight: float = 0.3
+    prompt_weight: float = 0.15
     quantise_from: float = 2.0
     seed: int = 1
 
 
 def length_at(progress: float) -> int:
     """Sequence length: short first, the whole context at the end."""
-    return 512 if progress < 0.6 else 1024 if progress < 0.85 else 2048
+    for end, length in ((0.35, 256), (0.65, 512), (0.87, 1024)):
+        if progress < end:
+            return length
+    return 2048
 
 
 def encode(tokenizer: Tokenizer, text: str, header: list[int]) -> tuple[list[int], list[bool]]:
@@ -144,6 +149,7 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]
                     gram = x @ x.T
                     x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
                 update = (x.T if tall else x).float()
+                p.mul_(1 - 0.05 * group["lr"])
                 scale = max(1.0, p.shape[0] / p.shape[1]) ** 0.5
                 p.add_(update, alpha=-group["lr"] * scale)
 
@@ -187,8 +193,11 @@ def save(model: Tiny, path: Path, info: dict[str, object]) -> None:
     part.replace(path)
 
 
-def train(name: str, plan: Plan, out: Path, threads: int = 2) -> Tiny:
-    """Train `target` or `draft`; checkpoints go to ``out/NAME.pt``, the log beside it."""
+def train(name: str, plan: Plan, out: Path, threads: int = 2, start: Path | None = None) -> Tiny:
+    """Train `target` or `draft`; checkpoints go to ``out/NAME.pt``, the log beside it.
+
+    `start` is a checkpoint whose weights (not whose optimiser state) the run begins with.
+    """
     torch.manual_seed(plan.seed)
     torch.set_num_threads(threads)
     out.mkdir(parents=True, exist_ok=True)
@@ -196,10 +205,22 @@ def train(name: str, plan: Plan, out: Path, threads: int = 2) -> Tiny:
     model = Tiny(SHAPES[name])
     inner = [p for n, p in model.named_parameters() if p.ndim == 2 and n.startswith("blk")]
     rest = [p for n, p in model.named_parameters() if not (p.ndim == 2 and n.startswith("blk"))]
-    adam = torch.optim.AdamW(rest, lr=plan.adam_lr, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0)
+    # Embeddings start at one, everything else that Adam trains is small.
+    groups = [
+        {"params": [p], "base": plan.embed_lr if p is model.token_embd.weight else plan.adam_lr}
+        for p in rest
+    ]
+    adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0)
     muon = Muon(inner, lr=plan.muon_lr)
     packer = Packer(tokenizer, f"train/{plan.seed}")
     started = saved = time.monotonic()
+    before = {"step": 0, "tokens": 0, "minutes": 0.0}
+    if start is None:
+        seed_induction(model, plan.seed)
+    else:
+        data = torch.load(start, map_location="cpu", weights_only=True)
+        model.load_state_dict(data["weights"])
+        before = {key: data["info"][key] for key in before}
     step = tokens = 0
     smooth = 0.0
     log = (out / f"{name}.log").open("a", buffering=1)
@@ -209,12 +230,12 @@ def train(name: str, plan: Plan, out: Path, threads: int = 2) -> Tiny:
         now = time.monotonic()
         progress = (now - started) / 60 / plan.minutes if plan.minutes else step / plan.steps
         done = progress >= 1
-        if done or now - saved > 240 or step == 40:
+        if done or now - saved > 240:
             saved = now
             info: dict[str, object] = {
-                "step": step,
-                "tokens": tokens,
-                "minutes": round((now - started) / 60, 1),
+                "step": int(before["step"]) + step,
+                "tokens": int(before["tokens"]) + tokens,
+                "minutes": round(before["minutes"] + (now - started) / 60, 1),
                 "train_loss": round(smooth, 4),
                 "progress": round(progress, 3),
                 "heldout": heldout_losses(model, tokenizer),
@@ -227,7 +248,7 @@ def train(name: str, plan: Plan, out: Path, threads: int = 2) -> Tiny:
             model.quantise_aware()
         factor = rate(plan, progress)
         for group in (*adam.param_groups, *muon.param_groups):
-            group["lr"] = factor * (plan.muon_lr if group in muon.param_groups else plan.adam_lr)
+            group["lr"] = factor * group.get("base", plan.muon_lr)
         length = length_at(progress)
         parts = list(batches(packer, plan, length))
         for ids, mask in parts:
@@ -262,7 +283,10 @@ def main() -> None:
         help="progress from which Q4_0 rounding is trained in",
     )
     parser.add_argument("--muon-lr", type=float, default=0.02)
-    parser.add_argument("--adam-lr", type=float, default=3e-3)
+    parser.add_argument("--adam-lr", type=float, default=2e-3)
+    parser.add_argument("--embed-lr", type=float, default=2e-2)
+    parser.add_argument("--prompt-weight", type=float, default=0.15)
+    parser.add_argument("--start", type=Path, help="checkpoint to begin with")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     a = parser.parse_args()
@@ -273,9 +297,11 @@ def main() -> None:
         quantise_from=a.quantise_from,
         muon_lr=a.muon_lr,
         adam_lr=a.adam_lr,
+        embed_lr=a.embed_lr,
         seed=a.seed,
+        prompt_weight=a.prompt_weight,
     )
-    train(a.model, plan, a.out, a.threads)
+    train(a.model, plan, a.out, a.threads, a.start)
 
 
 if __name__ == "__main__":
