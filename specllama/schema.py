@@ -186,6 +186,14 @@ SCHEMA: tuple[Setting, ...] = (
         "Most tokens drafted per round; 0 decodes plainly.",
         _S,
     ),
+    Setting(
+        "window",
+        "text",
+        "generate.window",
+        "auto drafts as far as it pays on this machine, fixed always up to draft-max.",
+        _S,
+        choices=WINDOWS,
+    ),
     Setting("draft-min", "int", "generate.draft_min", "Fewest tokens worth a draft.", _S),
     Setting(
         "draft-p-min", "float", "generate.draft_p_min", "Stop drafting below this confidence.", _S
