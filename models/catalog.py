@@ -86,7 +86,7 @@ class CatalogPair:
 # bytes per parameter of whole files, embeddings and scales included
 BYTES_PER_PARAM = {
     "Q4_0": 0.58, "IQ4_NL": 0.58, "Q4_K_M": 0.61, "Q4_K_S": 0.58, "Q5_K_M": 0.72, "Q6_K": 0.83,
-    "Q8_0": 1.07, "F16": 2.01, "BF16": 2.01, "MXFP4": 0.58, "UD-Q4_K_XL": 0.61,
+    "Q8_0": 1.07, "F16": 2.01, "BF16": 2.01, "MXFP4": 0.58, "UD-Q4_K_M": 0.61, "UD-Q4_K_XL": 0.61,
 }  # fmt: skip
 
 

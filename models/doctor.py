@@ -14,6 +14,7 @@ from typing import Any
 from specllama.errors import SpecllamaError
 from specllama.models import catalog, library, memory, refs
 from specllama.models.gguf import GgufHeader, check_loadable, read_header
+from specllama.models.loadable import VocabularyOnly
 from specllama.models.pairing import PairReport, active_params, compare
 
 
@@ -24,6 +25,11 @@ class Candidate:
     ref: str
     path: Path | None
     note: str = ""
+
+    @property
+    def typed(self) -> str:
+        """What to type for it: files from a folder are shown by name, but used by path."""
+        return str(self.path) if self.path is not None and self.ref == self.path.name else self.ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +125,21 @@ def examine(target: GgufHeader, candidate: Candidate, *, n_ctx: int | None = Non
         draft = read_header(candidate.path)
     except SpecllamaError as error:
         return Finding(candidate, error.message)
-    facts = {"params": draft.n_params, "quantization": draft.quantization}
+    facts: dict[str, Any] = {"params": draft.n_params, "quantization": draft.quantization}
     refusal = ""
     try:
         check_loadable(draft, "draft")
-    except SpecllamaError as error:
+    except VocabularyOnly as error:
         refusal = error.message
-    if "tokenizer.ggml.tokens" not in draft.arrays or (refusal and draft.n_tensors):
-        return Finding(candidate, refusal or "it has no tokenizer", **facts)  # type: ignore[arg-type]
+    except SpecllamaError as error:
+        return Finding(candidate, error.message, **facts)
+    if "tokenizer.ggml.tokens" not in draft.arrays:
+        return Finding(candidate, refusal or "it has no tokenizer", **facts)
     report = compare(target, draft)
     if refusal or not report.compatible:
         # without weights the tokenizer can still be judged: say both
         reason = report.explanation or f"the tokenizer fits, but {refusal}"
-        return Finding(candidate, reason, report, **facts)  # type: ignore[arg-type]
+        return Finding(candidate, reason, report, **facts)
     return Finding(
         candidate,
         "",

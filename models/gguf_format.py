@@ -321,13 +321,19 @@ def _array(reader: _Reader, path: Path, key: str) -> GgufArray:
     offset = reader.position
     if type_id == _STRING:
         if count > MAX_STRINGS or count * 8 > reader.size:
-            raise BadGguf(f"{path.name}: {what} claims {count} strings")
+            raise BadGguf(
+                f"{path.name}: {what} claims {count:,} strings in a file of {reader.size:,} bytes",
+                DOWNLOAD_AGAIN,
+            )
         reader.skip_strings(count, what)
         kind = "str"
     elif type_id in _SCALARS:
         kind, packer = _SCALARS[type_id]
         if count * packer.size > reader.size:
-            raise BadGguf(f"{path.name}: {what} claims {count} values", DOWNLOAD_AGAIN)
+            raise BadGguf(
+                f"{path.name}: {what} claims {count:,} values in a file of {reader.size:,} bytes",
+                DOWNLOAD_AGAIN,
+            )
         reader.ensure(offset + count * packer.size, what)
         reader.position = offset + count * packer.size
     elif type_id == _ARRAY:

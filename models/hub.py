@@ -292,7 +292,8 @@ def select(listing: Listing, ref: HubRef) -> RemoteModel:
         raise ModelUnavailable(f"{ref.repo} holds no GGUF model", hint)
     wanted = [ref.quant.upper()] if ref.quant else list(DEFAULT_QUANTS)
     for quant in wanted:
-        fitting = [model for model in candidates if model.quant == quant]
+        exact = [model for model in candidates if model.quant == quant]
+        fitting = exact or [m for m in candidates if library.same_quant(m.quant, quant)]
         if len(fitting) > 1:
             names = ", ".join(PurePosixPath(model.name).name for model in fitting[:3])
             raise UsageError(

@@ -64,6 +64,12 @@ def quant_of(file_name: str) -> str | None:
     return found[-1].upper().replace("FP16", "F16") if found else None
 
 
+def same_quant(have: str | None, wanted: str) -> bool:
+    """Whether a file's quantisation is the one asked for; its "UD-" may be left out."""
+    upper = wanted.upper()
+    return have is not None and (have == upper or have.removeprefix("UD-") == upper)
+
+
 def is_later_part(name: str) -> bool:
     """Whether a file is part 2 or later of a split model."""
     part = _PART.search(name)
@@ -95,6 +101,10 @@ def _home() -> Path:
 def _variable(name: str) -> Path | None:
     value = os.environ.get(name)
     return Path(os.path.expanduser(value)) if value else None
+
+
+def _cache_home() -> Path:
+    return _variable("XDG_CACHE_HOME") or _home() / ".cache"
 
 
 def huggingface_cache() -> Path:
@@ -132,7 +142,7 @@ def llama_cpp_cache() -> Path:
         return _home() / "Library" / "Caches" / "llama.cpp"
     if os.name == "nt":
         return (_variable("LOCALAPPDATA") or _home()) / "llama.cpp"
-    return (_variable("XDG_CACHE_HOME") or _home() / ".cache") / "llama.cpp"
+    return _cache_home() / "llama.cpp"
 
 
 def settings_folders(extra: Iterable[str | Path] = ()) -> list[Path]:

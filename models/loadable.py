@@ -48,6 +48,10 @@ _GENERATOR_HINT = "choose a text-generation GGUF: specllama hub search"
 _DAMAGED_HINT = "download it again, or check it with: specllama hub verify"
 
 
+class VocabularyOnly(UnsupportedModel):
+    """A file with a tokenizer and no weights."""
+
+
 def check_loadable(header: GgufHeader, role: Role = "target") -> None:
     """Refuse a file that llama.cpp could not run in this role, before it is loaded.
 
@@ -112,7 +116,7 @@ def _check_kind(header: GgufHeader, role: Role) -> None:
             "use it with its target as the proposer, not as the draft model",
         )
     if header.n_tensors == 0:
-        raise UnsupportedModel(f"{file} holds a vocabulary only, no weights", _GENERATOR_HINT)
+        raise VocabularyOnly(f"{file} holds a vocabulary only, no weights", _GENERATOR_HINT)
     if header.flag(header.own("attention.causal")) is False:
         raise UnsupportedModel(
             f"{file} is an encoder (attention is not causal): it cannot write text", _GENERATOR_HINT

@@ -168,7 +168,7 @@ def matches(model: library.LocalModel, wanted: HubRef) -> bool:
         return False
     if wanted.file is not None:
         return model.path.as_posix().endswith("/" + wanted.file)
-    return wanted.quant is None or (model.quant or "") == wanted.quant.upper()
+    return wanted.quant is None or library.same_quant(model.quant, wanted.quant)
 
 
 def preferred(models: Sequence[library.LocalModel]) -> library.LocalModel:

@@ -118,11 +118,12 @@ def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
     """Show what a repository offers, by quantisation, without downloading."""
     from specllama.cli.listing import Column, note, show_json, show_table, size
     from specllama.models import pull
+    from specllama.models.library import same_quant
 
     client = _client(insecure)
     for role, hub in pull.expand(ref):
         listing = client.listing(hub.repo, revision)
-        models = [m for m in listing.models if hub.quant is None or m.quant == hub.quant.upper()]
+        models = [m for m in listing.models if not hub.quant or same_quant(m.quant, hub.quant)]
         if as_json:
             show_json(
                 {

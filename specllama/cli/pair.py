@@ -126,7 +126,7 @@ def _show_next(target: str, findings: list[Finding]) -> None:
     best = next((finding for finding in findings if finding.fits), None)
     pullable = next((f for f in findings if f.candidate.path is None), None)
     if best is not None:
-        note(f"next: specllama chat -m {target} -d {best.candidate.ref}")
+        note(f"next: specllama chat -m {target} -d {best.candidate.typed}")
     elif pullable is not None:
         note(f"next: {pullable.candidate.note}")
     else:

@@ -1,0 +1,100 @@
+"""The arithmetic of memory. Measured sizes are compared in tests/e2e and in the note."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ggufs
+import pytest
+
+from specllama.errors import DoesNotFit, UsageError
+from specllama.models import memory
+from specllama.models.gguf import GgufHeader, read_header
+
+
+@pytest.fixture
+def header(tmp_path: Path) -> GgufHeader:
+    return read_header(ggufs.write_llama(tmp_path / "m.gguf", quant="Q8_0"))
+
+
+def with_keys(tmp_path: Path, **keys: Any) -> GgufHeader:
+    named = {f"llama.{key.replace('__', '.')}": value for key, value in keys.items()}
+    return read_header(ggufs.write_llama(tmp_path / "k.gguf", blocks=6, keys=named))
+
+
+@pytest.mark.parametrize(("asked", "given"), [(1, 256), (256, 256), (257, 512), (8192, 8192)])
+def test_contexts_are_padded_as_llama_cpp_does(asked: int, given: int) -> None:
+    assert memory.padded_ctx(asked) == given
+
+
+@pytest.mark.parametrize(
+    ("kind", "per_value"), [("f16", 2.0), ("f32", 4.0), ("q8_0", 34 / 32), ("q4_0", 18 / 32)]
+)
+def test_kv_is_layers_times_heads_times_tokens(
+    header: GgufHeader, kind: str, per_value: float
+) -> None:
+    layers, heads, width = 2, 1, 32
+    expected = layers * heads * 512 * 2 * width * per_value
+    assert memory.kv_bytes(header, 500, type_k=kind, type_v=kind) == expected
+
+
+def test_an_unknown_cache_type(header: GgufHeader) -> None:
+    with pytest.raises(UsageError, match="fp8"):
+        memory.kv_bytes(header, 256, type_k="fp8")
+
+
+def test_windowed_layers_stay_full_unless_told_otherwise(tmp_path: Path) -> None:
+    header = with_keys(
+        tmp_path,
+        attention__sliding_window=256,
+        attention__sliding_window_pattern=[True, True, False] * 2,
+    )
+    full = memory.kv_bytes(header, 4096)
+    assert full == 6 * 4096 * 2 * 32 * 2
+    short = memory.kv_bytes(header, 4096, swa_full=False, n_ubatch=256)
+    assert short == (2 * 4096 + 4 * 512) * 2 * 32 * 2
+
+
+def test_layers_without_attention_have_no_cache(tmp_path: Path) -> None:
+    header = with_keys(tmp_path, attention__head_count_kv=[1, 0, 0, 1, 0, 0])
+    assert memory.kv_bytes(header, 256) == 2 * 256 * 2 * 32 * 2
+
+
+def test_recurrent_states_do_not_grow_with_the_context(tmp_path: Path) -> None:
+    header = read_header(ggufs.write_mamba(tmp_path / "m.gguf"))
+    assert memory.kv_bytes(header, 256) == memory.kv_bytes(header, 65536) > 0
+
+
+def test_flash_attention_needs_no_scores(header: GgufHeader) -> None:
+    off = memory.compute_bytes(header, 8192)
+    on = memory.compute_bytes(header, 8192, flash_attn=True)
+    assert off - on >= 512 * 8192 * header.head_count * 4
+
+
+def test_a_pair_is_its_parts(header: GgufHeader) -> None:
+    pair = memory.estimate_pair(header, header, n_ctx=512)
+    assert pair.draft is not None
+    assert pair.total == pair.target.total + pair.draft.total + pair.process
+    assert pair.target.n_ctx == 512
+    assert pair.target.weights == header.tensor_bytes
+    assert memory.estimate_pair(header, None).draft is None
+
+
+def test_the_default_context_is_the_engines(header: GgufHeader) -> None:
+    assert memory.estimate_model(header).n_ctx == 512  # trained for less than the 8192 default
+
+
+def test_fit_is_judged_with_a_margin(header: GgufHeader) -> None:
+    need = memory.estimate_model(header)
+    assert memory.fits(need, need.total * 2)
+    assert not memory.fits(need, need.total)
+    assert memory.fits(need, 0)  # unknown
+    with pytest.raises(DoesNotFit, match="GB of memory") as caught:
+        memory.require_fit(need, need.total // 2)
+    assert caught.value.exit_code == 5
+    assert "-c" in (caught.value.hint or "")
+
+
+def test_this_machine_has_memory() -> None:
+    assert 0 < memory.available_memory() <= memory.total_memory()

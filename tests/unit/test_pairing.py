@@ -1,0 +1,148 @@
+"""Which drafts fit which targets, and what the report says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ggufs
+import pytest
+
+from specllama.errors import PairIncompatible
+from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.pairing import active_params, compare, readable, require_pair, rollback
+
+Write = Callable[..., GgufHeader]
+TOKENS, TYPES, MERGES = ggufs.bpe_tokens()
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    count = iter(range(100))
+
+    def make(**options: Any) -> GgufHeader:
+        return read_header(ggufs.write_llama(tmp_path / f"m{next(count)}.gguf", **options))
+
+    return make
+
+
+def test_a_model_fits_itself_and_a_smaller_sister(write: Write) -> None:
+    target = write(width=128, blocks=4)
+    report = require_pair(target, write(blocks=1))
+    assert report.compatible
+    assert report.shared == report.common == 1.0
+    assert report.differences == ()
+    assert report.same_template is True
+    assert report.target_rollback == report.draft_rollback == "cells"
+    assert 0 < report.ratio < 1
+
+
+def test_the_first_different_token_is_named_with_both_texts(write: Write) -> None:
+    other = list(TOKENS)
+    other[300], other[301] = other[301], other[300]
+    with pytest.raises(PairIncompatible) as caught:
+        require_pair(write(), write(tokens=other, types=TYPES, merges=MERGES))
+    assert caught.value.exit_code == 4
+    first, second = (TOKENS[i].replace("Ġ", " ") for i in (300, 301))
+    assert f"token 300 is {first!r} in the target and {second!r} in the draft" in str(caught.value)
+
+
+def test_the_first_five_ids_may_differ(write: Write) -> None:
+    other = ["<a>", "<b>", "<c>", *TOKENS[3:]]
+    report = compare(write(), write(tokens=other, types=TYPES, merges=MERGES))
+    assert report.compatible
+    assert report.shared == pytest.approx(1 - 3 / len(TOKENS))
+
+
+@pytest.mark.parametrize(("extra", "fits"), [(128, True), (129, False)])
+def test_vocabulary_sizes_may_differ_by_128(write: Write, extra: int, fits: bool) -> None:
+    longer = [*TOKENS, *(f"extra{i}" for i in range(extra))]
+    types = [*TYPES, *[1] * extra]
+    report = compare(write(tokens=longer, types=types, merges=MERGES), write())
+    assert report.compatible is fits
+    if fits:
+        assert f"the draft lacks the target's last {extra} tokens" in report.warnings
+    else:
+        assert report.problems[0].kind == "vocabulary"
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind", "words"),
+    [
+        ({"tokenizer.ggml.add_bos_token": True}, "bos", "only the draft adds BOS"),
+        ({"tokenizer.ggml.add_eos_token": True}, "eos", "only the draft adds EOS"),
+    ],
+)
+def test_begin_and_end_tokens(write: Write, keys: dict[str, Any], kind: str, words: str) -> None:
+    report = compare(write(), write(keys=keys))
+    assert report.problems[0].kind == kind
+    assert words in report.reason
+
+
+def test_another_bos_id_matters_only_if_it_is_added(write: Write) -> None:
+    moved = {"tokenizer.ggml.bos_token_id": 1}
+    assert compare(write(), write(keys=moved)).compatible
+    adds = {"tokenizer.ggml.add_bos_token": True}
+    report = compare(write(keys=adds), write(keys={**adds, **moved}))
+    assert "BOS is token 0 in the target and 1 in the draft" in report.reason
+
+
+def test_another_tokenizer(write: Write, tmp_path: Path) -> None:
+    spm = read_header(ggufs.write_spm(tmp_path / "spm.gguf"))
+    report = compare(write(), spm)
+    assert report.problems[0].kind == "tokenizer"
+    assert "the target's is gpt2, the draft's is llama" in report.reason
+    assert "token 5" in report.explanation
+
+
+def test_what_does_not_forbid_is_a_warning(write: Write) -> None:
+    target = write(keys={"llama.context_length": 4096})
+    draft = write(
+        template="{{ messages }}",
+        keys={"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": False},
+    )
+    report = compare(target, draft)
+    assert report.compatible
+    text = " ".join(report.warnings)
+    for words in ("split text differently", "chat templates differ", "not smaller", "4,096"):
+        assert words in text
+    assert report.same_template is False
+    assert compare(target, write(template=None)).same_template is None
+
+
+def test_architectures_that_cannot_go_back(write: Write, tmp_path: Path) -> None:
+    mamba = read_header(ggufs.write_mamba(tmp_path / "m.gguf"))
+    assert rollback(mamba) == "checkpoint"
+    report = compare(write(), mamba)
+    assert [problem.kind for problem in report.problems] == ["rollback"]
+    with pytest.raises(PairIncompatible, match="cannot undo rejected tokens"):
+        require_pair(write(), mamba)
+    assert not require_pair(write(), mamba, allow_checkpoints=True).compatible
+
+
+def test_tokens_are_shown_as_text(write: Write) -> None:
+    header = write()
+    assert readable(header, "Ġthe".encode()) == " the"
+    assert readable(header, "ÃĤ".encode()) != "ÃĤ"
+    assert readable(header, b"<|im_end|>") == "<|im_end|>"
+
+
+def test_of_experts_only_the_routed_ones_count(write: Write) -> None:
+    header = write(keys={"llama.expert_count": 8, "llama.expert_used_count": 2})
+    assert active_params(header) == header.n_params  # no expert tensors in it
+    renamed = tuple(
+        dataclasses.replace(tensor, name=tensor.name.replace("ffn_up", "ffn_up_exps"))
+        for tensor in header.tensors
+    )
+    experts = sum(t.n_elements for t in renamed if "_exps" in t.name)
+    moe = dataclasses.replace(header, tensors=renamed)
+    assert active_params(moe) == header.n_params - experts * 3 // 4
+
+
+def test_the_report_is_json(write: Write) -> None:
+    import json
+
+    data = compare(write(), write(blocks=1)).to_dict()
+    assert json.loads(json.dumps(data))["compatible"] is True

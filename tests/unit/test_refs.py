@@ -1,0 +1,224 @@
+"""From what is typed to a file; models of other tools are found where they lie."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import ggufs
+import pytest
+
+from specllama import paths
+from specllama.errors import ModelUnavailable, UsageError
+from specllama.models import library, refs
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return ggufs.write_llama(tmp_path / "some-Q4_0.gguf", quant="Q4_0")
+
+
+@pytest.fixture(autouse=True)
+def nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path / "user"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    for name in (
+        "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "OLLAMA_MODELS", "LLAMA_CACHE",
+        "XDG_CACHE_HOME", "SPECLLAMA_MODEL_DIRS",
+    ):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+    return home
+
+
+def put(model: Path, target: Path) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(model, target)
+    return target
+
+
+def test_tiny_is_the_bundled_pair() -> None:
+    target, draft = refs.resolve_pair("tiny")
+    assert target == paths.bundled_dir() / "tiny-target-q4_0.gguf"
+    assert draft == paths.bundled_dir() / "tiny-draft-q8_0.gguf"
+    assert refs.resolve_pair("tiny-target", "tiny") == (target, draft)
+    assert refs.resolve_pair(str(target)) == (target, draft)
+    assert refs.resolve("tiny-draft") == draft
+
+
+def test_a_path_is_a_path(model: Path, tmp_path: Path) -> None:
+    assert refs.resolve(str(model)) == model
+    assert refs.resolve_pair(str(model)) == (model, None)
+    assert refs.resolve(str(tmp_path)) == model  # the only one in its folder
+    ggufs.write_llama(tmp_path / "other.gguf")
+    with pytest.raises(UsageError, match="2 models"):
+        refs.resolve(str(tmp_path))
+
+
+def test_a_missing_path_suggests_its_neighbours(model: Path) -> None:
+    with pytest.raises(ModelUnavailable, match="no such file") as caught:
+        refs.resolve(str(model.with_name("some-Q4_1.gguf")))
+    assert "some-Q4_0.gguf" in (caught.value.hint or "")
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("ref", ["", "a\nb", "\x1b[2J"])
+def test_nonsense_is_refused(ref: str) -> None:
+    with pytest.raises(UsageError):
+        refs.resolve(ref)
+
+
+def test_pulled_models(model: Path) -> None:
+    folder = paths.models_dir() / "Maker" / "Some-GGUF"
+    small = put(model, folder / "some-Q4_0.gguf")
+    large = put(model, folder / "some-Q8_0.gguf")
+    put(model, folder / "mmproj-some-F16.gguf")
+    assert refs.resolve("Maker/Some-GGUF:Q8_0") == large
+    assert refs.resolve("maker/some-gguf:q8_0") == large
+    assert refs.resolve("hf://Maker/Some-GGUF:Q4_0") == small
+    assert refs.resolve("Maker/Some-GGUF") == small  # 4 bits when nothing is said
+    assert refs.resolve("Maker/Some-GGUF/some-Q8_0.gguf") == large
+    with pytest.raises(ModelUnavailable, match=r"here are: ") as caught:
+        refs.resolve("Maker/Some-GGUF:Q6_K")
+    assert caught.value.hint == "get it with: specllama hub pull Maker/Some-GGUF:Q6_K"
+
+
+def test_what_is_not_here_comes_with_the_pull_command() -> None:
+    with pytest.raises(ModelUnavailable) as caught:
+        refs.resolve("qwen3-8b")
+    assert caught.value.hint == "get it with: specllama hub pull qwen3-8b"
+    with pytest.raises(ModelUnavailable) as caught:
+        refs.resolve("qwen3-8c")
+    assert "qwen3-8b" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "ref", ["user/repo/../../x.gguf", "user/repo/a//b.gguf", "user/repo/c:d.gguf"]
+)
+def test_file_names_that_would_leave_their_repository(ref: str) -> None:
+    with pytest.raises(UsageError, match="not a file name"):
+        refs.parse_hub(ref)
+
+
+@pytest.mark.parametrize("ref", ["/abs/path", "../up/x", "a", "a/b/c", "a\\b", "-x/y", "a/b:c/d"])
+def test_what_is_no_hub_reference(ref: str) -> None:
+    assert refs.parse_hub(ref) is None
+
+
+def test_hub_references() -> None:
+    assert refs.parse_hub("a/b") == refs.HubRef("a/b")
+    assert refs.parse_hub("a/b:Q4_K_M") == refs.HubRef("a/b", "Q4_K_M")
+    assert refs.parse_hub("a/b/sub/c.gguf") == refs.HubRef("a/b", file="sub/c.gguf")
+    assert refs.parse_hub("https://huggingface.co/a/b") == refs.HubRef("a/b")
+
+
+@pytest.mark.parametrize(
+    ("name", "quant"),
+    [
+        ("Qwen3-8B-Q4_K_M.gguf", "Q4_K_M"),
+        ("model.Q8_0.gguf", "Q8_0"),
+        ("tiny-target-q4_0.gguf", "Q4_0"),
+        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("x-IQ4_XS-00001-of-00002.gguf", "IQ4_XS"),
+        ("llama-fp16.gguf", "F16"),
+        ("UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
+        ("qwen3-8b.gguf", None),
+        ("Q4ever.gguf", None),
+    ],
+)
+def test_quants_in_file_names(name: str, quant: str | None) -> None:
+    assert library.quant_of(name) == quant
+
+
+# -- other tools -----------------------------------------------------------------------------------
+
+
+def test_the_hugging_face_cache(model: Path, nobody_else: Path) -> None:
+    repo = nobody_else / ".cache/huggingface/hub/models--maker--some-GGUF"
+    blob = put(model, repo / "blobs" / ("a" * 64))
+    snapshot = repo / "snapshots" / ("c" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "some-Q4_0.gguf").symlink_to(blob)
+    outside = nobody_else / "secret.gguf"
+    outside.write_bytes(b"x" * 100)
+    (snapshot / "leak-Q8_0.gguf").symlink_to(outside)
+    (snapshot / "gone-Q8_0.gguf").symlink_to(repo / "nowhere")
+    found = library.scan(include_bundled=False)
+    assert [(m.ref, m.source) for m in found] == [("maker/some-GGUF:Q4_0", "huggingface")]
+    assert refs.resolve("maker/some-GGUF").resolve() == blob.resolve()
+    assert not found[0].owned
+
+
+def test_ollama(model: Path, nobody_else: Path) -> None:
+    root = nobody_else / ".ollama/models"
+    digest = "b" * 64
+    blob = put(model, root / "blobs" / f"sha256-{digest}")
+    manifest = root / "manifests/registry.ollama.ai/library/llama3.2/3b"
+    manifest.parent.mkdir(parents=True)
+
+    def write(value: str) -> None:
+        layer = {"mediaType": "application/vnd.ollama.image.model", "digest": value}
+        manifest.write_text(json.dumps({"layers": [{"mediaType": "x"}, layer]}))
+
+    write(f"sha256:{digest}")
+    assert refs.resolve("llama3.2:3b") == blob
+    for hostile in ("sha256:../../../../etc/passwd", "", "sha256:" + "B" * 64, "md5:0"):
+        write(hostile)
+        assert library.scan(include_bundled=False) == []
+    manifest.write_text("not json")
+    assert library.scan(include_bundled=False) == []
+
+
+def test_lm_studio_llama_cpp_and_folders(
+    model: Path, nobody_else: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    put(model, nobody_else / ".lmstudio/models/maker/lm-GGUF/lm-Q4_0.gguf")
+    put(model, nobody_else / ".cache/llama.cpp/maker_some_x-Q4_0.gguf")
+    put(model, tmp_path / "mine/deep/own.gguf")
+    monkeypatch.setenv("SPECLLAMA_MODEL_DIRS", str(tmp_path / "mine"))
+    sources = {m.source: m for m in library.scan(include_bundled=False)}
+    assert set(sources) == {"lmstudio", "llama.cpp", "folder"}
+    assert sources["lmstudio"].ref == "maker/lm-GGUF:Q4_0"
+    assert refs.resolve("maker/lm-GGUF").name == "lm-Q4_0.gguf"
+    assert sources["folder"].path.name == "own.gguf"
+
+
+def test_links_that_leave_a_folder_are_ignored(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "leak.gguf").symlink_to(model)
+    assert library.scan_folder(folder) == []
+
+
+def test_split_models_are_one_entry(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    parts = ggufs.write_split(folder / "big-Q4_0.gguf")
+    (found,) = library.scan_folder(folder)
+    assert found.path == parts[0]
+    assert found.bytes == sum(part.stat().st_size for part in parts)
+    parts[1].unlink()
+    assert not library.scan_folder(folder)[0].complete
+
+
+def test_summaries_are_cached_and_follow_the_file(model: Path, tmp_path: Path) -> None:
+    from specllama.models.summaries import Summaries, list_models
+
+    first = Summaries()
+    assert first.get(model).quantization == "Q4_0"
+    first.save()
+    again = Summaries()
+    assert str(model) in again._known
+    model.write_bytes(b"<html>")
+    assert "web page" in again.get(model).reason
+    (paths.cache_dir() / "headers.json").write_text("{broken")
+    assert Summaries().get(model).reason
+
+    big = ggufs.write_llama(tmp_path / "lib/big.gguf".replace("lib/", ""), width=256, blocks=4)
+    small = ggufs.write_llama(tmp_path / "small.gguf")
+    listed = {
+        item.model.path: item.drafts for item in list_models(map(library.single, (big, small)))
+    }
+    assert listed[big] == (str(small),)
+    assert listed[small] == ()
