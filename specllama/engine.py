@@ -31,7 +31,7 @@ from specllama.params import EngineOptions, GenerateParams
 from specllama.reply import Reply
 from specllama.spec.loop import Round, SpeculativeLoop
 from specllama.spec.proposer import NoProposer, Proposer, Request
-from specllama.spec.proposers.draft_model import common_prefix
+from specllama.spec.proposers.draft_model import DraftModelProposer, common_prefix
 from specllama.spec.sampling import Constraint, SamplerChain
 from specllama.spec.verify import RandomCoins
 from specllama.spec.window import AdaptiveWindow, FixedWindow, Window
@@ -127,6 +127,10 @@ class Engine:
         return self._target
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def proposers(self) -> tuple[str, ...]:
         return tuple(self._proposers)
 
@@ -158,6 +162,9 @@ class Engine:
     def reset(self) -> None:
         """Forget every cached prompt, so that the next request reads its prompt afresh."""
         self._target.rollback(0)
+        for proposer in self._proposers.values():
+            if isinstance(proposer, DraftModelProposer):
+                proposer.context.rollback(0)
 
     # -- prompts --
 
@@ -217,6 +224,9 @@ class Engine:
         if not self._busy.acquire(blocking=False):
             raise EngineError("the engine is busy with another request")
         try:
+            resume = getattr(self._target, "resume", None)
+            if resume is not None:  # an abort that came after the last pass of the last request
+                resume()
             run = _Run(self, params or GenerateParams(), cancel or threading.Event())
             try:
                 yield from run.events(prompt)
@@ -565,8 +575,8 @@ class _Run:
         """Whatever happened, leave the target's cache within the committed text."""
         if isinstance(self._window, AdaptiveWindow):
             self._window.finish()
-        if not self._tokens:
-            return  # refused before the cache was touched
+        if not self._tokens or self._engine.closed:
+            return  # refused before the cache was touched, or nothing left to settle
         n_past = self._target.n_past
         agreed = common_prefix(self._target.tokens, self._tokens)
         if n_past != len(self._target.tokens) or agreed < len(self._target.tokens):

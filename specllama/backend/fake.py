@@ -136,12 +136,16 @@ class FakeContext:
 
     @property
     def n_past(self) -> int:
+        if self.closed:
+            raise EngineError("the context is closed")
         return len(self._tokens)
 
     def forward(
         self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
     ) -> Rows:
         n = len(tokens)
+        if self.closed:
+            raise EngineError("the context is closed")
         if not 0 < n <= self._n_batch:
             raise ValueError(f"a pass takes 1 to {self._n_batch} tokens, got {n}")
         if outputs == "all" and n > self._max_rows:
@@ -183,6 +187,8 @@ class FakeContext:
         self._tree = None
 
     def rollback(self, keep_len: int) -> None:
+        if self.closed:
+            raise EngineError("the context is closed")
         self._tree = None
         if not 0 <= keep_len <= len(self._tokens):
             raise ValueError(f"cannot roll back to {keep_len} of {len(self._tokens)} tokens")

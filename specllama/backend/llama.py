@@ -9,12 +9,14 @@ goes to the ``specllama.llama`` logger and the last lines are kept for error mes
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import logging
 import os
 import re
+import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,19 +155,30 @@ class LlamaVocab:
 
     @property
     def handle(self) -> Any:
+        """llama.cpp's vocabulary.
+
+        Raises:
+            EngineError: the model was closed.
+        """
+        if self._vocab is None:
+            raise EngineError("the model is closed")
         return self._vocab
+
+    def close(self) -> None:
+        """The model is about to be freed: from now on every call is refused."""
+        self._vocab = None
 
     @property
     def bos_text(self) -> str:
-        return self._special_text(int(ll.llama_vocab_bos(self._vocab)))
+        return self._special_text(int(ll.llama_vocab_bos(self.handle)))
 
     @property
     def eos_text(self) -> str:
-        return self._special_text(int(ll.llama_vocab_eos(self._vocab)))
+        return self._special_text(int(ll.llama_vocab_eos(self.handle)))
 
     @property
     def adds_bos(self) -> bool:
-        return bool(ll.llama_vocab_get_add_bos(self._vocab))
+        return bool(ll.llama_vocab_get_add_bos(self.handle))
 
     def _special_text(self, token: int) -> str:
         if not 0 <= token < self._n:
@@ -195,7 +208,7 @@ class LlamaVocab:
         while True:
             buffer = (ll.llama_token * capacity)()
             n = ll.llama_tokenize(
-                self._vocab, data, len(data), buffer, capacity, add_special, parse_special
+                self.handle, data, len(data), buffer, capacity, add_special, parse_special
             )
             if n >= 0:
                 break
@@ -216,7 +229,7 @@ class LlamaVocab:
             size = 64
             while True:
                 buffer = ctypes.create_string_buffer(size)
-                n = ll.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
+                n = ll.llama_token_to_piece(self.handle, token, buffer, size, 0, special)
                 if n >= 0:
                     break
                 size = -n
@@ -227,7 +240,7 @@ class LlamaVocab:
     def is_eog(self, token: int) -> bool:
         found = self._eog.get(token)
         if found is None:
-            found = bool(ll.llama_vocab_is_eog(self._vocab, token))
+            found = bool(ll.llama_vocab_is_eog(self.handle, token))
             self._eog[token] = found
         return found
 
@@ -360,6 +373,8 @@ class LlamaModel:
         for context in getattr(self, "_contexts", []):
             context.close()
         if self._model:
+            if hasattr(self, "vocab"):
+                self.vocab.close()
             ll.llama_model_free(self._model)
             self._model = None
 
@@ -468,11 +483,21 @@ class LlamaContext:
 
     @property
     def n_past(self) -> int:
+        self._require_open()
         return int(ll.llama_memory_seq_pos_max(self._memory, SEQ)) + 1
+
+    def _require_open(self) -> None:
+        """llama.cpp would read freed memory."""
+        if not self._ctx:
+            raise EngineError("the context is closed")
 
     def abort(self) -> None:
         """Ask a running pass to stop; callable from another thread (CPU passes only)."""
         self._abort.raw = b"\x01\x00"
+
+    def resume(self) -> None:
+        """Forget an ``abort`` that came too late to stop a pass."""
+        self._abort.raw = b"\x00\x00"
 
     # -- passes --
 
@@ -497,6 +522,7 @@ class LlamaContext:
 
     def _load(self, tokens: Sequence[int], outputs: Outputs) -> int:
         """Check a pass and write its tokens and outputs to the batch; returns how many rows."""
+        self._require_open()
         n = len(tokens)
         n_rows = n if outputs == "all" else 1 if outputs == "last" else 0
         if n == 0:
@@ -511,7 +537,10 @@ class LlamaContext:
                 "start a new chat, raise --ctx-size, or use --on-full shift",
             )
         ids = self._b_token[:n]
-        ids[:] = tokens
+        try:
+            ids[:] = tokens
+        except OverflowError:
+            ids[0] = -1
         if int(ids.min()) < 0 or int(ids.max()) >= self._n_vocab:
             raise EngineError(f"a token is outside the vocabulary of {self._n_vocab}")
         self._b_logits[:n] = outputs == "all"
@@ -536,6 +565,7 @@ class LlamaContext:
     # -- rollback --
 
     def rollback(self, keep_len: int) -> None:
+        self._require_open()
         n = len(self._tokens)
         if not 0 <= keep_len <= n:
             raise ValueError(f"cannot roll back to {keep_len} of {n} tokens")
@@ -561,6 +591,8 @@ class LlamaContext:
         kept = self._tokens[:keep_len]
         start = self._restore_checkpoint(keep_len)
         if start is None:
+            # the tokens before the checkpoint may change from here on
+            self._checkpoint = None
             ll.llama_memory_clear(self._memory, False)
             start = 0
         del self._tokens[start:]
@@ -604,8 +636,9 @@ class LlamaContext:
 
     def close(self) -> None:
         if getattr(self, "_batch", None) is not None:
-            ll.llama_batch_free(self._batch)
-            self._batch = None
+            with self._lock:
+                ll.llama_batch_free(self._batch)
+                self._batch = None
         if self._ctx:
             ll.llama_free(self._ctx)
             self._ctx = None
@@ -641,6 +674,55 @@ def _native_flag_reader() -> Any:
 
 # -- grammar ------------------------------------------------------------------------------------
 
+# llama.cpp parses by recursion: from some 10000 levels on the stack overflows
+_MAX_NESTING = 1000
+_NOT_STRUCTURE = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
+
+
+def _nesting(gbnf: str) -> int:
+    """Depth of parentheses outside literals, character classes and comments."""
+    depth = deepest = 0
+    for c in _NOT_STRUCTURE.sub("", gbnf):
+        if c == "(":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif c == ")":
+            depth -= 1
+    return deepest
+
+
+def _shorten(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 200 else line[:199] + "…"
+
+
+_stderr_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _captured_stderr() -> Iterator[list[str]]:
+    """What native code prints to file descriptor 2, given at the end, instead of the terminal.
+
+    llama.cpp's grammar parser prints its reason there and nowhere else. Only for calls of a few
+    milliseconds: other threads' output is caught as well.
+    """
+    printed: list[str] = []
+    with _stderr_lock, tempfile.TemporaryFile() as file:
+        try:
+            terminal = os.dup(2)
+        except OSError:  # no stderr: nothing to keep clean
+            yield printed
+            return
+        os.dup2(file.fileno(), 2)
+        try:
+            yield printed
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
+            file.seek(0)
+            printed.append(file.read().decode("utf-8", "replace"))
+
+
 _TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
@@ -655,14 +737,24 @@ class LlamaGrammar:
         _start()
         _recent.clear()
         self._vocab = vocab
-        self._sampler = ll.llama_sampler_init_grammar(
-            vocab.handle, gbnf.encode("utf-8", "replace"), root.encode()
-        )
-        if not self._sampler:
-            raise UsageError(
-                f"the grammar does not parse: {_last_words() or 'no root rule'}",
-                "GBNF is described in llama.cpp's grammars/README.md",
+        self._sampler = None
+        hint = "GBNF is described in llama.cpp's grammars/README.md"
+        if not gbnf.strip():
+            raise UsageError("the grammar is empty", hint)
+        if "\0" in gbnf:
+            raise UsageError("the grammar contains a NUL character", hint)
+        if _nesting(gbnf) > _MAX_NESTING:
+            raise UsageError(f"the grammar nests more than {_MAX_NESTING} parentheses", hint)
+        with _captured_stderr() as printed:
+            self._sampler = ll.llama_sampler_init_grammar(
+                vocab.handle, gbnf.encode("utf-8", "replace"), root.encode()
             )
+        if not self._sampler:
+            said = re.search(r"error parsing grammar: (.*)", "".join(printed))
+            reason = _shorten(said.group(1) if said else _last_words()) or "no root rule"
+            if reason.endswith(" at"):
+                reason += " the end"
+            raise UsageError(f"the grammar does not parse: {reason}", hint)
 
     @classmethod
     def from_json_schema(cls, vocab: LlamaVocab, schema: str) -> LlamaGrammar:
@@ -673,17 +765,25 @@ class LlamaGrammar:
 
         try:
             parsed = json.loads(schema)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"the JSON schema is not JSON: {error}") from None
-        if not isinstance(parsed, (dict, bool)):
+        if parsed is True:
+            schema, parsed = "{}", {}  # any value
+        if not isinstance(parsed, dict):
             raise UsageError("a JSON schema must be an object")
         try:
             gbnf = json_schema_to_gbnf(schema)
         except Exception as error:
-            raise UsageError(f"the JSON schema cannot be turned into a grammar: {error}") from None
+            raise UsageError(
+                f"the JSON schema cannot be turned into a grammar: {_shorten(str(error))}"
+            ) from None
         return cls(vocab, gbnf)
 
     def allowed(self, ids: IntArray) -> npt.NDArray[np.bool_]:
+        # llama.cpp throws across the C boundary on an id out of range, and reads a freed vocabulary
+        self._vocab.handle  # noqa: B018
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab.n_tokens:
+            raise EngineError(f"a token is outside the vocabulary of {self._vocab.n_tokens}")
         data = np.zeros(len(ids), _TOKEN_DATA)
         data["id"] = ids
         array = ll.llama_token_data_array(

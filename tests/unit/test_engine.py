@@ -590,6 +590,55 @@ def test_busy_and_closed() -> None:
         next(iter(engine.generate(PROMPT, params())))
 
 
+def test_closing_the_engine_under_a_running_request() -> None:
+    engine = make()
+    stream = engine.generate(PROMPT, params())
+    for _ in itertools.islice(stream, 4):
+        pass
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        list(stream)
+    engine = make()
+    stream = engine.generate(PROMPT, params())
+    next(stream)
+    engine.close()
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_an_abort_that_came_too_late_does_not_hit_the_next_request() -> None:
+    class Abortable(FakeContext):
+        flag = False
+
+        def abort(self) -> None:
+            self.flag = True
+
+        def resume(self) -> None:
+            self.flag = False
+
+        def forward(
+            self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
+        ) -> Rows:
+            if self.flag:
+                self.flag = False
+                raise EngineError("the pass was cancelled")
+            return super().forward(tokens, outputs=outputs, parents=parents)
+
+    engine = make(context=Abortable)
+    first = run(engine, params())
+    engine.abort()
+    assert words(run(engine, params())) == words(first)
+    # during a request, with its cancel event: an end like any other
+    cancel = threading.Event()
+    events: list[Event] = []
+    for event in engine.generate(PROMPT, params(), cancel=cancel):
+        events.append(event)
+        if isinstance(event, RoundDone) and event.index == 2:
+            cancel.set()
+            engine.abort()
+    assert check_laws(events).reason == "cancelled"
+    assert words(run(engine, params())) == words(first)
+
+
 def test_an_abandoned_generator_frees_the_engine() -> None:
     engine = make()
     stream: Iterator[Event] | None = engine.generate(PROMPT, params())
