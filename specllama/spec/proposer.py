@@ -17,6 +17,8 @@ class Request:
     """What stays fixed while one reply is generated.
 
     ``coins`` are the draft's own; under ``match`` drafts are drawn with the common noise instead.
+    ``leaves`` is how many leaves a tree may have: 1 where the target takes chains only, or where
+    passes are cut to exact groups, which a tree cannot be. ``pass_rows`` is the widest pass.
     """
 
     seed: int
@@ -24,6 +26,8 @@ class Request:
     coins: Coins
     is_eog: Callable[[int], bool]
     p_min: float = 0.0
+    leaves: int = 1
+    pass_rows: int = 1
 
 
 class Proposer(Protocol):

@@ -97,6 +97,9 @@ class TreeBuilder:
     def token(self, node: int) -> int:
         return self._tokens[node]
 
+    def parent(self, node: int) -> int:
+        return self._parents[node]
+
     def path(self, node: int) -> list[int]:
         """Drafted tokens from the first to ``node``."""
         tokens: list[int] = []
@@ -104,10 +107,6 @@ class TreeBuilder:
             tokens.append(self._tokens[node])
             node = self._parents[node]
         return tokens[::-1]
-
-    def find(self, parent: int, token: int) -> int | None:
-        """The child of ``parent`` that guesses ``token``, if there is one."""
-        return self._child.get((parent, token, False))
 
     def add(
         self,
@@ -146,11 +145,27 @@ class TreeBuilder:
         return index
 
     def build(self) -> Draft:
+        """The draft, depth first and every node's first child first.
+
+        A first child is the best guess (or the sampled one, which verification must try first).
+        When it is accepted down to its leaf, the kept cells follow each other as in a chain.
+        """
+        children: list[list[int]] = [[] for _ in range(len(self) + 1)]
+        for i, parent in enumerate(self._parents):
+            children[parent].append(i)  # -1, the pending token, is the last list
+        order: list[int] = []
+        waiting = children[-1][::-1]
+        while waiting:
+            node = waiting.pop()
+            order.append(node)
+            waiting += children[node][::-1]
+        at = {node: i for i, node in enumerate(order)}
+        at[-1] = -1
         return Draft(
-            tokens=tuple(self._tokens),
-            parents=tuple(self._parents),
-            q=tuple(self._q),
-            confidence=tuple(self._confidence),
-            sources=tuple(self._sources),
-            scout=tuple(self._scout) if any(self._scout) else (),
+            tokens=tuple(self._tokens[i] for i in order),
+            parents=tuple(at[self._parents[i]] for i in order),
+            q=tuple(self._q[i] for i in order),
+            confidence=tuple(self._confidence[i] for i in order),
+            sources=tuple(self._sources[i] for i in order),
+            scout=tuple(self._scout[i] for i in order) if any(self._scout) else (),
         )

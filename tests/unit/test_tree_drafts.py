@@ -1,0 +1,328 @@
+"""Draft trees: their layout, the choice of nodes, one text per seed, exact rejection."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from oracle import Oracle, Tokens, bias
+from test_loop import FULL, SAMPLERS, ChainToy, NotTwice, Setup, V, is_eog
+
+from specllama.backend.fake import FakeContext, FakeTable
+from specllama.params import VerifyRule
+from specllama.spec.loop import Round, SpeculativeLoop
+from specllama.spec.proposer import Proposer, Request
+from specllama.spec.proposers.draft_model import DraftModelProposer
+from specllama.spec.proposers.draft_tree import DraftTreeProposer
+from specllama.spec.proposers.merged import MergedProposer
+from specllama.spec.proposers.ngram import NgramProposer
+from specllama.spec.sampling import SamplerChain
+from specllama.spec.tree import TreeBuilder, layout
+from specllama.spec.types import Draft, HiddenNeed, Room, Verdict
+from specllama.spec.verify import RandomCoins
+from specllama.spec.window import FixedWindow
+
+
+class Leaves:
+    """A proposer on a target that takes trees."""
+
+    def __init__(self, inner: Proposer, leaves: int = 8) -> None:
+        self.inner, self._leaves = inner, leaves
+        self.name, self.needs = inner.name, inner.needs
+        self.drafts: list[Draft] = []
+
+    name: str
+    needs: HiddenNeed
+
+    def start(self, request: Request) -> None:
+        self.inner.start(dataclasses.replace(request, leaves=self._leaves, pass_rows=65))
+
+    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+        draft = self.inner.propose(tokens, chain, room)
+        assert len(draft) <= room.n
+        assert layout((-1, *(p + 1 for p in draft.parents))).n_leaves <= self._leaves
+        assert len(set(zip(draft.parents, draft.tokens, strict=True))) == len(draft)
+        self.drafts.append(draft)
+        return draft
+
+    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
+        self.inner.commit(tokens, draft, verdict)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def grower(setup: Setup, agreement: float, siblings: int = 3) -> DraftTreeProposer:
+    table = FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=agreement)
+    return DraftTreeProposer(FakeContext(table, n_ctx=256), n_vocab=V, siblings=siblings)
+
+
+PROPOSERS: dict[str, Callable[[Setup], Proposer]] = {
+    "tree 0": lambda s: grower(s, 0.0),
+    "tree half": lambda s: grower(s, 0.5),
+    "tree same": lambda s: grower(s, 1.0),
+    "pairs": lambda s: grower(s, 0.6, siblings=2),
+    "merged": lambda s: MergedProposer(NgramProposer(n_min=1), grower(s, 0.6)),
+}
+
+
+# -- layout -------------------------------------------------------------------------------------
+
+
+def test_queries_see_their_ancestors_and_sequences_have_no_gaps() -> None:
+    """llama.cpp's rule: a query sees the cells with its first id, at positions up to its own."""
+    rng = random.Random(0)
+    for _ in range(300):
+        n = rng.randint(1, 30)
+        parents = [rng.randrange(-1, i) if i else -1 for i in range(n)]
+        placed = layout(parents)
+        for i in range(n):
+            ancestors, node = set(), i
+            while node >= 0:
+                ancestors.add(node)
+                node = parents[node]
+            seen = {
+                j
+                for j in range(n)
+                if placed.leaves[i][0] in placed.leaves[j] and placed.depth[j] <= placed.depth[i]
+            }
+            assert seen == ancestors
+        for leaf in range(placed.n_leaves):
+            held = [int(placed.depth[i]) for i in range(n) if leaf in placed.leaves[i]]
+            assert held == list(range(len(held)))
+
+
+def test_a_layout_needs_parents_before_children() -> None:
+    for parents in ([0], [-1, 1], [-1, 2, 0], [-2]):
+        with pytest.raises(ValueError, match="precede"):
+            layout(parents)
+
+
+def test_the_builder_joins_equal_children_and_keeps_its_bounds() -> None:
+    tree = TreeBuilder(max_nodes=4, max_leaves=2)
+    a = tree.add(-1, 5, "model", confidence=0.5)
+    assert a is not None
+    assert tree.add(-1, 5, "copy", confidence=0.7) == a
+    b = tree.add(-1, 6, "model")
+    assert b is not None
+    assert tree.add(-1, 7, "model") is None  # a third leaf
+    assert tree.add(a, 8, "copy") is not None  # longer, not wider
+    assert tree.add(b, 9, "copy") is not None
+    assert tree.add(b, 9, "model") is not None  # known
+    assert tree.add(a, 8, "copy") is not None
+    assert tree.room == 0
+    draft = tree.build()
+    assert draft.tokens == (5, 8, 6, 9)
+    assert draft.parents == (-1, 0, -1, 2)
+    assert draft.confidence[0] == 0.7
+    assert draft.sources == ("model", "copy", "model", "copy")
+
+
+# -- which nodes --------------------------------------------------------------------------------
+
+
+def weights(draft: Draft) -> list[float]:
+    """Path probability of every node."""
+    found: list[float] = []
+    for parent, share in zip(draft.parents, draft.confidence, strict=True):
+        assert share is not None
+        found.append(share * (found[parent] if parent >= 0 else 1.0))
+    return found
+
+
+def test_the_tree_holds_the_likeliest_nodes_of_all() -> None:
+    """Compared with every node of the full tree, sorted by path probability."""
+    table = FakeTable(4, seed=1, order=3, sharpness=1.0)
+    sampling = dataclasses.replace(FULL, temperature=0.0)
+    for n, last in itertools.product((1, 3, 6, 10), range(1, 4)):
+        tokens = [2, last]
+        proposer = DraftTreeProposer(FakeContext(table, n_ctx=64), n_vocab=4, siblings=4, floor=0.0)
+        proposer.start(
+            Request(seed=0, rule="match", coins=RandomCoins(0), is_eog=lambda t: False, leaves=64)
+        )
+        draft = proposer.propose(tokens, SamplerChain(sampling, tokens=tokens), Room(n))
+        every: list[float] = []
+        level: list[tuple[list[int], float]] = [(tokens, 1.0)]
+        for _ in range(6):
+            further = []
+            for path, weight in level:
+                z = table.row(path).astype(float)
+                p = np.exp(z - z.max())
+                further += [([*path, t], weight * q) for t, q in enumerate(p / p.sum())]
+            level = sorted(further, key=lambda item: -item[1])[:40]
+            every += [weight for _, weight in level]
+        assert sorted(weights(draft), reverse=True) == pytest.approx(
+            sorted(every, reverse=True)[:n], rel=1e-5
+        )
+
+
+def test_only_nodes_that_can_still_matter_are_read() -> None:
+    setup = Setup(sampling=dataclasses.replace(FULL, temperature=0.0))
+    proposer = grower(setup, 0.5)
+    proposer.start(Request(seed=0, rule="match", coins=RandomCoins(0), is_eog=is_eog, leaves=8))
+    tokens = [1, 2, 3]
+    context = proposer.context
+    assert isinstance(context, FakeContext)
+    proposer.propose(tokens, SamplerChain(setup.sampling, tokens=tokens), Room(8))
+    assert len(context.passes) <= 1 + 8
+    context.passes.clear()
+    stopped = proposer.propose(
+        tokens, SamplerChain(setup.sampling, tokens=tokens), Room(8, lambda depth, c: False)
+    )
+    assert len(context.passes) == 1  # the window forbade a second step
+    assert set(stopped.parents) == {-1}
+
+
+def test_one_leaf_makes_a_chain() -> None:
+    setup = Setup()
+    proposer = grower(setup, 0.5)
+    proposer.start(Request(seed=0, rule="match", coins=RandomCoins(0), is_eog=is_eog))
+    tokens = [1, 2, 3]
+    draft = proposer.propose(tokens, SamplerChain(FULL, tokens=tokens), Room(6))
+    assert draft.is_chain
+    assert len(draft) > 2
+
+
+# -- one seed, one text -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROPOSERS)
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.5])
+def test_same_seed_same_text(name: str, temperature: float) -> None:
+    sampling = dataclasses.replace(FULL, temperature=temperature)
+    for seed, draft_max, leaves in ((1, 1, 8), (2, 3, 2), (3, 6, 8), (4, 16, 16), (5, 9, 3)):
+        setup = Setup(sampling=sampling, seed=seed, draft_max=draft_max)
+        assert setup.run(Leaves(PROPOSERS[name](setup), leaves)) == setup.run()
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("grammar", [False, True])
+def test_every_sampler_gives_one_text(sampler: str, grammar: bool) -> None:
+    for seed, name in enumerate(PROPOSERS):
+        setup = Setup(
+            sampling=SAMPLERS[sampler], seed=seed, grammar=grammar, draft_max=7, length=24
+        )
+        assert setup.run(Leaves(PROPOSERS[name](setup))) == setup.run(), name
+
+
+def accepted(setup: Setup, proposer: Proposer) -> float:
+    """Mean tokens accepted per round."""
+    counts: list[int] = []
+
+    def count(loop: SpeculativeLoop, done: Round) -> None:
+        counts.append(len(done.verdict.path))
+
+    setup.run(proposer, count)
+    return sum(counts) / len(counts)
+
+
+@pytest.mark.parametrize(("temperature", "chain_nodes"), [(0.0, 6), (1.0, 3)])
+def test_a_tree_is_accepted_further_than_a_chain(temperature: float, chain_nodes: int) -> None:
+    """Of as many nodes when greedy; under noise, of the depth that a tree of twice as many has.
+
+    The fake draft is right far more often than its own probabilities say, which favours chains.
+    """
+    sampling = dataclasses.replace(FULL, temperature=temperature)
+    trees = chains = 0.0
+    for seed in range(8):
+        setup = Setup(sampling=sampling, seed=seed, draft_max=6, eog_bias=-20.0)
+        trees += accepted(setup, Leaves(grower(setup, 0.6)))
+        setup = dataclasses.replace(setup, draft_max=chain_nodes)
+        table = FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=0.6)
+        chains += accepted(setup, DraftModelProposer(FakeContext(table, n_ctx=256), n_vocab=V))
+    assert trees > chains
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_sampled_rules_run_on_trees(rule: VerifyRule) -> None:
+    for seed, name in itertools.product(range(4), PROPOSERS):
+        setup = Setup(seed=seed, rule=rule, draft_max=6)
+        proposer = Leaves(PROPOSERS[name](setup))
+        setup.run(proposer)
+        assert any(not draft.is_chain for draft in proposer.drafts) or name == "tree 0"
+
+
+# -- rejection, exactly -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grammar", [False, True])
+@pytest.mark.parametrize("case", ["plain", "truncated", "penalties"])
+@pytest.mark.parametrize(
+    ("name", "siblings", "nodes"),
+    [("tree", 2, 3), ("tree", 3, 4), ("merged", 2, 3), ("merged", 3, 3), ("tree", 1, 2)],
+)
+def test_rejection_on_grown_trees_is_exact(
+    name: str, siblings: int, nodes: int, case: str, grammar: bool
+) -> None:
+    """Sampled, fixed and hybrid children, over all outcomes of the coins."""
+    sampling = {
+        "plain": FULL,
+        "truncated": dataclasses.replace(FULL, top_k=2, temperature=0.8),
+        "penalties": dataclasses.replace(FULL, repeat_penalty=1.5, presence_penalty=0.5),
+    }[case]
+    prompt, length = [1, 2, 1, 2], 2
+    setup = Setup(sampling=sampling, rule="rejection", grammar=grammar)
+    table = FakeTable(3, seed=2, sharpness=0.8)
+    other = FakeTable(3, seed=3, sharpness=0.8, of=table, agreement=0.4)
+    shapes: set[tuple[int, ...]] = set()
+
+    def program(oracle: Oracle) -> Tokens:
+        tokens = list(prompt)
+        target = FakeContext(table, n_ctx=16)
+        target.forward(tokens[:-1], outputs="none")
+        model = DraftTreeProposer(FakeContext(other, n_ctx=16), n_vocab=3, siblings=siblings)
+        proposer: Proposer = model
+        if name == "merged":
+            proposer = MergedProposer(NgramProposer(n_min=1), model)
+        proposer.start(Request(seed=0, rule="rejection", coins=oracle, is_eog=is_eog, leaves=4))
+        loop = SpeculativeLoop(
+            target=target,
+            proposer=proposer,
+            tokens=tokens,
+            chain=SamplerChain(sampling, tokens=tokens, constraint=NotTwice() if grammar else None),
+            window=FixedWindow(nodes),
+            rule="rejection",
+            seed=0,
+            coins=oracle,
+            is_stop=is_eog,
+        )
+        while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
+            shapes.add(loop.round().draft.parents)
+        return tuple(tokens[len(prompt) :])
+
+    assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
+    if siblings > 1 and not grammar:
+        assert any(parents.count(-1) > 1 for parents in shapes)
+
+
+# -- merged -------------------------------------------------------------------------------------
+
+
+def test_a_copy_and_the_model_share_nodes_and_the_copy_learns() -> None:
+    setup = Setup(
+        sampling=dataclasses.replace(FULL, temperature=0.0), eog_bias=-20.0, length=150
+    )  # long enough for a greedy text to run in circles
+    copier = NgramProposer(n_min=1)
+    proposer = Leaves(MergedProposer(copier, grower(setup, 0.6)))
+    setup.run(proposer)
+    sources = {source for draft in proposer.drafts for source in draft.sources}
+    assert sources == {"tree", "ngram"}
+    assert any({"tree", "ngram"} <= set(draft.sources) for draft in proposer.drafts)
+    tried = sum(tries for _, tries in copier._hits.values())
+    hit = sum(hits for hits, _ in copier._hits.values())
+    assert 0 < hit <= tried
+
+
+def test_the_model_goes_on_where_the_copy_ends() -> None:
+    setup = Setup(sampling=dataclasses.replace(FULL, temperature=0.0), eog_bias=-20.0)
+    proposer = MergedProposer(NgramProposer(n_min=1), grower(setup, 1.0))
+    proposer.start(Request(seed=0, rule="match", coins=RandomCoins(0), is_eog=is_eog, leaves=4))
+    tokens = [4, 5, 4]  # the copy is one token long: 5, then 4 and the end of the text
+    draft = proposer.propose(tokens, SamplerChain(setup.sampling, tokens=tokens), Room(12))
+    copied = [i for i, source in enumerate(draft.sources) if source == "ngram"]
+    assert copied
+    assert any(draft.parents[i] in copied and draft.sources[i] == "tree" for i in range(len(draft)))
