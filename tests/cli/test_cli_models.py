@@ -1,0 +1,183 @@
+"""The command line on real model files: what is wrong with a file, and runs of the bundled pair."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ggufs
+import pytest
+
+import specllama.cli
+from specllama.paths import bundled_dir
+from specllama.store.rounds import list_runs, read_run
+from specllama.store.sessions import SessionStore
+
+pytestmark = pytest.mark.e2e
+
+
+def run(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "specllama", *args], input=stdin, capture_output=True, timeout=120
+    )
+
+
+def invoke(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = specllama.cli.invoke(args)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    path = tmp_path / "target.gguf"
+    ggufs.write_llama(path)
+    return path
+
+
+def truncated(path: Path) -> None:
+    ggufs.write_llama(path)
+    path.write_bytes(path.read_bytes()[:200_000])
+
+
+def lying(path: Path) -> None:
+    ggufs.write_llama(path)
+    data = bytearray(path.read_bytes())
+    data[8:16] = (2**62).to_bytes(8, "little")  # number of tensors
+    path.write_bytes(data)
+
+
+BROKEN = {
+    "missing": (lambda path: None, 3, "no such file"),
+    "text": (lambda path: path.write_text("hello " * 100), 5, "not a GGUF"),
+    "empty": (lambda path: path.write_bytes(b""), 5, ""),
+    "truncated": (truncated, 5, ""),
+    "lying": (lying, 5, ""),
+    "embedding": (ggufs.write_bert, 5, ""),
+    "projector": (ggufs.write_clip, 5, ""),
+    "adapter": (ggufs.write_lora, 5, ""),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_files_that_are_no_model(case: str, tmp_path: Path, capsys) -> None:
+    make, expected, words = BROKEN[case]
+    path = tmp_path / f"{case}.gguf"
+    make(path)
+    code, out, err = invoke(capsys, "run", "-m", str(path), "hello")
+    assert (code, out) == (expected, ""), err
+    (message, *hints) = err.splitlines()
+    assert message.startswith("error: ")
+    assert words in message
+    assert f"{case}.gguf" in message
+    assert all(hint.startswith("  ") for hint in hints)
+    assert "Traceback" not in err
+
+
+def test_a_folder_is_no_model(tmp_path: Path, capsys) -> None:
+    code, _, err = invoke(capsys, "run", "-m", str(tmp_path), "hello")
+    assert code in (3, 5)
+    assert "Traceback" not in err
+
+
+def test_a_draft_with_another_tokenizer(target: Path, tmp_path: Path, capsys) -> None:
+    draft = tmp_path / "draft.gguf"
+    ggufs.write_spm(draft)
+    code, out, err = invoke(capsys, "run", "-m", str(target), "-d", str(draft), "hello")
+    assert (code, out) == (4, "")
+    assert "token" in err
+
+
+def test_prompts_that_do_not_fit(target: Path, capsys) -> None:
+    long = "word " * 3000
+    code, out, err = invoke(capsys, "run", "-m", str(target), "-c", "256", long)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: the prompt has ")
+    assert "context 256" in err
+    megabyte = run("run", "-m", str(target), "-", stdin=b"model token " * 90_000)
+    assert megabyte.returncode == 2
+    assert megabyte.stderr.startswith(b"error: ")
+    assert b"Traceback" not in megabyte.stderr
+
+
+def test_any_bytes_run(target: Path) -> None:
+    done = run("run", "-m", str(target), "-n", "4", "-", stdin=b"nul \0 \xff\xfe \xe2\x82")
+    assert done.returncode == 0, done.stderr
+    done.stdout.decode("utf-8")
+
+
+def finish(*args: str) -> dict:
+    done = run("run", "--json", "--seed", "11", "-n", "48", *args)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_bundled_pair_is_lossless_from_the_command_line() -> None:
+    prompt = "What is a draft model?"
+    spec, plain = finish(prompt), finish("--no-spec", prompt)
+    assert spec["token_ids"] == plain["token_ids"]
+    assert spec["text"] == plain["text"]
+    assert plain["draft_n"] == 0
+    assert spec["draft_n_accepted"] > 0
+    for end in (spec, plain):
+        assert len(end["token_ids"]) == end["draft_n_accepted"] + end["rounds"] - end["cut"]
+
+
+def test_the_default_model_is_named_once(capsys) -> None:
+    code, out, err = invoke(capsys, "run", "-n", "12", "Hi")
+    assert code == 0
+    assert out.strip()
+    assert err.splitlines()[0] == "no model given: using the bundled tiny pair (choose one with -m)"
+    assert len(err.splitlines()) == 2
+    header = read_run(list_runs()[0]).header
+    assert len(header["target"]["sha256"]) == 64
+    assert Path(header["target"]["path"]).parent.samefile(bundled_dir())
+
+
+def test_ctrl_c_during_a_real_reply() -> None:
+    command = [sys.executable, "-m", "specllama", "run", "--ignore-eos", "Tell me a long story"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+    assert child.stdout is not None
+    first = child.stdout.read(10)
+    child.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    rest, err = child.communicate(timeout=60)
+    assert time.monotonic() - started < 20
+    assert child.returncode == 130
+    assert first + rest
+    assert b"stopped" in err
+    turn = read_run(list_runs()[0]).turns[0]
+    assert turn.finished is not None
+    assert turn.finished.text.encode() == (first + rest).removesuffix(b"\n")
+
+
+def test_kill_during_a_real_chat_loses_nothing_that_was_stored() -> None:
+    command = [sys.executable, "-m", "specllama", "chat", "--ignore-eos", "-q"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(b"Tell me a long story\n")
+    shown = b""
+    started = time.monotonic()
+    while len(shown) < 200 or time.monotonic() - started < 1.5:
+        more = child.stdout.read(100)
+        if not more:  # the context is full already
+            break
+        shown += more
+    child.kill()
+    child.wait()
+    child.stdin.close()
+    child.stdout.close()
+    with SessionStore.open() as store:
+        assert store.notices == []
+        stored = store.get(store.find())
+    assert stored.messages[0].content == "Tell me a long story"
+    assert stored.messages[1].content[:50].encode()[:40] == shown[:40]
+    record = read_run(list_runs()[0])
+    assert len(record.rounds) > 5
+    assert record.skipped <= 1
