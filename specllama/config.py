@@ -156,6 +156,8 @@ def parse_text(setting: Setting, text: str) -> Any:
         if word in ("1", "true", "yes", "on"):
             return True
         return False if word in ("0", "false", "no", "off", "") else text
+    if setting.name == "model-dirs" and not text.lstrip().startswith("["):
+        return [folder for folder in text.split(os.pathsep) if folder]
     if setting.kind == "texts":
         try:
             return json.loads(text) if text.lstrip().startswith("[") else [text]

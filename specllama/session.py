@@ -82,9 +82,10 @@ class Session:
 
     @property
     def title(self) -> str:
+        stored = ""
         if self._store is not None and self._id is not None:
-            return self._store.get(self._id).title
-        return self._title or UNTITLED
+            stored = self._store.title(self._id)
+        return stored or self._title or UNTITLED
 
     @property
     def messages(self) -> list[Message]:

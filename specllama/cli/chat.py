@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from typing import Any
 
@@ -72,6 +73,7 @@ def command(plain: bool, resume: str | None, quiet: bool, **flags: Any) -> int:
 
 def _can_draw() -> bool:
     terminals = sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
+    terminals = terminals and os.environ.get("TERM") != "dumb"
     return terminals and importlib.util.find_spec("specllama.tui.app") is not None
 
 

@@ -68,6 +68,8 @@ def command(prompt: str | None, raw: bool, as_json: bool, quiet: bool, **flags: 
     params = request_params(settings, flags)
     text = read_prompt(prompt, raw=raw)
     request: str | Sequence[Message] = text
+    if raw and settings.origin("system") == "flag":
+        raise UsageError("a system prompt needs the chat template", "leave out --system or --raw")
     if not raw:
         system = settings["system"]
         head = [Message("system", system)] if system else []

@@ -227,6 +227,14 @@ class SessionStore:
         )
         return [SessionSummary(*row) for row in rows]
 
+    def title(self, session: str) -> str:
+        """The title alone; empty if there is no such session or it cannot be read."""
+        try:
+            rows = self._rows("SELECT title FROM sessions WHERE id = ?", (session,))
+        except StoreError:
+            return ""
+        return str(rows[0][0]) if rows else ""
+
     def get(self, session: str) -> StoredSession:
         """Raises StoreError if there is no such session."""
         rows = self._rows(

@@ -104,6 +104,7 @@ def test_files_that_are_not_text() -> None:
         ("stop", "END", ("END",)),
         ("stop", '["a", "b"]', ("a", "b")),
         ("gpu-layers", "3", "3"),
+        ("model-dirs", f"/a{os.pathsep}/b c{os.pathsep}", ("/a", "/b c")),
         ("model", "x y", "x y"),
     ],
 )
@@ -193,14 +194,23 @@ def test_completion_scripts(cli, shell: str) -> None:
     assert "_SPECLLAMA_COMPLETE" in result.out
 
 
-def test_completion_answers(home: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("specllama lo", "log"),
+        ("specllama run --draft-", "--draft-max"),
+        ("specllama run --verify ", "rejection"),
+        ("specllama run --model ti", "tiny"),
+    ],
+)
+def test_completion_answers(home: Path, words: str, expected: str) -> None:
     env = {
         **os.environ,
         "_SPECLLAMA_COMPLETE": "zsh_complete",
-        "COMP_WORDS": "specllama run --draft-",
-        "COMP_CWORD": "2",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
     }
     done = subprocess.run(
         [sys.executable, "-m", "specllama"], env=env, capture_output=True, text=True, timeout=30
     )
-    assert "--draft-max" in done.stdout
+    assert expected in done.stdout, done.stderr

@@ -130,6 +130,7 @@ def test_a_prompt_of_a_megabyte(cli) -> None:
         (["--json-schema", "@/no/such/file"], "cannot read the schema file"),
         (["--grammar-file", "/no/such/file"], "cannot read the grammar file"),
         (["--grammar", "root ::= 'a'", "--json-schema", "{}"], "not both"),
+        (["--raw", "--system", "Be brief."], "leave out --system or --raw"),
     ],
 )
 def test_wrong_values(cli, args: list[str], words: str) -> None:
