@@ -1,0 +1,273 @@
+"""Suffix decoding: what followed the longest repeat of the text's end, by how often it followed.
+
+A suffix automaton of everything seen so far grows by one token at a time. Its newest state's suffix
+link is the longest end of the text that occurred before, whatever its length: no n-gram size to
+choose. Continuations are followed by their counts, as in SuffixDecoding (Oliaro et al. 2024); the
+automaton is that of SAM-Decoding (Hu et al. 2024).
+
+A guess's probability is the share of its count among its siblings' times the reliability of matches
+as long as this one, which is learnt. The best nodes by path probability make the draft: a chain
+where the target takes chains, a tree where it takes trees.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+
+from specllama.spec.proposer import Request
+from specllama.spec.proposers.draft_model import common_prefix
+from specllama.spec.sampling import SamplerChain
+from specllama.spec.tree import TreeBuilder
+from specllama.spec.types import EMPTY_DRAFT, Draft, HiddenNeed, Room, Verdict
+
+BREAK = -1  # stands between texts; never proposed
+_COUNTED = 32  # suffixes of a token whose counts grow with it: bounds the work per token
+_ENDS_TRIED = 4  # match lengths compared per round
+_OVERLAP = 64  # tokens before an edit that are read again, so that matches can reach back
+_LIKELY = 0.1  # path probability below which a copy is not worth a row
+
+# Reliability of a match of 1, 2-3, 4-7, 8-15, 16-31, 32+ tokens before anything was seen, worth
+# _PRIOR tested guesses.
+_RELIABLE = (0.25, 0.45, 0.65, 0.8, 0.9, 0.95)
+_PRIOR = 4.0
+
+
+class SuffixAutomaton:
+    """The smallest automaton that knows every substring of a text (Blumer et al. 1985), online.
+
+    A state stands for substrings that occur at the same places; ``length`` is its longest,
+    ``link`` leads to the longest of their suffixes that also occurs elsewhere. ``count`` is how
+    often a state's substrings occurred, exact while a token has at most _COUNTED suffixes that
+    are states of their own.
+    """
+
+    def __init__(self) -> None:
+        self.next: list[dict[int, int]] = [{}]
+        self.link: list[int] = [-1]
+        self.length: list[int] = [0]
+        self.count: list[int] = [0]
+        self.newest: list[int] = [0]  # where a state's substrings ended last
+        self.last = 0
+        self.size = 0
+
+    def extend(self, token: int) -> None:
+        """Append one token; amortised constant time."""
+        new = self._state({}, self.length[self.last] + 1, 0)
+        p = self.last
+        while p >= 0 and token not in self.next[p]:
+            self.next[p][token] = new
+            p = self.link[p]
+        if p < 0:
+            self.link[new] = 0
+        else:
+            q = self.next[p][token]
+            if self.length[q] == self.length[p] + 1:
+                self.link[new] = q
+            else:
+                clone = self._state(dict(self.next[q]), self.length[p] + 1, self.count[q])
+                self.newest[clone] = self.newest[q]
+                self.link[clone] = self.link[q]
+                while p >= 0 and self.next[p].get(token) == q:
+                    self.next[p][token] = clone
+                    p = self.link[p]
+                self.link[q] = self.link[new] = clone
+        self.last = new
+        self.size += 1
+        state = new
+        for _ in range(_COUNTED):
+            if state <= 0:
+                break
+            self.count[state] += 1
+            self.newest[state] = self.size
+            state = self.link[state]
+
+    def ends(self) -> list[tuple[int, int]]:
+        """(state, match length) of the longest ends of the text that occurred before."""
+        found: list[tuple[int, int]] = []
+        state = self.link[self.last]
+        while state > 0 and len(found) < _ENDS_TRIED:
+            found.append((state, self.length[state]))
+            state = self.link[state]
+        return found
+
+    def followers(self, state: int) -> list[tuple[int, int, float]]:
+        """(token, state, share) of what followed, most frequent first, the newest first on ties."""
+        after = [(t, s) for t, s in self.next[state].items() if t != BREAK]
+        total = sum(self.count[s] for _, s in after)
+        after.sort(key=lambda item: (-self.count[item[1]], -self.newest[item[1]]))
+        return [(t, s, self.count[s] / total) for t, s in after]
+
+    def _state(self, after: dict[int, int], length: int, count: int) -> int:
+        self.next.append(after)
+        self.link.append(0)
+        self.length.append(length)
+        self.count.append(count)
+        self.newest.append(0)
+        return len(self.next) - 1
+
+
+class SuffixProposer:
+    """Drafts by copying, in proportion to what the past says.
+
+    Args:
+        min_match: shortest match used.
+        past: earlier texts in the same tokens, oldest first, to copy from.
+        remember: told every text that ended (replaced by another, or closed).
+        most: tokens kept; beyond it the automaton starts over from ``past`` and the present text.
+    """
+
+    name = "suffix"
+    needs: HiddenNeed = "nothing"
+
+    def __init__(
+        self,
+        *,
+        min_match: int = 1,
+        past: Iterable[Sequence[int]] = (),
+        remember: Callable[[Sequence[int]], None] | None = None,
+        most: int = 1 << 16,
+    ) -> None:
+        self._min_match = min_match
+        self._past = [tuple(text) for text in past]
+        self._remember = remember
+        self._most = most
+        self._request: Request | None = None
+        self._tested: list[list[float]] = [[0.0, 0.0] for _ in _RELIABLE]  # [hits, expected]
+        self._used: tuple[int, float] | None = None  # (size class, reliability) of this round
+        self._text: list[int] = []
+        self._automaton = SuffixAutomaton()
+        self._start_over(())
+
+    def start(self, request: Request) -> None:
+        self._request = request
+        self._used = None
+
+    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+        self._used = None
+        if room.n <= 0:
+            return EMPTY_DRAFT
+        self._follow(tokens)
+        best, best_score, best_length = EMPTY_DRAFT, 0.0, 0
+        for state, length in self._automaton.ends():
+            if length < self._min_match:
+                break
+            size = _size(length)
+            trust = self._trust(size)
+            draft, score = self._grow(state, trust, room.n)
+            if score > best_score:  # the longest match wins a tie: it comes first
+                best, best_score, best_length = draft, score, length
+                self._used = (size, trust)
+        if not len(best):
+            return EMPTY_DRAFT
+        trunk = _trunk(best)
+        allowed = room.trim(self.name, [best.tokens[i] for i in trunk], best_length)
+        if allowed < len(trunk):
+            best = _chain_of(best, trunk[:allowed])
+        return best
+
+    def _grow(self, state: int, trust: float, most: int) -> tuple[Draft, float]:
+        """The best nodes below a state of the automaton, and how many are expected to be right."""
+        request = self._request
+        tree = TreeBuilder(max_nodes=most, max_leaves=request.leaves if request else 1)
+        heap: list[tuple[float, int, int, int, int]] = []
+        pushed = 0
+        score = 0.0
+
+        def offer(node: int, state: int, weight: float) -> None:
+            nonlocal pushed
+            for token, after, share in self._automaton.followers(state):
+                likely = weight * share * trust
+                if likely < _LIKELY:
+                    break
+                pushed += 1
+                heapq.heappush(heap, (-likely, pushed, node, token, after))
+
+        offer(-1, state, 1.0)
+        weights = {-1: 1.0}
+        while heap and tree.room > 0:
+            negative, _, parent, token, after = heapq.heappop(heap)
+            weight = -negative
+            node = tree.add(parent, token, self.name, confidence=weight / weights[parent])
+            if node is None:
+                continue
+            weights[node] = weight
+            score += weight
+            if request is None or not request.is_eog(token):
+                offer(node, after, weight)
+        return tree.build(), score
+
+    def _trust(self, size: int) -> float:
+        hits, expected = self._tested[size]
+        return min((hits + _PRIOR * _RELIABLE[size]) / (expected + _PRIOR), 0.98)
+
+    # -- the text --
+
+    def _follow(self, tokens: Sequence[int]) -> None:
+        """Read the tokens that are new. An edited text is read on from shortly before the edit."""
+        keep = common_prefix(self._text, tokens)
+        if keep == len(self._text):
+            new = tokens[keep:]
+        else:
+            self._ended()
+            new = [BREAK, *tokens[max(keep - _OVERLAP, 0) :]]
+        if self._automaton.size + len(new) > self._most + len(tokens):
+            self._start_over(tokens)
+        else:
+            for token in new:
+                self._automaton.extend(token)
+        self._text = list(tokens)
+
+    def _start_over(self, tokens: Sequence[int]) -> None:
+        self._automaton = SuffixAutomaton()
+        for text in self._past:
+            for token in text:
+                self._automaton.extend(token)
+            self._automaton.extend(BREAK)
+        for token in tokens:
+            self._automaton.extend(token)
+
+    def _ended(self) -> None:
+        if self._remember is not None and self._text:
+            self._remember(self._text)
+
+    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
+        """Compare what the tested guesses promised with what was accepted."""
+        if self._used is None or not len(draft) or draft.sources[0] != self.name:
+            return
+        size, trust = self._used
+        promised: dict[int, float] = {}
+        for parent, likely in zip(draft.parents, draft.confidence, strict=True):
+            promised[parent] = promised.get(parent, 0.0) + (likely or 0.0) / trust
+        tested = self._tested[size]
+        tested[0] += len(verdict.path)
+        tested[1] += sum(promised.get(node, 0.0) for node in (-1, *verdict.path))
+        self._used = None
+
+    def close(self) -> None:
+        self._ended()
+        self._text = []
+
+
+def _size(length: int) -> int:
+    """The class of a match length: 1, 2-3, 4-7, ... as an index of _RELIABLE."""
+    return min(length.bit_length(), len(_RELIABLE)) - 1
+
+
+def _trunk(draft: Draft) -> list[int]:
+    """The path of first children."""
+    path: list[int] = []
+    for i, parent in enumerate(draft.parents):
+        if parent == (path[-1] if path else -1):
+            path.append(i)
+    return path
+
+
+def _chain_of(draft: Draft, nodes: Sequence[int]) -> Draft:
+    if not nodes:
+        return EMPTY_DRAFT
+    return Draft.chain(
+        [draft.tokens[i] for i in nodes],
+        draft.sources[nodes[0]],
+        confidence=[draft.confidence[i] for i in nodes],
+    )

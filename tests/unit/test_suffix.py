@@ -1,0 +1,218 @@
+"""Suffix decoding: the automaton against brute force, what is drafted, one text per seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+from test_loop import FULL, SAMPLERS, Setup, is_eog
+from test_tree_drafts import Leaves
+
+from specllama.params import VerifyRule
+from specllama.spec.loop import Round, SpeculativeLoop
+from specllama.spec.proposer import Request
+from specllama.spec.proposers.ngram import NgramProposer
+from specllama.spec.proposers.suffix import BREAK, SuffixAutomaton, SuffixProposer
+from specllama.spec.sampling import SamplerChain
+from specllama.spec.types import Draft, Room, Verdict
+from specllama.spec.verify import RandomCoins
+
+
+def occurrences(text: Sequence[int], part: Sequence[int]) -> list[int]:
+    """End positions of ``part`` in ``text``."""
+    n = len(part)
+    return [i + n for i in range(len(text) - n + 1) if list(text[i : i + n]) == list(part)]
+
+
+def walk(automaton: SuffixAutomaton, part: Sequence[int]) -> int:
+    state = 0
+    for token in part:
+        state = automaton.next[state][token]
+    return state
+
+
+@pytest.mark.parametrize("n_vocab", [1, 2, 3, 8])
+def test_states_count_the_occurrences_of_every_substring(n_vocab: int) -> None:
+    rng = random.Random(n_vocab)
+    for _ in range(20):
+        automaton, text = SuffixAutomaton(), []
+        for _ in range(28):
+            text.append(rng.randrange(n_vocab))
+            automaton.extend(text[-1])
+            longest = 0
+            for n in range(1, len(text)):
+                if len(occurrences(text, text[-n:])) > 1:
+                    longest = n
+            ends = automaton.ends()
+            assert (ends[0][1] if ends else 0) == longest
+        for i, j in itertools.combinations(range(len(text) + 1), 2):
+            state = walk(automaton, text[i:j])
+            found = occurrences(text, text[i:j])
+            assert automaton.count[state] == len(found)
+            assert automaton.newest[state] == found[-1]
+
+
+def test_followers_come_by_frequency_then_newest_first() -> None:
+    automaton = SuffixAutomaton()
+    for token in [1, 5, 1, 6, 1, 6, 1, 7, 1, BREAK, 1]:
+        automaton.extend(token)
+    shares = [(token, share) for token, _, share in automaton.followers(walk(automaton, [1]))]
+    assert [token for token, _ in shares] == [6, 7, 5]  # and no break
+    assert shares[0][1] == 0.5
+    assert sum(share for _, share in shares) == pytest.approx(1.0)
+
+
+def test_the_automaton_grows_no_faster_than_the_text() -> None:
+    """Blumer et al. 1985: at most 2n states and 3n transitions, whatever the text."""
+    rng, n = random.Random(1), 3000
+    fibonacci = [1, 2]
+    while len(fibonacci) < n:
+        fibonacci += [*fibonacci, 1][: len(fibonacci) * 2 // 3]
+    for text in ([rng.randrange(50) for _ in range(n)], [0] * n, [1, 2] * (n // 2), fibonacci[:n]):
+        automaton = SuffixAutomaton()
+        for token in text:
+            automaton.extend(token)
+        assert len(automaton.next) <= 2 * n
+        assert sum(map(len, automaton.next)) <= 3 * n
+
+
+# -- what is drafted ----------------------------------------------------------------------------
+
+
+def started(proposer: SuffixProposer, leaves: int = 1) -> SuffixProposer:
+    proposer.start(
+        Request(seed=0, rule="match", coins=RandomCoins(0), is_eog=is_eog, leaves=leaves)
+    )
+    return proposer
+
+
+def drafted(proposer: SuffixProposer, tokens: Sequence[int], n: int = 8) -> Draft:
+    return proposer.propose(tokens, SamplerChain(FULL, tokens=tokens), Room(n))
+
+
+def test_the_longest_match_is_copied() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 2, 9, 1, 2, 3, 4, 5]
+    assert drafted(started(SuffixProposer()), text).tokens[:3] == (6, 7, 8)
+
+
+def test_the_most_frequent_continuation_wins_over_the_newest() -> None:
+    text = [*[3, 4, 5, 9] * 5, 3, 4, 5, 8, 3, 4, 5]
+    suffix = drafted(started(SuffixProposer()), text)
+    assert suffix.tokens[0] == 9
+    ngram = NgramProposer()
+    ngram.start(Request(seed=0, rule="match", coins=RandomCoins(0), is_eog=is_eog))
+    assert ngram.propose(text, SamplerChain(FULL, tokens=text), Room(1)).tokens[0] == 8
+
+
+def test_trees_hold_the_alternatives_where_the_target_takes_trees() -> None:
+    text = [*[3, 4, 5, 6, 9, 1, 2] * 3, *[3, 4, 5, 6, 8, 7] * 2, 30, 3, 4, 5, 6]
+    assert drafted(started(SuffixProposer(), 1), text).is_chain
+    tree = drafted(started(SuffixProposer(), 4), text, 12)
+    assert {t for t, p in zip(tree.tokens, tree.parents, strict=True) if p == -1} == {9, 8}
+    assert tree.tokens[0] == 9  # the more frequent branch first
+    assert all(q is None for q in tree.q)
+
+
+def test_nothing_is_drafted_without_a_match_and_nothing_behind_a_stop() -> None:
+    assert not len(drafted(started(SuffixProposer()), [1, 2, 3, 4]))
+    assert not len(drafted(started(SuffixProposer()), [5]))
+    assert not len(drafted(started(SuffixProposer()), [1, 2, 1, 2], n=0))
+    text = [1, 2, 3, 0, 4, 5, 1, 2, 3]
+    assert drafted(started(SuffixProposer()), text).tokens == (0,)
+    assert not len(drafted(started(SuffixProposer(min_match=3)), [1, 2, 3, 4, 1, 2]))
+
+
+def test_the_window_may_trim_a_copy() -> None:
+    text = [*range(1, 30), *range(1, 15)]
+    for limit in (0, 2, 99):
+        asked: list[tuple[str, int, int]] = []
+
+        def trim(
+            source: str,
+            tokens: Sequence[int],
+            length: int,
+            limit: int = limit,
+            asked: list[tuple[str, int, int]] = asked,
+        ) -> int:
+            asked.append((source, len(tokens), length))
+            return min(limit, len(tokens))
+
+        proposer = started(SuffixProposer(), 4)
+        draft = proposer.propose(text, SamplerChain(FULL, tokens=text), Room(6, trim=trim))
+        assert asked == [("suffix", 6, 14)]
+        assert draft.tokens == tuple(range(15, 15 + min(limit, 6)))
+
+
+def test_reliability_is_learnt_from_tested_guesses() -> None:
+    proposer = started(SuffixProposer())
+    text = [*range(1, 30), *range(1, 5)]
+    before = drafted(proposer, text).confidence[0]
+    for _ in range(30):
+        draft = drafted(proposer, text)
+        proposer.commit(text, draft, Verdict((), 99, "recovered"))
+    assert before is not None
+    assert not len(draft) or (draft.confidence[0] or 0.0) < before / 2
+
+
+def test_edited_texts_are_followed_and_ended_ones_remembered() -> None:
+    ended: list[list[int]] = []
+    proposer = started(SuffixProposer(remember=lambda text: ended.append(list(text))))
+    first = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    drafted(proposer, first)
+    edited = [1, 2, 3, 11, 12, 13, 4, 5, 6, 7]
+    assert drafted(proposer, edited).tokens == (8, 9)  # from before the edit
+    assert ended == [first]
+    drafted(proposer, [*edited, 8])
+    assert ended == [first]  # the same text, continued
+    proposer.close()
+    assert ended == [first, [*edited, 8]]
+
+
+def test_past_texts_are_copied_from() -> None:
+    past = [[20, 21, 22, 23, 24, 25, 26]]
+    assert drafted(started(SuffixProposer(past=past)), [1, 20, 21, 22]).tokens[:2] == (23, 24)
+    assert BREAK not in drafted(started(SuffixProposer(past=past)), [1, 25, 26]).tokens
+
+
+def test_the_automaton_is_bounded() -> None:
+    proposer = started(SuffixProposer(most=200))
+    rng = random.Random(2)
+    for _ in range(60):
+        drafted(proposer, [rng.randrange(1, 9) for _ in range(50)])
+    assert proposer._automaton.size <= 200 + 50
+
+
+# -- one seed, one text -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+@pytest.mark.parametrize("leaves", [1, 6])
+def test_same_seed_same_text(sampler: str, temperature: float, leaves: int) -> None:
+    sampling = dataclasses.replace(SAMPLERS[sampler], temperature=temperature)
+    for seed, draft_max in ((1, 1), (2, 4), (3, 16)):
+        setup = Setup(sampling=sampling, seed=seed, draft_max=draft_max, eog_bias=-9.0, length=60)
+        assert setup.run(Leaves(SuffixProposer(), leaves)) == setup.run()
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_sampled_rules_run(rule: VerifyRule) -> None:
+    setup = Setup(rule=rule, draft_max=6, eog_bias=-9.0, length=60)
+    setup.run(Leaves(SuffixProposer(), 4))
+
+
+def test_drafts_are_really_accepted() -> None:
+    accepted = 0
+
+    def count(loop: SpeculativeLoop, done: Round) -> None:
+        nonlocal accepted
+        accepted += len(done.verdict.path)
+
+    setup = Setup(
+        sampling=dataclasses.replace(FULL, temperature=0.0), eog_bias=-20.0, length=150, draft_max=8
+    )
+    setup.run(SuffixProposer(), count)
+    assert accepted > 50  # a greedy text runs in circles
