@@ -9,6 +9,8 @@ NESTING = 12
 PLAIN_CHARS = 120_000
 PLAIN_LINE = 20_000
 PLAIN_PIPES = 900
+DEEP_INDENT = " " * 40
+DEEP_WEIGHT = 20  # a line so deeply indented costs about as much as so many table cells
 
 
 def parser() -> MarkdownIt:
@@ -18,14 +20,14 @@ def parser() -> MarkdownIt:
 
 class PlainGuard:
     """Says when a reply should be shown as plain text: each table cell becomes a widget, and a
-    text of megabytes would be parsed again and again."""
+    long list or a text of megabytes would be parsed again and again."""
 
     def __init__(self) -> None:
         self._chars = self._pipes = self._line = 0
 
     def feed(self, piece: str) -> bool:
         self._chars += len(piece)
-        self._pipes += piece.count("|")
+        self._pipes += piece.count("|") + DEEP_WEIGHT * piece.count(DEEP_INDENT)
         head, newline, tail = piece.rpartition("\n")
         if newline:
             longest = max(map(len, head.split("\n")), default=0)
@@ -68,8 +70,12 @@ class ThoughtSplitter:
                 return [(True, ready)] if ready else []
             if at:
                 out.append((True, self._held[:at]))
-            self._held = self._held[at + len(CLOSE) :].lstrip("\n")
-            self._state = "text"
+            self._held = self._held[at + len(CLOSE) :]
+            self._state = "between"
+        if self._state == "between":
+            self._held = self._held.lstrip("\n")
+            if self._held:
+                self._state = "text"
         if self._state == "text" and self._held:
             out.append((False, self._held))
             self._held = ""

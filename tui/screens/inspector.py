@@ -223,6 +223,8 @@ class RunPicker(Page):
             options.add_option(Option(sanitize_line(f"log  {name}"), f"log-{i}"))
         if not options.option_count:
             self.set_title(self.TITLE or "", "nothing yet: send a message first")
+        else:
+            options.highlighted = 0
         options.focus()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:

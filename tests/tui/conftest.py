@@ -1,0 +1,154 @@
+"""An app on a scripted engine in this process; no model, no child, no sleeping."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from fakes import Reply, ScriptedEngine
+from textual.pilot import Pilot
+
+from specllama.events import Event, RoundDone
+from specllama.interface import Message
+from specllama.params import GenerateParams
+from specllama.tui.app import SpecllamaApp
+from specllama.tui.bridge import Pace
+from specllama.tui.demo import InlineHost
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Colours on, one kind of terminal, no desktop clipboard, whatever the caller's shell says."""
+    for name in ("NO_COLOR", "TMUX", "SSH_CONNECTION", "SSH_TTY", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    monkeypatch.delenv("LC_ALL", raising=False)
+    monkeypatch.setenv("COLORTERM", "truecolor")
+
+
+@dataclass
+class Recipe:
+    """Gives one engine; the test keeps it to see what was asked."""
+
+    engine: Any = field(default_factory=ScriptedEngine)
+    error: Exception | None = None
+    gate: Callable[[], None] | None = None
+
+    def __call__(self, progress: Callable[[Event], None], /) -> Any:
+        if self.gate is not None:
+            self.gate()
+        if self.error is not None:
+            raise self.error
+        return self.engine
+
+
+class GatedEngine(ScriptedEngine):
+    """Stands still after so many rounds of each reply, until the gate is opened or it is
+    cancelled: a reply in progress for as long as a test needs it."""
+
+    def __init__(self, replies: Sequence[Reply | str], rounds: int = 3) -> None:
+        super().__init__(replies)
+        self.gate = threading.Event()
+        self.rounds = rounds
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        params: GenerateParams,
+        *,
+        cancel: threading.Event | None = None,
+    ) -> Iterator[Event]:
+        seen = 0
+        for event in ScriptedEngine.generate(self, prompt, params, cancel=cancel):
+            yield event
+            seen += isinstance(event, RoundDone)
+            while seen == self.rounds and not self.gate.is_set():
+                if cancel is not None and cancel.is_set():
+                    break
+                self.gate.wait(0.01)
+
+
+class Driver:
+    """A running app with what tests do to it."""
+
+    def __init__(self, app: SpecllamaApp, pilot: Pilot[int], engine: ScriptedEngine) -> None:
+        self.app, self.pilot, self.engine = app, pilot, engine
+
+    async def until(self, true: Callable[[], object]) -> None:
+        end = time.monotonic() + LIMIT_S
+        while not true():
+            assert time.monotonic() < end, "waited too long"
+            await self.pilot.pause()
+            await asyncio.sleep(0.002)
+        await self.pilot.pause()
+
+    async def ready(self) -> None:
+        await self.until(lambda: self.app.engine_ready)
+
+    async def idle(self) -> None:
+        await self.until(lambda: not self.app.chat.busy and not self.app.chat.queue)
+
+    async def type(self, text: str) -> None:
+        prompt = self.app.chat.prompt
+        prompt.put(text)
+        await self.pilot.pause()
+
+    async def say(self, text: str) -> None:
+        await self.type(text)
+        await self.pilot.press("enter")
+        await self.until(lambda: not self.app.chat.prompt.text)
+        await self.idle()
+
+    @property
+    def texts(self) -> list[tuple[str, str]]:
+        return [(m.role, m.content) for m in self.app.session.messages]
+
+    @property
+    def shown(self) -> str:
+        """Everything on the screen as text."""
+        return screen_text(self.app)
+
+
+def screen_text(app: SpecllamaApp) -> str:
+    width, height = app.size
+    lines = app.screen._compositor.render_strips()
+    return "\n".join("".join(s.text for s in line)[:width] for line in lines[:height])
+
+
+@pytest.fixture
+def start() -> Callable[..., Any]:
+    @asynccontextmanager
+    async def running(
+        *replies: Reply | str,
+        size: tuple[int, int] = (100, 30),
+        recipe: Recipe | None = None,
+        wait: bool = True,
+        **options: Any,
+    ) -> AsyncIterator[Driver]:
+        recipe = recipe or Recipe(ScriptedEngine(list(replies) or [Reply()]))
+        app = SpecllamaApp(
+            target=options.pop("target", "scripted"),
+            host_class=InlineHost,
+            factory_for=options.pop("factory_for", lambda target, draft: recipe),
+            pace=Pace(0.02),
+            **options,
+        )
+        try:
+            async with app.run_test(size=size) as pilot:
+                driver = Driver(app, pilot, recipe.engine)
+                await driver.until(lambda: len(app.screen_stack) > 1)
+                if wait:
+                    await driver.ready()
+                yield driver
+        finally:
+            app.shut_down()
+
+    return running

@@ -1,0 +1,430 @@
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from conftest import Driver, GatedEngine, Recipe
+from fakes import Reply, ScriptedEngine
+from textual import events
+from textual.widgets import Button
+
+from specllama.errors import BadGguf, EngineDied, PromptTooLong
+from specllama.events import Notice
+from specllama.interface import Message
+from specllama.params import GenerateParams
+from specllama.store.sessions import SessionStore, StoredMessage
+from specllama.tui.state import Preferences
+from specllama.tui.widgets.message import AssistantMessage, UserMessage
+from specllama.tui.widgets.transcript import Note
+
+LONG = " ".join(f"word{i}" for i in range(120))
+
+
+def notes(driver: Driver) -> list[str]:
+    return [note.message for note in driver.app.chat.query(Note)]
+
+
+async def test_a_question_is_answered_shown_and_stored(start: Any) -> None:
+    async with start("**Hello** there.") as d:
+        await d.say("Hi")
+        assert d.texts == [("user", "Hi"), ("assistant", "**Hello** there.")]
+        assert "Hello there." in d.shown
+        assert "tokens" in d.shown
+        assert "TTFT" in d.shown
+        assert d.app.store.summaries()[0].title == "Hi"
+        assert d.app.chat.prompt.text == ""
+
+
+async def test_the_first_frame_does_not_wait_for_the_model_and_early_words_are_kept(
+    start: Any,
+) -> None:
+    gate = threading.Event()
+    recipe = Recipe(ScriptedEngine(["Ready."]), gate=lambda: gate.wait(10))
+    async with start(recipe=recipe, wait=False) as d:
+        assert "loading" in d.shown
+        await d.type("Early")
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.chat.queue)
+        assert "waiting: Early" in d.shown
+        gate.set()
+        await d.until(lambda: len(d.texts) == 2)
+        assert d.texts[0] == ("user", "Early")
+
+
+async def test_enter_does_not_overtake_the_keys_before_it(start: Any) -> None:
+    async with start("Yes.") as d:
+        await d.pilot.press(*"fast", "enter")
+        await d.until(lambda: len(d.texts) == 2)
+        assert d.texts[0] == ("user", "fast")
+
+
+async def test_messages_sent_during_a_reply_wait_their_turn(start: Any) -> None:
+    engine = GatedEngine([LONG, "Two."])
+    async with start(recipe=Recipe(engine)) as d:
+        await d.type("first")
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.chat.strip.total.rounds == 3)
+        await d.type("second")
+        await d.pilot.press("enter")
+        await d.until(lambda: "waiting: second" in d.shown)
+        engine.gate.set()
+        await d.until(lambda: len(d.texts) == 4)
+        await d.idle()
+        assert [t for _, t in d.texts] == ["first", LONG, "second", "Two."]
+
+
+async def test_escape_stops_at_once_and_keeps_the_partial_reply(start: Any) -> None:
+    async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
+        await d.type("go")
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.chat.strip.total.rounds == 3)
+        await d.pilot.press("escape")
+        await d.idle()
+        (_, (role, reply)) = d.texts
+        assert role == "assistant"
+        assert LONG.startswith(reply)
+        assert 0 < len(reply) < len(LONG)
+        assert "stopped" in d.shown
+        assert d.app.chat.query(AssistantMessage).last().text == reply
+
+
+async def test_continue_goes_on_where_the_reply_ended(start: Any) -> None:
+    async with start(recipe=Recipe(GatedEngine([LONG, " and the rest."]))) as d:
+        await d.type("go")
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.chat.strip.total.rounds == 3)
+        await d.pilot.press("escape")
+        await d.idle()
+        kept = d.texts[1][1]
+        await d.pilot.press("ctrl+t")
+        await d.until(lambda: d.texts[-1][1] == kept + " and the rest.")
+        await d.idle()
+        assert d.engine.requests[-1].prompt[-1] == Message("assistant", kept)
+        assert d.app.chat.query(AssistantMessage).last().shown_source == kept + " and the rest."
+
+
+async def test_retry_replaces_the_reply(start: Any) -> None:
+    async with start("One.", "Two.") as d:
+        await d.say("Hi")
+        await d.pilot.press("ctrl+r")
+        await d.until(lambda: d.texts[-1] == ("assistant", "Two."))
+        await d.idle()
+        assert len(d.texts) == 2
+        assert "One." not in d.shown
+
+
+async def test_undo_gives_the_question_back(start: Any) -> None:
+    async with start("One.") as d:
+        await d.say("Hi there")
+        await d.type("/undo")
+        await d.pilot.press("enter")
+        await d.until(lambda: not d.texts)
+        await d.until(lambda: d.app.chat.prompt.text == "Hi there")
+        assert "A draft guesses" in d.shown
+
+
+async def test_edit_and_resend_an_earlier_question(start: Any) -> None:
+    async with start("One.", "Two.", "Three.") as d:
+        await d.say("a")
+        await d.say("b")
+        d.app.chat.query(UserMessage).first().focus()
+        await d.pilot.press("e")
+        await d.until(lambda: d.app.chat.editing == 0)
+        assert "the 3 after it will go" in d.shown
+        await d.type("changed")
+        await d.pilot.press("enter")
+        await d.until(lambda: len(d.texts) == 2)
+        await d.idle()
+        assert d.texts == [("user", "changed"), ("assistant", "Three.")]
+        assert len(d.app.chat.query(UserMessage)) == 1
+
+
+async def test_escape_leaves_editing_and_restores_what_was_being_written(start: Any) -> None:
+    async with start("One.") as d:
+        await d.say("question")
+        await d.type("half a thought")
+        await d.pilot.press("ctrl+up")
+        await d.until(lambda: d.app.chat.prompt.text == "question")
+        await d.pilot.press("escape")
+        await d.until(lambda: d.app.chat.prompt.text == "half a thought")
+        assert d.app.chat.editing is None
+        assert len(d.texts) == 2
+
+
+async def test_an_edited_reply_can_be_continued(start: Any) -> None:
+    async with start("One two.", " three.") as d:
+        await d.say("q")
+        d.app.chat.query(AssistantMessage).first().focus()
+        await d.pilot.press("e")
+        await d.until(lambda: d.app.chat.editing == 1)
+        await d.type("Uno")
+        await d.pilot.press("enter")
+        await d.until(lambda: d.texts[-1] == ("assistant", "Uno"))
+        await d.pilot.press("ctrl+t")
+        await d.until(lambda: d.texts[-1] == ("assistant", "Uno three."))
+        await d.idle()
+
+
+async def test_views_show_the_reply_as_drafted_and_the_choice_is_remembered(start: Any) -> None:
+    async with start(Reply("One two three four five six.", accept=(2, 0))) as d:
+        await d.say("q")
+        await d.pilot.press("f2")
+        await d.until(lambda: d.app.chat.view == "drafted")
+        assert "ᵈ" in d.shown
+        assert "wrong" not in d.shown
+        await d.pilot.press("f2")
+        await d.until(lambda: "wrong" in d.shown)
+        assert Preferences.load().view == "ghosts"
+
+
+async def test_the_strip_counts_what_the_engine_says(start: Any) -> None:
+    params = GenerateParams(draft_max=4)
+    async with start(Reply(LONG, accept=(2,)), size=(120, 36), params=params) as d:
+        await d.say("q")
+        strip = d.app.chat.strip
+        done = d.app.session.last
+        assert done is not None
+        assert strip.total.drafted == done.draft_n
+        assert strip.total.accepted == done.draft_n_accepted
+        assert strip.used == done.prompt_n + len(done.token_ids)
+        assert f"accepted {100 * strip.meter.acceptance:.0f}%" in d.shown
+        assert "■■□□+" in d.shown
+
+
+async def test_speculation_off_is_said_and_used(start: Any) -> None:
+    async with start("One.", "Two.") as d:
+        await d.pilot.press("f9")
+        await d.say("q")
+        assert d.engine.requests[-1].params.speculate is False
+        assert "speculation off" in d.shown
+        await d.pilot.press("f9")
+        await d.say("q")
+        assert d.engine.requests[-1].params.speculate is True
+
+
+async def test_slash_commands_and_paths_that_look_like_them(start: Any) -> None:
+    async with start("Ok.") as d:
+        await d.say("/usr/bin")
+        assert d.texts[0] == ("user", "/usr/bin")
+        await d.say("//undo")
+        assert d.texts[2] == ("user", "/undo")
+        await d.type("/draft")
+        await d.pilot.press("enter")
+        await d.until(lambda: not d.app.session.params.speculate)
+        assert len(d.texts) == 4
+
+
+async def test_history_walks_and_returns_to_what_was_being_written(start: Any) -> None:
+    async with start("Ok.") as d:
+        await d.say("one")
+        await d.say("two")
+        await d.type("new")
+        prompt = d.app.chat.prompt
+        seen = []
+        for key in ("up", "up", "up", "down", "down"):
+            await d.pilot.press(key)
+            seen.append(prompt.text)
+        assert seen == ["two", "one", "one", "two", "new"]
+    async with start("Ok.") as d:
+        await d.pilot.press("up")
+        assert d.app.chat.prompt.text == "two"
+
+
+async def test_a_megabyte_is_pasted_as_one_label_and_sent_whole(start: Any) -> None:
+    big = "lorem ipsum\r\n" * 80_000
+    text = big.replace("\r\n", "\n")
+    async with start("Ok.") as d:
+        d.app.chat.prompt.post_message(events.Paste(big))
+        await d.until(lambda: "pasted text" in d.app.chat.prompt.text)
+        assert f"{len(text):,} characters" in d.shown
+        assert d.app.chat.prompt.full_text == text
+        await d.pilot.press("enter")
+        # More than the scripted context: refused as a whole, and nothing is lost.
+        await d.until(lambda: notes(d))
+        assert "context" in notes(d)[0]
+        await d.until(lambda: d.app.chat.prompt.full_text == text)
+        assert d.texts == []
+
+
+async def test_unsent_text_survives_a_crash(start: Any) -> None:
+    async with start("Ok.") as d:
+        await d.type("not yet sent")
+        d.app.chat.prompt.save_draft()
+    async with start("Ok.") as d:
+        assert d.app.chat.prompt.text == "not yet sent"
+        await d.say("sent now")
+    async with start("Ok.") as d:
+        assert d.app.chat.prompt.text == ""
+
+
+async def test_a_dead_engine_is_one_note_and_the_next_message_works(start: Any) -> None:
+    engine = ScriptedEngine([Reply(LONG, raise_at_round=4), "Alive."])
+    async with start(recipe=Recipe(engine)) as d:
+        await d.say("q")
+        assert d.texts[1][0] == "assistant"
+        assert LONG.startswith(d.texts[1][1])
+        assert "The scripted engine failed" in notes(d)[0] or "failed" in notes(d)[0]
+        assert "interrupted" in d.shown
+        await d.say("again")
+        assert d.texts[-1] == ("assistant", "Alive.")
+
+
+async def test_a_failed_load_says_what_and_what_next(start: Any) -> None:
+    recipe = Recipe(error=BadGguf("the file is cut short", "pull it again"))
+    async with start(recipe=recipe, wait=False) as d:
+        await d.until(lambda: notes(d))
+        assert "the file is cut short" in d.shown
+        assert "pull it again" in d.shown
+        assert "not loaded" in d.shown
+        await d.type("kept")
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.chat.queue)
+
+
+async def test_a_failed_switch_goes_back_to_the_old_model(start: Any) -> None:
+    good = Recipe(ScriptedEngine(["Old."]))
+    bad = Recipe(error=EngineDied("SIGABRT while loading", "choose another"))
+    recipes = {"good": good, "bad": bad}
+    async with start(
+        recipe=good, target="good", factory_for=lambda target, draft: recipes[target]
+    ) as d:
+        from specllama.tui.screens.models import Choice
+
+        d.app.switch_model(Choice("bad", None))
+        await d.until(lambda: notes(d))
+        assert d.app.wanted == ("good", None)
+        await d.say("still there?")
+        assert d.texts[-1] == ("assistant", "Old.")
+
+
+async def test_a_refused_question_returns_to_the_prompt(start: Any) -> None:
+    refusal = Reply(raise_first=PromptTooLong("too long", "shorten it"))
+    async with start(refusal) as d:
+        await d.type("my long question")
+        await d.pilot.press("enter")
+        await d.until(lambda: notes(d))
+        await d.until(lambda: d.app.chat.prompt.text == "my long question")
+        assert d.texts == []
+        assert not d.app.chat.query(UserMessage)
+
+
+async def test_a_full_context_is_explained(start: Any) -> None:
+    async with start(Reply("One two.", reason="context")) as d:
+        await d.say("q")
+        assert "context is full" in d.shown
+        assert "Ctrl+N" in d.shown
+
+
+async def test_notices_of_the_engine_are_shown(start: Any) -> None:
+    warning = Notice("the round log is off: disk full", "warning", "log")
+    async with start(Reply("Ok.", notices=(warning,))) as d:
+        await d.say("q")
+        assert "disk full" in d.shown
+
+
+async def test_new_chat_keeps_the_old_one(start: Any) -> None:
+    async with start("One.") as d:
+        await d.say("first chat")
+        await d.pilot.press("ctrl+n")
+        await d.until(lambda: not d.texts)
+        assert "A draft guesses" in d.shown
+        await d.say("second chat")
+        assert [s.title for s in d.app.store.summaries()] == ["second chat", "first chat"]
+
+
+async def test_sampling_is_stored_with_the_conversation(start: Any) -> None:
+    async with start("One.") as d:
+        await d.say("q")
+        d.app.set_params(GenerateParams(seed=42))
+        session = d.app.session.id
+    async with start("One.", session_id=session) as d:
+        await d.until(lambda: d.texts)
+        assert d.app.session.params.seed == 42
+        assert "One." in d.shown
+        assert "tokens" in d.shown
+
+
+async def test_export_writes_a_file_of_its_own(
+    start: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with start("**Bold**") as d:
+        await d.say("Export me")
+        for command in ("/export", "/export", "/json"):
+            await d.type(command)
+            await d.pilot.press("enter")
+            await d.until(lambda: not d.app.chat.prompt.text)
+            await d.pilot.pause()
+        await d.until(lambda: (tmp_path / "export-me.json").exists())
+        assert "**Bold**" in (tmp_path / "export-me.md").read_text()
+        assert (tmp_path / "export-me-2.md").exists()
+        assert json.loads((tmp_path / "export-me.json").read_text())["title"] == "Export me"
+
+
+async def test_copying_takes_the_source_not_the_picture(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[str] = []
+    monkeypatch.setattr(
+        "specllama.tui.clipboard.copy", lambda text, osc52: copied.append(text) or "Copied"
+    )
+    async with start("Text\n\n```py\nx = 1\n```\n\nmore **bold**") as d:
+        await d.say("q")
+        await d.pilot.press("ctrl+o")
+        await d.until(lambda: len(copied) == 1)
+        d.app.chat.query(AssistantMessage).last().focus()
+        await d.pilot.press("b")
+        await d.until(lambda: len(copied) == 2)
+        await d.type("/copyall")
+        await d.pilot.press("enter")
+        await d.until(lambda: len(copied) == 3)
+    assert copied[0].endswith("more **bold**")
+    assert copied[1] == "x = 1"
+    assert "## User" in copied[2]
+
+
+async def test_ctrl_c_twice_leaves(start: Any) -> None:
+    async with start("Ok.") as d:
+        await d.pilot.press("ctrl+c")
+        assert d.app.is_running
+        await d.pilot.press("ctrl+c")
+        await d.until(lambda: d.app.return_value == 0)
+
+
+async def test_a_full_disk_is_said_once_and_costs_nothing_else(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specllama.tui.state.write_atomically", lambda path, text: False)
+    async with start("Ok.") as d:
+        await d.type("x")
+        d.app.chat.prompt.save_draft()
+        d.app.chat.prompt.save_draft()
+        await d.say("q")
+        assert d.texts[-1] == ("assistant", "Ok.")
+        assert d.app._told == {"unsent text", "prompt history", "settings of the app"}
+
+
+async def test_a_long_conversation_mounts_a_window(start: Any) -> None:
+    with SessionStore.open() as store:
+        session = store.create(title="long")
+        for i in range(24):
+            role = "assistant" if i % 2 else "user"
+            store.put(session, i, StoredMessage(role, f"{role} {i}"))
+    async with start("Ok.", session_id=session) as d:
+        await d.until(lambda: d.app.chat.query("#earlier"))
+        assert len(d.app.chat.query(UserMessage)) == 10
+        d.app.chat.query_one("#earlier", Button).press()
+        await d.until(lambda: len(d.app.chat.query(UserMessage)) == 12)
+        assert d.app.chat.query(UserMessage).first().text == "user 0"
+
+
+async def test_resizing_while_streaming(start: Any) -> None:
+    async with start(LONG) as d:
+        await d.type("go")
+        await d.pilot.press("enter")
+        for width, height in [(20, 5), (200, 60), (1, 1), (60, 16), (40, 12), (120, 36)]:
+            await d.pilot.resize_terminal(width, height)
+        await d.idle()
+        assert d.texts[-1] == ("assistant", LONG)

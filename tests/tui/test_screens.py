@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Driver, Recipe
+from fakes import Reply, ScriptedEngine, engine_info
+from textual.widgets import Input, OptionList, TextArea
+
+from specllama.interface import MethodInfo
+from specllama.models.library import LocalModel
+from specllama.params import GenerateParams
+from specllama.store.rounds import list_runs
+from specllama.tui.demo import DemoEngine
+from specllama.tui.screens import inspector
+from specllama.tui.screens.help import HelpScreen
+from specllama.tui.screens.inspector import InspectorScreen, RunPicker, read_log
+from specllama.tui.screens.methods import MethodsScreen
+from specllama.tui.screens.models import ModelsScreen
+from specllama.tui.screens.playground import PlaygroundScreen
+from specllama.tui.screens.sessions import SessionsScreen, age
+from specllama.tui.screens.settings import SettingsScreen
+from specllama.tui.state import Preferences
+from specllama.tui.widgets.bars import Slider
+
+
+async def opened(d: Driver, key: str, screen: type) -> Any:
+    await d.pilot.press(key)
+    await d.until(lambda: isinstance(d.app.screen, screen))
+    await d.pilot.pause()
+    return d.app.screen
+
+
+# ---------------------------------------------------------------------- inspector
+
+
+async def test_the_inspector_walks_through_draft_verify_commit(start: Any) -> None:
+    async with start(recipe=Recipe(DemoEngine())) as d:
+        await d.say("q")
+        screen = await opened(d, "f3", InspectorScreen)
+        assert screen.at == 1
+        assert "proposes" in d.shown
+        await d.pilot.press("right")
+        assert "checks all of them in one pass" in d.shown
+        await d.pilot.press("right")
+        assert "committed" in d.shown
+        await d.pilot.press("right")
+        assert (screen.at, screen.stage) == (2, 0)
+        await d.pilot.press("left")
+        assert (screen.at, screen.stage) == (1, 2)
+        await d.pilot.press("end")
+        assert screen.at == len(screen.record.rounds) - 1
+        await d.pilot.press("home", "p")
+        assert screen.at == 0
+        assert "plain step" in d.shown
+        await d.pilot.press("escape")
+        await d.until(lambda: d.app.screen is d.app.chat)
+
+
+async def test_the_inspector_plays_and_stops_at_the_end(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspector, "STAGE_S", 0.01)
+    async with start("One two three four.") as d:
+        await d.say("q")
+        screen = await opened(d, "f3", InspectorScreen)
+        await d.pilot.press("plus", "space")
+        last = len(screen.record.rounds) - 1
+        await d.until(lambda: (screen.at, screen.stage) == (last, 2) and not screen.playing)
+
+
+async def test_the_inspector_follows_a_live_reply_and_draws_trees(start: Any) -> None:
+    async with start(Reply("One two three four five six.", tree=True)) as d:
+        await d.say("q")
+        await opened(d, "f3", InspectorScreen)
+        await d.pilot.press("right")
+        assert "├─" in d.shown
+
+
+async def test_logged_runs_can_be_opened(start: Any) -> None:
+    async with start("One two three four.") as d:
+        await d.say("q")
+        d.app.session.close()
+        (run,) = list_runs()
+        record = read_log(str(run))
+        assert len(record.rounds) == len(d.app.chat.latest_record().rounds)
+        await opened(d, "f3", InspectorScreen)
+        picker = await opened(d, "o", RunPicker)
+        options = picker.query_one(OptionList)
+        assert options.option_count == 2
+        await d.pilot.press("down", "enter")
+        await d.until(lambda: isinstance(d.app.screen, InspectorScreen))
+        assert run.stem in d.shown
+
+
+async def test_the_inspector_with_nothing_to_show_says_what_to_do(start: Any) -> None:
+    async with start("Ok.") as d:
+        await opened(d, "f3", InspectorScreen)
+        assert "Send a message" in d.shown
+        await d.pilot.press("right", "n", "space", "end")
+
+
+# ---------------------------------------------------------------------- playground
+
+
+async def test_the_playground_moves_with_its_sliders(start: Any) -> None:
+    async with start("Ok.", size=(120, 36)) as d:
+        screen = await opened(d, "f4", PlaygroundScreen)
+        assert "Not measured yet" in d.shown
+        k = screen.query_one("#k", Slider)
+        k.focus()
+        await d.pilot.press("end")
+        await d.until(lambda: screen.k == 16)
+        await d.pilot.press("b")
+        await d.until(lambda: screen.k == screen.model.best()[0])
+        screen.query_one("#alpha", Slider).focus()
+        await d.pilot.press("home")
+        await d.until(lambda: screen.model.alpha == 0)
+        assert "It cannot pay" in d.shown
+        await d.pilot.press(*["shift+right"] * 9)
+        await d.until(lambda: screen.model.alpha == pytest.approx(0.9))
+        assert "It pays" in d.shown
+        await d.pilot.click("#c", offset=(4, 0))
+        await d.until(lambda: screen.model.c == 0.0)
+
+
+async def test_the_playground_shows_the_measured_pair(start: Any) -> None:
+    async with start(recipe=Recipe(DemoEngine()), size=(120, 36)) as d:
+        await d.say("q")
+        screen = await opened(d, "f4", PlaygroundScreen)
+        assert screen.pair is not None
+        assert "◆ Your pair, here" in d.shown
+        assert screen.model.alpha == pytest.approx(min(0.99, screen.pair.alpha), abs=0.006)
+        assert "Time to first token" in d.shown
+        assert "read prompt" in d.shown
+
+
+# ---------------------------------------------------------------------- methods
+
+
+async def test_methods_are_switched_live_and_missing_ones_say_why(start: Any) -> None:
+    methods = (
+        *engine_info().methods,
+        MethodInfo("medusa", "Medusa", "Heads that guess.", False, "not built yet"),
+    )
+    engine = ScriptedEngine(["Ok."], info=engine_info(methods=methods))
+    async with start(recipe=Recipe(engine)) as d:
+        screen = await opened(d, "f5", MethodsScreen)
+        assert "not built yet" in d.shown
+        screen.query_one(OptionList).highlighted = len(methods) - 1
+        await d.pilot.press("enter")
+        assert isinstance(d.app.screen, MethodsScreen)
+        screen.query_one(OptionList).highlighted = 1
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.screen is d.app.chat)
+        await d.say("q")
+        assert engine.requests[-1].params.proposer == "ngram"
+        d.app.use_method("none")
+        await d.say("q")
+        assert engine.requests[-1].params.speculate is False
+
+
+# ---------------------------------------------------------------------- sessions
+
+
+async def test_sessions_search_resume_rename_delete_and_undo(start: Any) -> None:
+    async with start("Apples.", "Pears.") as d:
+        await d.say("about apples")
+        await d.pilot.press("ctrl+n")
+        await d.until(lambda: not d.texts)
+        await d.say("about pears")
+        screen = await opened(d, "f7", SessionsScreen)
+        await d.pilot.press(*"apples")
+        await d.until(lambda: len(screen._found) == 1)
+        await d.pilot.press("ctrl+e")
+        screen.query_one(Input).value = "Fruit [/x]"
+        await d.pilot.press("enter")
+        await d.until(lambda: len(screen._found) == 2)
+        assert "Fruit [/x]" in d.shown
+        await d.pilot.press(*"Fruit")
+        await d.until(lambda: len(screen._found) == 1)
+        await d.pilot.press("ctrl+d")
+        await d.until(lambda: not screen._found)
+        assert "no match" in d.shown
+        await d.pilot.press("ctrl+z")
+        await d.until(lambda: len(screen._found) == 1)
+        await d.pilot.press("enter")
+        await d.until(lambda: d.texts and d.texts[0][1] == "about apples")
+        assert "Apples." in d.shown
+
+
+async def test_deleting_the_open_conversation_begins_a_new_one(start: Any) -> None:
+    async with start("Ok.") as d:
+        await d.say("gone soon")
+        screen = await opened(d, "f7", SessionsScreen)
+        await d.pilot.press("ctrl+d")
+        await d.until(lambda: not screen._found)
+        await d.pilot.press("escape")
+        await d.until(lambda: not d.texts)
+
+
+def test_ages_in_words() -> None:
+    assert [age(s) for s in (3, 200, 8000, 90_000, 400_000)] == [
+        "just now",
+        "3 min",
+        "2 h",
+        "yesterday",
+        "4 days",
+    ]
+
+
+# ---------------------------------------------------------------------- settings
+
+
+async def test_settings_apply_and_a_bad_value_is_named(start: Any) -> None:
+    async with start("Ok.", size=(100, 40)) as d:
+        screen = await opened(d, "f8", SettingsScreen)
+        screen.query_one("#set-temperature", Input).value = "-1"
+        await d.until(lambda: "temperature must be in" in d.shown)
+        await d.pilot.press("escape")
+        assert isinstance(d.app.screen, SettingsScreen)
+        screen.query_one("#set-temperature", Input).value = "0"
+        screen.query_one("#set-seed", Input).value = "5"
+        screen.query_one("#set-proposer", Input).value = "ngram"
+        screen.query_one("#system", TextArea).text = "Be brief."
+        await d.pilot.press("escape")
+        await d.until(lambda: d.app.screen is d.app.chat)
+        params = d.app.session.params
+        assert (params.sampling.temperature, params.seed, params.proposer) == (0.0, 5, "ngram")
+        await d.say("q")
+        assert d.engine.requests[-1].prompt[0].content == "Be brief."
+
+
+async def test_settings_can_be_dropped(start: Any) -> None:
+    async with start("Ok.") as d:
+        screen = await opened(d, "f8", SettingsScreen)
+        screen.query_one("#set-seed", Input).value = "5"
+        await d.pilot.press("ctrl+x")
+        await d.until(lambda: d.app.screen is d.app.chat)
+        assert d.app.session.params == GenerateParams()
+
+
+async def test_the_look_is_remembered(start: Any) -> None:
+    async with start("Ok.") as d:
+        screen = await opened(d, "f8", SettingsScreen)
+        screen.query_one("#set-theme", Input).value = "nope"
+        await d.until(lambda: "there is none called" in d.shown)
+        screen.query_one("#set-theme", Input).value = "ansi-dark"
+        screen.query_one("#set-glyphs", Input).value = "ascii"
+        await d.pilot.press("escape")
+        await d.until(lambda: d.app.theme == "ansi-dark")
+        await d.say("q")
+        assert "■" not in d.shown
+    prefs = Preferences.load()
+    assert (prefs.theme, prefs.glyphs) == ("ansi-dark", "ascii")
+    async with start("Ok.") as d:
+        assert d.app.theme == "ansi-dark"
+
+
+# ---------------------------------------------------------------------- models
+
+
+@pytest.fixture
+def two_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def model(name: str) -> LocalModel:
+        path = tmp_path / f"{name[:4]}.gguf"
+        path.write_bytes(b"GGUFnot a model")
+        return LocalModel(path, "folder", name, None, "Q4_0", 5_000_000, 0.0, 0.0)
+
+    found = [model("alpha"), model("beta-[/x]")]
+    monkeypatch.setattr("specllama.models.library.scan", lambda *a, **k: found)
+
+
+async def test_target_and_draft_are_switched_without_a_restart(
+    start: Any, two_models: None
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+    recipes = {
+        "scripted": Recipe(ScriptedEngine(["Old."])),
+        "beta-[/x]": Recipe(ScriptedEngine(["New."])),
+    }
+
+    def factory(target: str, draft: str | None) -> Recipe:
+        asked.append((target, draft))
+        return recipes[target]
+
+    async with start(recipe=recipes["scripted"], factory_for=factory) as d:
+        await d.say("q")
+        screen = await opened(d, "f6", ModelsScreen)
+        await d.until(lambda: "beta-[/x]" in d.shown)
+        await d.pilot.press(*"beta")
+        await d.until(lambda: "alpha" not in d.shown)
+        await d.pilot.press("enter")
+        await d.until(lambda: screen.target == "beta-[/x]")
+        assert "belongs to it" in d.shown
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.screen is d.app.chat)
+        await d.until(lambda: d.app.engine_ready)
+        await d.say("q2")
+        assert d.texts[-1] == ("assistant", "New.")
+        assert asked[-1] == ("beta-[/x]", None)
+        assert Preferences.load().last_target == "beta-[/x]"
+
+
+async def test_a_first_start_without_a_model_asks_for_one(start: Any, two_models: None) -> None:
+    async with start(target=None, wait=False) as d:
+        await d.until(lambda: isinstance(d.app.screen, ModelsScreen))
+        await d.until(lambda: "2 on this machine" in d.shown)
+        await d.pilot.press("escape")
+        await d.until(lambda: d.app.screen is d.app.chat)
+        assert "no model" in d.shown
+        await d.type("hello")
+        await d.pilot.press("enter")
+        await d.pilot.pause()
+        assert d.app.chat.prompt.text == "hello"
+
+
+async def test_a_file_that_is_no_model_is_named_as_such(start: Any, two_models: None) -> None:
+    async with start("Ok.") as d:
+        await opened(d, "f6", ModelsScreen)
+        await d.until(lambda: "alpha" in d.shown)
+        detail = d.app.screen.query_one("#detail")
+        await d.until(lambda: str(detail.render()).strip())
+        assert "\x1b" not in str(detail.render())
+
+
+# ---------------------------------------------------------------------- help, palette
+
+
+async def test_help_names_every_action(start: Any) -> None:
+    from specllama.tui.keymap import ACTIONS
+
+    async with start("Ok.", size=(120, 60)) as d:
+        screen = await opened(d, "f1", HelpScreen)
+        text = str(screen.query_one("#help-text").render())
+        for action in ACTIONS:
+            assert action.help in text.replace("\n                        ", " ")
+        await d.pilot.press("escape")
+
+
+async def test_a_function_key_replaces_the_page_on_top(start: Any) -> None:
+    async with start("Ok.") as d:
+        await opened(d, "f4", PlaygroundScreen)
+        await opened(d, "f5", MethodsScreen)
+        assert len(d.app.screen_stack) == 3
+        await d.pilot.press("escape")
+        await d.until(lambda: d.app.screen is d.app.chat)
+
+
+async def test_the_palette_finds_actions_methods_and_conversations(start: Any) -> None:
+    async with start("Ok.") as d:
+        await d.say("find me later")
+        await d.pilot.press("ctrl+n")
+        await d.until(lambda: not d.texts)
+        await d.pilot.press("ctrl+p")
+        await d.until(lambda: "CommandPalette" in type(d.app.screen).__name__)
+        await d.pilot.press(*"find me")
+        await d.until(lambda: "Resume: find me later" in d.shown)
+        await d.pilot.press("enter")
+        await d.pilot.press("enter")
+        await d.until(lambda: bool(d.texts))

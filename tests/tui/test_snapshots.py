@@ -1,0 +1,134 @@
+"""Pictures of the screens. A new Textual may shift them: look at the report, then update with
+``pytest tests/tui/test_snapshots.py --snapshot-update``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from conftest import Recipe
+from fakes import Reply, ScriptedEngine
+from textual.pilot import Pilot
+
+from specllama.errors import DoesNotFit
+from specllama.params import GenerateParams
+from specllama.store.sessions import SessionStore, StoredMessage
+from specllama.tui.app import SpecllamaApp
+from specllama.tui.bridge import Pace
+from specllama.tui.demo import DemoEngine, DemoFactory, InlineHost
+from specllama.tui.screenshots import ask, until
+
+Steps = Callable[[Pilot[int]], Awaitable[None]]
+WIDE, USUAL, SMALL = (120, 36), (80, 24), (60, 16)
+
+
+def make(recipe: Any = None, **options: Any) -> SpecllamaApp:
+    chosen = recipe or DemoFactory(speed=0)
+    return SpecllamaApp(
+        target="demo",
+        host_class=InlineHost,
+        factory_for=lambda target, draft: chosen,
+        params=GenerateParams(seed=7, draft_max=4),
+        pace=Pace(0.02),
+        **options,
+    )
+
+
+def after(*keys: str, question: bool = True) -> Steps:
+    async def steps(pilot: Pilot[int]) -> None:
+        app = pilot.app
+        assert isinstance(app, SpecllamaApp)
+        await until(pilot, lambda: len(app.screen_stack) > 1)
+        if question:
+            await ask(app, pilot)
+        else:
+            await until(pilot, lambda: app.engine_ready or app._load_failed)
+        await pilot.press(*keys)
+        await pilot.pause()
+        app.clear_notifications()
+        await pilot.pause()
+
+    return steps
+
+
+@pytest.mark.parametrize("size", [WIDE, USUAL, SMALL], ids=["120x36", "80x24", "60x16"])
+def test_chat(snap_compare: Any, size: tuple[int, int]) -> None:
+    assert snap_compare(make(), run_before=after(), terminal_size=size)
+
+
+def test_empty(snap_compare: Any) -> None:
+    assert snap_compare(make(), run_before=after(question=False), terminal_size=USUAL)
+
+
+def test_as_drafted_with_ghosts(snap_compare: Any) -> None:
+    assert snap_compare(make(), run_before=after("f2", "f2"), terminal_size=USUAL)
+
+
+def test_ansi_theme(snap_compare: Any) -> None:
+    app = make()
+    app.prefs.theme = "ansi-dark"
+    assert snap_compare(app, run_before=after("f2"), terminal_size=USUAL)
+
+
+def test_light_theme_and_ascii(snap_compare: Any) -> None:
+    app = make()
+    app.prefs.theme, app.glyph_choice = "specllama-light", "ascii"
+    assert snap_compare(app, run_before=after("f2"), terminal_size=USUAL)
+
+
+def test_error(snap_compare: Any) -> None:
+    recipe = Recipe(
+        error=DoesNotFit(
+            "this needs about 9.1 GB of memory, 4.0 GB are free",
+            "take a smaller quantisation, or a shorter context with -c",
+        )
+    )
+    assert snap_compare(make(recipe), run_before=after(question=False), terminal_size=USUAL)
+
+
+def test_long_stream(snap_compare: Any) -> None:
+    text = "\n\n".join(f"Paragraph {i} of a long reply that goes on and on." for i in range(60))
+    engine = ScriptedEngine([Reply(text, accept=(3, 1, 0))])
+    assert snap_compare(make(Recipe(engine)), run_before=after(), terminal_size=USUAL)
+
+
+@pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x36", "60x16"])
+def test_inspector(snap_compare: Any, size: tuple[int, int]) -> None:
+    steps = after("f3", "n", "n", "n", "right", "right")
+    assert snap_compare(make(), run_before=steps, terminal_size=size)
+
+
+def test_inspector_tree(snap_compare: Any) -> None:
+    recipe = Recipe(DemoEngine(tree=True))
+    steps = after("f3", "n", "right", "right")
+    assert snap_compare(make(recipe), run_before=steps, terminal_size=USUAL)
+
+
+@pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x36", "60x16"])
+def test_playground(snap_compare: Any, size: tuple[int, int]) -> None:
+    assert snap_compare(make(), run_before=after("f4"), terminal_size=size)
+
+
+def test_methods(snap_compare: Any) -> None:
+    assert snap_compare(make(), run_before=after("f5"), terminal_size=USUAL)
+
+
+def test_settings(snap_compare: Any) -> None:
+    steps = after("f8", question=False)
+    assert snap_compare(make(), run_before=steps, terminal_size=USUAL)
+
+
+def test_sessions(snap_compare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specllama.store.sessions.time.time", lambda: 1_800_000_000.0)
+    with SessionStore.open() as store:
+        for i, title in enumerate(("Fox and crow", "A regex for dates", "Translate this")):
+            session = store.create(title=title)
+            for seq in range(2 * i + 2):
+                store.put(session, seq, StoredMessage("assistant" if seq % 2 else "user", title))
+    monkeypatch.setattr("specllama.tui.screens.sessions.time.time", lambda: 1_800_004_000.0)
+    assert snap_compare(make(), run_before=after("f7", question=False), terminal_size=USUAL)
+
+
+def test_help(snap_compare: Any) -> None:
+    assert snap_compare(make(), run_before=after("f1", question=False), terminal_size=WIDE)

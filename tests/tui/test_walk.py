@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from fakes import Reply, ScriptedEngine
+from textual.theme import BUILTIN_THEMES
+
+from specllama.events import RoundDone
+from specllama.params import GenerateParams
+from specllama.tui.demo import DemoEngine
+from specllama.tui.record import Record, depth_of, fate_of, glyph_run
+from specllama.tui.themes import ASCII, DARK, UNICODE, glyphs_for, ink_for, source_label
+from specllama.tui.widgets import walk
+
+INK = ink_for(DARK)
+
+
+def rounds(reply: Reply) -> list[RoundDone]:
+    events = ScriptedEngine([reply]).generate("x", GenerateParams(seed=1, draft_max=4))
+    return Record.of("t", events).rounds
+
+
+def test_a_tree_is_drawn_as_a_tree() -> None:
+    done = rounds(Reply("One two three four five six", accept=(2,), tree=True))[1]
+    assert not done.is_chain
+    drawn = walk.table(done, 2, UNICODE, INK).plain
+    assert "├─␣two" in drawn
+    assert "│ ├─␣three" in drawn
+    assert "└─␣other" in drawn
+    assert "recovered token" in drawn
+    assert drawn.count("accepted") == 2
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+def test_stages_show_what_is_known_by_then(glyphs: object) -> None:
+    done = rounds(Reply("One two three four five six", accept=(2,)))[1]
+    first, second, third = (
+        walk.table(done, stage, glyphs, INK).plain  # type: ignore[arg-type]
+        for stage in range(3)
+    )
+    assert "verdict" not in first
+    assert "rejected" in second
+    assert "not tested" in second
+    assert "recovered token" not in second
+    assert "recovered token" in third
+
+
+def test_ascii_glyphs_draw_nothing_but_ascii() -> None:
+    for tree in (False, True):
+        for done in Record.of("t", DemoEngine(tree=tree).generate("x", GenerateParams())).rounds:
+            for stage in range(3):
+                assert walk.table(done, stage, ASCII, INK, 120).plain.replace("–", "-").isascii()
+            assert walk.rounds_line([done], 0, ASCII, INK, 80).plain.isascii()
+
+
+def test_fates_of_a_chain_and_of_a_cut_round() -> None:
+    done = rounds(Reply("One two three four five six", accept=(1,)))[1]
+    assert fate_of(done) == ["accepted", "rejected", "untested", "untested"]
+    assert glyph_run(done, "■", "□", "+") == [
+        ("accepted", "■"),
+        ("rejected", "□□□"),
+        ("target", "+"),
+    ]
+    cut = rounds(Reply("One two", accept=(4,)))[-1]
+    assert cut.cut == 1
+    assert "unused" in walk.table(cut, 2, UNICODE, INK).plain
+    assert not any(kind == "target" for kind, _ in glyph_run(cut, "■", "□", "+"))
+
+
+def test_depths_of_a_tree() -> None:
+    done = dataclasses.replace(
+        rounds(Reply("One two three four five", accept=(1,)))[1], parents=(-1, -1, 0, 1)
+    )
+    assert depth_of(done) == [1, 1, 2, 2]
+
+
+def test_the_passage_keeps_the_place_where_it_happens() -> None:
+    done = rounds(Reply("One two three four five six", accept=(2,)))[1]
+    long = "".join(f"line {i}\n" for i in range(400))
+    for width, height in ((40, 3), (116, 5), (10, 2)):
+        shown = walk.passage(long, done, 2, UNICODE, INK, width, height).plain
+        assert shown.endswith(UNICODE.cursor)
+        assert walk.line_count(shown, width) <= height + 1
+    assert walk.last_lines("a\nb\nc", 10, 2) == "b\nc"
+    assert walk.last_lines("x" * 100, 10, 2) == "x" * 18
+
+
+def test_every_round_of_a_record_has_a_sentence() -> None:
+    for done in Record.of("t", DemoEngine().generate("x", GenerateParams())).rounds:
+        for stage in range(3):
+            assert walk.caption(done, stage).endswith(".")
+
+
+def test_tokens_are_made_visible_and_harmless() -> None:
+    assert walk.token_text(" the", UNICODE) == "␣the"
+    assert walk.token_text("\n\n", UNICODE) == "⏎⏎"
+    assert walk.token_text("", UNICODE) == '""'
+    assert "\x1b" not in walk.token_text("\x1b[2J", UNICODE)
+
+
+def test_sources_have_words_and_inks() -> None:
+    assert source_label("ngram+draft") == "n-gram + draft model"
+    assert source_label("none") == "none"
+    assert INK.source("never heard of") == "$source-draft"
+    assert UNICODE.source("ngram+draft") == "ⁿᵈ"
+    assert ink_for(BUILTIN_THEMES["ansi-dark"]).muted == "dim"
+
+
+def test_glyphs_follow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANG", "C")
+    assert glyphs_for("auto") is ASCII
+    assert glyphs_for("unicode") is UNICODE
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    assert glyphs_for("auto") is UNICODE
+
+
+def test_sparks_survive_nonsense() -> None:
+    assert UNICODE.spark([float("nan"), -1.0, 0.0, 0.5, 1.0, 9.0]) == "▁▁▁▅██"
