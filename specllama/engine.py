@@ -452,7 +452,7 @@ class _Run:
 
     def _prefill(self, ids: list[int], done: int) -> Iterator[int]:
         while done < len(ids):
-            part = ids[done : done + PREFILL_CHUNK]
+            part = ids[done : done + min(PREFILL_CHUNK, self._target.n_batch)]
             self._target.forward(part, outputs="none")
             done += len(part)
             yield done

@@ -39,6 +39,11 @@ class Context(Protocol):
     def n_vocab(self) -> int: ...
 
     @property
+    def n_batch(self) -> int:
+        """Most tokens in one pass."""
+        ...
+
+    @property
     def max_rows(self) -> int:
         """Most rows with logits in one pass."""
         ...

@@ -123,6 +123,10 @@ class FakeContext:
         return self._table.n_vocab
 
     @property
+    def n_batch(self) -> int:
+        return self._n_batch
+
+    @property
     def max_rows(self) -> int:
         return self._max_rows
 

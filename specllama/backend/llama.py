@@ -767,8 +767,6 @@ class LlamaGrammar:
             parsed = json.loads(schema)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"the JSON schema is not JSON: {error}") from None
-        if parsed is True:
-            schema, parsed = "{}", {}  # any value
         if not isinstance(parsed, dict):
             raise UsageError("a JSON schema must be an object")
         try:

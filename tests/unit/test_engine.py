@@ -536,6 +536,22 @@ def test_a_target_that_cannot_cut() -> None:
     assert Forgetful.replayed > before
 
 
+def test_prompts_longer_than_a_pass_are_read_in_pieces() -> None:
+    def small(table: FakeTable, *, n_ctx: int) -> FakeContext:
+        return FakeContext(table, n_ctx=n_ctx, n_batch=32)
+
+    engine = make(context=small, n_ctx=300)
+    prompt = PROMPT * 4
+    events = list(engine.generate(prompt, params()))
+    assert words(check_laws(events)) == words(run(make(n_ctx=300), params(), prompt))
+    done = [e.done for e in events if isinstance(e, PrefillProgress)]
+    assert done == [32, 64, 96, len(prompt) - 1]
+    full = params(max_tokens=300, on_full="shift", ignore_eos=True)
+    assert words(run(make(context=small, n_ctx=200), full, prompt)) == words(
+        run(make(n_ctx=200), plain(full), prompt)
+    )
+
+
 # -- what cannot be served -----------------------------------------------------------------------
 
 
