@@ -1,0 +1,166 @@
+"""One way to answer a prompt (an arm of a comparison), and what a run of it cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Protocol
+
+from specllama.engine import Engine
+from specllama.errors import EngineError
+from specllama.events import Finished, RoundDone
+from specllama.params import GenerateParams, SamplingParams
+from specllama.prompts import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt as every arm gets it: the same tokens, the same limits."""
+
+    prompt: Prompt
+    temperature: float
+    max_tokens: int
+    seed: int
+    ignore_eos: bool = False
+
+
+@dataclass(slots=True)
+class Run:
+    """One answer. Seconds; ``decode_s`` is from the first token to the last."""
+
+    arm: str
+    prompt: str
+    slice: str
+    temperature: float
+    repetition: int
+    tokens: int
+    decode_s: float
+    total_s: float
+    ttft_s: float
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    near_ties: int = 0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    other_s: float = 0.0
+    joules: float | None = None
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    window: dict[str, int] = field(default_factory=dict)  # drafted tokens per round -> rounds
+
+    @property
+    def decoded(self) -> int:
+        """Tokens that ``decode_s`` bought: all but the first."""
+        return max(self.tokens - 1, 0)
+
+    def to_dict(self, *, texts: bool = False) -> dict[str, Any]:
+        data = dataclasses.asdict(self)
+        if not texts:
+            del data["token_ids"], data["text"]
+        return data
+
+
+class Arm(Protocol):
+    """Something that answers prompts. ``exact`` arms must write the same tokens as plain ones."""
+
+    name: str
+    exact: bool
+
+    def run(self, task: Task, repetition: int) -> Run: ...
+
+    def close(self) -> None: ...
+
+
+class EngineArm:
+    """specllama itself under some parameters.
+
+    Every run reads its prompt afresh, in the target and in the draft model, so that the time to
+    the first token counts.
+
+    Args:
+        name: label in reports.
+        params: what differs between arms; sampling, seed and length come from the task.
+        watch: called with every round (a live display).
+    """
+
+    exact = True
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        params: GenerateParams,
+        *,
+        sampling: SamplingParams | None = None,
+        watch: Callable[[RoundDone], None] | None = None,
+    ) -> None:
+        self.name = name
+        self._engine = engine
+        self._params = params
+        self._sampling = sampling or SamplingParams()
+        self._watch = watch
+
+    def run(self, task: Task, repetition: int) -> Run:
+        engine = self._engine
+        engine.reset()
+        params = self._params.replace(
+            sampling=dataclasses.replace(self._sampling, temperature=task.temperature),
+            max_tokens=task.max_tokens,
+            seed=task.seed,
+            ignore_eos=task.ignore_eos,
+            min_speculative_tokens=0,
+        )
+        begin = perf_counter()
+        finished: Finished | None = None
+        window: dict[str, int] = {}
+        for event in engine.generate(task.prompt.content, params):
+            if isinstance(event, RoundDone):
+                key = str(len(event.drafted))
+                window[key] = window.get(key, 0) + 1
+                if self._watch is not None:
+                    self._watch(event)
+            elif isinstance(event, Finished):
+                finished = event
+        total = perf_counter() - begin
+        if finished is None:
+            raise EngineError("the engine ended without a result")
+        t = finished.timings
+        return Run(
+            arm=self.name,
+            prompt=task.prompt.id,
+            slice=task.prompt.slice,
+            temperature=task.temperature,
+            repetition=repetition,
+            tokens=len(finished.token_ids),
+            decode_s=t.decode_ms / 1e3,
+            total_s=total,
+            ttft_s=t.ttft_ms / 1e3,
+            rounds=finished.rounds,
+            drafted=finished.draft_n,
+            accepted=finished.draft_n_accepted,
+            near_ties=finished.near_ties,
+            draft_s=t.draft_ms / 1e3,
+            verify_s=t.verify_ms / 1e3,
+            other_s=t.other_ms / 1e3,
+            token_ids=finished.token_ids,
+            text=finished.text,
+            window=window,
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """Linear between closest ranks; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)

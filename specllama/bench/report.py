@@ -1,0 +1,221 @@
+"""One comparison as JSON, as Markdown, and as a web page that needs nothing but itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from specllama.bench.runner import Comparison, Summary
+from specllama.bench.svg import STYLE, bars
+from specllama.errors import UsageError
+
+SCHEMA = "specllama.bench.v1"
+
+COLUMNS = (
+    "arm",
+    "group",
+    "tok/s",
+    "ratio",
+    "range",
+    "p50 s",
+    "p95 s",
+    "TTFT ms",
+    "TTFT ratio",
+    "accepted",
+    "rejected",
+    "rounds",
+    "same text",
+    "J/token",
+)
+
+
+def cells(s: Summary) -> list[str]:
+    """A row of the table; an empty cell is a figure that was not measured."""
+
+    def show(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    span = (
+        f"{s.ratio_low:.2f}–{s.ratio_high:.2f}"
+        if s.ratio_low is not None and s.ratio_high is not None
+        else ""
+    )
+    return [
+        s.arm,
+        s.group,
+        show(s.tok_per_s, ".1f"),
+        "" if s.ratio is None else f"{s.ratio:.2f}×",
+        span,
+        show(s.latency_p50_s, ".2f"),
+        show(s.latency_p95_s, ".2f"),
+        show(None if s.ttft_p50_s is None else s.ttft_p50_s * 1e3, ".0f"),
+        show(s.ttft_ratio, ".2f"),
+        f"{s.accepted} ({s.acceptance_rate:.0%})" if s.acceptance_rate is not None else "",
+        str(s.rejected) if s.drafted else "",
+        str(s.rounds) if s.rounds else "",
+        "" if s.equal is None else f"{s.equal}/{s.compared}",
+        show(s.joules_per_token, ".2f"),
+    ]
+
+
+def to_json(comparison: Comparison, *, texts: bool = False) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "provenance": comparison.provenance,
+        "baseline": comparison.baseline,
+        "summaries": [s.to_dict() for s in comparison.summaries()],
+        "runs": [run.to_dict(texts=texts) for run in comparison.runs],
+    }
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """A report written by ``bench run --out``.
+
+    Raises:
+        UsageError: the file is missing or is not such a report.
+    """
+    try:
+        data = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path} is not a report of specllama bench ({error})") from None
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise UsageError(f"{path} is not a report of specllama bench")
+    return data
+
+
+def provenance_lines(data: dict[str, Any]) -> list[str]:
+    """The provenance block in words, one fact a line."""
+    machine, engine = data.get("machine", {}), data.get("engine", {})
+    lines = [
+        f"measured {data.get('when', '?')}",
+        ", ".join(f"{name} {v}" for name, v in data.get("versions", {}).items()),
+        f"{machine.get('cpu', '?')}, {machine.get('cores', '?')} cores, "
+        f"{machine.get('system', '?')}",
+        f"{engine.get('device', '?')}, {engine.get('threads', '?')} threads, "
+        f"flash attention {'on' if engine.get('flash_attn') else 'off'}, "
+        f"{engine.get('exactness', '?')}",
+    ]
+    for role in ("target", "draft"):
+        model = data.get(role)
+        if model:
+            digest = (model.get("sha256") or "")[:16]
+            lines.append(
+                f"{role}: {model.get('file')} ({model.get('quantization')}, "
+                f"{(model.get('n_params') or 0) / 1e6:.0f} M parameters"
+                + (f", sha256 {digest}…)" if digest else ")")
+            )
+    if data.get("arguments"):
+        lines.append("specllama " + " ".join(data["arguments"]))
+    return lines
+
+
+def to_markdown(comparison: Comparison) -> str:
+    out = [_row(COLUMNS), _row("-" * 3 for _ in COLUMNS)]
+    out += [_row(cells(s)) for s in comparison.summaries()]
+    out += ["", *(f"- {line}" for line in provenance_lines(comparison.provenance)), ""]
+    return "\n".join(out)
+
+
+def _row(values: Iterable[str]) -> str:
+    return "| " + " | ".join(v.replace("|", "\\|") for v in values) + " |"
+
+
+def to_html(comparison: Comparison) -> str:
+    """A page with charts and the whole table; no scripts, nothing loaded from elsewhere."""
+    summaries = comparison.summaries()
+    others = [s for s in summaries if s.arm != comparison.baseline and s.ratio is not None]
+    chart = bars(
+        f"Tokens per second over {comparison.baseline} (median, range over repetitions)",
+        [(f"{s.arm} · {s.group}", s.ratio or 0.0, s.ratio_low, s.ratio_high) for s in others],
+        mark=1.0,
+        unit="×",
+    )
+    latency = bars(
+        "Latency of a reply in seconds: median, whisker to the 95th percentile",
+        [
+            (f"{s.arm}", s.latency_p50_s or 0.0, s.latency_p50_s, s.latency_p95_s)
+            for s in summaries
+            if s.group == "all"
+        ],
+        unit=" s",
+    )
+    accepted = bars(
+        "Share of drafted tokens that were accepted",
+        [
+            (f"{s.arm} · {s.group}", s.acceptance_rate, None, None)
+            for s in others
+            if s.acceptance_rate is not None
+        ],
+    )
+    head = "".join(f"<th>{escape(c)}</th>" for c in COLUMNS)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(c)}</td>" for c in cells(s)) + "</tr>" for s in summaries
+    )
+    facts = "\n".join(provenance_lines(comparison.provenance))
+    return page(
+        "specllama bench",
+        f"{chart}{latency}{accepted}<table><tr>{head}</tr>{body}</table>"
+        "<details open><summary>How this was measured</summary>"
+        f"<pre>{escape(facts)}</pre></details>",
+    )
+
+
+def page(title: str, body: str) -> str:
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>'
+        f"<h1>{escape(title)}</h1>{body}</html>\n"
+    )
+
+
+def difference(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
+    """Rows of two reports side by side: (arm, group, cells) where both have the group."""
+    rows: list[tuple[str, str, list[str]]] = []
+    theirs = {(s["arm"], s["group"]): s for s in b["summaries"]}
+    for s in a["summaries"]:
+        other = theirs.get((s["arm"], s["group"]))
+        if other is None:
+            continue
+        rows.append(
+            (
+                s["arm"],
+                s["group"],
+                [
+                    *_pair(s["tok_per_s"], other["tok_per_s"], ".1f"),
+                    *_pair(s["ratio"], other["ratio"], ".2f"),
+                    *_pair(s["acceptance_rate"], other["acceptance_rate"], ".0%"),
+                ],
+            )
+        )
+    return rows
+
+
+def _pair(a: float | None, b: float | None, form: str) -> Sequence[str]:
+    change = f"{b / a - 1:+.1%}" if a and b else ""
+    return (
+        "" if a is None else format(a, form),
+        "" if b is None else format(b, form),
+        change,
+    )
+
+
+def write_reports(comparison: Comparison, out: Path) -> list[Path]:
+    """``OUT.json``, ``OUT.md`` and ``OUT.html``; returns what was written."""
+    stem = out.with_suffix("") if out.suffix in (".json", ".md", ".html") else out
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    written = []
+    for suffix, data in (
+        (".json", msgspec.json.format(msgspec.json.encode(to_json(comparison)), indent=1)),
+        (".md", to_markdown(comparison).encode()),
+        (".html", to_html(comparison).encode()),
+    ):
+        path = stem.with_name(stem.name + suffix)
+        path.write_bytes(data)
+        written.append(path)
+    return written

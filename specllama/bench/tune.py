@@ -1,0 +1,275 @@
+"""Measure a pair on this machine, compute what it could gain at most, and say what to do.
+
+Three parts: costs of passes, acceptance per position (a fixed window of the longest length tested,
+so that every shorter one is a prefix of it), and an interleaved check of the adaptive window
+against plain decoding. From the first two follows the bound: the best fixed length and its speed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specllama.bench.arms import EngineArm, Task
+from specllama.bench.measure import PassCosts, measure_costs
+from specllama.bench.runner import Comparison, compare
+from specllama.engine import Engine
+from specllama.events import Finished, RoundDone
+from specllama.params import GenerateParams, SamplingParams
+from specllama.prompts import Prompt
+from specllama.spec.cost import best_plan, expected_tokens
+from specllama.spec.proposers.draft_model import DraftModelProposer
+
+LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
+WORTH = 1.03  # less than this is noise: leave speculation to the window, promise nothing
+
+Progress = Callable[[float, str], None]
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """How often each position of a draft survives. ``group`` is a slice and a temperature."""
+
+    slice: str
+    temperature: float
+    source: str
+    rounds: int = 0
+    reached: list[int] = field(default_factory=list)  # rounds that drafted position i
+    survived: list[int] = field(default_factory=list)  # of which all of 1..i were accepted
+
+    def observe(self, event: RoundDone, longest: int) -> None:
+        if not event.drafted or event.source != self.source:
+            return
+        while len(self.reached) < longest:
+            self.reached.append(0)
+            self.survived.append(0)
+        self.rounds += 1
+        for i in range(min(len(event.drafted), longest)):
+            self.reached[i] += 1
+            self.survived[i] += i < event.accepted
+
+    @property
+    def survival(self) -> list[float]:
+        """P(1..i all accepted | i drafted), by position, never rising."""
+        out: list[float] = []
+        for reached, survived in zip(self.reached, self.survived, strict=True):
+            if reached == 0:
+                break
+            out.append(min(survived / reached, out[-1] if out else 1.0))
+        return out
+
+    @property
+    def first(self) -> float | None:
+        survival = self.survival
+        return survival[0] if survival else None
+
+
+@dataclass(slots=True)
+class Group:
+    """One slice at one temperature: what fixed lengths would give, and what was measured."""
+
+    slice: str
+    temperature: float
+    survival: list[float]
+    speeds: dict[int, float]  # predicted speed over plain by draft length
+    best: int
+    bound: float
+    window: float | None = None  # measured speed of the adaptive window over plain
+
+    def to_dict(self) -> dict[str, Any]:
+        data = dataclasses.asdict(self)
+        data["speeds"] = {str(k): round(v, 4) for k, v in self.speeds.items()}
+        return data
+
+
+@dataclass(slots=True)
+class Tuning:
+    costs: PassCosts
+    groups: list[Group]
+    check: Comparison | None
+    advice: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": "specllama.tune.v1",
+            "costs": self.costs.to_dict(),
+            "groups": [group.to_dict() for group in self.groups],
+            "check": None if self.check is None else [s.to_dict() for s in self.check.summaries()],
+            "advice": self.advice,
+        }
+
+
+def draft_context(engine: Engine) -> Any:
+    """The draft model's context, None without one."""
+    for name in engine.proposers:
+        proposer = engine.proposer(name)
+        if isinstance(proposer, DraftModelProposer):
+            return proposer.context
+    return None
+
+
+def pick(prompts: Sequence[Prompt], per_slice: int) -> list[Prompt]:
+    """The first few prompts of every slice."""
+    taken: dict[str, int] = {}
+    out: list[Prompt] = []
+    for prompt in prompts:
+        n = taken.get(prompt.slice, 0)
+        if n < per_slice:
+            taken[prompt.slice] = n + 1
+            out.append(prompt)
+    return out
+
+
+def acceptance(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    temperatures: Sequence[float],
+    *,
+    max_tokens: int,
+    longest: int,
+    progress: Callable[[str], None] | None = None,
+    sampling: SamplingParams | None = None,
+    seed: int = 1,
+) -> list[Acceptance]:
+    """Survival by position with a fixed window of ``longest``, per slice and temperature."""
+    source = "draft" if draft_context(engine) is not None else "ngram"
+    found: dict[tuple[str, float], Acceptance] = {}
+    for n, prompt in enumerate(prompts):
+        engine.reset()
+        for temperature in temperatures:
+            key = (prompt.slice, temperature)
+            tally = found.setdefault(key, Acceptance(prompt.slice, temperature, source))
+            params = GenerateParams(
+                sampling=dataclasses.replace(sampling or SamplingParams(), temperature=temperature),
+                max_tokens=max_tokens,
+                seed=seed + n,
+                proposer=source,
+                draft_max=longest,
+                window="fixed",
+                min_speculative_tokens=0,
+            )
+            for event in engine.generate(prompt.content, params):
+                if isinstance(event, RoundDone):
+                    tally.observe(event, longest)
+                elif isinstance(event, Finished) and progress is not None:
+                    progress(f"{prompt.slice}, temperature {temperature:g}")
+    return list(found.values())
+
+
+def predict(tally: Acceptance, costs: PassCosts) -> Group:
+    """Speeds of fixed lengths from measured survival and measured costs."""
+    survival = tally.survival
+    v = costs.curve(max(LENGTHS) + 1)
+    step = costs.draft.get(1, 0.0) if tally.source == "draft" else 0.0
+    speeds = {
+        k: expected_tokens(survival, k) * v[1] / (k * step + v[k + 1])
+        for k in LENGTHS
+        if k <= len(survival)
+    }
+    best = best_plan(survival, step, v)
+    return Group(tally.slice, tally.temperature, survival, speeds, best.length, best.speed)
+
+
+def tune(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    *,
+    temperatures: Sequence[float] = (0.0, 0.7, 1.0),
+    per_slice: int = 3,
+    max_tokens: int = 64,
+    repetitions: int = 5,
+    check: bool = True,
+    progress: Progress | None = None,
+) -> Tuning:
+    """The whole measurement; a few minutes on a desktop."""
+    chosen = pick(prompts, per_slice)
+    spans = {"costs": (0.0, 0.25), "acceptance": (0.25, 0.4), "check": (0.65, 0.35)}
+
+    def say(part: str, share: float, label: str) -> None:
+        if progress is not None:
+            begin, length = spans[part]
+            progress(min(begin + length * share, 1.0), label)
+
+    draft = draft_context(engine)
+    text: list[int] = []
+    for prompt in chosen:
+        text += engine.encode(prompt.content)[0]
+    text = text[: min(256, engine.target.n_ctx // 2)]
+    ticks = 0
+
+    def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        say("costs", ticks / (2 * (repetitions + 1)), "cost of passes")
+
+    say("costs", 0.0, "cost of passes")
+    costs = measure_costs(engine.target, draft, text, repetitions=repetitions, progress=tick)
+    longest = min(max(LENGTHS), engine.target.max_rows - 1)
+    runs = 0
+
+    def ran(label: str) -> None:
+        nonlocal runs
+        runs += 1
+        say("acceptance", runs / (len(chosen) * len(temperatures)), f"acceptance: {label}")
+
+    tallies = acceptance(
+        engine,
+        chosen,
+        temperatures,
+        max_tokens=max_tokens,
+        longest=longest,
+        progress=ran,
+    )
+    groups = [predict(tally, costs) for tally in tallies]
+    comparison = None
+    if check:
+        comparison = compare(
+            [
+                EngineArm("plain", engine, GenerateParams(speculate=False)),
+                EngineArm("specllama", engine, GenerateParams()),
+            ],
+            [
+                Task(prompt, temperature, max_tokens, seed=1 + n)
+                for n, prompt in enumerate(chosen)
+                for temperature in temperatures
+            ],
+            repetitions=1,
+            progress=lambda done, total, label: say("check", done / total, f"check: {label}"),
+        )
+        for group in groups:
+            group.window = comparison.summary(
+                "specllama", "", temperature=group.temperature, slice=group.slice
+            ).ratio
+    return Tuning(costs, groups, comparison, advise(groups, comparison))
+
+
+def advise(groups: Sequence[Group], check: Comparison | None) -> dict[str, Any]:
+    """On or off, and the length to give ``--window fixed``, per temperature and overall."""
+    temperatures: dict[str, Any] = {}
+    for t in sorted({group.temperature for group in groups}):
+        mine = [group for group in groups if group.temperature == t]
+        mean = {
+            k: sum(group.speeds.get(k, 0.0) for group in mine) / len(mine)
+            for k in LENGTHS
+            if all(k in group.speeds for group in mine)
+        }
+        best = max(mean, key=lambda k: mean[k], default=0)
+        measured = check.summary("specllama", "", temperature=t).ratio if check else None
+        gain = max(mean.get(best, 1.0), measured or 0.0)
+        temperatures[f"{t:g}"] = {
+            "speculate": gain >= WORTH,
+            "draft_max": best if mean.get(best, 0.0) >= WORTH else 0,
+            "predicted": round(mean.get(best, 1.0), 3),
+            "measured": None if measured is None else round(measured, 3),
+        }
+    on = any(entry["speculate"] for entry in temperatures.values())
+    bound = max((group.bound for group in groups), default=1.0)
+    words = (
+        f"keep speculation on: up to {bound:.2f}× here; the window turns it off where it loses"
+        if on
+        else f"speculation cannot gain much here (at best {bound:.2f}×); the window keeps it off, "
+        "and --no-spec saves the memory of the draft model"
+    )
+    return {"speculate": on, "temperatures": temperatures, "words": words}

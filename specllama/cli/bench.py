@@ -1,0 +1,286 @@
+"""``specllama bench``: speed with and without speculation, and against peers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specllama.params import PROPOSERS, VERIFY_RULES, WINDOWS, EngineOptions, GenerateParams
+
+if TYPE_CHECKING:
+    from specllama.bench.runner import Comparison
+    from specllama.prompts import Prompt
+
+RUN_EPILOG = """\b
+Examples:
+  specllama bench run                                   the bundled pair, on and off
+  specllama bench run -m t.gguf -d d.gguf --slice code --temperature 0
+  specllama bench run --against "llama-server http://127.0.0.1:8080"
+  specllama bench run --against "llama-speculative-simple ./llama-speculative-simple
+                                 --spec-draft-n-max 4"
+  specllama bench run --out report                      report.json, .md and .html
+"""
+
+
+@click.group("bench")
+def command() -> None:
+    """Measure speed with and without speculation."""
+
+
+@command.command("run", epilog=RUN_EPILOG)
+@click.option("-m", "--model", "target", help="Target model (path, user/repo[:quant] or name).")
+@click.option("-d", "--draft-model", "draft", help="Draft model.")
+@click.option("--prompts", type=click.Path(path_type=Path), help="Prompts, one a line, or .jsonl.")
+@click.option("--slice", "slices", multiple=True, help="Only these slices: chat, code, rag, json.")
+@click.option("-n", "--count", default=8, show_default=True, help="How many prompts.")
+@click.option("--max-tokens", default=128, show_default=True, help="Tokens per reply.")
+@click.option("-r", "--repetitions", default=3, show_default=True)
+@click.option("--temperature", "temperatures", multiple=True, type=float, help="Default: 0 and 1.")
+@click.option("--seed", default=1, show_default=True)
+@click.option(
+    "--ignore-eos/--no-ignore-eos",
+    default=True,
+    show_default=True,
+    help="Always write --max-tokens, so that every arm does the same work.",
+)
+@click.option("--proposer", type=click.Choice(PROPOSERS), default="auto", show_default=True)
+@click.option("--verify", type=click.Choice(VERIFY_RULES), default="match", show_default=True)
+@click.option("--window", type=click.Choice(WINDOWS), default="auto", show_default=True)
+@click.option("--draft-max", type=int, help="Most tokens drafted per round.")
+@click.option(
+    "--length",
+    "lengths",
+    multiple=True,
+    type=int,
+    help="Also a fixed window of this length; may be given several times.",
+)
+@click.option(
+    "--against",
+    "peers",
+    multiple=True,
+    metavar="KIND WHERE",
+    help='plain (the default), "llama-server URL", "llama-cli PATH" or '
+    '"llama-speculative-simple PATH [ARG…]".',
+)
+@click.option("-c", "--ctx-size", type=int, help="Context length.")
+@click.option("-ngl", "--gpu-layers", default="auto", show_default=True)
+@click.option("-t", "--threads", type=int)
+@click.option("--out", type=click.Path(path_type=Path), help="Write OUT.json, OUT.md and OUT.html.")
+@click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
+def run(
+    target: str | None,
+    draft: str | None,
+    prompts: Path | None,
+    slices: tuple[str, ...],
+    count: int,
+    max_tokens: int,
+    repetitions: int,
+    temperatures: tuple[float, ...],
+    seed: int,
+    ignore_eos: bool,
+    proposer: str,
+    verify: Any,
+    window: Any,
+    draft_max: int | None,
+    lengths: tuple[int, ...],
+    peers: tuple[str, ...],
+    ctx_size: int | None,
+    gpu_layers: str,
+    threads: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare plain decoding, speculation and peers on the same prompts, interleaved.
+
+    Every arm answers every prompt in turn, with the same tokens, limits and seeds. Ratios are of
+    totals within a repetition; their median and range are shown. "same text" counts the replies
+    that equal plain decoding token by token.
+    """
+    from specllama.bench.arms import Arm, EngineArm, Task
+    from specllama.bench.energy import EnergyMeter
+    from specllama.bench.peers import make_peer
+    from specllama.bench.provenance import provenance
+    from specllama.bench.runner import compare
+    from specllama.engine import Engine
+    from specllama.params import SamplingParams
+
+    if count < 1 or repetitions < 1 or max_tokens < 2:
+        raise click.UsageError("give at least 1 prompt, 1 repetition and 2 tokens")
+    chosen = _chosen(prompts, slices, count)
+    options = EngineOptions(n_ctx=ctx_size, gpu_layers=gpu_layers, threads=threads)
+    sampling = SamplingParams()
+    with Engine.load(target or "tiny", draft, options) as engine:
+        base = GenerateParams(proposer=proposer, verify=verify, window=window)
+        if draft_max is not None:
+            base = base.replace(draft_max=draft_max)
+        arms: list[Arm] = [EngineArm("plain", engine, base.replace(speculate=False))]
+        arms.append(EngineArm("specllama", engine, base))
+        for k in lengths:
+            fixed = base.replace(window="fixed", draft_max=k)
+            arms.append(EngineArm(f"fixed {k}", engine, fixed))
+        arms += [make_peer(peer, engine, sampling) for peer in peers if peer != "plain"]
+        tasks = [
+            Task(prompt, temperature, max_tokens, seed + n, ignore_eos)
+            for n, prompt in enumerate(chosen)
+            for temperature in temperatures or (0.0, 1.0)
+        ]
+        with _Meter("comparing") as progress:
+            result = compare(
+                arms, tasks, repetitions=repetitions, progress=progress, meter=EnergyMeter()
+            )
+        result.provenance = provenance(engine.info)
+    _show(result, out, as_json)
+
+
+@command.command("compare")
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True)
+def compare_reports(first: Path, second: Path, as_json: bool) -> None:
+    """Two reports of ``bench run --out`` side by side."""
+    from specllama.bench.report import difference, provenance_lines, read_report
+
+    a, b = read_report(first), read_report(second)
+    rows = difference(a, b)
+    heads = ("tok/s A", "tok/s B", "change", "ratio A", "ratio B", "change",
+             "accepted A", "accepted B", "change")  # fmt: skip
+    if as_json:
+        click.echo(
+            json.dumps(
+                [
+                    {"arm": arm, "group": group, "cells": dict(enumerate(cells))}
+                    for arm, group, cells in rows
+                ]
+            )
+        )
+        return
+    click.echo(f"{'arm':16}{'group':14}" + "".join(f"{h:>12}" for h in heads))
+    for arm, group, cells in rows:
+        click.echo(f"{arm:16}{group:14}" + "".join(f"{c:>12}" for c in cells))
+    if not rows:
+        click.echo("the reports have no arm and group in common", err=True)
+    for name, report in (("A", a), ("B", b)):
+        click.echo(f"\n{name}: " + "\n   ".join(provenance_lines(report["provenance"])))
+
+
+@command.command("scale")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("-m", "--model", "target", help="Target model; default: the bundled one.")
+@click.option("-d", "--draft-model", "draft", help="Draft model.")
+@click.option("--to", default="1b", show_default=True, help="Cost of the target: 300m, 1b, 3b, 7b.")
+@click.option("--draft-to", help="Cost of the draft; default: about a sixteenth of the target.")
+@click.option("--json", "as_json", is_flag=True)
+def scale(
+    out: Path, target: str | None, draft: str | None, to: str, draft_to: str | None, as_json: bool
+) -> None:
+    """Write a pair that costs as much as a large one and computes what the small one does.
+
+    For measurements where no large model is at hand: real cost, unchanged text. Whatever is
+    measured on a scaled pair should say so.
+    """
+    from specllama.errors import SpecllamaError, UsageError
+    from specllama.models.refs import resolve_pair
+
+    try:
+        from specllama.models.recipe.scale import scale_pair
+    except ImportError as error:
+        raise SpecllamaError(
+            f"scaling needs the package {error.name}", "pip install 'specllama[train]'"
+        ) from None
+    target_path, draft_path = resolve_pair(target or "tiny", draft)
+    if draft_path is None:
+        raise UsageError("scaling takes a pair", "give a draft model with -d")
+    shown = sys.stderr.isatty()
+
+    def progress(label: str, share: float) -> None:
+        if shown:
+            end = "\n" if share >= 1 else ""
+            print(f"\r{label} {share:4.0%}", end=end, file=sys.stderr, flush=True)
+
+    try:
+        written = scale_pair(
+            Path(target_path), Path(draft_path), out, to=to, draft_to=draft_to, progress=progress
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if as_json:
+        click.echo(json.dumps({"target": str(written[0]), "draft": str(written[1])}))
+        return
+    for path in written:
+        click.echo(path)
+
+
+def _chosen(path: Path | None, slices: tuple[str, ...], count: int) -> list[Prompt]:
+    from specllama.errors import UsageError
+    from specllama.prompts import load_prompts
+
+    prompts = load_prompts(path)
+    if slices:
+        have = sorted({prompt.slice for prompt in prompts})
+        unknown = [s for s in slices if s not in have]
+        if unknown:
+            raise UsageError(f"no prompts of slice {unknown[0]!r}", f"there are {', '.join(have)}")
+        prompts = [prompt for prompt in prompts if prompt.slice in slices]
+    return prompts[:count]
+
+
+def _show(result: Comparison, out: Path | None, as_json: bool) -> None:
+    from specllama.bench.report import cells, provenance_lines, to_json, write_reports
+    from specllama.errors import UsageError
+
+    written: list[Path] = []
+    if out is not None:
+        try:
+            written = write_reports(result, out)
+        except OSError as error:
+            raise UsageError(f"cannot write {out}: {error.strerror or error}") from None
+    if as_json:
+        click.echo(json.dumps(to_json(result)))
+        return
+    heads = ("arm", "group", "tok/s", "ratio", "range", "p50 s", "p95 s", "TTFT", "TTFT×",
+             "accepted", "same text")  # fmt: skip
+    width = (18, 12, 8, 8, 12, 8, 8, 7, 7, 13, 10)
+    picked = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12)
+    rows = [list(heads)]
+    for summary in result.summaries():
+        row = cells(summary)
+        rows.append([row[i] for i in picked])
+    for row in rows:
+        texts = [
+            v.ljust(w) if i < 2 else v.rjust(w)
+            for i, (v, w) in enumerate(zip(row, width, strict=True))
+        ]
+        click.echo("".join(texts))
+    click.echo()
+    for line in provenance_lines(result.provenance):
+        click.echo(line)
+    for path in written:
+        click.echo(f"wrote {path}", err=True)
+
+
+class _Meter:
+    """A bar on stderr, silent where there is no terminal."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._live: Any = None
+        self._total = 0
+
+    def __enter__(self) -> _Meter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._live is not None:
+            self._live.__exit__(*exc)
+
+    def __call__(self, done: int, total: int, label: str) -> None:
+        if self._live is None and sys.stderr.isatty():
+            from specllama.cli.progress import Bar
+
+            self._live = Bar(self._label, total, transfer=False).__enter__()
+        if self._live is not None:
+            self._live.at(done)

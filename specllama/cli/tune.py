@@ -1,0 +1,160 @@
+"""``specllama tune``: measure this machine, and settle what to do."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specllama.params import EngineOptions
+
+if TYPE_CHECKING:
+    from specllama.bench.tune import Tuning
+
+EPILOG = """\b
+Examples:
+  specllama tune                               the bundled pair
+  specllama tune -m target.gguf -d draft.gguf  a pair of your own
+  specllama tune --quick --json > tune.json
+"""
+
+
+@click.command("tune", epilog=EPILOG)
+@click.argument("pair", required=False)
+@click.option("-m", "--model", "target", help="Target model (path, user/repo[:quant] or name).")
+@click.option("-d", "--draft-model", "draft", help="Draft model.")
+@click.option(
+    "--temperature", "temperatures", multiple=True, type=float, help="Default: 0, 0.7 and 1."
+)
+@click.option("-n", "--per-slice", default=3, show_default=True, help="Prompts of every slice.")
+@click.option("--max-tokens", default=64, show_default=True, help="Tokens per reply.")
+@click.option("--quick", is_flag=True, help="One prompt a slice, no check of the window.")
+@click.option("--save/--no-save", default=True, show_default=True, help="Keep the profile.")
+@click.option("-c", "--ctx-size", type=int, help="Context length.")
+@click.option("-ngl", "--gpu-layers", default="auto", show_default=True)
+@click.option("-t", "--threads", type=int)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def command(
+    pair: str | None,
+    target: str | None,
+    draft: str | None,
+    temperatures: tuple[float, ...],
+    per_slice: int,
+    max_tokens: int,
+    quick: bool,
+    save: bool,
+    ctx_size: int | None,
+    gpu_layers: str,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Measure a pair on this machine and choose the best settings.
+
+    Times the target on passes of 1 to 16 rows and the draft model's steps, measures how many drafts
+    survive by slice and temperature, computes what every draft length would gain, checks the
+    adaptive window against plain decoding, and keeps the profile so that later runs start warm.
+    """
+    from specllama.bench.provenance import provenance
+    from specllama.bench.tune import tune
+    from specllama.engine import Engine
+    from specllama.errors import UsageError
+    from specllama.profiles import open_profile
+    from specllama.prompts import load_prompts
+
+    if pair is not None and target is not None:
+        raise UsageError("name the model once: as an argument or with -m")
+    if per_slice < 1:
+        raise click.BadParameter("give at least 1", param_hint="-n")
+    options = EngineOptions(n_ctx=ctx_size, gpu_layers=gpu_layers, threads=threads)
+    prompts = load_prompts()
+    with (
+        Engine.load(pair or target or "tiny", draft, options) as engine,
+        _Meter("measuring") as progress,
+    ):
+        result = tune(
+            engine,
+            prompts,
+            temperatures=temperatures or (0.0, 0.7, 1.0),
+            per_slice=1 if quick else per_slice,
+            max_tokens=max_tokens,
+            repetitions=3 if quick else 5,
+            check=not quick,
+            progress=progress,
+        )
+        info = engine.info
+        facts = provenance(info, hashes=not quick)
+    where = None
+    if save:  # the engine is closed: what its own windows learnt is on disk by now
+        profile = open_profile(info)
+        result.costs.store(profile.costs)
+        profile.advice = {**result.advice, "when": facts["when"]}
+        where = profile.path if profile.save() else None
+    if as_json:
+        import json
+
+        click.echo(json.dumps({**result.to_dict(), "provenance": facts, "profile": _text(where)}))
+        return
+    for line in describe(result):
+        click.echo(line)
+    click.echo()
+    click.echo(result.advice["words"])
+    if where is not None:
+        click.echo(f"profile kept: {where}")
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def describe(result: Tuning) -> list[str]:
+    """The tables and charts of a tuning, as lines."""
+    from specllama.cli.charts import bar
+
+    costs = result.costs
+    lines = [f"target, a pass of n rows ({costs.context} tokens of context)"]
+    top = max(costs.ratios.values())
+    for n, ratio in costs.ratios.items():
+        lines.append(f"{n:>5} {costs.target[n]:9.2f} ms {ratio:6.2f}×  {bar(ratio / top, 30)}")
+    if costs.draft:
+        step = costs.draft_step or 0.0
+        lines += ["", f"draft model: {costs.draft[1]:.2f} ms a step, {step:.3f} of a plain step"]
+    lines += ["", f"{'slice':8}{'T':>5}  accepted by position        best length  bound  window"]
+    for group in result.groups:
+        survival = " ".join(f"{s:.2f}" for s in group.survival[:5])
+        window = "" if group.window is None else f"{group.window:.2f}×"
+        lines.append(
+            f"{group.slice:8}{group.temperature:5g}  {survival:27} {group.best:11d} "
+            f"{group.bound:5.2f}× {window:>6}"
+        )
+    lines += ["", "speed over plain by draft length (predicted from the figures above)"]
+    for group in result.groups:
+        top = max([1.0, *group.speeds.values()])
+        lines.append(f"{group.slice}, temperature {group.temperature:g}")
+        for k, speed in group.speeds.items():
+            lines.append(f"{k:>5} {speed:6.2f}×  {bar(speed / top, 30)}")
+    return lines
+
+
+class _Meter:
+    """A bar on stderr, silent where there is no terminal."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._shown = sys.stderr.isatty()
+        self._live: Any = None
+
+    def __enter__(self) -> _Meter:
+        if self._shown:
+            from specllama.cli.progress import Bar
+
+            self._live = Bar(self._label, 1000, transfer=False).__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._live is not None:
+            self._live.__exit__(*exc)
+
+    def __call__(self, share: float, label: str) -> None:
+        if self._live is not None:
+            self._live.at(int(share * 1000))
