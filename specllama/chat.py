@@ -107,7 +107,7 @@ def render(
         return Rendered(job.segments(messages))
     except TemplateFailed as first:
         failure = first
-    if messages[0].role == "system" and len(messages) > 1:
+    if messages[0].role == "system" and len(messages) > 1 and not failure.refused:
         try:
             return Rendered(job.segments(_without_system(messages)))
         except TemplateFailed:

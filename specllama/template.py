@@ -25,8 +25,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_TEMPLATE_CHARS = 64 * 1024
-MAX_STEPS = 200_000  # loop turns and calls
-MAX_SECONDS = 5.0
+MAX_STEPS = 100_000  # loop turns and calls
+MAX_SECONDS = 2.0
 MAX_POWER = 64
 MAX_FACTOR = 10**6
 MAX_WIDTH = 64
@@ -44,7 +44,14 @@ _WIDTH_IN_PERCENT = re.compile(r"%[^%a-zA-Z]*(\*|\d{3,})")
 
 
 class TemplateFailed(Exception):
-    """The template raised, was refused by the sandbox, or wanted too much; the text says which."""
+    """The template raised, was refused by the sandbox, or wanted too much; the text says which.
+
+    ``refused`` is True in the last two cases, where another try would end in the same way.
+    """
+
+    def __init__(self, reason: str, *, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.refused = refused
 
 
 class _Budget:
@@ -246,7 +253,9 @@ def render_template(source: str, variables: Mapping[str, Any], *, max_chars: int
         TemplateFailed: for whatever reason; one line.
     """
     if len(source) > MAX_TEMPLATE_CHARS:
-        raise TemplateFailed(f"the chat template is longer than {MAX_TEMPLATE_CHARS // 1024} kB")
+        raise TemplateFailed(
+            f"the chat template is longer than {MAX_TEMPLATE_CHARS // 1024} kB", refused=True
+        )
     budget = _Budget(max_chars)
     token = _budget.set(budget)
     try:
@@ -260,6 +269,6 @@ def render_template(source: str, variables: Mapping[str, Any], *, max_chars: int
         return "".join(out)
     except (Exception, RecursionError, MemoryError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise TemplateFailed(reason) from error
+        raise TemplateFailed(reason, refused=isinstance(error, SecurityError)) from error
     finally:
         _budget.reset(token)

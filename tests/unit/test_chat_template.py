@@ -151,9 +151,9 @@ def test_no_template_is_raw() -> None:
     ],
 )
 def test_a_bad_template_falls_back(template: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     rendered = render(template, ASK, bos="", eos="")
-    assert time.perf_counter() - started < 6
+    assert time.process_time() - started < 4
     assert rendered.notice is not None
     assert "ChatML" in rendered.notice
     assert "\n" not in rendered.notice
