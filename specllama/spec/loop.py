@@ -19,7 +19,7 @@ from time import perf_counter
 from specllama.backend.base import Context
 from specllama.errors import EngineError
 from specllama.params import VerifyRule
-from specllama.spec.proposer import Proposer
+from specllama.spec.proposer import Proposer, RowReader
 from specllama.spec.sampling import SamplerChain
 from specllama.spec.types import EMPTY_DRAFT, Draft, Law, Room, Row, Rows, Verdict
 from specllama.spec.verify import Coins, verify_block, verify_match, verify_rejection
@@ -133,6 +133,7 @@ class SpeculativeLoop:
         self._coins = coins
         self._is_stop = is_stop
         self._group = exact_rows if exact_rows > 0 else target.max_rows
+        self._reader = proposer if isinstance(proposer, RowReader) else None
 
     def round(self, remaining: float = math.inf, *, speculate: bool = True) -> Round:
         """One propose, verify, commit.
@@ -159,6 +160,8 @@ class SpeculativeLoop:
         rows = TargetRows(self.target, [self.tokens[-1], *draft.tokens], draft, self._group)
         try:
             verdict = self._verify(draft, TargetWalk(rows, self.chain))
+            if self._reader is not None and len(draft):
+                self._reader.read_rows(draft, lambda node: rows(node + 1))
         except BaseException:
             self.target.rollback(past)
             raise

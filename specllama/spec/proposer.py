@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from specllama.params import VerifyRule
 from specllama.spec.sampling import SamplerChain
-from specllama.spec.types import EMPTY_DRAFT, Draft, HiddenNeed, Room, Verdict
+from specllama.spec.types import EMPTY_DRAFT, Draft, HiddenNeed, Room, Row, Verdict
 from specllama.spec.verify import Coins
 
 
@@ -18,7 +18,8 @@ class Request:
 
     ``coins`` are the draft's own; under ``match`` drafts are drawn with the common noise instead.
     ``leaves`` is how many leaves a tree may have: 1 where the target takes chains only, or where
-    passes are cut to exact groups, which a tree cannot be. ``pass_rows`` is the widest pass.
+    passes are cut to exact groups, which a tree cannot be. ``pass_rows`` is the widest pass and
+    ``n_ctx`` the target's context: scouts are bounded by these, not by the draft window.
     """
 
     seed: int
@@ -28,6 +29,7 @@ class Request:
     p_min: float = 0.0
     leaves: int = 1
     pass_rows: int = 1
+    n_ctx: int = 0
 
 
 class Proposer(Protocol):
@@ -48,7 +50,7 @@ class Proposer(Protocol):
         """Guess what follows ``tokens`` (whose last is pending: not yet seen by the target).
 
         ``chain`` is the target's sampler chain positioned at the next token; fork it, never
-        advance it. At most ``room.n`` nodes.
+        advance it. At most ``room.n`` nodes that could be accepted.
         """
         ...
 
@@ -57,6 +59,18 @@ class Proposer(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class RowReader(Protocol):
+    """A proposer that learns from the target's logits at its own nodes."""
+
+    def read_rows(self, draft: Draft, row: Callable[[int], Row]) -> None:
+        """After verification, before ``commit``. ``row(node)``: logits after a node, -1: pending.
+
+        The rows are valid during the call only.
+        """
+        ...
 
 
 class NoProposer:

@@ -100,6 +100,9 @@ class TreeBuilder:
     def parent(self, node: int) -> int:
         return self._parents[node]
 
+    def is_leaf(self, node: int) -> bool:
+        return node not in self._has_child
+
     def path(self, node: int) -> list[int]:
         """Drafted tokens from the first to ``node``."""
         tokens: list[int] = []
@@ -150,6 +153,10 @@ class TreeBuilder:
         A first child is the best guess (or the sampled one, which verification must try first).
         When it is accepted down to its leaf, the kept cells follow each other as in a chain.
         """
+        return self.numbered()[0]
+
+    def numbered(self) -> tuple[Draft, dict[int, int]]:
+        """The draft, and where each node (by its index here) stands in it; -1 stays -1."""
         children: list[list[int]] = [[] for _ in range(len(self) + 1)]
         for i, parent in enumerate(self._parents):
             children[parent].append(i)  # -1, the pending token, is the last list
@@ -161,7 +168,7 @@ class TreeBuilder:
             waiting += children[node][::-1]
         at = {node: i for i, node in enumerate(order)}
         at[-1] = -1
-        return Draft(
+        draft = Draft(
             tokens=tuple(self._tokens[i] for i in order),
             parents=tuple(at[self._parents[i]] for i in order),
             q=tuple(self._q[i] for i in order),
@@ -169,3 +176,4 @@ class TreeBuilder:
             sources=tuple(self._sources[i] for i in order),
             scout=tuple(self._scout[i] for i in order) if any(self._scout) else (),
         )
+        return draft, at

@@ -219,7 +219,7 @@ def _verdict(
     gap: float,
 ) -> Verdict:
     kind: Literal["recovered", "bonus", "plain"] = "bonus"
-    if not len(draft):
+    if len(draft) == sum(draft.scout):
         kind = "plain"
     elif rejected:
         kind = "recovered"
