@@ -13,11 +13,16 @@ from typing import Any
 
 import pytest
 from fakes import Reply, ScriptedEngine
+from hypothesis import settings
 
 import specllama.cli
 from specllama.cli import loading
 
 TESTS = Path(__file__).parent
+
+# A busy machine must not fail a property.
+settings.register_profile("specllama", deadline=None)
+settings.load_profile("specllama")
 
 
 @pytest.fixture(autouse=True)
