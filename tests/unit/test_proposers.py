@@ -1,0 +1,389 @@
+"""Draft sources on their own: what they propose, what they keep, what they evaluate."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specllama.backend.fake import FakeContext, FakeTable
+from specllama.errors import EngineError
+from specllama.params import SamplingParams, VerifyRule
+from specllama.spec.noise import draw
+from specllama.spec.proposer import NoProposer, Proposer, Request
+from specllama.spec.proposers.draft_model import DraftModelProposer, common_prefix
+from specllama.spec.proposers.mixed import MixedProposer
+from specllama.spec.proposers.ngram import NgramProposer
+from specllama.spec.sampling import SamplerChain
+from specllama.spec.types import EMPTY_DRAFT, Draft, Room, Verdict
+from specllama.spec.verify import RandomCoins
+
+V = 20
+FREE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def request(rule: VerifyRule = "match", **changes: float) -> Request:
+    return Request(
+        seed=7,
+        rule=rule,
+        coins=RandomCoins(3),
+        is_eog=lambda t: t == 0,
+        p_min=changes.get("p_min", 0.0),
+    )
+
+
+def chain(tokens: Sequence[int], sampling: SamplingParams = FREE) -> SamplerChain:
+    return SamplerChain(sampling, seed=7, tokens=tokens)
+
+
+def table(**changes: float) -> FakeTable:
+    return FakeTable(V, seed=1, sharpness=changes.get("sharpness", 2.0), eog_bias=-20.0)
+
+
+def model(n_ctx: int = 64, rule: VerifyRule = "match", **options: int) -> DraftModelProposer:
+    proposer = DraftModelProposer(FakeContext(table(), n_ctx=n_ctx), n_vocab=V, **options)
+    proposer.start(request(rule))
+    return proposer
+
+
+def context_of(proposer: DraftModelProposer) -> FakeContext:
+    assert isinstance(proposer.context, FakeContext)
+    return proposer.context
+
+
+# -- none ----------------------------------------------------------------------------------------
+
+
+def test_no_proposer_never_drafts() -> None:
+    none = NoProposer()
+    none.start(request())
+    assert none.propose([1, 2], chain([1, 2]), Room(9)) is EMPTY_DRAFT
+    none.close()
+
+
+# -- draft model ---------------------------------------------------------------------------------
+
+
+def test_a_draft_is_what_the_draft_model_alone_would_write() -> None:
+    """Same noise, same chain: drafting is plain decoding of the draft model."""
+    for sampling in (FREE, GREEDY, dataclasses.replace(FREE, repeat_penalty=1.5, top_k=4)):
+        text = [3, 9, 4]
+        draft = model().propose(text, chain(text, sampling), Room(6))
+        expected: list[int] = []
+        walking = chain(text, sampling)
+        for _ in range(6):
+            law = walking.law(table().row(text + expected))
+            expected.append(draw(law, 7, walking.position)[0])
+            walking.advance(expected[-1])
+        assert list(draft.tokens) == expected
+        assert draft.is_chain
+        assert draft.source == "draft"
+
+
+def test_q_is_the_law_that_was_drawn_from() -> None:
+    rules: tuple[VerifyRule, ...] = ("match", "rejection", "block")
+    for rule in rules:
+        text = [3, 9, 4]
+        sampling = dataclasses.replace(FREE, top_k=3, temperature=0.6)
+        draft = model(rule=rule).propose(text, chain(text, sampling), Room(5))
+        walking = chain(text, sampling)
+        for i, token in enumerate(draft.tokens):
+            expected = walking.law(table().row(text + list(draft.tokens[:i])))
+            q = draft.q[i]
+            assert q is not None
+            np.testing.assert_array_equal(q.ids, expected.ids)
+            np.testing.assert_array_equal(q.probs, expected.probs)
+            assert q.prob(token) > 0.0
+            walking.advance(token)
+
+
+def test_greedy_drafts_are_point_masses() -> None:
+    draft = model(rule="rejection").propose([3, 9], chain([3, 9], GREEDY), Room(4))
+    assert draft.q == (None,) * 4
+
+
+def test_the_chain_that_was_lent_is_not_moved() -> None:
+    text = [3, 9, 4]
+    lent = chain(text, dataclasses.replace(FREE, repeat_penalty=1.5))
+    before = lent.law(table().row(text))
+    model().propose(text, lent, Room(6))
+    assert lent.position == 3
+    np.testing.assert_array_equal(lent.law(table().row(text)).probs, before.probs)
+
+
+def test_only_unseen_tokens_are_evaluated() -> None:
+    proposer = model()
+    text = [3, 9, 4, 8, 2]
+    draft = proposer.propose(text, chain(text), Room(4))
+    context = context_of(proposer)
+    assert context.passes == [5, 1, 1, 1]
+    assert context.tokens == text + list(draft.tokens[:3])
+    context.passes.clear()
+    # two accepted, then another token: one new token is read
+    text = [*text, *draft.tokens[:2], (draft.tokens[2] + 1) % V]
+    proposer.propose(text, chain(text), Room(2))
+    assert context.passes == [1, 1]
+    # all accepted and a bonus: the last draft was never evaluated, so two are read
+    draft = proposer.propose(text, chain(text), Room(3))
+    context.passes.clear()
+    text = [*text, *draft.tokens, 5]
+    proposer.propose(text, chain(text), Room(1))
+    assert context.passes == [2]
+    # the same text again: its last token is evaluated anew, for its row
+    context.passes.clear()
+    proposer.propose(text, chain(text), Room(1))
+    assert context.passes == [1]
+
+
+def test_a_long_backlog_is_read_in_batches() -> None:
+    proposer = model(n_ctx=128, batch=10)
+    text = [1 + i % 9 for i in range(45)]
+    proposer.propose(text, chain(text), Room(2))
+    assert context_of(proposer).passes == [10, 10, 10, 10, 5, 1]
+
+
+@pytest.mark.parametrize("n_ctx", [3, 4, 5, 8, 64])
+def test_the_draft_context_bounds_the_draft(n_ctx: int) -> None:
+    """The last draft needs no cell of its own."""
+    text = [3, 9, 4]
+    proposer = model(n_ctx=n_ctx)
+    draft = proposer.propose(text, chain(text), Room(6))
+    assert len(draft) == min(6, n_ctx - 2)
+    assert len(proposer.propose(text, chain(text), Room(0))) == 0
+
+
+@pytest.mark.parametrize("n_ctx", [4, 5, 8, 13])
+def test_a_text_that_outgrows_the_cache_is_followed_from_its_newer_part(n_ctx: int) -> None:
+    """The table looks two tokens back, so a short memory drafts what a long one does."""
+    small, large = model(n_ctx=n_ctx), model()
+    text = [3, 9]
+    for step in range(40):
+        expected = large.propose(text, chain(text), Room(3)).tokens
+        draft = small.propose(text, chain(text), Room(3)).tokens
+        assert draft == expected[: len(draft)]
+        assert len(draft) >= 1
+        assert context_of(small).n_past <= n_ctx
+        text = [*text, *draft[: step % 3], 1 + step % 5]
+    # a new reply to a shorter text
+    small.start(request())
+    assert (
+        small.propose([3, 9], chain([3, 9]), Room(1)).tokens
+        == model().propose([3, 9], chain([3, 9]), Room(1)).tokens
+    )
+
+
+def test_it_follows_any_history() -> None:
+    """Edits, retries, cut replies: the draft depends on the text alone."""
+    rng = np.random.default_rng(2)
+    used = model()
+    for _ in range(40):
+        text = rng.integers(1, 4, int(rng.integers(1, 12))).tolist()
+        fresh = model().propose(text, chain(text), Room(3))
+        assert used.propose(text, chain(text), Room(3)).tokens == fresh.tokens
+
+
+def test_it_ends_at_an_end_of_turn() -> None:
+    end = FakeTable(V, seed=1, eog_bias=50.0)
+    proposer = DraftModelProposer(FakeContext(end), n_vocab=V)
+    proposer.start(request())
+    assert proposer.propose([3], chain([3]), Room(9)).tokens == (0,)
+
+
+def test_p_min_is_judged_before_the_draw() -> None:
+    """The same number of drafts whatever the coins show at the last position."""
+    flat = FakeContext(table(sharpness=0.1))
+    proposer = DraftModelProposer(flat, n_vocab=V)
+    proposer.start(request("rejection", p_min=0.9))
+    assert len(proposer.propose([3], chain([3]), Room(5))) == 0
+    proposer.start(request("rejection", p_min=0.0))
+    draft = proposer.propose([3], chain([3]), Room(5))
+    assert len(draft) == 5
+    assert all(c is not None and 0 < c < 0.2 for c in draft.confidence)
+
+
+def test_the_window_can_stop_it() -> None:
+    asked: list[int] = []
+
+    def keep_going(depth: int, confidence: float | None) -> bool:
+        asked.append(depth)
+        return depth < 2
+
+    draft = model().propose([3, 4], chain([3, 4]), Room(6, keep_going))
+    assert len(draft) == 2
+    assert asked == [1, 2]
+
+
+def test_unknown_tokens_silence_it() -> None:
+    proposer = DraftModelProposer(FakeContext(FakeTable(8)), n_vocab=V)
+    proposer.start(request())
+    assert proposer.propose([3, 15], chain([3, 15]), Room(3)) == EMPTY_DRAFT
+    draft = proposer.propose([3, 5], chain([3, 5]), Room(3))
+    assert len(draft) > 0
+    assert max(draft.tokens) < 8
+    larger = DraftModelProposer(FakeContext(FakeTable(60, seed=4)), n_vocab=V)
+    larger.start(request())
+    for first in range(1, V):
+        assert max(larger.propose([first], chain([first]), Room(4)).tokens, default=0) < V
+
+
+def test_propose_needs_a_request() -> None:
+    with pytest.raises(EngineError, match="start"):
+        DraftModelProposer(FakeContext(table()), n_vocab=V).propose([1], chain([1]), Room(1))
+
+
+def test_close_closes_the_context() -> None:
+    proposer = model()
+    proposer.close()
+    assert context_of(proposer).closed
+
+
+# -- n-gram --------------------------------------------------------------------------------------
+
+
+def naive(tokens: Sequence[int], n_max: int, n_min: int, room: int) -> list[int]:
+    """What followed the newest earlier occurrence of the longest end of the text."""
+    for n in range(n_max, n_min - 1, -1):
+        if len(tokens) <= n:
+            continue
+        end = list(tokens[-n:])
+        for at in range(len(tokens) - 1, n - 1, -1):
+            if list(tokens[at - n : at]) == end:
+                return list(tokens[at : at + room])
+    return []
+
+
+@given(
+    tokens=st.lists(st.integers(1, 4), min_size=1, max_size=40),
+    n_min=st.integers(1, 3),
+    extra=st.integers(0, 3),
+    room=st.integers(0, 6),
+    step=st.integers(1, 5),
+)
+def test_ngram_equals_a_naive_search(
+    tokens: list[int], n_min: int, extra: int, room: int, step: int
+) -> None:
+    """Fed step by step, with detours to other texts on the way."""
+    proposer = NgramProposer(n_max=n_min + extra, n_min=n_min)
+    proposer.start(request())
+    for end in range(1, len(tokens) + 1, step):
+        text = tokens[:end]
+        draft = proposer.propose(text, chain([]), Room(room))
+        assert list(draft.tokens) == naive(text, n_min + extra, n_min, room)
+        if end % 3 == 0:
+            proposer.propose([9, *text[::-1]], chain([]), Room(room))
+
+
+def test_ngram_drafts_end_at_an_end_of_turn() -> None:
+    proposer = NgramProposer(n_min=2)
+    proposer.start(request())
+    assert proposer.propose([1, 2, 3, 0, 4, 5, 1, 2], chain([]), Room(6)).tokens == (3, 0)
+
+
+def test_ngram_is_a_point_mass_that_learns_its_confidence() -> None:
+    proposer = NgramProposer(n_min=2)
+    proposer.start(request())
+    text = [1, 2, 3, 4, 1, 2]
+    draft = proposer.propose(text, chain([]), Room(2))
+    assert draft.q == (None, None)
+    assert draft.confidence == (0.5, 0.5)
+    proposer.commit(text, draft, Verdict((0, 1), 1, "bonus"))
+    better = proposer.propose(text, chain([]), Room(2)).confidence[0]
+    assert better is not None
+    assert better > 0.5
+    proposer.commit(text, draft, Verdict((), 1, "recovered"))
+    worse = proposer.propose(text, chain([]), Room(2)).confidence[0]
+    assert worse is not None
+    assert worse < better
+    proposer.start(request())
+    assert proposer.propose(text, chain([]), Room(2)).confidence == (0.5, 0.5)
+
+
+def test_ngram_sizes_are_checked() -> None:
+    for n_max, n_min in ((2, 3), (1, 0), (0, 0)):
+        with pytest.raises(ValueError):
+            NgramProposer(n_max=n_max, n_min=n_min)
+
+
+def test_ngram_is_quick_on_a_long_text() -> None:
+    """Linear in the text, not quadratic: 30000 tokens, then one at a time."""
+    rng = np.random.default_rng(0)
+    text: list[int] = rng.integers(1, 50, 30_000).tolist()
+    proposer = NgramProposer()
+    proposer.start(request())
+    lookups = 0
+    for extra in range(200):
+        text.append(extra % 50)
+        proposer.propose(text, chain([]), Room(4))
+        lookups += 1
+    assert lookups == 200
+    assert len(proposer._newest) <= 5 * len(text)
+
+
+# -- mixed ---------------------------------------------------------------------------------------
+
+
+def test_mixed_takes_the_first_that_has_something() -> None:
+    drafts = model()
+    proposer = MixedProposer([NgramProposer(n_min=3), drafts])
+    proposer.start(request())
+    fresh = [1, 2, 3, 4, 5]
+    assert proposer.propose(fresh, chain(fresh), Room(3)).source == "draft"
+    passes = len(context_of(drafts).passes)
+    again = [1, 2, 3, 4, 5, 1, 2, 3]
+    draft = proposer.propose(again, chain(again), Room(2))
+    assert (draft.source, draft.tokens) == ("ngram", (4, 5))
+    assert len(context_of(drafts).passes) == passes, "the model was not asked"
+    proposer.commit(again, draft, Verdict((0, 1), 1, "bonus"))
+    # the model catches up with all that it did not see
+    later = [*again, 4, 5, 9]
+    alone = model().propose(later, chain(later), Room(3))
+    assert proposer.propose(later, chain(later), Room(3)).tokens == alone.tokens
+    proposer.close()
+    assert context_of(drafts).closed
+
+
+def test_mixed_of_nothing() -> None:
+    with pytest.raises(ValueError):
+        MixedProposer([])
+    sources: list[Proposer] = [NgramProposer(), NgramProposer()]
+    proposer = MixedProposer(sources)
+    proposer.start(request())
+    assert proposer.propose([1, 2, 3], chain([]), Room(4)) == EMPTY_DRAFT
+    assert proposer.sources == tuple(sources)
+
+
+# -- helpers and types ---------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=30))
+def test_common_prefix(a: list[int], b: list[int]) -> None:
+    expected = 0
+    while expected < min(len(a), len(b)) and a[expected] == b[expected]:
+        expected += 1
+    assert common_prefix(a, b) == expected
+    assert common_prefix(a, a + b) == len(a)
+
+
+def test_drafts_are_checked() -> None:
+    with pytest.raises(ValueError, match="length"):
+        Draft(
+            tokens=(1, 2), parents=(-1,), q=(None, None), confidence=(None,) * 2, sources=("x",) * 2
+        )
+    for parents in ((0,), (-2,), (1, 0)):
+        n = len(parents)
+        with pytest.raises(ValueError, match="parent"):
+            Draft((1,) * n, parents, (None,) * n, (None,) * n, ("x",) * n)
+    tree = Draft((1, 2, 3), (-1, -1, 0), (None,) * 3, (None,) * 3, ("a", "b", "a"))
+    assert not tree.is_chain
+    assert not tree.is_line
+    assert tree.source == "a+b"
+    assert [tree.children(i) for i in (-1, 0, 1)] == [[0, 1], [2], []]
+    line = Draft((1, 2), (-1, 0), (None,) * 2, (None,) * 2, ("a", "a"), (False, True))
+    assert (line.is_line, line.is_chain) == (True, False)
+    assert EMPTY_DRAFT.is_chain
+    assert EMPTY_DRAFT.source == "none"

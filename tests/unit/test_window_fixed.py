@@ -1,0 +1,43 @@
+"""The fixed window: always the same length, within the room that is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from specllama.spec.types import Room
+from specllama.spec.window import FixedWindow, Outcome, Plan
+
+
+@pytest.mark.parametrize(
+    ("draft_max", "draft_min", "room", "plan"),
+    [
+        (4, 0, 100, Plan(4, "fixed")),
+        (4, 0, 4, Plan(4, "fixed")),
+        (4, 0, 3, Plan(3, "room")),
+        (4, 0, 1, Plan(1, "room")),
+        (4, 0, 0, Plan(0, "last token")),
+        (4, 0, -3, Plan(0, "last token")),
+        (0, 0, 100, Plan(0, "off")),
+        (4, 2, 2, Plan(2, "room")),
+        (4, 2, 1, Plan(0, "room for 1, below draft-min")),
+        (1, 2, 9, Plan(0, "room for 1, below draft-min")),
+    ],
+)
+def test_plans(draft_max: int, draft_min: int, room: int, plan: Plan) -> None:
+    assert FixedWindow(draft_max, draft_min).plan(room) == plan
+
+
+def test_it_never_stops_a_draft_and_learns_nothing() -> None:
+    window = FixedWindow(3)
+    assert window.keep_going(1, 0.0)
+    assert window.keep_going(60, None)
+    window.observe(Outcome("draft", 3, 0, 1, (None,) * 3, 1e9, 1e9, 1e9))
+    assert window.plan(10) == Plan(3, "fixed")
+
+
+def test_a_room_answers_yes_to_everything_by_default() -> None:
+    room = Room(4)
+    assert room.keep_going(3, None)
+    assert room.begin("draft", 17) == 17
+    assert room.include(0.1, None, None)
+    assert room.trim("ngram", (1, 2, 3), 2) == 3
