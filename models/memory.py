@@ -8,7 +8,9 @@ scores, feed-forward, output) and was fitted to what it reports; sizes are bytes
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +25,11 @@ CTX_PADDING = 256
 F32 = 4
 DEFAULT_CTX = 8192
 
-# Python, numpy, llama.cpp's libraries and our own code, before a model is loaded (measured)
-PROCESS_BYTES = 75 * MIB
-# hash maps and strings of the tokenizer (measured on vocabularies of 32 k to 262 k tokens)
-TOKEN_BYTES = 220
-MERGE_BYTES = 190
+# Python, numpy, llama.cpp's libraries and our own code and buffers (measured with the tiny pair)
+PROCESS_BYTES = 52 * MIB
+# hash maps and strings of the tokenizer, fitted to seven vocabularies of 32 k to 262 k tokens
+BPE_TOKEN_BYTES, MERGE_BYTES = 220, 105
+OTHER_TOKEN_BYTES = 120
 # the share of the machine's available memory that a pair may take
 MARGIN = 0.95
 
@@ -37,9 +39,15 @@ _SWA_PERIOD = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What one loaded model takes."""
+    """What one loaded model takes.
+
+    Attributes:
+        repacked: weights that llama.cpp rearranges for this CPU. The mapped originals stay resident
+            until the system wants their pages back: they count in ``total``, not in ``required``.
+    """
 
     weights: int
+    repacked: int
     kv: int
     compute: int
     output: int
@@ -48,11 +56,17 @@ class ModelMemory:
 
     @property
     def total(self) -> int:
+        """Resident size when everything was touched."""
+        return self.required + self.repacked
+
+    @property
+    def required(self) -> int:
+        """What cannot be given back: the amount that has to fit."""
         return self.weights + self.kv + self.compute + self.output + self.tokenizer
 
     def to_dict(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**fields, "total": self.total}
+        return {**fields, "required": self.required, "total": self.total}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +79,20 @@ class PairMemory:
 
     @property
     def total(self) -> int:
+        """Resident size of the process when everything was touched."""
         return self.target.total + (self.draft.total if self.draft else 0) + self.process
+
+    @property
+    def required(self) -> int:
+        """What cannot be given back: the amount that has to fit."""
+        return self.target.required + (self.draft.required if self.draft else 0) + self.process
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "target": self.target.to_dict(),
             "draft": None if self.draft is None else self.draft.to_dict(),
             "process": self.process,
+            "required": self.required,
             "total": self.total,
         }
 
@@ -148,6 +169,35 @@ def _recurrent_bytes(header: GgufHeader) -> int:
     return layers * (inner * state + inner * (conv - 1)) * F32
 
 
+@lru_cache(maxsize=1)
+def repacked_types() -> frozenset[str]:
+    """Tensor types that ggml rearranges on this CPU (repack.cpp, for AVX2 and for ARM)."""
+    machine = platform.machine().lower()
+    if machine in ("arm64", "aarch64"):
+        return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"})
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            flags = next((line.split() for line in file if line.startswith("flags")), [])
+    except OSError:
+        flags = ["avx2"] if machine in ("x86_64", "amd64") else []
+    types = {"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"} if "avx2" in flags else set()
+    return frozenset(types | ({"Q2_K"} if "avx512f" in flags else set()))
+
+
+def repacked_bytes(header: GgufHeader, types: frozenset[str] | None = None) -> int:
+    """Weights of which llama.cpp keeps a rearranged copy on the CPU."""
+    types = repacked_types() if types is None else types
+    return sum(
+        tensor.n_bytes
+        for tensor in header.tensors
+        if tensor.type in types
+        and tensor.is_matrix
+        and tensor.shape[1] % 8 == 0
+        # a row lookup reads the original
+        and tensor.name != "token_embd.weight"
+    )
+
+
 def compute_bytes(
     header: GgufHeader,
     n_ctx: int,
@@ -184,6 +234,13 @@ def _expert_width(header: GgufHeader) -> int:
     return used * width
 
 
+def tokenizer_bytes(header: GgufHeader) -> int:
+    """What llama.cpp's vocabulary takes: 50 MB for 150 k tokens of byte-level BPE."""
+    if not header.merges_count:
+        return header.vocab_size * OTHER_TOKEN_BYTES
+    return header.vocab_size * BPE_TOKEN_BYTES + header.merges_count * MERGE_BYTES
+
+
 def estimate_model(
     header: GgufHeader,
     *,
@@ -203,6 +260,7 @@ def estimate_model(
     n_ctx = padded_ctx(default_ctx(header) if n_ctx is None else n_ctx)
     return ModelMemory(
         weights=header.tensor_bytes,
+        repacked=repacked_bytes(header),
         kv=kv_bytes(
             header, n_ctx, type_k=type_k, type_v=type_v, n_ubatch=n_ubatch, swa_full=swa_full
         ),
@@ -210,7 +268,7 @@ def estimate_model(
             header, n_ctx, n_ubatch=n_ubatch, n_outputs=n_outputs, flash_attn=flash_attn
         ),
         output=n_outputs * header.vocab_size * F32,
-        tokenizer=header.vocab_size * TOKEN_BYTES + header.merges_count * MERGE_BYTES,
+        tokenizer=tokenizer_bytes(header),
         n_ctx=n_ctx,
     )
 
@@ -285,7 +343,7 @@ def _number(path: str) -> int | None:
 def fits(memory: PairMemory | ModelMemory, available: int | None = None) -> bool:
     """Whether it fits the available memory with a small margin; True when that is unknown."""
     free = available_memory() if available is None else available
-    return free == 0 or memory.total <= free * MARGIN
+    return free == 0 or memory.required <= free * MARGIN
 
 
 def require_fit(memory: PairMemory | ModelMemory, available: int | None = None) -> None:
@@ -297,6 +355,7 @@ def require_fit(memory: PairMemory | ModelMemory, available: int | None = None) 
     free = available_memory() if available is None else available
     if not fits(memory, free):
         raise DoesNotFit(
-            f"this needs about {memory.total / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free",
+            f"this needs about {memory.required / 1e9:.1f} GB of memory,"
+            f" {free / 1e9:.1f} GB are free",
             "choose a smaller context (-c) or quantisation; see also: specllama hub pairs --fits",
         )

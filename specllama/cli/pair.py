@@ -111,7 +111,7 @@ def _show_table(header: GgufHeader, target: str, findings: list[Finding]) -> Non
                 _ratio(finding),
                 f"{100 * report.shared:.0f} %" if report else "",
                 f"> {finding.required:.0%}" if finding.required is not None else "",
-                size(finding.memory.total) if finding.memory else "",
+                size(finding.memory.required) if finding.memory else "",
                 _verdict(finding),
             ]
         )
@@ -219,7 +219,7 @@ def _memory_rows(finding: Finding) -> list[list[str]]:
         [
             "✓" if memory.fits(need, free) else "✗",
             "memory",
-            f"{size(need.total)} at {need.target.n_ctx:,} tokens: weights"
+            f"{size(need.required)} at {need.target.n_ctx:,} tokens: weights"
             f" {size(sum(p.weights for p in parts))}, KV {size(sum(p.kv for p in parts))}, buffers"
             f" {size(sum(p.compute + p.output for p in parts))}; {size(free)} of RAM are free",
         ]

@@ -1,0 +1,144 @@
+"""Laying a pair out over devices that do not exist; what the native library says about this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ggufs
+import pytest
+
+from specllama.backend import devices as dev
+from specllama.backend.devices import Device, OffloadPlan, fewer_layers, plan_offload
+from specllama.models.gguf import GgufHeader, read_header
+
+GB = 1_000_000_000
+
+
+def gpu(free: float, name: str = "CUDA0") -> Device:
+    return Device(name, "gpu", "CUDA", "a card", int(free * GB), int(free * 1.1 * GB))
+
+
+CPU = Device("CPU", "cpu", "CPU", "a processor", 16 * GB, 32 * GB)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> GgufHeader:
+    return read_header(
+        ggufs.write_llama(tmp_path / "t.gguf", blocks=8, width=256, hidden=1024, quant="Q8_0")
+    )
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> GgufHeader:
+    return read_header(ggufs.write_llama(tmp_path / "d.gguf", quant="Q8_0"))
+
+
+def room(header: GgufHeader, layers: int) -> float:
+    """Free memory (GB) in which the output and ``layers - 1`` blocks fit, and no more."""
+    sizes = dev.layer_bytes(header, 512)
+    need = sum(sizes[-layers:]) + sizes[0] // 2
+    buffer = dev.memory.compute_bytes(header, 512, n_outputs=16, flash_attn=True)
+    return (need + buffer + dev.RESERVE_BYTES) / dev.USABLE / GB
+
+
+def test_without_a_gpu_nothing_moves(target: GgufHeader, draft: GgufHeader) -> None:
+    plan = plan_offload(target, draft, [CPU])
+    assert (plan.target.layers, plan.gpus) == (0, ())
+    assert plan.draft is not None
+    assert plan.draft.layers == 0
+    assert plan.warnings == ()
+    assert "everything runs on the CPU" in plan.lines()[0]
+    assert fewer_layers(plan) is None
+
+
+def test_asking_for_a_gpu_that_is_not_there_warns_once(target: GgufHeader) -> None:
+    plan = plan_offload(target, None, [CPU], gpu_layers="all")
+    assert plan.target.layers == 0
+    assert len(plan.warnings) == 1
+
+
+def test_with_room_everything_moves(target: GgufHeader, draft: GgufHeader) -> None:
+    plan = plan_offload(target, draft, [CPU, gpu(24)])
+    assert plan.target.whole
+    assert plan.target.layers == 9  # eight blocks and the output
+    assert plan.draft is not None
+    assert plan.draft.whole
+    assert "9 on CUDA0" in plan.lines()[0]
+
+
+@pytest.mark.parametrize("layers", [1, 3, 6])
+def test_with_little_room_some_layers_move(target: GgufHeader, layers: int) -> None:
+    free = room(target, layers)
+    plan = plan_offload(target, None, [gpu(free)], n_ctx=512)
+    assert plan.target.layers == layers
+    assert plan.target.bytes[0] <= free * GB * dev.USABLE - dev.RESERVE_BYTES
+
+
+def test_no_room_means_the_cpu(target: GgufHeader, draft: GgufHeader) -> None:
+    plan = plan_offload(target, draft, [gpu(0.3)])
+    assert plan.target.layers == 0
+    assert plan.draft is not None
+    assert plan.draft.layers == 0
+
+
+def test_the_draft_moves_whole_or_not_at_all(target: GgufHeader, draft: GgufHeader) -> None:
+    for free in (0.5, 0.6, 0.7, 1.0, 4.0):
+        placed = plan_offload(target, draft, [gpu(free)], n_ctx=512).draft
+        assert placed is not None
+        assert placed.layers in (0, placed.of)
+
+
+def test_two_cards_share(target: GgufHeader) -> None:
+    first, second = room(target, 4), room(target, 3)
+    plan = plan_offload(target, None, [gpu(first), gpu(second, "CUDA1")], n_ctx=512)
+    assert plan.target.split[0] == 4
+    assert plan.target.split[1] > 0
+    assert sum(plan.target.split) == plan.target.layers
+
+
+def test_a_number_is_taken_as_asked(target: GgufHeader) -> None:
+    assert plan_offload(target, None, [gpu(24)], gpu_layers="3").target.layers == 3
+    assert plan_offload(target, None, [gpu(24)], gpu_layers="99").target.layers == 9
+    tight = plan_offload(target, None, [gpu(0.3)], gpu_layers="5")
+    assert tight.target.layers == 5
+    assert "would fit" in tight.warnings[0]
+
+
+def test_a_failed_load_steps_down_to_the_cpu(target: GgufHeader, draft: GgufHeader) -> None:
+    plan: OffloadPlan | None = plan_offload(target, draft, [gpu(24)])
+    seen = []
+    while plan is not None:
+        assert sum(plan.target.split) == plan.target.layers
+        seen.append((plan.target.layers, plan.draft.layers if plan.draft else 0))
+        plan = fewer_layers(plan)
+    assert seen[0] == (9, 3)
+    assert seen[-1] == (0, 0)
+    assert len(seen) < 10
+    assert seen == sorted(seen, reverse=True)
+
+
+def test_more_context_leaves_fewer_layers(target: GgufHeader) -> None:
+    free = room(target, 6)
+    small = plan_offload(target, None, [gpu(free)], n_ctx=512).target.layers
+    large = plan_offload(target, None, [gpu(free)], n_ctx=65536).target.layers
+    assert large < small
+
+
+def test_this_machine() -> None:
+    found = dev.devices()
+    assert any(device.kind == "cpu" for device in found)
+    build = dev.build_info()
+    assert build.binding == "0.3.36"
+    assert build.backends
+    assert dev.physical_cores() >= 1
+
+
+def test_the_command_for_a_gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dev.sys, "platform", "linux")
+    monkeypatch.setattr(dev.os.path, "exists", lambda path: "nvidia" in str(path))
+    seen = dev.gpu_build_command([CPU])
+    assert seen is not None
+    assert seen[0] == "NVIDIA GPU"
+    assert "-DGGML_CUDA=on" in seen[1]
+    assert "llama-cpp-python==0.3.36" in seen[1]
+    assert dev.gpu_build_command([CPU, gpu(8)]) is None
