@@ -160,7 +160,7 @@ def test_the_draft_context_bounds_the_draft(n_ctx: int) -> None:
 @pytest.mark.parametrize("n_ctx", [4, 5, 8, 13])
 def test_a_text_that_outgrows_the_cache_is_followed_from_its_newer_part(n_ctx: int) -> None:
     """The table looks two tokens back, so a short memory drafts what a long one does."""
-    small, large = model(n_ctx=n_ctx), model()
+    small, large = model(n_ctx=n_ctx), model(n_ctx=256)
     text = [3, 9]
     for step in range(40):
         expected = large.propose(text, chain(text), Room(3)).tokens
