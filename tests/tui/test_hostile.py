@@ -149,9 +149,7 @@ async def test_a_line_of_a_hundred_thousand_characters_is_shown_plain(start: Any
         await message.settle(line)
         assert message.query(PlainText)
         assert "".join(message.query_one(PlainText)._chunks) == line
-        assert "too large for Markdown" in "".join(
-            str(w.render()) for w in message.query("Static")
-        )
+        assert "too large for Markdown" in "".join(str(w.render()) for w in message.query("Static"))
 
 
 async def test_thoughts_are_collapsed_and_apart_from_the_reply(start: Any) -> None:

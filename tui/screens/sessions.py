@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import ClassVar
 
 from textual import on
@@ -49,17 +48,10 @@ class SessionsScreen(Page):
         Binding("ctrl+z", "undelete", "Undo delete", id="sessions.undelete", priority=True),
     ]
 
-    def __init__(
-        self,
-        store: SessionStore,
-        current: str | None,
-        *,
-        now: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, store: SessionStore, current: str | None) -> None:
         super().__init__()
         self.store = store
         self.current = current
-        self._now = now
         self._found: list[SessionSummary] = []
         self._renaming: str | None = None
 
@@ -96,7 +88,7 @@ class SessionsScreen(Page):
     def _row(self, summary: SessionSummary) -> Content:
         ink = self.ink
         mine = summary.id == self.current
-        when = age(max(0.0, self._now() - summary.updated_s))
+        when = age(max(0.0, time.time() - summary.updated_s))
         mark = f"{self.glyphs.bullet} " if mine else "  "
         count = f"{summary.messages} message{'s' if summary.messages != 1 else ''}"
         return Content.assemble(

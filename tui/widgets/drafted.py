@@ -95,6 +95,8 @@ class DraftedView(Inked, Vertical):
         accepted, target = texts[: done.accepted], texts[done.accepted :]
         if accepted and (before is None or before.source != done.source):
             # The letter stands before a word, not at the end of the line before it.
+            while len(accepted) > 1 and not accepted[0].strip("\n"):
+                parts.append((accepted.pop(0), ""))
             rest = accepted[0].lstrip("\n")
             parts.append((accepted[0][: len(accepted[0]) - len(rest)], ""))
             parts.append((self.glyphs.source(done.source), ink.source(done.source)))

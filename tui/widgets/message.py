@@ -316,7 +316,7 @@ def footer_line(widget: Inked, done: Finished, record: Record) -> Content:
         mean = done.mean_acceptance_length
         parts.append(f"{percent(done.acceptance_rate)} accepted")
         if mean is not None:
-            parts.append(f"{mean:.2f} per round")
+            parts.append(f"{mean:.2f}/round")
     else:
         parts.append("plain")
     parts.append(f"TTFT {duration(done.timings.ttft_ms)}")

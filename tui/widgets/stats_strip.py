@@ -83,7 +83,7 @@ class StatsStrip(Inked, Widget):
         if self.state.prefill is not None and self.state.busy:
             return self._prefill(width)
         cells = self._cells()
-        gap = "   " if width >= 100 else "  "
+        gap = "   " if width >= 124 else "  "
         line = Content("")
         for cell in cells:
             joined = Content.assemble(line, gap, cell) if line.plain else cell
@@ -108,17 +108,14 @@ class StatsStrip(Inked, Widget):
         else:
             both = [(percent(meter.acceptance), ink.strong)]
             if wide:
-                both += [
-                    (" now ", ink.muted),
-                    (percent(s.total.acceptance_rate), ""),
-                    (" all", ink.muted),
-                ]
+                total = percent(s.total.acceptance_rate)
+                both.append((f" ({total} all)", ink.muted))
             cells.append(Content.assemble((_word(wide, "accepted ", "acc "), ink.muted), *both))
         used = s.used / s.n_ctx if s.n_ctx else 0.0
         context_style = ink.bad if used >= 0.95 else ink.warn if used >= 0.8 else ""
         context = [("ctx ", ink.muted)]
         if wide:
-            full, rest = glyphs.meter(used, 8)
+            full, rest = glyphs.meter(used, 6)
             context += [(full, context_style or ink.accent), (rest, ink.muted), (" ", "")]
             context.append((f"{s.used}/{s.n_ctx}" if s.n_ctx else "–", context_style))
         else:
@@ -129,12 +126,12 @@ class StatsStrip(Inked, Widget):
         cells += [
             Content.assemble(
                 ("–" if mean is None else f"{mean:.2f}", ""),
-                (_word(wide, " tokens/round", "/round"), ink.muted),
+                ("/round", ink.muted),
             ),
             Content.assemble(*context),
         ]
         if bars and s.speculate:
-            cells.append(Content.assemble(("by position ", ink.muted), (bars, ink.accent)))
+            cells.append(Content.assemble(("by pos ", ink.muted), (bars, ink.accent)))
         if s.speculate:
             cells.append(Content.assemble(("window ", ink.muted), (window, "")))
         cells.append(Content.assemble(("TTFT ", ink.muted), (duration(s.ttft_ms), "")))

@@ -246,7 +246,7 @@ def _tree_names(done: RoundDone, glyphs: Glyphs) -> list[str]:
 
 
 def rounds_line(rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, width: int) -> Content:
-    """All rounds as glyphs around the current one, which stands reversed."""
+    """All rounds as glyphs around the current one, which stands in brackets."""
     if not rounds:
         return Content("")
     groups = [
@@ -255,7 +255,7 @@ def rounds_line(rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, widt
         for r in rounds
     ]
     first = last = at
-    used = len(groups[at]) + 1
+    used = len(groups[at]) + 3
     while True:
         grew = False
         if first > 0 and used + len(groups[first - 1]) + 1 <= width:
@@ -271,6 +271,10 @@ def rounds_line(rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, widt
     parts: list[tuple[str, str]] = []
     for i in range(first, last + 1):
         style = ink.source(rounds[i].source) if rounds[i].drafted else ink.muted
-        parts.append((groups[i], f"reverse {style}" if i == at and style != "dim" else style))
+        if i == at:
+            # Reverse video would turn full squares into hollow ones.
+            parts += [("[", "bold"), (groups[i], f"{style} bold"), ("]", "bold")]
+        else:
+            parts.append((groups[i], style))
         parts.append((" ", ""))
     return Content.assemble(*parts)

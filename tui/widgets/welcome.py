@@ -20,7 +20,7 @@ class TopBar(Inked, Widget):
 
     DEFAULT_CSS = """
     TopBar { height: 1; padding: 0 1; background: $panel; }
-    TopBar:ansi { background: transparent; text-style: reverse; }
+    TopBar:ansi { background: transparent; }
     """
 
     def render(self) -> Content:
