@@ -1,0 +1,126 @@
+"""The cost table: what it believes, how it forgets, and the best fixed length at given costs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specllama.spec.cost import CostTable, best_plan, ceiling, expected_tokens
+
+
+def fed(costs: dict[int, float], times: int = 6) -> CostTable:
+    table = CostTable()
+    for _ in range(times):
+        for rows, ms in costs.items():
+            table.observe(rows, ms)
+    return table
+
+
+def test_the_first_pass_of_a_shape_does_not_count() -> None:
+    table = CostTable()
+    table.observe(1, 500.0)
+    assert table.one is None
+    table.observe(1, 20.0)
+    assert table.one == 20.0
+    assert table.measured
+
+
+def test_measured_cells_are_believed_and_gaps_interpolated() -> None:
+    table = fed({1: 10.0, 2: 15.0, 4: 21.0, 6: 40.0})
+    assert table.ms(2) == pytest.approx(15.0)
+    assert table.ms(4) == pytest.approx(21.0)
+    assert table.ms(3) == pytest.approx(18.0)
+    assert table.ms(5) == pytest.approx(30.5)
+    assert table.ms(0) == 0.0
+    assert table.upto(6) == pytest.approx([table.ms(n) for n in range(7)])
+
+
+def test_a_cliff_is_kept_not_smoothed() -> None:
+    """More rows may cost less (CUDA switches kernels): the table is never made monotone."""
+    table = fed({1: 10.0, 8: 27.0, 9: 16.0})
+    assert table.ms(9) < table.ms(8)
+
+
+def test_full_kernel_groups_are_hoped_to_be_cheap() -> None:
+    """Dear passes of two and three rows must not hide that four are cheaper."""
+    table = fed({1: 10.0, 2: 17.0, 3: 25.0})
+    assert table.ms(4) < table.ms(3)
+    assert table.ms(5) > table.ms(3)
+
+
+def test_drift_moves_the_level_not_the_ratios() -> None:
+    table = fed({1: 10.0, 4: 20.0}, times=20)
+    for _ in range(60):
+        table.observe(1, 14.0)
+    assert table.one == pytest.approx(14.0, rel=0.02)
+    assert table.ratio(4) == pytest.approx(2.0, rel=0.02)
+
+
+def test_one_outlier_moves_little() -> None:
+    table = fed({1: 10.0, 4: 20.0}, times=20)
+    table.observe(4, 200.0)
+    table.observe(1, 100.0)
+    assert table.ms(1) < 10.7
+    assert table.ms(4) < 22.5
+
+
+def test_wide_passes_share_cells() -> None:
+    table = fed({1: 2.0, 100: 20.0})
+    assert table.ms(96) < table.ms(100) <= table.ms(128)
+    assert table.ms(10_000) > table.ms(512)
+
+
+def test_a_prior_gives_way_to_a_measurement() -> None:
+    table = CostTable()
+    table.guess(3.0)
+    assert table.one == 3.0
+    assert not table.measured
+    for _ in range(3):
+        table.observe(1, 9.0)
+    table.guess(3.0)
+    assert table.one == 9.0
+
+
+def test_round_trip_and_damage() -> None:
+    table = fed({1: 10.0, 2: 15.0, 16: 55.0})
+    data = json.loads(json.dumps(table.to_dict()))
+    again = CostTable.from_dict(data)
+    assert again.upto(17) == pytest.approx(table.upto(17), rel=1e-3)
+    for damage in (
+        {**data, "level_ms": -1.0},
+        {**data, "slope": float("nan")},
+        {**data, "cells": {"2": [0.0, 3]}},
+        {**data, "cells": {"0": [1.0, 3]}},
+        {**data, "cells": {"20": [1.0, 3]}},
+        {"slope": 0.1},
+    ):
+        with pytest.raises((ValueError, TypeError, KeyError)):
+            CostTable.from_dict(damage)
+
+
+def test_best_plan_against_the_closed_form() -> None:
+    """Best k and its speed-up for iid acceptance and linear costs: Leviathan et al. 2023, Thm 3.8,
+    worked out by hand for a few cells."""
+    for alpha, step, slope, speed, length in (
+        (0.7, 0.1, 0.03, 1.82, 4),
+        (0.8, 0.05, 0.03, 2.67, 6),
+        (0.5, 0.1, 0.55, 1.00, 0),
+        (0.6, 0.0, 0.12, 1.60, 3),
+    ):
+        survival = [alpha**i for i in range(1, 30)]
+        verify = [0.0, *(1 + slope * (n - 1) for n in range(1, 31))]
+        best = best_plan(survival, step, verify)
+        assert best.length == length
+        assert best.speed == pytest.approx(speed, abs=0.006)
+
+
+def test_expected_tokens_counts_the_target_token() -> None:
+    assert expected_tokens([0.5, 0.25], 0) == 1.0
+    assert expected_tokens([0.5, 0.25], 2) == 1.75
+
+
+def test_no_gain_where_step_and_row_cost_a_plain_step() -> None:
+    verify = [0.0, 1.0, 1.7, 2.4, 3.1]
+    assert ceiling(0.97, 0.4, verify, 3) == 1.0
+    assert ceiling(0.97, 0.05, verify, 3) > 1.1

@@ -1,0 +1,294 @@
+"""The adaptive window: decisions, reasons, learning, and what it must never look at."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from specllama.bench.replay import Replay, Spot, VirtualClock, replay
+from specllama.params import GenerateParams
+from specllama.spec.calibrate import SourceState, draft_features, match_features, sigmoid
+from specllama.spec.learned import CREDIT_FIRST, Costs, Learned
+from specllama.spec.window import AdaptiveWindow, Outcome
+
+FLAT = [0.0, *(1 + 0.12 * (n - 1) for n in range(1, 18))]
+STEEP = [0.0, *(1 + 0.9 * (n - 1) for n in range(1, 18))]
+
+
+def window(
+    learned: Learned, clock: VirtualClock, *, draft_max: int = 8, peek: bool = True
+) -> AdaptiveWindow:
+    return AdaptiveWindow(learned, draft_max=draft_max, peek=peek, clock=clock)
+
+
+def play(
+    trace: Sequence[Spot],
+    verify: Sequence[float],
+    step: float,
+    *,
+    learned: Learned | None = None,
+    peek: bool = True,
+    prompt: int = 0,
+    draft_max: int = 8,
+    use_model: bool = True,
+) -> Replay:
+    clock = VirtualClock()
+    return replay(
+        trace,
+        window(learned or Learned(Costs()), clock, draft_max=draft_max, peek=peek),
+        clock,
+        verify=verify,
+        draft=step,
+        prompt=prompt,
+        peek=peek,
+        use_model=use_model,
+    )
+
+
+def steady(n: int, rate: float, seed: int = 1) -> list[Spot]:
+    """A draft that is right at ``rate`` and says so, with scatter."""
+    rng = random.Random(seed)
+    spots = []
+    for _ in range(n):
+        p = sigmoid(math.log(rate / (1 - rate)) + rng.gauss(0, 1.5))
+        spots.append(Spot(rng.random() < p, confidence=p, lead=max(0.0, 2 + 2 * p)))
+    return spots
+
+
+@pytest.mark.parametrize("peek", [True, False])
+def test_a_good_draft_is_used_and_a_useless_one_is_not(peek: bool) -> None:
+    good = play(steady(1500, 0.85), FLAT, 0.05, peek=peek)
+    assert good.speed > 1.6
+    bad = play(steady(1500, 0.02), FLAT, 0.05, peek=peek)
+    assert bad.drafted < 150
+    assert bad.speed > 0.98
+
+
+@pytest.mark.parametrize("peek", [True, False])
+def test_nothing_is_drafted_for_long_where_rows_are_dear(peek: bool) -> None:
+    result = play(steady(1500, 0.6), STEEP, 0.3, peek=peek)
+    assert result.speed > 0.985
+    assert result.drafted < 0.05 * result.tokens
+
+
+def test_it_beats_every_fixed_length_on_mixed_text() -> None:
+    """Confidence is worth something: no single length does as well."""
+    from specllama.spec.window import FixedWindow
+
+    trace = steady(1000, 0.9, 1) + steady(1000, 0.3, 2) + steady(1000, 0.8, 3)
+    adaptive = play(trace, FLAT, 0.08).speed
+    for k in range(9):
+        clock = VirtualClock()
+        fixed = replay(trace, FixedWindow(k), clock, verify=FLAT, draft=0.08).speed
+        assert adaptive > fixed
+
+
+def test_it_steps_over_a_dear_middle_to_a_cheap_group() -> None:
+    """Four rows cheaper than two: lengths 1 and 2 lose, 3 wins, and the window finds it."""
+    groups = [0.0, 1.0, 1.75, 2.5, 1.3, 2.2, 2.9, 3.6, 2.4, 3.3, 4.0, 4.7, 3.5, 4.4, 5.1, 5.8, 4.6]
+    result = play(steady(3000, 0.85), groups, 0.05, draft_max=7)
+    assert result.speed > 1.5
+
+
+def test_look_ahead_prices_a_look_before_the_step() -> None:
+    """Average acceptance does not pay here, but the confident third of the guesses does."""
+    rng = random.Random(4)
+    trace = []
+    for _ in range(3000):
+        sure = rng.random() < 0.35
+        trace.append(
+            Spot(rng.random() < (0.97 if sure else 0.05), 0.98 if sure else 0.2, 4.0 * sure)
+        )
+    dear = [0.0, *(1 + 0.55 * (n - 1) for n in range(1, 18))]
+    result = play(trace, dear, 0.05)
+    assert sum(s.hit for s in trace) / len(trace) < 0.55 + 0.05  # fact: alpha below c + beta
+    assert result.speed > 1.03
+    assert result.accepted / result.drafted > 0.85
+
+
+def test_a_copy_is_taken_by_its_own_merit() -> None:
+    copies = [Spot(True, 0.3, 0.1, copy=(20, 8, 8)) for _ in range(800)]
+    result = play(copies, FLAT, 0.2, use_model=False)
+    assert result.speed > 2.5
+    wrong = [Spot(True, 0.3, 0.1, copy=(3, 8, 0)) for _ in range(800)]
+    assert play(wrong, FLAT, 0.2, use_model=False).speed > 0.99
+
+
+def test_the_better_source_wins_the_round() -> None:
+    """A copy that fails is passed over for a model that is right, and the other way round."""
+    rng = random.Random(1)
+    trace = [Spot(rng.random() < 0.95, 0.95, 6.0, copy=(4, 6, 0)) for _ in range(1500)]
+    learned = Learned(Costs())
+    assert play(trace, FLAT, 0.05, learned=learned).speed > 1.8
+    assert learned.sources["ngram"].mean < 0.1
+    trace = [Spot(rng.random() < 0.05, 0.4, 0.2, copy=(30, 6, 6)) for _ in range(1500)]
+    learned = Learned(Costs())
+    assert play(trace, FLAT, 0.05, learned=learned).speed > 2.5
+    assert learned.sources["ngram"].mean > 0.9
+
+
+def test_a_long_prompt_is_read_in_part_when_reading_it_all_is_too_dear() -> None:
+    clock = VirtualClock()
+    learned = Learned(Costs())
+    result = replay(
+        steady(600, 0.9), window(learned, clock), clock, verify=FLAT, draft=0.1, prompt=4000
+    )
+    assert result.speed > 1.3
+    # never more than the credit: the first tokens cost at most that much over plain decoding
+    assert result.worst_loss(0.01) < CREDIT_FIRST
+
+
+def test_reasons_are_words_for_people() -> None:
+    reasons = " | ".join(
+        [
+            *play(steady(400, 0.9), FLAT, 0.05).reasons,
+            *play(steady(900, 0.02), FLAT, 0.2).reasons,
+        ]
+    )
+    for phrase in (
+        "measuring a plain step",
+        "tokens expected for",
+        "draft too slow here",
+        "probing",
+    ):
+        assert phrase in reasons
+    assert "nan" not in reasons
+
+
+def test_off_and_last_token_and_room() -> None:
+    clock = VirtualClock()
+    assert window(Learned(Costs()), clock, draft_max=0).plan(10).reason == "off"
+    w = window(Learned(Costs()), clock)
+    assert w.plan(0).reason == "last token"
+    assert w.plan(5).draft_max == 0  # a plain step is not measured yet
+    for _ in range(3):
+        w.observe(Outcome("none", 0, 0, 1, (), 0.0, 10.0, 10.0, (5,)))
+    assert 0 < w.plan(3).draft_max <= 3
+
+
+@pytest.mark.parametrize("peek", [True, False])
+def test_what_depends_on_the_drawn_token(peek: bool) -> None:
+    """Under rejection and block no decision may look at a drawn token or its lead."""
+    learned = Learned(Costs())
+    play(steady(600, 0.8), FLAT, 0.05, learned=learned, peek=peek)
+    state = json.dumps(learned.to_dict())
+    answers = set()
+    for lead, token in ((0.0, 3), (8.0, 9), (None, None)):
+        again = Learned(Costs())
+        again.costs.restore(learned.costs.to_dict())
+        again.restore(json.loads(state))
+        w = window(again, VirtualClock(), peek=peek)
+        room = w.plan(8).room
+        assert room is not None
+        assert room.begin("draft", 1) == 1
+        answers.add((room.include(0.55, lead, token), w._survival))
+    assert len(answers) == (2 if peek else 1)  # without a lead: as without a margin
+
+
+def test_a_timing_outlier_does_not_silence_the_draft() -> None:
+    class Hiccup(VirtualClock):
+        def steps(self, n: float) -> None:
+            super().steps(n * 10 if 0.1 < self.now < 0.101 else n)
+
+    clock = Hiccup()
+    result = replay(
+        steady(1200, 0.9), window(Learned(Costs()), clock), clock, verify=FLAT, draft=0.05
+    )
+    calm = play(steady(1200, 0.9), FLAT, 0.05)
+    assert result.drafted > 0.8 * calm.drafted
+
+
+def test_proposers_that_never_ask_are_held_to_their_record() -> None:
+    """A source that ignores the questions still gets a length from its acceptance."""
+
+    def run(right: int) -> int:
+        clock = VirtualClock()
+        w = window(Learned(Costs()), clock)
+        drafted = 0
+        for _ in range(300):
+            plan = w.plan(8)
+            n = plan.draft_max
+            drafted += n
+            accepted = min(right, n)
+            ms = FLAT[n + 1]
+            w.observe(
+                Outcome(
+                    "heads" if n else "none", n, accepted, accepted + 1, (0.5,) * n, 0.0, ms, ms,
+                    (1,) * (accepted + 1),
+                )
+            )  # fmt: skip
+        return drafted
+
+    assert run(8) > 1000
+    assert run(0) < 120
+
+
+def test_calibration_learns_what_confidence_is_worth() -> None:
+    """Reliability within 0.05 in every bin that matters, for an over-confident source."""
+    rng = random.Random(2)
+    state = SourceState()
+    bins: dict[int, list[tuple[float, bool]]] = {}
+    for n in range(6000):
+        says = rng.uniform(0.05, 0.98)
+        really = sigmoid(0.6 * math.log(says / (1 - says)) - 0.5)
+        hit = rng.random() < really
+        features = draft_features(says, None)
+        if n > 1000:
+            bins.setdefault(int(state.predict(features) * 5), []).append(
+                (state.predict(features), hit)
+            )
+        state.learn(features, hit)
+    for cell in bins.values():
+        if len(cell) > 200:
+            predicted = sum(p for p, _ in cell) / len(cell)
+            seen = sum(h for _, h in cell) / len(cell)
+            assert abs(predicted - seen) < 0.05
+
+
+def test_confidence_never_counts_against_a_guess() -> None:
+    state = SourceState()
+    for _ in range(500):
+        state.learn(draft_features(0.99, 8.0), False)
+        state.learn(draft_features(0.01, 0.0), True)
+    assert state.predict(draft_features(0.99, 8.0)) >= state.predict(draft_features(0.01, 0.0))
+
+
+def test_longer_matches_copy_better_by_default() -> None:
+    state = SourceState("copy")
+    odds = [state.predict(match_features(n, 0)) for n in (1, 2, 4, 8, 32)]
+    assert odds == sorted(odds)
+
+
+def test_state_survives_a_round_trip_and_damage_is_refused() -> None:
+    learned = Learned(Costs())
+    play(steady(500, 0.7), FLAT, 0.05, learned=learned)
+    data = json.loads(json.dumps(learned.to_dict()))
+    again = Learned(Costs())
+    again.restore(data)
+    state, restored = learned.sources["draft"], again.sources["draft"]
+    for features in ((0.0, 0.0), (1.0, 2.0), (4.0, -1.0)):
+        assert restored.predict(features) == pytest.approx(state.predict(features))
+    assert again.credit == pytest.approx(learned.credit)
+    source = data["sources"]["draft"]
+    for damage in (
+        {**source, "theta": [1, 2]},
+        {**source, "p": [[1, 0, 0]]},
+        {**source, "mean": "many"},
+        {**source, "recent": [[1]]},
+    ):
+        with pytest.raises((ValueError, TypeError, KeyError)):
+            Learned(Costs()).restore({"credit": 1.0, "sources": {"draft": damage}})
+    with pytest.raises(ValueError):
+        Learned(Costs()).restore({"credit": float("nan"), "sources": {}})
+
+
+def test_params_know_the_window() -> None:
+    from specllama.errors import UsageError
+
+    assert GenerateParams().window == "auto"
+    with pytest.raises(UsageError, match="window"):
+        GenerateParams(window="sometimes")  # type: ignore[arg-type]

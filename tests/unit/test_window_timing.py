@@ -1,0 +1,261 @@
+"""Same seed, same text with the window on, however the clock behaves; and what it keeps on disk."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specllama.backend.base import Outputs
+from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.engine import Engine
+from specllama.events import Finished, Notice, RoundDone
+from specllama.interface import EngineInfo
+from specllama.params import GenerateParams, SamplingParams
+from specllama.profiles import PairKey, Profile, band, open_profile, window_maker
+from specllama.spec.cost import CostTable
+from specllama.spec.proposers.draft_model import DraftModelProposer
+from specllama.spec.proposers.mixed import MixedProposer
+from specllama.spec.proposers.ngram import NgramProposer
+from specllama.spec.types import Rows
+from specllama.spec.window import AdaptiveWindow, FixedWindow
+
+PROMPT = "the rain in spain the rain in spain the rain"
+
+
+class Sleepy(FakeContext):
+    """Passes take a random while, so that the window decides differently every time."""
+
+    rng = random.Random(0)
+    longest_s = 0.0
+
+    def forward(
+        self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
+    ) -> Rows:
+        if self.longest_s:
+            time.sleep(self.rng.random() * self.longest_s)
+        return super().forward(tokens, outputs=outputs, parents=parents)
+
+
+def make(
+    profile: Profile, *, longest_s: float = 0.0, agreement: float = 0.7, n_ctx: int = 512
+) -> tuple[Engine, EngineInfo]:
+    table = FakeTable(seed=3, sharpness=2.0)
+    target = Sleepy(table, n_ctx=n_ctx)
+    draft_table = FakeTable(seed=9, of=table, agreement=agreement)
+    draft = Sleepy(draft_table, n_ctx=n_ctx)
+    target.longest_s = draft.longest_s = longest_s
+    model = DraftModelProposer(draft, n_vocab=64)
+    info = fake_info(n_ctx)
+    engine = Engine(
+        target=target,
+        vocab=FakeVocab(),
+        info=info,
+        proposers={
+            "ngram": NgramProposer(),
+            "draft": model,
+            "mixed": MixedProposer([NgramProposer(n_min=3), model]),
+        },
+        make_window=window_maker(profile, info),
+    )
+    return engine, info
+
+
+def ask(engine: Engine, **changes: Any) -> tuple[Finished, list[RoundDone]]:
+    temperature = changes.pop("temperature", 0.9)
+    params = GenerateParams(
+        sampling=SamplingParams(temperature=temperature),
+        seed=11,
+        max_tokens=120,
+        ignore_eos=True,
+        proposer="mixed",
+        draft_max=8,
+    ).replace(**changes)
+    events = list(engine.generate(PROMPT, params))
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    return finished, [e for e in events if isinstance(e, RoundDone)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9, 1.5])
+def test_random_sleeps_never_change_a_token(temperature: float) -> None:
+    engine, _ = make(Profile())
+    plain, _ = ask(engine, speculate=False, temperature=temperature)
+    shapes = set()
+    drafted = 0
+    for seed in range(4):
+        engine, _ = make(Profile(), longest_s=0.0008 * seed)
+        Sleepy.rng.seed(seed)
+        for _ in range(2):  # the second reply starts from what the first one taught
+            spec, rounds = ask(engine, temperature=temperature)
+            assert spec.token_ids == plain.token_ids
+            assert spec.text == plain.text
+            assert len(spec.token_ids) == spec.draft_n_accepted + spec.rounds - spec.cut
+            shapes.add(tuple(len(r.drafted) for r in rounds))
+            drafted += spec.draft_n
+    assert drafted > 0
+    assert len(shapes) > 1, "the clock should have changed what was drafted"
+
+
+@pytest.mark.parametrize("proposer", ["ngram", "draft", "mixed"])
+def test_every_source_with_the_window_on(proposer: str) -> None:
+    engine, _ = make(Profile())
+    plain, _ = ask(engine, speculate=False)
+    for longest_s in (0.0, 0.001):
+        engine, _ = make(Profile(), longest_s=longest_s)
+        spec, _ = ask(engine, proposer=proposer)
+        assert spec.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_other_rules_finish_with_the_window_on(rule: Any) -> None:
+    engine, _ = make(Profile(), longest_s=0.0005)
+    spec, rounds = ask(engine, verify=rule)
+    assert len(spec.token_ids) == 120
+    assert all(r.window_reason for r in rounds)
+
+
+def test_every_round_says_why() -> None:
+    engine, _ = make(Profile(), longest_s=0.0005)
+    _, rounds = ask(engine)
+    assert all(r.window_reason for r in rounds)
+    assert rounds[0].window_reason == "first token"
+    assert rounds[1].window_reason == "measuring a plain step"
+
+
+def test_a_fixed_window_keeps_adapting_off() -> None:
+    engine, _ = make(Profile())
+    assert isinstance(engine.window(GenerateParams(window="fixed")), FixedWindow)
+    assert isinstance(engine.window(GenerateParams()), AdaptiveWindow)
+    _, rounds = ask(engine, window="fixed", draft_max=3, proposer="draft")
+    assert {len(r.drafted) for r in rounds[1:-3]} == {3}
+
+
+def test_a_short_memory_of_the_text_never_changes_a_token() -> None:
+    """A draft model that reads only the newest part, again and again."""
+    engine, _ = make(Profile())
+    plain, _ = ask(engine, speculate=False)
+    for draft_ctx in (8, 33, 64):
+        table = FakeTable(seed=3, sharpness=2.0)
+        draft = FakeContext(FakeTable(seed=9, of=table, agreement=0.8), n_ctx=draft_ctx)
+        engine = Engine(
+            target=FakeContext(table),
+            vocab=FakeVocab(),
+            info=fake_info(),
+            proposers={"draft": DraftModelProposer(draft, n_vocab=64)},
+        )
+        spec, _ = ask(engine, proposer="draft", window="fixed")
+        assert spec.token_ids == plain.token_ids
+        assert spec.draft_n_accepted > 10
+
+
+def test_a_machine_that_cannot_gain_says_so_once() -> None:
+    profile = Profile()
+    engine, _ = make(profile)
+    for rows, ms in ((1, 10.0), (2, 19.5), (3, 29.0), (4, 39.0), (8, 78.0)):
+        profile.costs.target.set(rows, ms)
+    profile.costs.draft.set(1, 4.0)
+    params = GenerateParams(proposer="draft", max_tokens=30, seed=1, ignore_eos=True)
+    notices = [e for e in engine.generate(PROMPT, params) if isinstance(e, Notice)]
+    assert [n.topic for n in notices] == ["routing"]
+    assert "cannot gain here" in notices[0].message
+
+
+def test_the_second_run_starts_warm(home: Path) -> None:
+    folder = home / "profiles"
+    info = fake_info()
+    profile = open_profile(info, folder)
+    assert not profile.warm
+    engine, _ = make(profile, longest_s=0.0005)
+    ask(engine)
+    again = open_profile(info, folder)
+    assert again.warm
+    assert again.costs.target.one == pytest.approx(profile.costs.target.one)
+    name = band(GenerateParams(sampling=SamplingParams(temperature=0.9)))
+    assert again.learned(name).sources["draft"].labels > 0
+    engine, _ = make(again)
+    _, rounds = ask(engine)
+    assert rounds[1].window_reason != "measuring a plain step"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"schema": "specllama.profile.v9"}',
+        b'{"schema": "specllama.profile.v1", "pair": {}, "costs": {}, "bands": []}',
+    ],
+)
+def test_a_damaged_profile_is_ignored_and_replaced(home: Path, damage: bytes) -> None:
+    info = fake_info()
+    path = PairKey.of(info).path(home)
+    home.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(damage)
+    profile = open_profile(info, home)
+    assert not profile.warm
+    profile.costs.target = CostTable(level_ms=5.0)
+    assert profile.save()
+    assert open_profile(info, home).warm
+    assert [p.name for p in home.iterdir()] == [path.name], "no temporary file stays behind"
+
+
+def test_half_a_profile_is_no_profile(home: Path) -> None:
+    info = fake_info()
+    profile = open_profile(info, home)
+    engine, _ = make(profile)
+    ask(engine)
+    assert profile.path is not None
+    whole = profile.path.read_bytes()
+    data = json.loads(whole)
+    name = next(iter(data["bands"]))
+    data["bands"][name]["sources"]["draft"]["theta"] = ["a", "b", "c"]
+    profile.path.write_text(json.dumps(data))
+    assert not open_profile(info, home).warm
+    profile.path.write_bytes(whole[: len(whole) // 2])
+    assert not open_profile(info, home).warm
+
+
+def test_a_folder_that_cannot_be_written_only_forgets(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    engine, info = make(open_profile(fake_info(), blocked / "profiles"))
+    finished, _ = ask(engine)
+    assert len(finished.token_ids) == 120
+    assert not open_profile(info, blocked / "profiles").warm
+
+
+def test_profiles_belong_to_a_pair_a_device_and_a_temperature() -> None:
+    import dataclasses
+
+    info = fake_info()
+    paths = {
+        PairKey.of(i).path(Path("x"))
+        for i in (
+            info,
+            dataclasses.replace(info, threads=8),
+            dataclasses.replace(info, device="GPU"),
+            dataclasses.replace(info, draft=None),
+            dataclasses.replace(info, flash_attn=True),
+            dataclasses.replace(info, target=dataclasses.replace(info.target, file_bytes=9)),
+        )
+    }
+    assert len(paths) == 6
+    bands = [
+        band(GenerateParams(sampling=SamplingParams(temperature=t), verify=rule))
+        for t, rule in (
+            (0.0, "match"),
+            (0.0, "block"),
+            (0.4, "match"),
+            (0.9, "match"),
+            (2.0, "match"),
+        )
+    ]
+    assert bands == ["greedy", "greedy", "match cool", "match warm", "match wild"]

@@ -1,0 +1,166 @@
+"""Traces replayed offline: whatever the drafts are worth, the loss stays within the credit."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from specllama.bench.replay import Replay, Spot, VirtualClock, replay, trace_of_log, trace_of_rounds
+from specllama.spec.learned import CREDIT_FIRST, CREDIT_MOST, Costs, Learned
+from specllama.spec.window import AdaptiveWindow
+
+EPS = 0.01
+
+CPU = [0.0, 1, 1.5, 2.1, 2.1, 2.75, 3.4, 3.7, 4.0, 4.4, 4.8, 5.1, 5.3, 5.45, 5.55, 5.65, 5.75, 6.3]
+GPU = [0.0, *(1 + 0.03 * (n - 1) for n in range(1, 18))]
+DEAR = [0.0, *(1 + 0.55 * (n - 1) for n in range(1, 18))]
+CLIFF = [
+    0.0,
+    1,
+    1.12,
+    1.4,
+    1.67,
+    1.92,
+    2.17,
+    2.41,
+    2.66,
+    *(1.51 + 0.0166 * n for n in range(9, 18)),
+]
+
+
+def trace(kind: str, seed: int, n: int = 2000) -> list[Spot]:
+    rng = random.Random(f"{kind} {seed}")
+    spots = []
+    for i in range(n):
+        if kind == "liar":  # sure of itself and always wrong
+            spots.append(Spot(rng.random() < 0.02, 0.99, 7.0))
+        elif kind == "alternating":
+            good = (i // 120) % 2 == 0
+            spots.append(Spot(rng.random() < (0.97 if good else 0.03), 0.95, 4.0))
+        elif kind == "fast alternating":
+            good = (i // 17) % 2 == 0
+            spots.append(Spot(rng.random() < (0.97 if good else 0.03), 0.95, 4.0))
+        elif kind == "good":
+            p = rng.choice((0.5, 0.9, 0.99))
+            spots.append(Spot(rng.random() < p, p, 8 * p - 2))
+        elif kind == "lure":  # good until trusted, then worthless
+            spots.append(Spot(rng.random() < (0.98 if i < 400 else 0.01), 0.97, 6.0))
+        elif kind == "false copies":
+            spots.append(Spot(rng.random() < 0.3, 0.3, 0.5, copy=(24, 8, 0)))
+        else:  # copies that break off after two tokens, under a weak model
+            spots.append(Spot(rng.random() < 0.4, 0.5, 1.0, copy=(12, 8, 2)))
+    return spots
+
+
+KINDS = (
+    "liar",
+    "alternating",
+    "fast alternating",
+    "good",
+    "lure",
+    "false copies",
+    "short copies",
+)
+
+
+def play(
+    spots: list[Spot], verify: list[float], step: float, *, peek: bool, warm: bool = True
+) -> tuple[Replay, Learned]:
+    learned = Learned(Costs(draft_share=step))
+    if warm:  # the guarantee is about known costs; a cold table is tested apart
+        for rows in range(1, len(verify)):
+            learned.costs.target.set(rows, verify[rows])
+        for tokens in (1, 2, 4, 8, 16, 32, 64, 128):
+            learned.costs.draft.set(tokens, step * (1 + 0.35 * (tokens - 1)))
+    clock = VirtualClock()
+    window = AdaptiveWindow(learned, draft_max=15, peek=peek, clock=clock)
+    return replay(spots, window, clock, verify=verify, draft=step, peek=peek), learned
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("verify", "step"), [(CPU, 0.1), (GPU, 0.1), (DEAR, 0.6), (CLIFF, 0.08)], ids=str
+)
+@pytest.mark.parametrize("peek", [True, False])
+def test_the_credit_bounds_the_loss(
+    kind: str, verify: list[float], step: float, peek: bool
+) -> None:
+    for seed in (1, 2):
+        result, learned = play(trace(kind, seed), verify, step, peek=peek)
+        assert result.worst_loss(EPS) <= CREDIT_FIRST + 1e-6
+        assert -1e-6 <= learned.credit <= CREDIT_MOST
+        assert result.speed > 0.98
+        assert result.slowest(500) > 0.97
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cold_start_loses_little_more(kind: str) -> None:
+    """Before v(n) is known a few rounds are dearer than they look."""
+    for verify, step in ((CPU, 0.1), (DEAR, 0.6)):
+        result, _ = play(trace(kind, 1), verify, step, peek=True, warm=False)
+        assert result.worst_loss(EPS) <= CREDIT_FIRST + 2.5
+        assert result.speed > 0.98
+
+
+def test_good_text_is_not_held_back_by_the_credit() -> None:
+    result, _ = play(trace("good", 1), GPU, 0.1, peek=True)
+    assert result.speed > 2.0
+
+
+def test_a_log_becomes_a_trace(tmp_path: Path) -> None:
+    rounds = [
+        {"drafted": [5, 6, 7], "accepted": 1, "emitted": [5, 9], "confidence": [0.9, 0.4, 0.3]},
+        {"drafted": [], "accepted": 0, "emitted": [4], "confidence": []},
+        {"drafted": [1, 2], "accepted": 2, "emitted": [1, 2, 3], "confidence": [0.8, None]},
+    ]
+    spots = trace_of_rounds(rounds)
+    assert [s.hit for s in spots] == [True, False, False, True, True, True]
+    assert [s.confidence for s in spots] == [0.9, 0.4, 0.4, 0.8, None, None]
+    log = tmp_path / "rounds.jsonl"
+    lines = [json.dumps({"type": "round", **r}) for r in rounds]
+    log.write_text("\n".join(['{"type": "run"}', *lines, '{"torn": ']))
+    assert trace_of_log(log) == spots
+
+
+def test_twenty_logged_runs_replay_within_the_credit(tmp_path: Path) -> None:
+    """Logs of real rounds over the fake backend, written and read as people's logs are."""
+    import dataclasses
+
+    from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+    from specllama.engine import Engine
+    from specllama.events import RoundDone
+    from specllama.params import GenerateParams, SamplingParams
+    from specllama.spec.proposers.draft_model import DraftModelProposer
+
+    for n in range(20):
+        table = FakeTable(seed=n, order=1)
+        draft = FakeContext(FakeTable(seed=n + 100, order=1, of=table, agreement=n / 20))
+        engine = Engine(
+            target=FakeContext(table),
+            vocab=FakeVocab(),
+            info=fake_info(),
+            proposers={"draft": DraftModelProposer(draft, n_vocab=64)},
+        )
+        params = GenerateParams(
+            sampling=SamplingParams(temperature=0.5 * (n % 3)),
+            proposer="draft",
+            window="fixed",
+            draft_max=6,
+            max_tokens=150,
+            ignore_eos=True,
+            seed=n,
+        )
+        log = tmp_path / f"{n}.jsonl"
+        with engine, log.open("w") as file:
+            for event in engine.generate("what is a draft", params):
+                if isinstance(event, RoundDone):
+                    data = dataclasses.asdict(event)
+                    file.write(json.dumps({k: v for k, v in data.items() if k != "p"}) + "\n")
+        spots = trace_of_log(log)
+        assert len(spots) == 150
+        for peek in (True, False):
+            result, _ = play(spots, CPU, 0.1, peek=peek)
+            assert result.worst_loss(EPS) <= CREDIT_FIRST + 1e-6
