@@ -10,6 +10,7 @@ import click
 from specllama.errors import PairIncompatible
 
 if TYPE_CHECKING:
+    from specllama.events import RoundDone
     from specllama.models.doctor import Finding, Measured
     from specllama.models.gguf import GgufHeader
 
@@ -22,6 +23,7 @@ Examples:
   specllama pair tiny tiny-draft --measure     also run both for a few seconds
 """
 MEASURE_TOKENS = 96
+MEASURE_SECONDS = 3.0  # for each of four runs
 MEASURE_PROMPTS = (
     "Explain in a few sentences what a draft model does.",
     "Write a Python function that returns the largest of three numbers.",
@@ -253,7 +255,7 @@ def _measure(target: Path, draft: Path | None, n_ctx: int | None) -> Measured:
 
     from specllama.cli.listing import note
     from specllama.engine import Engine
-    from specllama.events import Finished, RoundDone
+    from specllama.events import RoundDone
     from specllama.models.doctor import Measured
     from specllama.params import EngineOptions, GenerateParams, SamplingParams
 
@@ -275,15 +277,14 @@ def _measure(target: Path, draft: Path | None, n_ctx: int | None) -> Measured:
                 pass
         for prompt in MEASURE_PROMPTS:
             for params in (plain, fast):
-                started = time.perf_counter()
+                until = time.perf_counter() + MEASURE_SECONDS
                 for event in engine.generate(prompt, params):
                     if isinstance(event, RoundDone) and event.index > 0:
                         rounds.append(event)
-                    elif isinstance(event, Finished):
-                        seconds[params.speculate] += event.timings.decode_ms / 1e3
-                        tokens[params.speculate] += max(len(event.token_ids) - 1, 0)
-                if time.perf_counter() - started > 60:
-                    break
+                        seconds[params.speculate] += _round_ms(event) / 1e3
+                        tokens[params.speculate] += len(event.emitted)
+                        if time.perf_counter() > until:
+                            break
     drafted = [r for r in rounds if r.drafted]
     single = [r.verify_ms for r in rounds if not r.drafted]
     return Measured(
@@ -298,6 +299,10 @@ def _measure(target: Path, draft: Path | None, n_ctx: int | None) -> Measured:
         plain=tokens[False] / max(seconds[False], 1e-9),
         speculative=tokens[True] / max(seconds[True], 1e-9),
     )
+
+
+def _round_ms(event: RoundDone) -> float:
+    return event.draft_ms + event.verify_ms + event.other_ms
 
 
 def _median(values: list[float]) -> float:

@@ -1,0 +1,165 @@
+"""``specllama hub`` on what is on disk; pulling is tested in tests/hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import ggufs
+import pytest
+
+from specllama import paths
+from specllama.cli import invoke
+from specllama.models import receipts
+from specllama.models.download import Digest
+
+
+@pytest.fixture(autouse=True)
+def nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    for name in list(os.environ):
+        if name.startswith(("HF_", "OLLAMA", "LLAMA_CACHE", "XDG_CACHE")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def pulled(tmp_path: Path) -> Path:
+    """A model in our own folder, with its receipt."""
+    import hashlib
+
+    path = paths.models_dir() / "maker" / "some-GGUF" / "some-Q4_0.gguf"
+    path.parent.mkdir(parents=True)
+    ggufs.write_llama(path, quant="Q4_0")
+    digest = Digest("sha256", hashlib.sha256(path.read_bytes()).hexdigest())
+    receipt = receipts.make_receipt(
+        "maker/some-GGUF", path.name, "c" * 40, path.stat().st_size, digest
+    )
+    receipts.write_receipt(path, receipt)
+    return path
+
+
+def test_ls_lists_what_is_here(pulled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["hub", "ls"]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0].split()[:2] == ["model", "params"]
+    assert any("maker/some-GGUF:Q4_0" in line and "specllama" in line for line in lines)
+    assert any(line.startswith("tiny-target") and "tiny-draft" in line for line in lines)
+
+
+def test_ls_json(pulled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["hub", "ls", "--mine", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert entry["ref"] == "maker/some-GGUF:Q4_0"
+    assert entry["path"] == str(pulled)
+    assert entry["quantization"] == "Q4_0"
+    assert entry["architecture"] == "llama"
+    assert entry["complete"] is True
+
+
+def test_ls_of_a_folder_says_why_a_file_is_no_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mix"
+    folder.mkdir()
+    ggufs.write_bert(folder / "embed.gguf")
+    (folder / "page.gguf").write_text("<html>")
+    (folder / "\x1b[31mred.gguf").write_text("x")
+    assert invoke(["hub", "ls", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "✗ is an encoder" in out
+    assert "✗ is a web page" in out
+    assert "\x1b" not in out
+
+
+def test_path(pulled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["hub", "path"]) == 0
+    assert capsys.readouterr().out.strip() == str(paths.models_dir())
+    assert invoke(["hub", "path", "maker/some-GGUF"]) == 0
+    assert capsys.readouterr().out.strip() == str(pulled)
+    assert invoke(["hub", "path", "nobody/nothing"]) == 3
+    assert "specllama hub pull nobody/nothing" in capsys.readouterr().err
+
+
+def test_verify(pulled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["hub", "verify"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[0] == "ok"
+    data = bytearray(pulled.read_bytes())
+    data[-10] ^= 1
+    pulled.write_bytes(data)
+    assert invoke(["hub", "verify", "maker/some-GGUF", "--json"]) == 3
+    captured = capsys.readouterr()
+    (verdict,) = json.loads(captured.out)
+    assert verdict["status"] == "damaged"
+    assert "1 of 1 files" in captured.err
+
+
+def test_verify_knows_content_addressed_names(
+    pulled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import hashlib
+
+    repo = tmp_path / "user/.cache/huggingface/hub/models--other--thing-GGUF"
+    name = hashlib.sha256(pulled.read_bytes()).hexdigest()
+    (repo / "blobs").mkdir(parents=True)
+    shutil.copy(pulled, repo / "blobs" / name)
+    snapshot = repo / "snapshots" / ("d" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "thing-Q4_0.gguf").symlink_to(repo / "blobs" / name)
+    assert invoke(["hub", "verify", "other/thing-GGUF"]) == 0
+    assert "ok" in capsys.readouterr().out
+
+
+def test_rm_deletes_ours_and_only_ours(
+    pulled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pulled.with_name(f"{pulled.name}.abc.part").write_bytes(b"x")
+    assert invoke(["hub", "rm", "maker/some-GGUF"]) == 2  # nobody to ask
+    assert pulled.exists()
+    assert invoke(["hub", "rm", "-y", "maker/some-GGUF"]) == 0
+    assert not pulled.parent.exists()
+    assert paths.models_dir().exists()
+    capsys.readouterr()
+
+    foreign = ggufs.write_llama(tmp_path / "mine.gguf")
+    assert invoke(["hub", "rm", "-y", str(foreign)]) == 2
+    assert foreign.exists()
+    assert "belongs to another tool" in capsys.readouterr().err
+    assert invoke(["hub", "rm", "-y", "tiny-target"]) == 2
+
+
+def test_rm_does_not_follow_a_link_out_of_our_folder(pulled: Path, tmp_path: Path) -> None:
+    outside = ggufs.write_llama(tmp_path / "outside-Q8_0.gguf")
+    link = pulled.with_name("leak-Q8_0.gguf")
+    link.symlink_to(outside)
+    assert invoke(["hub", "rm", "-y", "maker/some-GGUF:Q8_0"]) == 3  # it is not listed at all
+    assert outside.exists()
+
+
+def test_pairs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["hub", "pairs", "--json"]) == 0
+    every = json.loads(capsys.readouterr().out)
+    assert invoke(["hub", "pairs", "--fits", "--memory", "12", "--json"]) == 0
+    some = json.loads(capsys.readouterr().out)
+    assert 0 < len(some) < len(every)
+    assert all(entry["fits"] in ("yes", "tight") for entry in some)
+    assert all(entry["checked"] is False for entry in every)
+    assert invoke(["hub", "pairs", "--fits", "--memory", "0.5"]) == 0
+    assert "the bundled one does" in capsys.readouterr().err
+
+
+def test_offline_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert invoke(["hub", "search", "qwen"]) == 3
+    assert "switched off" in capsys.readouterr().err
+
+
+def test_nonsense_references(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["hub", "pull", "qwen3-8c"]) == 2
+    assert "qwen3-8b" in capsys.readouterr().err
+    assert invoke(["hub", "pull", "tiny"]) == 2
+    assert "ships with specllama" in capsys.readouterr().err

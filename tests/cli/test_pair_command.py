@@ -1,0 +1,117 @@
+"""``specllama pair``: the table, one draft in detail, and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import ggufs
+import pytest
+
+from specllama.cli import invoke
+from specllama.models.refs import bundled
+
+
+@pytest.fixture(autouse=True)
+def nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    for name in list(os.environ):
+        if name.startswith(("HF_", "OLLAMA", "LLAMA_CACHE", "XDG_CACHE")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A draft that fits, and one of every kind that does not."""
+    mix = tmp_path / "mix"
+    mix.mkdir()
+    shutil.copy(bundled("tiny-draft"), mix / "fits.gguf")
+    ggufs.write_llama(mix / "other-words.gguf")
+    ggufs.write_spm(mix / "other-tokenizer.gguf")
+    ggufs.write_bert(mix / "encoder.gguf")
+    ggufs.write_vocab_only(mix / "words-only.gguf", ["a", "b"])
+    (mix / "broken.gguf").write_bytes(bundled("tiny-draft").read_bytes()[:3000])
+    return mix
+
+
+def test_a_folder_of_drafts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["pair", "tiny-target", str(folder)]) == 0
+    captured = capsys.readouterr()
+    rows = {line.split()[1]: line for line in captured.out.splitlines()[1:]}
+    assert rows["fits.gguf"].startswith("✓")
+    for name, words in {
+        "other-words.gguf": "at most 128 apart can work; token 5",
+        "other-tokenizer.gguf": "the target's is gpt2, the draft's is llama",
+        "encoder.gguf": "is an encoder",
+        "words-only.gguf": "at most 128 apart",
+        "broken.gguf": "strings in a file of 3,000 bytes",
+    }.items():
+        assert rows[name].startswith("✗"), name
+        assert words in rows[name], name
+    assert next(iter(rows)) == "fits.gguf"  # what fits comes first
+    assert f"-d {folder}/fits.gguf" in captured.err
+
+
+def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["pair", "tiny", str(folder), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["target"]["architecture"] == "llama"
+    by_ref = {entry["ref"]: entry for entry in data["drafts"]}
+    fits = by_ref["fits.gguf"]
+    assert fits["fits"] is True
+    assert fits["report"]["shared"] == 1.0
+    assert fits["memory"]["total"] > fits["memory"]["required"] > 0
+    assert 0 < fits["required_acceptance"] < 1
+    assert by_ref["other-words.gguf"]["report"]["differences"][0]["id"] == 5
+    assert by_ref["encoder.gguf"]["report"] is None
+
+
+def test_one_draft_in_detail(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["pair", "tiny", "tiny-draft"]) == 0
+    out = capsys.readouterr().out
+    for words in ("token texts", "100.0% of the ids", "rollback", "chat template", "memory"):
+        assert words in out
+
+
+def test_a_draft_that_does_not_fit_is_exit_code_4(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["pair", "tiny", str(folder / "other-words.gguf")]) == 4
+    captured = capsys.readouterr()
+    assert "✗  token texts" in captured.out
+    assert "cannot draft for tiny" in captured.err
+
+
+def test_all_that_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["pair", "tiny"]) == 0
+    assert "tiny-draft" in capsys.readouterr().out
+
+
+def test_the_catalogue_s_draft_is_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from specllama import paths
+
+    here = paths.models_dir() / "Qwen" / "Qwen3-8B-GGUF"
+    here.mkdir(parents=True)
+    ggufs.write_llama(here / "Qwen3-8B-Q4_K_M.gguf")
+    assert invoke(["pair", "qwen3-8b"]) == 0
+    assert "specllama hub pull Qwen/Qwen3-0.6B-GGUF:Q8_0" in capsys.readouterr().out
+
+
+def test_a_target_that_is_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["pair", str(folder / "encoder.gguf")]) == 5
+    assert invoke(["pair", str(folder / "missing.gguf")]) == 3
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.e2e
+def test_measure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["pair", "tiny", "tiny-draft", "--measure", "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)["measured"]
+    assert 0 < measured["acceptance"] <= 1
+    assert measured["step_ms"] > 0
+    assert measured["draft_ms"] > 0
+    assert measured["pays"] is (measured["acceptance"] > measured["required_acceptance"])
