@@ -1,0 +1,130 @@
+"""``tune`` and ``bench`` on the command line, over the fake backend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.cli import invoke
+from specllama.engine import Engine
+from specllama.profiles import open_profile, window_maker
+from specllama.spec.proposers.draft_model import DraftModelProposer
+
+
+@pytest.fixture(autouse=True)
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
+    """``Engine.load`` gives a fake pair; what was asked for is noted."""
+    asked: list[tuple[Any, Any]] = []
+
+    def load(target: Any, draft: Any = None, options: Any = None, **more: Any) -> Engine:
+        asked.append((target, draft))
+        table = FakeTable(seed=3, order=1)
+        model = FakeContext(FakeTable(seed=9, order=1, of=table, agreement=0.8), n_ctx=2048)
+        info = fake_info(2048)
+        return Engine(
+            target=FakeContext(table, n_ctx=2048),
+            vocab=FakeVocab(),
+            info=info,
+            proposers={"draft": DraftModelProposer(model, n_vocab=64)},
+            make_window=window_maker(open_profile(info), info),
+        )
+
+    monkeypatch.setattr(Engine, "load", staticmethod(load))
+    return asked
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    lines = [{"id": s, "slice": s, "prompt": f"the rain in {s}"} for s in ("chat", "code")]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def test_tune_prints_keeps_and_advises(
+    capsys: pytest.CaptureFixture[str], loads: list[tuple[Any, Any]]
+) -> None:
+    assert invoke(["tune", "some-pair", "--quick", "--max-tokens", "8", "--temperature", "0"]) == 0
+    out = capsys.readouterr().out
+    assert loads == [("some-pair", None)]
+    for part in ("a pass of n rows", "draft model:", "best length", "profile kept:", "chat"):
+        assert part in out
+    profile = open_profile(fake_info(2048))
+    assert profile.warm
+    assert profile.advice is not None
+    assert "words" in profile.advice
+    assert profile.costs.target.seen(16) > 0
+
+
+def test_tune_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--max-tokens", "8", "-n", "1", "--temperature", "1", "--no-save", "--json"]
+    assert invoke(["tune", *flags]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["schema"] == "specllama.tune.v1"
+    assert data["costs"]["target_ratio"]["1"] == 1.0
+    assert {g["slice"] for g in data["groups"]} == {"chat", "code", "rag", "json"}
+    assert data["profile"] is None
+    assert data["check"]
+    assert data["advice"]["temperatures"]["1"]["measured"] is not None
+
+
+def test_tune_refuses_two_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["tune", "a", "-m", "b"]) == 2
+    assert "once" in capsys.readouterr().err
+
+
+def test_bench_run_table_and_reports(
+    capsys: pytest.CaptureFixture[str], prompts: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "report"
+    flags = ["--prompts", str(prompts), "--max-tokens", "12", "-r", "1", "--length", "2"]
+    assert invoke(["bench", "run", *flags, "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    for part in ("plain", "specllama", "fixed 2", "T=0", "code T=1", "same text", "measured"):
+        assert part in text
+    assert "4/4" in text, "every reply equals plain decoding"
+    assert sorted(p.name for p in tmp_path.glob("report.*")) == [
+        "report.html", "report.json", "report.md",
+    ]  # fmt: skip
+    assert invoke(["bench", "compare", f"{out}.json", f"{out}.json"]) == 0
+    assert "+0.0%" in capsys.readouterr().out
+    assert invoke(["bench", "compare", f"{out}.json", f"{out}.json", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+def test_bench_run_json(capsys: pytest.CaptureFixture[str], prompts: Path) -> None:
+    flags = ["--prompts", str(prompts), "--slice", "code", "--max-tokens", "8", "-r", "1"]
+    assert invoke(["bench", "run", *flags, "--temperature", "0", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["schema"] == "specllama.bench.v1"
+    assert {run["slice"] for run in data["runs"]} == {"code"}
+    assert data["provenance"]["versions"]["specllama"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "words"),
+    [
+        (["--slice", "poetry"], 2, "no prompts of slice"),
+        (["-n", "0"], 2, "at least 1"),
+        (["--against", "magic 8ball"], 2, "cannot compare"),
+        (["--prompts", "/no/such/file.txt"], 2, "cannot read"),
+    ],
+)
+def test_bench_run_refuses(
+    capsys: pytest.CaptureFixture[str], flags: list[str], status: int, words: str
+) -> None:
+    assert invoke(["bench", "run", *flags]) == status
+    assert words in capsys.readouterr().err
+
+
+def test_bench_compare_refuses_other_files(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("{}")
+    assert invoke(["bench", "compare", str(path), str(path)]) == 2
+    assert "not a report" in capsys.readouterr().err

@@ -1,0 +1,371 @@
+"""Comparisons, reports and measurements over the fake backend."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+from xml.etree import ElementTree
+
+import pytest
+
+from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.bench.arms import EngineArm, Run, Task, percentile
+from specllama.bench.energy import EnergyMeter
+from specllama.bench.measure import PassCosts, measure_costs
+from specllama.bench.peers import ProgramPeer, ServerPeer, make_peer, read_speed
+from specllama.bench.provenance import provenance
+from specllama.bench.report import difference, read_report, to_html, to_markdown, write_reports
+from specllama.bench.runner import Comparison, compare
+from specllama.bench.svg import bars, lines
+from specllama.bench.tune import Acceptance, advise, predict, tune
+from specllama.engine import Engine
+from specllama.errors import EngineError, UsageError
+from specllama.events import RoundDone
+from specllama.interface import Message
+from specllama.params import GenerateParams, SamplingParams
+from specllama.prompts import Prompt
+from specllama.spec.learned import Costs
+from specllama.spec.proposers.draft_model import DraftModelProposer
+from specllama.spec.proposers.ngram import NgramProposer
+
+PROMPTS = [
+    Prompt("a", "chat", (Message("user", "the rain in spain"),)),
+    Prompt("b", "code", (), "def add(a, b): return a + b"),
+]
+
+
+@pytest.fixture
+def engine() -> Engine:
+    table = FakeTable(seed=3, sharpness=2.0)
+    draft = FakeContext(FakeTable(seed=9, of=table, agreement=0.8))
+    return Engine(
+        target=FakeContext(table),
+        vocab=FakeVocab(),
+        info=fake_info(),
+        proposers={"ngram": NgramProposer(), "draft": DraftModelProposer(draft, n_vocab=64)},
+    )
+
+
+def tasks(n: int = 24, temperatures: tuple[float, ...] = (0.0, 1.0)) -> list[Task]:
+    return [Task(p, t, n, seed=5, ignore_eos=True) for p in PROMPTS for t in temperatures]
+
+
+def both(engine: Engine, **changes: Any) -> list[EngineArm]:
+    spec = GenerateParams(proposer="draft", window="fixed", draft_max=3).replace(**changes)
+    return [
+        EngineArm("plain", engine, GenerateParams(speculate=False)),
+        EngineArm("specllama", engine, spec),
+    ]
+
+
+def test_arms_take_turns_and_write_the_same_text(engine: Engine) -> None:
+    seen: list[str] = []
+    result = compare(
+        both(engine),
+        tasks(),
+        repetitions=2,
+        progress=lambda done, total, label: seen.append(label.split(":")[0]),
+    )
+    assert len(result.runs) == 2 * 2 * 4
+    order = [run.arm for run in result.runs]
+    assert order[:4] == ["plain", "specllama", "specllama", "plain"], "neither arm is always first"
+    assert seen[-1] == "done"
+    whole = result.summary("specllama", "all")
+    assert whole.equal == whole.compared == 8
+    assert whole.tokens == 8 * 24
+    assert whole.accepted + whole.rejected == whole.drafted > 0
+    assert 0 < (whole.acceptance_rate or 0) <= 1
+    groups = {s.group for s in result.summaries()}
+    assert groups == {"all", "T=0", "T=1", "chat T=0", "chat T=1", "code T=0", "code T=1"}
+
+
+def test_every_run_reads_its_prompt_afresh(engine: Engine) -> None:
+    """Time to the first token counts for target and draft alike."""
+    arms = both(engine)
+    draft = engine.proposer("draft").context  # type: ignore[attr-defined]
+    for _ in range(2):
+        arms[1].run(tasks()[0], 0)
+        assert max(draft.passes) >= 10, "the draft read the prompt"
+        draft.passes.clear()
+
+
+def run_of(arm: str, repetition: int, tokens: int, seconds: float, **more: Any) -> Run:
+    return Run(arm, "p", "chat", 0.0, repetition, tokens, seconds, seconds + 0.1, 0.1, **more)
+
+
+def test_ratios_are_of_totals_within_a_repetition() -> None:
+    result = Comparison(baseline="plain")
+    for n, (plain, spec) in enumerate([(1.0, 0.5), (2.0, 1.6), (1.0, 1.0)]):
+        result.runs.append(run_of("plain", n, 101, plain, token_ids=(1, 2)))
+        result.runs.append(run_of("fast", n, 101, spec, token_ids=(1, 2 + (n == 2))))
+    summary = result.summary("fast", "all")
+    assert summary.ratio == pytest.approx(1.25)
+    assert (summary.ratio_low, summary.ratio_high) == pytest.approx((1.0, 2.0))
+    assert summary.tok_per_s == pytest.approx(300 / 3.1)
+    assert summary.equal is not None
+    assert (summary.equal, summary.compared) == (2, 3)
+    assert summary.ttft_ratio == pytest.approx(1.0)
+    assert result.summary("absent", "all").ratio is None
+
+
+def test_percentiles() -> None:
+    assert percentile([], 0.5) is None
+    assert percentile([3.0], 0.95) == 3.0
+    assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.5
+    assert percentile([1.0, 2.0, 3.0, 4.0], 1.0) == 4.0
+
+
+def test_reports_are_complete_and_self_contained(engine: Engine, tmp_path: Path) -> None:
+    result = compare(both(engine), tasks(12), repetitions=1)
+    result.provenance = provenance(engine.info, ["bench", "run"])
+    paths = write_reports(result, tmp_path / "deep" / "report.html")
+    assert [p.name for p in paths] == ["report.json", "report.md", "report.html"]
+    data = read_report(paths[0])
+    assert data["provenance"]["arguments"] == ["bench", "run"]
+    assert {s["arm"] for s in data["summaries"]} == {"plain", "specllama"}
+    assert "token_ids" not in data["runs"][0], "texts stay at home"
+    page = paths[2].read_text()
+    for outside in ("http://", "https://", "<script", "<link", "@import", "src="):
+        assert outside not in page
+    for svg in page.split("<svg")[1:]:
+        ElementTree.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
+    assert paths[1].read_text().count("\n| ") + 1 >= 2 + len(result.summaries())
+    assert difference(data, data)[0][2][2] == "+0.0%"
+
+
+def test_hostile_names_stay_text(engine: Engine) -> None:
+    result = compare(both(engine), tasks(6, (0.0,)), repetitions=1)
+    for run in result.runs:
+        run.slice = "<img src=x onerror=alert(1)>|"
+    html = to_html(result)
+    assert "<img" not in html
+    assert "\\|" in to_markdown(result)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "other"}'])
+def test_foreign_reports_are_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(content)
+    with pytest.raises(UsageError, match="not a report"):
+        read_report(path)
+    with pytest.raises(UsageError, match="cannot read"):
+        read_report(tmp_path / "missing.json")
+
+
+def test_charts_are_valid_xml_and_empty_data_draws_nothing() -> None:
+    chart = bars("a & b", [("<x>", 1.5, 1.2, 1.9), ("y", 0.0, None, None)], mark=1.0, unit="×")
+    ElementTree.fromstring(chart)
+    ElementTree.fromstring(lines("v(n)", [("v", [(1, 1.0), (2, 1.5)])], x_label="rows", mark=1.0))
+    assert bars("none", []) == ""
+    assert lines("none", [("v", [])]) == ""
+
+
+# -- measuring ------------------------------------------------------------------------------------
+
+
+def test_costs_are_measured_and_the_caches_left_empty(engine: Engine) -> None:
+    draft = engine.proposer("draft").context  # type: ignore[attr-defined]
+    ticks: list[int] = []
+    costs = measure_costs(
+        engine.target, draft, [1, 2, 3, 4] * 10, repetitions=2, progress=lambda: ticks.append(1)
+    )
+    assert costs.target[1] > 0
+    assert set(costs.ratios) == set(costs.target)
+    assert costs.ratios[1] == 1.0
+    assert engine.target.n_past == draft.n_past == 0
+    assert len(ticks) == 6
+    curve = costs.curve(20)
+    assert len(curve) == 21
+    assert curve[4] == costs.target[4]
+    assert (
+        min(costs.target[9], costs.target[12])
+        <= curve[10]
+        <= max(costs.target[9], costs.target[12])
+    )
+    kept = Costs()
+    costs.store(kept)
+    assert kept.target.ms(4) == pytest.approx(costs.target[4], rel=1e-6)
+    assert kept.draft.ms(1) == pytest.approx(costs.draft[1], rel=1e-6)
+
+
+def round_of(drafted: int, accepted: int, source: str = "draft") -> RoundDone:
+    none = (None,) * drafted
+    return RoundDone(
+        index=0, t_s=0.0, n_past=0, source=source if drafted else "none", draft_max=drafted,
+        window_reason="", drafted=(1,) * drafted, parents=tuple(range(-1, drafted - 1)),
+        drafted_text=("x",) * drafted, confidence=none, p=none, q=none, accepted=accepted,
+        accepted_path=tuple(range(accepted)), target_token=2, target_text="y",
+        target_kind="recovered", emitted=(1,) * (accepted + 1), emitted_text=(), cut=0,
+        draft_ms=1.0, verify_ms=1.0, other_ms=0.0,
+    )  # fmt: skip
+
+
+def test_survival_ignores_cut_drafts_and_other_sources() -> None:
+    tally = Acceptance("chat", 0.0, "draft")
+    for drafted, accepted in ((4, 4), (4, 2), (4, 0), (1, 1), (0, 0)):
+        tally.observe(round_of(drafted, accepted), 4)
+    tally.observe(round_of(4, 4, "ngram"), 4)
+    assert tally.survival == pytest.approx([3 / 4, 2 / 3, 1 / 3, 1 / 3])
+    assert tally.first == 0.75
+    assert Acceptance("chat", 0.0, "draft").survival == []
+
+
+def test_the_bound_follows_from_survival_and_costs() -> None:
+    tally = Acceptance("chat", 0.0, "draft")
+    for _ in range(8):
+        tally.observe(round_of(8, 8), 8)
+    for _ in range(2):
+        tally.observe(round_of(8, 0), 8)
+    target = {n: 10.0 + 1.0 * (n - 1) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9)}
+    group = predict(tally, PassCosts(100, target, {1: 1.0}, 1.0))
+    assert group.best == 8
+    assert group.bound == pytest.approx((1 + 8 * 0.8) * 10 / (8 + 18))
+    assert group.speeds[1] == pytest.approx(1.8 * 10 / (1 + 11))
+    advice = advise([group], None)
+    assert advice["speculate"] is True
+    assert advice["temperatures"]["0"]["draft_max"] == 8
+    group.speeds = dict.fromkeys(group.speeds, 0.8)
+    group.bound = 1.0
+    assert advise([group], None)["speculate"] is False
+
+
+def test_tuning_a_pair(engine: Engine) -> None:
+    shares: list[float] = []
+    result = tune(
+        engine,
+        PROMPTS,
+        temperatures=(0.0, 1.0),
+        per_slice=1,
+        max_tokens=16,
+        repetitions=1,
+        progress=lambda share, label: shares.append(share),
+    )
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1.0)
+    assert {(g.slice, g.temperature) for g in result.groups} == {
+        (s, t) for s in ("chat", "code") for t in (0.0, 1.0)
+    }
+    assert all(g.window is not None for g in result.groups)
+    assert result.check is not None
+    summary = result.check.summary("specllama", "all")
+    assert summary.equal == summary.compared
+    json.dumps(result.to_dict())
+
+
+def test_energy_where_the_platform_tells(tmp_path: Path) -> None:
+    assert not EnergyMeter(tmp_path).available
+    zone = tmp_path / "intel-rapl:0"
+    zone.mkdir()
+    (zone / "energy_uj").write_text("900000\n")
+    (zone / "max_energy_range_uj").write_text("1000000\n")
+    meter = EnergyMeter(tmp_path)
+    before = meter.read()
+    (zone / "energy_uj").write_text("400000\n")
+    assert meter.since(before) == pytest.approx(0.5), "the counter wrapped"
+    assert meter.since(None) is None
+
+
+# -- peers ----------------------------------------------------------------------------------------
+
+
+class Server(BaseHTTPRequestHandler):
+    bodies: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.bodies.append(body)
+        answer = json.dumps(
+            {
+                "content": "hello",
+                "tokens": [1, 2, 3],
+                "tokens_predicted": 3,
+                "timings": {
+                    "prompt_ms": 40.0, "predicted_ms": 100.0, "predicted_n": 3,
+                    "draft_n": 4, "draft_n_accepted": 1,
+                },
+            }
+        ).encode()  # fmt: skip
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def test_a_server_gets_the_same_tokens_and_settings(engine: Engine) -> None:
+    server = HTTPServer(("127.0.0.1", 0), Server)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        peer = make_peer(
+            f"llama-server http://127.0.0.1:{server.server_port}/", engine, SamplingParams()
+        )
+        run = peer.run(tasks()[1], 0)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    body = Server.bodies[-1]
+    assert body["prompt"] == engine.encode(PROMPTS[0].content)[0]
+    assert (body["temperature"], body["n_predict"], body["ignore_eos"]) == (1.0, 24, True)
+    assert body["cache_prompt"] is False
+    assert (run.tokens, run.drafted, run.accepted) == (3, 4, 1)
+    assert run.decoded / run.decode_s == pytest.approx(20.0)
+    with pytest.raises(EngineError, match="no usable answer"):
+        ServerPeer("http://127.0.0.1:9", engine, SamplingParams()).run(tasks()[0], 0)
+    with pytest.raises(UsageError):
+        ServerPeer("file:///etc/passwd", engine, SamplingParams())
+
+
+SIMPLE = """encoded   20 tokens in    0.201 seconds, speed:   99.5 t/s
+decoded   64 tokens in    2.000 seconds, speed:   32.0 t/s
+n_draft   = 4
+n_drafted = 90
+n_accept  = 30
+"""
+CLI = """prompt eval time =     201.00 ms /    20 tokens (   10.05 ms per token)
+       eval time =    1500.00 ms /    63 runs   (   23.81 ms per token)
+"""
+
+
+def program(path: Path, output: str, status: int = 0) -> Path:
+    args = f"{path}.args"
+    path.write_text(
+        f"#!{sys.executable}\nimport sys\nopen({args!r}, 'w').write(repr(sys.argv))\n"
+        f"sys.stderr.write({output!r})\nsys.exit({status})\n"
+    )
+    path.chmod(path.stat().st_mode | stat.S_IEXEC)
+    return path
+
+
+def test_programs_are_timed_by_their_own_clock(engine: Engine, tmp_path: Path) -> None:
+    simple = program(tmp_path / "simple", SIMPLE)
+    peer = make_peer(
+        f"llama-speculative-simple {simple} --spec-draft-n-max 4", engine, SamplingParams()
+    )
+    run = peer.run(tasks()[0], 0)
+    assert run.decoded / run.decode_s == pytest.approx(32.0)
+    assert (run.drafted, run.accepted) == (90, 30)
+    args = Path(f"{simple}.args").read_text()
+    for word in ("'-md'", "'--spec-draft-n-max', '4'", "'--ignore-eos'", "'--temp', '0'"):
+        assert word in args
+    assert read_speed(CLI) == (63, 1.5)
+    with pytest.raises(EngineError, match="no timing"):
+        read_speed("nothing")
+    broken = ProgramPeer(
+        "llama-cli", program(tmp_path / "cli", "error: no model", 1), engine, SamplingParams()
+    )
+    with pytest.raises(EngineError, match="no model"):
+        broken.run(tasks()[0], 0)
+
+
+@pytest.mark.parametrize("text", ["", "llama-cli", "ollama http://x", "llama-cli /no/such/file"])
+def test_unknown_peers_are_refused(engine: Engine, text: str) -> None:
+    with pytest.raises(UsageError):
+        make_peer(text, engine, SamplingParams())
