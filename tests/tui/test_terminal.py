@@ -38,7 +38,7 @@ if __name__ == "__main__":
 """
 DEMO = """
     from specllama.tui.demo import DemoFactory
-    SpecllamaApp._load_recipe = lambda self, target, draft: DemoFactory(speed=2.0)
+    SpecllamaApp._load_recipe = lambda self, target, draft: DemoFactory(speed=1.0)
 """
 
 
@@ -154,18 +154,16 @@ def test_a_crash_of_the_app_is_a_failure_and_restores_the_terminal(tmp_path: Pat
         assert LEAVE in t.seen
 
 
-def test_an_engine_killed_again_and_again_costs_one_reply_each(tmp_path: Path) -> None:
+def test_a_killed_engine_leaves_the_terminal_and_the_app_alone(tmp_path: Path) -> None:
     with terminal(tmp_path) as t:
         t.until(lambda: "demo-target" in t.words)
-        for i in range(3):
-            before = len(t.words)
-            t.type(f"question {i}\r")
-            t.until(lambda before=before: "tok/s" in t.words[before:] and t.children())
-            (child,) = t.children()
-            os.kill(child, signal.SIGKILL)
-            t.until(lambda before=before: "SIGKILL" in t.words[before:])
+        t.type("question\r")
+        t.until(lambda: "Speculative" in t.words)
+        (child,) = t.children()
+        os.kill(child, signal.SIGKILL)
+        t.until(lambda: "SIGKILL" in t.words)
         before = len(t.words)
-        t.type("the last\r")
+        t.type("the next\r")
         t.until(lambda: "seed 1" in t.words[before:])
         t.type("\x11")
         assert t.ended() == 0

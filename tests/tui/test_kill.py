@@ -1,0 +1,73 @@
+"""``kill -9`` of the engine's process while it writes, through the whole app."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+
+from textual.pilot import Pilot
+
+from specllama.params import GenerateParams
+from specllama.tui.app import SpecllamaApp
+from specllama.tui.bridge import Pace
+from specllama.tui.demo import DEMO_REPLY, DemoFactory
+from specllama.tui.widgets.message import AssistantMessage
+
+KILLS = 3
+LIMIT_S = 60.0
+
+
+async def until(pilot: Pilot[int], true: Callable[[], object]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < end, "waited too long"
+        await pilot.pause()
+        await asyncio.sleep(0.005)
+
+
+async def kill_and_recover(kills: int, seed: int = 1) -> None:
+    rng = random.Random(seed)
+    app = SpecllamaApp(
+        target="demo",
+        factory_for=lambda target, draft: DemoFactory(speed=4.0),
+        params=GenerateParams(seed=7),
+        pace=Pace(0.02),
+    )
+    try:
+        async with app.run_test(size=(80, 24)) as pilot:
+            await until(pilot, lambda: app.engine_ready)
+            chat = app.chat
+            for i in range(kills):
+                chat.prompt.put(f"question {i}")
+                await pilot.press("enter")
+                rounds = rng.randint(0, 40)
+                await until(pilot, lambda: chat.busy and app.host.pid)  # type: ignore[attr-defined]
+                start = chat.strip.total.rounds
+                await until(
+                    pilot,
+                    lambda rounds=rounds, start=start: (  # type: ignore[misc]
+                        not chat.busy or chat.strip.total.rounds >= start + rounds
+                    ),
+                )
+                os.kill(app.host.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+                await until(pilot, lambda: not chat.busy)
+                last = app.session.messages[-1]
+                if last.role == "assistant":
+                    assert DEMO_REPLY.startswith(last.content)
+                    view = chat.query(AssistantMessage).last()
+                    assert view.text == last.content
+            chat.prompt.put("and now?")
+            await pilot.press("enter")
+            await until(pilot, lambda: not chat.prompt.text and not chat.busy)
+            assert app.session.messages[-1].content == DEMO_REPLY
+            assert app.is_running
+    finally:
+        app.shut_down()
+
+
+async def test_the_app_outlives_its_engine() -> None:
+    await kill_and_recover(KILLS)
