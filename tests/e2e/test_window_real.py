@@ -1,0 +1,90 @@
+"""The window on the bundled pair: random sleeps change what is drafted, never what is written."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+
+from specllama.engine import Engine
+from specllama.events import Finished, RoundDone
+from specllama.params import GenerateParams, SamplingParams
+from specllama.prompts import Prompt, load_prompts
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Prompt]:
+    return load_prompts()[:8]
+
+
+def answer(engine: Engine, prompt: Prompt, **changes: Any) -> tuple[Finished, list[RoundDone]]:
+    engine.reset()
+    params = GenerateParams(max_tokens=48, seed=7, min_speculative_tokens=0).replace(**changes)
+    events = list(engine.generate(prompt.content, params))
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    return finished, [e for e in events if isinstance(e, RoundDone)]
+
+
+@pytest.fixture
+def sleepy(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> random.Random:
+    """Every pass takes longer by chance, the target's more: drafting pays, in varying lengths."""
+    rng = random.Random(1)
+    kind = type(tiny.target)
+    forward = kind.forward
+
+    def slow(self: Any, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(rng.random() * (2e-3 if self is tiny.target else 1e-4))
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "forward", slow)
+    return rng
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_random_sleeps_never_change_a_token(
+    tiny: Engine, prompts: list[Prompt], sleepy: random.Random, temperature: float
+) -> None:
+    sampling = SamplingParams(temperature=temperature)
+    drafted = 0
+    for prompt in prompts:
+        plain, _ = answer(tiny, prompt, sampling=sampling, speculate=False)
+        for proposer in ("mixed", "draft", "ngram"):
+            for _ in range(2):
+                spec, rounds = answer(tiny, prompt, sampling=sampling, proposer=proposer)
+                assert spec.token_ids == plain.token_ids
+                assert len(spec.token_ids) == spec.draft_n_accepted + spec.rounds - spec.cut
+                assert all(r.window_reason for r in rounds)
+                drafted += spec.draft_n
+    assert drafted > 0
+
+
+def test_logged_rounds_replay_within_the_credit(tiny: Engine, prompts: list[Prompt]) -> None:
+    """Real drafts, real confidences: what the window would lose at several costs of a pass."""
+    import dataclasses
+
+    from specllama.bench.replay import VirtualClock, replay, trace_of_rounds
+    from specllama.spec.learned import CREDIT_FIRST, Costs, Learned
+    from specllama.spec.window import AdaptiveWindow
+
+    for n, prompt in enumerate(prompts):
+        sampling = SamplingParams(temperature=float(n % 2))
+        _, rounds = answer(
+            tiny, prompt, sampling=sampling, proposer="draft", window="fixed", draft_max=4
+        )
+        trace = trace_of_rounds([dataclasses.asdict(r) for r in rounds])
+        for extra, step in ((0.1, 0.05), (0.5, 0.1), (0.9, 0.6)):
+            verify = [0.0, *(1 + extra * (k - 1) for k in range(1, 18))]
+            learned = Learned(Costs(draft_share=step))
+            for k in range(1, 18):
+                learned.costs.target.set(k, verify[k])
+            for k in (1, 2, 4, 8, 16, 32, 64):
+                learned.costs.draft.set(k, step * (1 + 0.35 * (k - 1)))
+            clock = VirtualClock()
+            window = AdaptiveWindow(learned, draft_max=8, clock=clock)
+            result = replay(trace, window, clock, verify=verify, draft=step)
+            assert result.worst_loss(0.01) <= CREDIT_FIRST + 1e-6
