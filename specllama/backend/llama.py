@@ -434,7 +434,7 @@ class LlamaContext:
         if not self._memory:
             self.close()
             raise UnsupportedModel(f"{model.path.name} keeps no KV cache: not a text generator")
-        self._n_ctx = min(int(ll.llama_n_ctx_seq(self._ctx)), int(params.n_ctx))
+        self._n_ctx = min(int(ll.llama_n_ctx_seq(self._ctx)), n_ctx)  # llama.cpp pads it
         self._n_batch = int(params.n_batch)
         self._max_rows = max_rows
         self._n_vocab = model.vocab.n_tokens
