@@ -57,6 +57,11 @@ class Finding:
         return not self.reason and self.candidate.path is not None
 
     @property
+    def useful(self) -> bool:
+        """It fits, and it is smaller than the target."""
+        return self.fits and (self.report is None or self.report.ratio < 1)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         return self.report.warnings if self.report else ()
 
@@ -164,11 +169,12 @@ def step_cost(target: GgufHeader, draft: GgufHeader) -> float:
 def order(findings: Iterable[Finding]) -> list[Finding]:
     """Fitting drafts first, those in the good band of sizes before the others."""
 
-    def key(finding: Finding) -> tuple[bool, bool, float, str]:
+    def key(finding: Finding) -> tuple[bool, bool, bool, float, str]:
         report = finding.report
         distance = abs((report.ratio if report else 1.0) - 1 / 16)
         return (
             not finding.fits,
+            not finding.useful,
             not (report is not None and report.good_size),
             distance,
             finding.candidate.ref,

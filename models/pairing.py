@@ -43,10 +43,11 @@ _DEFAULT_IDS = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One reason why the pair cannot work."""
+    """One reason why the pair cannot work; ``short`` is for tables."""
 
     kind: ProblemKind
     message: str
+    short: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,12 @@ class PairReport:
         """The first problem, and the first token that differs where that is not it."""
         token = next((p.message for p in self.problems if p.kind == "token"), None)
         return self.reason if token in (None, self.reason) else f"{self.reason}; {token}"
+
+    @property
+    def short(self) -> str:
+        """The reasons in a few words each, for a table: what differs, and the first such token."""
+        chosen = [p for i, p in enumerate(self.problems) if i == 0 or p.kind == "token"]
+        return "; ".join(problem.short for problem in chosen)
 
     @property
     def good_size(self) -> bool:
@@ -216,7 +223,11 @@ def compare(target: GgufHeader, draft: GgufHeader) -> PairReport:
     )
     if differences:
         problems.append(
-            Problem("token", f"{differences[0]} ({shared:.1%} of the ids mean the same text)")
+            Problem(
+                "token",
+                f"{differences[0]} ({shared:.1%} of the ids mean the same text)",
+                f"token {differences[0].id}: {differences[0].target!r} ≠ {differences[0].draft!r}",
+            )
         )
     for role, header in (("target", target), ("draft", draft)):
         if rollback(header) == "checkpoint":
@@ -225,6 +236,7 @@ def compare(target: GgufHeader, draft: GgufHeader) -> PairReport:
                     "rollback",
                     f"the {role}'s architecture ({header.architecture}) keeps one running state"
                     " and cannot undo rejected tokens",
+                    f"{header.architecture} cannot undo rejected tokens",
                 )
             )
     ratio = active_params(draft) / max(active_params(target), 1)
@@ -257,19 +269,22 @@ def _tokenizer_problems(target: GgufHeader, draft: GgufHeader) -> list[Problem]:
                 "tokenizer",
                 f"other tokenizer: the target's is {target.tokenizer_model or 'missing'},"
                 f" the draft's is {draft.tokenizer_model or 'missing'}",
+                f"{draft.tokenizer_model or 'no'} tokenizer, not {target.tokenizer_model}",
             )
         )
     for name, adds in (("bos", adds_bos), ("eos", adds_eos)):
         kind: ProblemKind = "bos" if name == "bos" else "eos"
         if adds(target) != adds(draft):
             who = "target" if adds(target) else "draft"
-            problems.append(Problem(kind, f"only the {who} adds {name.upper()} to a prompt"))
+            text = f"only the {who} adds {name.upper()}"
+            problems.append(Problem(kind, f"{text} to a prompt", text))
         elif adds(target) and special_id(target, name) != special_id(draft, name):
             problems.append(
                 Problem(
                     kind,
                     f"{name.upper()} is token {special_id(target, name)} in the target and"
                     f" {special_id(draft, name)} in the draft",
+                    f"{name.upper()} is another token",
                 )
             )
     difference = abs(target.vocab_size - draft.vocab_size)
@@ -279,6 +294,7 @@ def _tokenizer_problems(target: GgufHeader, draft: GgufHeader) -> list[Problem]:
                 "vocabulary",
                 f"the target has {target.vocab_size:,} tokens, the draft {draft.vocab_size:,};"
                 f" at most {MAX_SIZE_DIFFERENCE} apart can work",
+                f"{draft.vocab_size:,} tokens, not {target.vocab_size:,}",
             )
         )
     return problems
@@ -317,13 +333,13 @@ def _warnings(
             warnings.append("the draft is not smaller than the target: it cannot pay")
         elif ratio > high:
             warnings.append(
-                f"the draft is 1/{1 / ratio:.0f} of the target; drafting may cost more than it"
-                " saves (1/10 to 1/30 is the good band)"
+                f"1/{1 / ratio:.0f} of the target: drafting may cost more than it saves"
+                " (1/10 to 1/30 is good)"
             )
         elif ratio < low:
             warnings.append(
-                f"the draft is 1/{1 / ratio:.0f} of the target; it may be right too rarely"
-                " (1/10 to 1/30 is the good band)"
+                f"1/{1 / ratio:.0f} of the target: it may be right too rarely"
+                " (1/10 to 1/30 is good)"
             )
     if 0 < draft.context_length < target.context_length:
         warnings.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,8 +13,11 @@ from specllama import paths
 from specllama.errors import ModelUnavailable, UsageError
 
 if TYPE_CHECKING:
+    from specllama.models.catalog import CatalogPair
     from specllama.models.library import LocalModel
     from specllama.models.pull import PullItem
+    from specllama.models.refs import HubRef
+    from specllama.models.summaries import Listed
 
 CONFIRM_BYTES = 1_000_000_000
 
@@ -300,13 +304,11 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
     """
     from specllama.cli.listing import (
         Column,
-        context,
         folders,
         note,
-        params,
         show_json,
         show_table,
-        size,
+        without_name,
     )
     from specllama.models import library
     from specllama.models.summaries import list_models
@@ -330,6 +332,19 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
             ]
         )
         return
+    _show_usable([item for item in listed if item.summary.usable])
+    refused = [item for item in listed if not item.summary.usable]
+    if refused:
+        note(f"{len(refused)} more cannot be run:")
+        rows = [["✗", _short(item.model), without_name(item.summary.reason)] for item in refused]
+        show_table([Column(""), Column("file", give=True), Column("why", give=True)], rows)
+    if not listed:
+        note("no models here; get a pair with: specllama hub pairs --fits")
+
+
+def _show_usable(listed: list[Listed]) -> None:
+    from specllama.cli.listing import Column, context, params, show_table, size
+
     columns = [
         Column("model", give=True),
         Column("params", "right"),
@@ -341,29 +356,24 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
         Column("used", drop=100),
         Column("drafts that fit", give=True, style="green"),
     ]
-    rows = []
-    for item in sorted(listed, key=lambda i: (not i.summary.usable, i.model.source, i.model.ref)):
-        summary = item.summary
-        drafts = ", ".join(item.drafts[:2]) + (
-            f" +{len(item.drafts) - 2}" if len(item.drafts) > 2 else ""
-        )
-        rows.append(
-            [
-                _short(item.model),
-                params(summary.n_params),
-                summary.quantization,
-                size(item.model.bytes),
-                context(summary.context_length),
-                summary.architecture,
-                item.model.source,
-                _ago(item.model.used),
-                drafts if summary.usable else f"✗ {_reason(summary.reason)}",
-            ]
-        )
-    if not rows:
-        note("no models here; get a pair with: specllama hub pairs --fits")
-        return
-    show_table(columns, rows)
+    rows = [
+        [
+            _short(item.model),
+            params(item.summary.n_params),
+            item.summary.quantization,
+            size(item.model.bytes) + ("" if item.model.complete else " (parts missing)"),
+            context(item.summary.context_length),
+            item.summary.architecture,
+            item.model.source,
+            _ago(item.model.used),
+            item.drafts[0] + (f" +{len(item.drafts) - 1}" if len(item.drafts) > 1 else "")
+            if item.drafts
+            else "",
+        ]
+        for item in sorted(listed, key=lambda i: (i.model.source, i.model.ref))
+    ]
+    if rows:
+        show_table(columns, rows)
 
 
 def _short(model: LocalModel) -> str:
@@ -374,14 +384,6 @@ def _short(model: LocalModel) -> str:
     if model.ref.startswith(home + os.sep):
         return "~" + model.ref[len(home) :]
     return model.ref
-
-
-def _reason(reason: str) -> str:
-    """A refusal without the file name that the row already shows."""
-    for word in (" is ", " has ", " holds "):
-        if word in reason.split(":")[0]:
-            return word.strip() + " " + reason.split(word, 1)[1]
-    return reason
 
 
 def _ago(when: float) -> str:
@@ -466,61 +468,112 @@ def path(ref: str | None) -> None:
 
 
 @command.command("pairs")
+@click.argument("name", required=False)
 @click.option("--fits", "only_fitting", is_flag=True, help="Only what fits this machine.")
 @click.option("--memory", "memory_gb", type=float, help="Judge for this many GB instead.")
 @json_option
-def pairs(only_fitting: bool, memory_gb: float | None, as_json: bool) -> None:
-    """List curated pairs of target and draft, marking what fits this machine."""
-    from specllama.cli.listing import Column, note, show_json, show_table, size
-    from specllama.models import catalog, fit, pull
+def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json: bool) -> None:
+    """List curated pairs of target and draft, marking what fits this machine.
+
+    NAME shows one of them with its repositories, the reason and its source.
+    """
+    from specllama.cli.listing import note, show_json, size
+    from specllama.models import catalog, fit
 
     machine = fit.machine_memory() if memory_gb is None else memory_gb * 1e9
-    entries = [(pair, fit.judge(pair, machine)) for pair in catalog.load().values()]
+    chosen = list(catalog.load().values()) if name is None else [_named_pair(name)]
+    entries = [(pair, fit.judge(pair, machine)) for pair in chosen]
     if only_fitting:
         entries = [(pair, verdict) for pair, verdict in entries if verdict != "no"]
     if as_json:
         show_json([{**pair.to_dict(), "fits": verdict} for pair, verdict in entries])
         return
+    if not entries:
+        note(f"no pair of the catalogue fits {size(machine)}; the bundled one does: -m tiny")
+        return
+    if name is not None:
+        _show_pair(*entries[0], machine)
+    else:
+        _show_pairs(entries)
+        note(f"judged for {size(machine)} of memory · more: hub pairs NAME · get: hub pull NAME")
+    if not all(pair.checked for pair, _ in entries):
+        note("written without a look at the hub; hub info NAME asks it")
+
+
+def _named_pair(name: str) -> CatalogPair:
+    from specllama.models import catalog
+
+    pair = catalog.find(name)
+    if pair is None:
+        import difflib
+
+        close = difflib.get_close_matches(name, catalog.load(), n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(close)}?" if close else "see: specllama hub pairs"
+        raise UsageError(f"the catalogue has no pair {name!r}", hint)
+    return pair
+
+
+FIT_WORDS = {"yes": "✓", "tight": "tight", "no": "–"}
+
+
+def _show_pairs(entries: Sequence[tuple[CatalogPair, str]]) -> None:
+    from specllama.cli.listing import Column, params, show_table, size
+    from specllama.models import library, refs
+
+    here = library.scan()
     columns = [
+        Column("fits", style="green"),
         Column("name", style="bold"),
-        Column("target", give=True, drop=100),
-        Column("draft"),
+        Column("target", "right"),
+        Column("draft with"),
         Column("size", "right"),
         Column("memory", "right"),
-        Column("fits", style="green"),
-        Column("licence", drop=120),
-        Column("why", give=True, drop=60),
+        Column("here", style="green"),
+        Column("why", cut=True, drop=100),
     ]
-    words = {"yes": "✓", "tight": "tight", "no": "–"}
     rows = [
         [
+            FIT_WORDS[verdict],
             pair.name,
-            pair.target.ref,
+            params(pair.target.params),
             _draft_words(pair),
             size(pair.bytes),
             f"{pair.memory_gb:.0f} GB",
-            words[verdict] + (" here" if pull.local(_target_ref(pair)) is not None else ""),
-            pair.licence,
+            "yes" if any(refs.matches(model, _target_ref(pair)) for model in here) else "",
             pair.why,
         ]
         for pair, verdict in entries
     ]
-    if not rows:
-        note(f"no pair of the catalogue fits {size(machine)}; the bundled one does: -m tiny")
-        return
     show_table(columns, rows)
-    note(f"judged for {size(machine)} of memory; get one with: specllama hub pull NAME")
-    if not all(pair.checked for pair, _ in entries):
-        note("names and sizes were not checked against the hub: hub info NAME asks it")
 
 
-def _target_ref(pair: Any) -> Any:
+def _show_pair(pair: CatalogPair, verdict: str, machine: float) -> None:
+    from specllama.cli.listing import Column, params, show_table, size
+
+    rows = [
+        ["why", pair.why],
+        ["target", f"{pair.target.ref}  {params(pair.target.params)}, {size(pair.target.bytes)}"],
+        [
+            "draft",
+            f"{pair.draft.ref}  {params(pair.draft.params)}, {size(pair.draft.bytes)}"
+            if pair.draft is not None
+            else _draft_words(pair),
+        ],
+        ["memory", f"{pair.memory_gb:.0f} GB; this machine: {size(machine)}, {verdict}"],
+        ["licence", pair.licence],
+        ["source", pair.source],
+        ["checked", f"{'on the hub' if pair.checked else 'no'}, {pair.date}"],
+    ]
+    show_table([Column(pair.name, style="bold"), Column(pair.family, give=True)], rows)
+
+
+def _target_ref(pair: CatalogPair) -> HubRef:
     from specllama.models.refs import HubRef
 
     return HubRef(pair.target.repo, pair.target.quant)
 
 
-def _draft_words(pair: Any) -> str:
+def _draft_words(pair: CatalogPair) -> str:
     from specllama.cli.listing import params
 
     if pair.draft is not None:

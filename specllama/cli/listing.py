@@ -18,12 +18,18 @@ GB, MB = 1e9, 1e6
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: ``give`` lets it shrink first, ``drop`` hides it below that terminal width."""
+    """One column of a table.
+
+    Attributes:
+        give: it is folded when the terminal is too narrow; ``cut``: it ends in an ellipsis.
+        drop: it is hidden below that terminal width.
+    """
 
     title: str
     align: Literal["left", "right"] = "left"
     style: str = ""
     give: bool = False
+    cut: bool = False
     drop: int = 0
 
 
@@ -57,6 +63,12 @@ def clean(text: object) -> str:
     return sanitize_line(str(text))
 
 
+def without_name(reason: str) -> str:
+    """A refusal without the file name that its row already shows."""
+    name, _, rest = reason.partition(" ")
+    return rest if name.removesuffix(":").endswith(".gguf") and rest else reason
+
+
 def console(*, err: bool = False) -> Console:
     """A console on the current stdout or stderr: as wide as it needs when it is not a terminal."""
     from rich.console import Console
@@ -71,13 +83,13 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None
     if not sys.stdout.isatty():
         _plain(columns, rows)
         return
-    from rich import box
     from rich.table import Table
     from rich.text import Text
 
     width = shutil.get_terminal_size().columns
+    cells = [[column.title, *(clean(row[i]) for row in rows)] for i, column in enumerate(columns)]
     kept = [i for i, column in enumerate(columns) if width >= column.drop]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for i in kept:
         column = columns[i]
         table.add_column(
@@ -86,11 +98,19 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None
             style=column.style or None,
             no_wrap=not column.give,
             overflow="fold" if column.give else "ellipsis",
-            header_style="bold",
+            header_style="bold underline",
+            # what must not fold keeps its width; the columns that give share the rest
+            min_width=None if column.give or column.cut else max(map(len, cells[i]), default=0),
         )
-    for row in rows:
-        table.add_row(*(Text(clean(row[i])) for i in kept))
+    fixed = sum(max(map(len, cells[i])) + 2 for i in kept if not columns[i].cut)
+    for n in range(1, len(rows) + 1):
+        row = [_cut(cells[i][n], width - fixed) if columns[i].cut else cells[i][n] for i in kept]
+        table.add_row(*map(Text, row))
     console().print(table)
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: max(room - 1, 1)].rstrip() + "…"
 
 
 def _plain(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:

@@ -54,7 +54,7 @@ def command(
     check_loadable(header)
     tried = doctor.candidates(path, target, drafts, folders=extra)
     findings = doctor.order(doctor.examine(header, one, n_ctx=n_ctx) for one in tried)
-    best = next((finding for finding in findings if finding.fits), None)
+    best = next((finding for finding in findings if finding.useful), None)
     measured = _measure(path, best.candidate.path, n_ctx) if measure and best else None
     if as_json:
         show_json(
@@ -72,7 +72,7 @@ def command(
         _show_table(header, target, findings)
     if measured is not None and best is not None and not as_json:
         _show_measured(best, measured)
-    if drafts and best is None:
+    if drafts and not any(finding.fits for finding in findings):
         first = findings[0] if findings else None
         raise PairIncompatible(
             f"no draft fits {target}"
@@ -107,7 +107,7 @@ def _show_table(header: GgufHeader, target: str, findings: list[Finding]) -> Non
         report = finding.report
         rows.append(
             [
-                "✓" if finding.fits else "✗" if finding.candidate.path else "↓",
+                _mark(finding),
                 finding.candidate.ref,
                 params(finding.params) if finding.params else "",
                 _ratio(finding),
@@ -118,14 +118,14 @@ def _show_table(header: GgufHeader, target: str, findings: list[Finding]) -> Non
             ]
         )
     show_table(columns, rows)
-    note("same: ids with the same text · needs: acceptance from which a draft step pays, at least")
+    note("same: ids with the same text · needs: acceptance above which drafting can pay")
     _show_next(target, findings)
 
 
 def _show_next(target: str, findings: list[Finding]) -> None:
     from specllama.cli.listing import note
 
-    best = next((finding for finding in findings if finding.fits), None)
+    best = next((finding for finding in findings if finding.useful), None)
     pullable = next((f for f in findings if f.candidate.path is None), None)
     if best is not None:
         note(f"next: specllama chat -m {target} -d {best.candidate.typed}")
@@ -135,11 +135,21 @@ def _show_next(target: str, findings: list[Finding]) -> None:
         note("none fits: speculation still works without a draft model (--proposer ngram)")
 
 
+def _mark(finding: Finding) -> str:
+    if finding.candidate.path is None:
+        return "↓"
+    return "✗" if not finding.fits else "✓" if finding.useful else "·"
+
+
 def _verdict(finding: Finding) -> str:
+    from specllama.cli.listing import without_name
+
     if finding.candidate.path is None:
         return finding.candidate.note
+    if finding.report is not None and finding.report.problems:
+        return finding.report.short
     if finding.reason:
-        return finding.reason
+        return without_name(finding.reason)
     return "; ".join(finding.warnings) or "fits"
 
 
@@ -267,7 +277,7 @@ def _measure(target: Path, draft: Path | None, n_ctx: int | None) -> Measured:
         speculate=False,
         ignore_eos=True,
     )
-    fast = plain.replace(speculate=True, proposer="draft", draft_max=1)
+    fast = plain.replace(speculate=True, proposer="draft", draft_max=1, window="fixed")
     seconds = {True: 0.0, False: 0.0}
     tokens = {True: 0, False: 0}
     rounds: list[RoundDone] = []

@@ -42,10 +42,10 @@ def test_a_folder_of_drafts(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     rows = {line.split()[1]: line for line in captured.out.splitlines()[1:]}
     assert rows["fits.gguf"].startswith("✓")
     for name, words in {
-        "other-words.gguf": "at most 128 apart can work; token 5",
-        "other-tokenizer.gguf": "the target's is gpt2, the draft's is llama",
+        "other-words.gguf": "332 tokens, not 4,096; token 5: ",
+        "other-tokenizer.gguf": "llama tokenizer, not gpt2; token 5: ",
         "encoder.gguf": "is an encoder",
-        "words-only.gguf": "at most 128 apart",
+        "words-only.gguf": "2 tokens, not 4,096",
         "broken.gguf": "strings in a file of 3,000 bytes",
     }.items():
         assert rows[name].startswith("✗"), name

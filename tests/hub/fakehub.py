@@ -73,6 +73,13 @@ class Request:
         return self.headers.get("authorization")
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away (a killed pull) is part of the tests, not an error to print."""
+
+
 class FakeHub:
     """Repositories in memory behind an HTTP server on the loopback interface."""
 
@@ -81,8 +88,7 @@ class FakeHub:
         self.listed: dict[str, list[dict[str, Any]]] = {}
         self.faults: dict[str, Fault] = {}
         self.requests: list[Request] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.hub = self  # type: ignore[attr-defined]
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
