@@ -548,6 +548,21 @@ def test_fast_paths_at_152_thousand_tokens(changes: dict[str, Any], scale: float
     np.testing.assert_allclose(law.probs, probs, rtol=1e-5)
 
 
+@pytest.mark.parametrize("lead", [11.0, 13.0, 15.0])
+@pytest.mark.parametrize(
+    "changes", [{"top_p": 0.9}, {"top_p": 0.5}, {"min_p": 1e-6}, {"top_k": 40}], ids=str
+)
+def test_a_peak_over_a_heavy_tail(lead: float, changes: dict[str, Any]) -> None:
+    """Far tokens that together outweigh the peak must not be forgotten by the shortcut."""
+    row = random_row(8, 151_936, 0.1)
+    row[77] = lead
+    p = dataclasses.replace(OFF, **changes)
+    law = law_of(row, p)
+    kept, probs = dense_reference(row, p)
+    np.testing.assert_array_equal(law.ids, kept)
+    np.testing.assert_allclose(law.probs, probs, rtol=1e-5)
+
+
 def dense_reference(row: Row, p: SamplingParams) -> tuple[IntArray, npt.NDArray[np.float64]]:
     """As ``truncated``, vectorised: everything sorted, nothing skipped."""
     z = row.astype(np.float64)
