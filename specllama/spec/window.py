@@ -91,6 +91,10 @@ _LOOK_AHEAD = 8
 _NEGLIGIBLE = 0.02  # survival below which looking further ahead is pointless
 _PROBE_STEPS = 0.8  # reading a probe may cost, in steps of the target
 _READ_LEAST = 16  # a draft model that has read less than this of a text cannot guess
+# Unmeasured costs are hoped to be low (a short or disturbed prompt pass says otherwise): too high a
+# prior would never be put to the test, too low a one is corrected by the first rounds.
+_HOPE = 0.4
+_HOPE_READING = 0.1
 _AMORTISE = 32  # rounds over which reading a backlog has to pay
 _BEST_ACCEPTANCE = 0.97  # what no draft model keeps up for long: for the can-it-gain-at-all test
 _MIN_GAIN = 1.02
@@ -182,7 +186,7 @@ class AdaptiveWindow:
 
     def _set_slope(self, one: float) -> None:
         if self._prefill_row is not None:
-            self._learned.costs.target.slope = min(max(self._prefill_row / one, 0.01), 1.0)
+            self._learned.costs.target.slope = min(max(self._prefill_row / one, 0.01), _HOPE)
             self._prefill_row = None
 
     def plan(self, room: int) -> Plan:
@@ -199,7 +203,7 @@ class AdaptiveWindow:
         if one is None:
             return Plan(0, "measuring a plain step")
         if not costs.draft.measured:
-            costs.draft.slope = min(costs.target.slope, 0.5)
+            costs.draft.slope = min(costs.target.slope, _HOPE_READING)
             costs.draft.guess(one * costs.draft_share)
         v = self._v = costs.target.upto(limit + 1)
         self._one = one
@@ -264,7 +268,8 @@ class AdaptiveWindow:
             self._probing = True
             self._stuck = self.cannot_gain()
             # the emitted text will tell what a drawn guess was worth: it need not be sent
-            budget = min(self._stake if self._peek else budget, _PROBE_STEPS * self._one)
+            cheap = max(_PROBE_STEPS * self._one, draft.ms(min(lag, _READ_LEAST)))
+            budget = min(self._stake if self._peek else budget, cheap)
         read = self._readable(lag, budget)
         if read == 0:
             self._why = f"credit {learned.credit:.1f} steps, too little to catch up {lag} tokens"

@@ -9,7 +9,10 @@ from specllama.params import EngineOptions
 
 
 @pytest.fixture(scope="session")
-def tiny() -> Iterator[Engine]:
-    # one thread: on a busy machine two threads of so small a model mostly wait for each other
-    with Engine.load("tiny", None, EngineOptions(threads=1)) as engine:
-        yield engine
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with pytest.MonkeyPatch.context() as patch:
+        # the speed profile that the engine keeps belongs to the tests, not to the user
+        patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
+        # one thread: on a busy machine two threads of so small a model mostly wait for each other
+        with Engine.load("tiny", None, EngineOptions(threads=1)) as engine:
+            yield engine

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from specllama.engine import Engine
 from specllama.events import Finished, RoundDone
-from specllama.params import GenerateParams, SamplingParams
+from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.prompts import Prompt, load_prompts
 
 pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A pair of its own: what the sleeps teach must not be kept for others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
+        with Engine.load("tiny", None, EngineOptions(threads=1)) as engine:
+            yield engine
 
 
 @pytest.fixture(scope="module")
