@@ -27,6 +27,7 @@ from specllama.events import (
     Timings,
 )
 from specllama.interface import EngineInfo, Message
+from specllama.methods import NO_DRAFT
 from specllama.params import EngineOptions, GenerateParams
 from specllama.reply import Reply
 from specllama.spec.loop import Round, SpeculativeLoop
@@ -42,6 +43,8 @@ from specllama.stats import SpecStats
 NEAR_TIE = 0.1
 
 PREFILL_CHUNK = 512
+
+_FREE = ("ngram", "suffix", "lookahead")  # proposers without a draft model
 
 ConstraintMaker = Callable[[GenerateParams], Constraint | None]
 
@@ -258,8 +261,12 @@ class Engine:
             name = next((n for n in ("mixed", "ngram") if n in self._proposers), "none")
         if name not in self._proposers:
             have = ", ".join(sorted(self._proposers))
-            hint = "give a draft model with -d" if name in ("draft", "mixed") else f"here: {have}"
-            raise UsageError(f"the proposer {name!r} is not available for this pair", hint)
+            reason = next((m.reason for m in self._info.methods if m.name == name), "")
+            hint = f"here: {have}"
+            if name in ("draft", "mixed") or reason == NO_DRAFT:
+                hint = "give a draft model with -d"
+            why = f": {reason}" if reason else ""
+            raise UsageError(f"the proposer {name!r} is not available for this pair{why}", hint)
         return self._proposers[name], ""
 
     def chain(self, params: GenerateParams, seed: int, tokens: Sequence[int]) -> SamplerChain:
@@ -376,6 +383,10 @@ class _Run:
                 coins=RandomCoins((self._seed, 2)),
                 is_eog=self._reply.is_stop,
                 p_min=params.draft_p_min,
+                # a tree is one pass: it cannot be cut into groups that are bit-identical
+                leaves=1 if params.exact else self._target.max_leaves,
+                pass_rows=self._target.max_rows,
+                n_ctx=n_ctx,
             )
         )
         window = FixedWindow(0) if proposer.name == "none" else engine.window(params)
@@ -383,7 +394,7 @@ class _Run:
         read_ms = (prefilled - started) * 1e3
         if isinstance(window, AdaptiveWindow):
             window.prefilled(len(ids) - 1 - cached, read_ms)
-            if proposer.name != "ngram" and (why := window.cannot_gain()):
+            if proposer.name not in _FREE and (why := window.cannot_gain()):
                 yield Notice(message=why, topic="routing")
         loop = SpeculativeLoop(
             target=self._target,
@@ -468,7 +479,9 @@ class _Run:
         emitted = done.tokens[: taken.kept]
         draft, verdict = done.draft, done.verdict
         piece = self._vocab.piece
-        wide = len(draft) + 1 > self._engine.info.exact_rows and not self._params.exact
+        wide = not draft.is_line or (
+            len(draft) + 1 > self._engine.info.exact_rows and not self._params.exact
+        )
         gap = verdict.gap
         event = RoundDone(
             index=self._stats.rounds,

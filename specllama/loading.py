@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from specllama.errors import CannotLoad
+from specllama.errors import CannotLoad, StoreError
 from specllama.events import Event, LoadProgress
-from specllama.interface import EngineInfo, MethodInfo, ModelInfo
+from specllama.interface import EngineInfo, ModelInfo
+from specllama.methods import make_proposers, methods
 from specllama.params import EngineOptions, GenerateParams
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaContext, LlamaModel
     from specllama.models.gguf import GgufHeader
 
+logger = logging.getLogger("specllama.loading")
+
 DEFAULT_CTX = 8192
+PAST_TOKENS = 32768  # of kept texts, read when a model is loaded
 
 
 def load_parts(
@@ -65,11 +70,7 @@ def load_parts(
 
     # importing llama.cpp takes a quarter of a second; a bad file is refused before that
     from specllama.backend import llama
-    from specllama.spec.proposer import Proposer
     from specllama.profiles import open_profile, window_maker
-    from specllama.spec.proposers.draft_model import DraftModelProposer
-    from specllama.spec.proposers.mixed import MixedProposer
-    from specllama.spec.proposers.ngram import NgramProposer
 
     def report(role: str, path: Path) -> Callable[[float], None]:
         def progress(fraction: float) -> None:
@@ -112,8 +113,8 @@ def load_parts(
             threads=threads,
             options=options,
             flash=flash(target_model),
+            max_leaves=options.max_leaves,
         )
-        proposers: dict[str, Proposer] = {"ngram": NgramProposer()}
         draft: LlamaContext | None = None
         draft_model: LlamaModel | None = None
         if draft_header is not None:
@@ -127,11 +128,8 @@ def load_parts(
                 options=options,
                 flash=flash(draft_model),
             )
-            proposers["draft"] = DraftModelProposer(
-                draft, n_vocab=target.n_vocab, batch=min(512, draft.n_batch)
-            )
-            # the n-gram source of a mixture only speaks on longer matches: the model is at hand
-            proposers["mixed"] = MixedProposer([NgramProposer(n_min=3), proposers["draft"]])
+        past, remember = _corpus(target_header) if options.keep_texts else ((), None)
+        proposers = make_proposers(target, draft, past=past, remember=remember)
     except BaseException:
         close_all()
         raise
@@ -152,7 +150,7 @@ def load_parts(
         flash_attn=target.flash != "off",
         load_ms=(perf_counter() - begin) * 1e3,
         has_chat_template=target_header.chat_template is not None,
-        methods=_methods(draft_header is not None),
+        methods=methods(proposers, trees=target.max_leaves > 1),
     )
     vocab = target_model.vocab
 
@@ -175,6 +173,23 @@ def load_parts(
         "make_constraint": make_constraint,
         "on_close": close_all,
     }
+
+
+def _corpus(
+    header: GgufHeader,
+) -> tuple[list[list[int]], Callable[[Sequence[int]], None]]:
+    """Earlier texts in the tokens of this model, and how to keep a further one."""
+    from specllama.store.corpus import Corpus, tokenizer_key
+
+    corpus, key = Corpus(), tokenizer_key(header.token_bytes)
+
+    def remember(text: Sequence[int]) -> None:
+        try:
+            corpus.add(key, text)
+        except StoreError as error:  # a full disk must not end a conversation
+            logger.warning("%s", error)
+
+    return corpus.texts(key, most=PAST_TOKENS), remember
 
 
 def _context_length(asked: int | None, header: GgufHeader) -> int:
@@ -212,88 +227,4 @@ def _model_info(
             header, context.n_ctx, type_k=options.kv_type_k, type_v=options.kv_type_v
         ),
         gpu_layers=min(model.gpu_layers, model.n_layer + 1),
-    )
-
-
-_LATER = "not built yet"
-
-
-def _methods(has_draft: bool) -> tuple[MethodInfo, ...]:
-    """Every way to draft that people know, and which of them can be used now."""
-    need = "" if has_draft else "no draft model loaded (-d)"
-    return (
-        MethodInfo(
-            "draft",
-            "Draft model",
-            "A small model of the same vocabulary writes ahead; the target checks. "
-            "The classic: best on chat and stories.",
-            has_draft,
-            need,
-        ),
-        MethodInfo(
-            "ngram",
-            "N-gram / prompt lookup",
-            "Copies what followed the last few tokens the last time they occurred. "
-            "Costs nothing; shines on edits, quotes and code.",
-            True,
-        ),
-        MethodInfo(
-            "mixed",
-            "Mixed",
-            "N-gram where a long match exists, the draft model everywhere else.",
-            has_draft,
-            need,
-        ),
-        MethodInfo(
-            "suffix",
-            "Suffix decoding",
-            "Longest match of any length in this and earlier conversations, "
-            "with the most frequent continuation.",
-            False,
-            _LATER,
-        ),
-        MethodInfo(
-            "eagle3",
-            "EAGLE-3",
-            "A one-layer head reads the target's hidden states and drafts a tree. "
-            "Needs a head trained for the target.",
-            False,
-            _LATER,
-        ),
-        MethodInfo(
-            "medusa",
-            "Medusa",
-            "Extra output heads guess several tokens at once. Needs heads trained for the target.",
-            False,
-            _LATER,
-        ),
-        MethodInfo(
-            "mtp",
-            "MTP / NextN",
-            "Heads that some models were trained with predict the tokens after the next.",
-            False,
-            _LATER,
-        ),
-        MethodInfo(
-            "lookahead",
-            "Lookahead",
-            "The target guesses ahead in parallel (Jacobi) and checks itself. "
-            "Pays on GPUs with spare compute, not on CPUs.",
-            False,
-            _LATER,
-        ),
-        MethodInfo(
-            "self",
-            "Self-speculative",
-            "The target drafts with some of its own layers. Pays when a few layers go a long way.",
-            False,
-            _LATER,
-        ),
-        MethodInfo(
-            "tree",
-            "Token trees",
-            "Several branches are checked in one pass; pays where extra rows are cheap.",
-            False,
-            _LATER,
-        ),
     )

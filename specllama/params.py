@@ -20,7 +20,7 @@ WindowKind = Literal["auto", "fixed"]
 
 VERIFY_RULES: tuple[VerifyRule, ...] = ("match", "rejection", "block")
 WINDOWS: tuple[WindowKind, ...] = ("auto", "fixed")
-PROPOSERS = ("auto", "draft", "ngram", "mixed", "none")
+PROPOSERS = ("auto", "draft", "ngram", "mixed", "suffix", "tree", "merged", "lookahead", "none")
 KV_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 DRAFT_MAX_LIMIT = 64
 SEED_LIMIT = 2**64
@@ -168,6 +168,9 @@ class EngineOptions:
         flash_attn: "auto" is off on CPU (exactness and speed, reference: numerics) and llama.cpp's
             own choice on GPUs.
         max_rows: the widest target pass that will be asked for (drafts + 1).
+        max_leaves: most branches of a token tree; 1 makes a context for chains only.
+        keep_texts: let the suffix proposer keep this machine's texts (as token ids, on disk) and
+            copy from them in later runs.
         check_memory: refuse a pair that needs more memory than is free.
     """
 
@@ -182,6 +185,8 @@ class EngineOptions:
     kv_type_v: str = "f16"
     n_batch: int = 512
     max_rows: int = DRAFT_MAX_LIMIT + 1
+    max_leaves: int = 16
+    keep_texts: bool = False
     use_mmap: bool = True
     use_mlock: bool = False
     check_memory: bool = True
@@ -208,3 +213,4 @@ class EngineOptions:
                 )
         _whole("batch-size", self.n_batch, 32, 2**16)
         _whole("max rows", self.max_rows, 1, 4096)
+        _whole("max leaves", self.max_leaves, 1, 256)

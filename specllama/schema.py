@@ -164,6 +164,20 @@ SCHEMA: tuple[Setting, ...] = (
         _M,
     ),
     Setting(
+        "max-leaves",
+        "int",
+        "engine.max_leaves",
+        "Most branches of a token tree; 1 prepares for chains only.",
+        _S,
+    ),
+    Setting(
+        "keep-texts",
+        "bool",
+        "engine.keep_texts",
+        "Keep texts on disk, as token ids, for the suffix proposer to copy from in later runs.",
+        _S,
+    ),
+    Setting(
         "speculate",
         "bool",
         "generate.speculate",

@@ -1,0 +1,145 @@
+"""Every way to draft: which of them a loaded pair has, and why not the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from specllama.interface import MethodInfo
+
+if TYPE_CHECKING:
+    from specllama.backend.base import Context
+    from specllama.spec.proposer import Proposer
+
+LATER = "not built yet"
+NO_DRAFT = "no draft model loaded (-d)"
+CHAINS_ONLY = "this target takes chains only"
+
+
+def make_proposers(
+    target: Context,
+    draft: Context | None,
+    *,
+    past: Iterable[Sequence[int]] = (),
+    remember: Callable[[Sequence[int]], None] | None = None,
+) -> dict[str, Proposer]:
+    """The proposers of a pair of caches, by name.
+
+    Args:
+        draft: a draft model that speaks the target's token ids, or None.
+        past: earlier texts to copy from.
+        remember: told every text that ended.
+    """
+    from specllama.spec.proposers.draft_model import DraftModelProposer
+    from specllama.spec.proposers.draft_tree import DraftTreeProposer
+    from specllama.spec.proposers.lookahead import LookaheadProposer
+    from specllama.spec.proposers.merged import MergedProposer
+    from specllama.spec.proposers.mixed import MixedProposer
+    from specllama.spec.proposers.ngram import NgramProposer
+    from specllama.spec.proposers.suffix import SuffixProposer
+
+    trees = target.max_leaves > 1
+    proposers: dict[str, Proposer] = {
+        "ngram": NgramProposer(),
+        "suffix": SuffixProposer(past=past, remember=remember),
+    }
+    if trees:
+        proposers["lookahead"] = LookaheadProposer()
+    if draft is not None:
+        batch = min(512, draft.n_batch)
+        chain = DraftModelProposer(draft, n_vocab=target.n_vocab, batch=batch)
+        proposers["draft"] = chain
+        # the n-gram source of a mixture only speaks on longer matches: the model is at hand
+        proposers["mixed"] = MixedProposer([NgramProposer(n_min=3), chain])
+        if trees:
+            tree = DraftTreeProposer(draft, n_vocab=target.n_vocab, batch=batch)
+            proposers["tree"] = tree
+            proposers["merged"] = MergedProposer(NgramProposer(n_min=3), tree)
+    return proposers
+
+
+def methods(available: Iterable[str], *, trees: bool = True) -> tuple[MethodInfo, ...]:
+    """All methods that people know, in the order of a menu.
+
+    Args:
+        available: names of the proposers that were made.
+        trees: whether the target takes token trees.
+    """
+    have = set(available)
+    return tuple(
+        MethodInfo(name, label, text, name in have, "" if name in have else _why(name, trees))
+        for name, label, text in _METHODS
+    )
+
+
+def _why(name: str, trees: bool) -> str:
+    if name in ("draft", "mixed"):
+        return NO_DRAFT
+    if name in ("tree", "merged"):
+        return NO_DRAFT if trees else CHAINS_ONLY
+    return CHAINS_ONLY if name == "lookahead" else LATER
+
+
+_METHODS = (
+    (
+        "draft",
+        "Draft model",
+        "A small model of the same vocabulary writes ahead; the target checks. "
+        "The classic: best on chat and stories.",
+    ),
+    (
+        "ngram",
+        "N-gram / prompt lookup",
+        "Copies what followed the last few tokens the last time they occurred. "
+        "Costs nothing; shines on edits, quotes and code.",
+    ),
+    (
+        "mixed",
+        "Mixed",
+        "N-gram where a long match exists, the draft model everywhere else.",
+    ),
+    (
+        "suffix",
+        "Suffix decoding",
+        "Longest match of any length in this text (and, if you let it keep them, earlier ones), "
+        "with the most frequent continuation.",
+    ),
+    (
+        "tree",
+        "Token trees",
+        "The draft model's likeliest branches are checked in one pass; "
+        "pays where extra rows are cheap.",
+    ),
+    (
+        "merged",
+        "Merged",
+        "A copied branch and the draft model's branches in one tree.",
+    ),
+    (
+        "lookahead",
+        "Lookahead",
+        "The target guesses ahead in parallel (Jacobi) and checks itself. "
+        "Pays on GPUs with spare compute, not on CPUs.",
+    ),
+    (
+        "eagle3",
+        "EAGLE-3",
+        "A one-layer head reads the target's hidden states and drafts a tree. "
+        "Needs a head trained for the target.",
+    ),
+    (
+        "medusa",
+        "Medusa",
+        "Extra output heads guess several tokens at once. Needs heads trained for the target.",
+    ),
+    (
+        "mtp",
+        "MTP / NextN",
+        "Heads that some models were trained with predict the tokens after the next.",
+    ),
+    (
+        "self",
+        "Self-speculative",
+        "The target drafts with some of its own layers. Pays when a few layers go a long way.",
+    ),
+)
