@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,8 +14,6 @@ if TYPE_CHECKING:
     from specllama.models.catalog import CatalogPair
     from specllama.models.library import LocalModel
     from specllama.models.pull import PullItem
-    from specllama.models.refs import HubRef
-    from specllama.models.summaries import Listed
 
 CONFIRM_BYTES = 1_000_000_000
 
@@ -58,6 +54,7 @@ def _client(insecure: bool) -> Any:
 @json_option
 def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
     """Search the hub for repositories with GGUF files."""
+    from specllama.cli.hub_views import quant_words
     from specllama.cli.listing import Column, note, params, show_json, show_table
     from specllama.models import catalog
 
@@ -97,20 +94,13 @@ def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
             hit.repo + (" (gated)" if hit.gated else ""),
             params(hit.params or 0),
             f"{hit.downloads:,}",
-            _quants(hit.quants),
+            quant_words(hit.quants),
             known[hit.repo] or "",
         ]
         for hit in hits
     ]
     show_table(columns, rows)
     note(f"next: specllama hub info {hits[0].repo}")
-
-
-def _quants(quants: tuple[str, ...]) -> str:
-    from specllama.models.refs import DEFAULT_QUANTS
-
-    ranked = sorted(quants, key=lambda q: (q not in DEFAULT_QUANTS, quants.index(q)))
-    return " ".join(ranked[:4]) + (f" +{len(ranked) - 4}" if len(ranked) > 4 else "")
 
 
 @command.command("info")
@@ -248,12 +238,17 @@ def _confirm(question: str) -> None:
 
 
 def _fetch(client: Any, item: PullItem) -> None:
+    from specllama.cli.listing import note
     from specllama.cli.progress import transfer_progress
     from specllama.models import pull
 
     for file in item.missing:
-        with transfer_progress(file.name, file.size) as progress:
-            pull.fetch(item, client, progress, name=file.name)
+        try:
+            with transfer_progress(file.name, file.size) as progress:
+                pull.fetch(item, client, progress, name=file.name)
+        except KeyboardInterrupt:
+            note("what arrived is kept: the same command continues there")
+            raise
 
 
 def _check_headers(items: list[PullItem]) -> None:
@@ -302,6 +297,7 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
 
     FOLDER lists the models below one folder instead.
     """
+    from specllama.cli.hub_views import short, show_usable
     from specllama.cli.listing import (
         Column,
         folders,
@@ -332,65 +328,14 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
             ]
         )
         return
-    _show_usable([item for item in listed if item.summary.usable])
+    show_usable([item for item in listed if item.summary.usable])
     refused = [item for item in listed if not item.summary.usable]
     if refused:
         note(f"{len(refused)} more cannot be run:")
-        rows = [["✗", _short(item.model), without_name(item.summary.reason)] for item in refused]
+        rows = [["✗", short(item.model), without_name(item.summary.reason)] for item in refused]
         show_table([Column(""), Column("file", give=True), Column("why", give=True)], rows)
     if not listed:
         note("no models here; get a pair with: specllama hub pairs --fits")
-
-
-def _show_usable(listed: list[Listed]) -> None:
-    from specllama.cli.listing import Column, context, params, show_table, size
-
-    columns = [
-        Column("model", give=True),
-        Column("params", "right"),
-        Column("quant"),
-        Column("size", "right"),
-        Column("context", "right", drop=70),
-        Column("arch", drop=110),
-        Column("from", drop=90),
-        Column("used", drop=100),
-        Column("drafts that fit", give=True, style="green"),
-    ]
-    rows = [
-        [
-            _short(item.model),
-            params(item.summary.n_params),
-            item.summary.quantization,
-            size(item.model.bytes) + ("" if item.model.complete else " (parts missing)"),
-            context(item.summary.context_length),
-            item.summary.architecture,
-            item.model.source,
-            _ago(item.model.used),
-            item.drafts[0] + (f" +{len(item.drafts) - 1}" if len(item.drafts) > 1 else "")
-            if item.drafts
-            else "",
-        ]
-        for item in sorted(listed, key=lambda i: (i.model.source, i.model.ref))
-    ]
-    if rows:
-        show_table(columns, rows)
-
-
-def _short(model: LocalModel) -> str:
-    """The reference to type; a path below the home folder is shown from ``~``."""
-    import os
-
-    home = os.path.expanduser("~")
-    if model.ref.startswith(home + os.sep):
-        return "~" + model.ref[len(home) :]
-    return model.ref
-
-
-def _ago(when: float) -> str:
-    days = (time.time() - when) / 86400
-    if days < 1:
-        return "today"
-    return f"{days:.0f} d ago" if days < 60 else f"{days / 30.4:.0f} mo ago"
 
 
 def _find(ref: str) -> LocalModel:
@@ -477,6 +422,7 @@ def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json
 
     NAME shows one of them with its repositories, the reason and its source.
     """
+    from specllama.cli.hub_views import show_pair, show_pairs
     from specllama.cli.listing import note, show_json, size
     from specllama.models import catalog, fit
 
@@ -492,9 +438,9 @@ def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json
         note(f"no pair of the catalogue fits {size(machine)}; the bundled one does: -m tiny")
         return
     if name is not None:
-        _show_pair(*entries[0], machine)
+        show_pair(*entries[0], machine)
     else:
-        _show_pairs(entries)
+        show_pairs(entries)
         note(f"judged for {size(machine)} of memory · more: hub pairs NAME · get: hub pull NAME")
     if not all(pair.checked for pair, _ in entries):
         note("written without a look at the hub; hub info NAME asks it")
@@ -511,71 +457,3 @@ def _named_pair(name: str) -> CatalogPair:
         hint = f"did you mean {' or '.join(close)}?" if close else "see: specllama hub pairs"
         raise UsageError(f"the catalogue has no pair {name!r}", hint)
     return pair
-
-
-FIT_WORDS = {"yes": "✓", "tight": "tight", "no": "–"}
-
-
-def _show_pairs(entries: Sequence[tuple[CatalogPair, str]]) -> None:
-    from specllama.cli.listing import Column, params, show_table, size
-    from specllama.models import library, refs
-
-    here = library.scan()
-    columns = [
-        Column("fits", style="green"),
-        Column("name", style="bold"),
-        Column("target", "right"),
-        Column("draft with"),
-        Column("size", "right"),
-        Column("memory", "right"),
-        Column("here", style="green"),
-        Column("why", cut=True, drop=100),
-    ]
-    rows = [
-        [
-            FIT_WORDS[verdict],
-            pair.name,
-            params(pair.target.params),
-            _draft_words(pair),
-            size(pair.bytes),
-            f"{pair.memory_gb:.0f} GB",
-            "yes" if any(refs.matches(model, _target_ref(pair)) for model in here) else "",
-            pair.why,
-        ]
-        for pair, verdict in entries
-    ]
-    show_table(columns, rows)
-
-
-def _show_pair(pair: CatalogPair, verdict: str, machine: float) -> None:
-    from specllama.cli.listing import Column, params, show_table, size
-
-    rows = [
-        ["why", pair.why],
-        ["target", f"{pair.target.ref}  {params(pair.target.params)}, {size(pair.target.bytes)}"],
-        [
-            "draft",
-            f"{pair.draft.ref}  {params(pair.draft.params)}, {size(pair.draft.bytes)}"
-            if pair.draft is not None
-            else _draft_words(pair),
-        ],
-        ["memory", f"{pair.memory_gb:.0f} GB; this machine: {size(machine)}, {verdict}"],
-        ["licence", pair.licence],
-        ["source", pair.source],
-        ["checked", f"{'on the hub' if pair.checked else 'no'}, {pair.date}"],
-    ]
-    show_table([Column(pair.name, style="bold"), Column(pair.family, give=True)], rows)
-
-
-def _target_ref(pair: CatalogPair) -> HubRef:
-    from specllama.models.refs import HubRef
-
-    return HubRef(pair.target.repo, pair.target.quant)
-
-
-def _draft_words(pair: CatalogPair) -> str:
-    from specllama.cli.listing import params
-
-    if pair.draft is not None:
-        return f"{params(pair.draft.params)} {pair.draft.quant}"
-    return {"mtp": "built in (MTP)", "eagle3": "EAGLE-3", "ngram": "n-gram"}[pair.method]

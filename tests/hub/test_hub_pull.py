@@ -19,7 +19,7 @@ from fakehub import FakeHub, Fault
 from specllama import paths
 from specllama.cli.hub import command
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
-from specllama.models import download, pull
+from specllama.models import download
 
 REPO = "maker/small-GGUF"
 NAME = "small-Q4_0.gguf"
@@ -68,6 +68,23 @@ def test_pull_brings_the_file_and_prints_the_next_command(hub: FakeHub, model_by
     assert "specllama chat -m maker/small-GGUF:Q4_0" in result.stderr
     assert result.stdout == ""
     assert not list(folder().glob("*.part"))
+
+
+def test_files_outside_lfs_are_checked_by_their_git_digest(
+    hub: FakeHub, model_bytes: bytes
+) -> None:
+    entry = hub.entry(NAME, model_bytes)
+    del entry["lfs"]
+    header = b"blob %d\0" % len(model_bytes)
+    entry["blobId"] = hashlib.sha1(header + model_bytes).hexdigest()
+    hub.listed[REPO] = [entry]
+    run("pull", REPO)
+    assert (folder() / NAME).read_bytes() == model_bytes
+    run("rm", "-y", f"{REPO}:Q4_0")
+    hub.faults[NAME] = Fault(corrupt=True)
+    with pytest.raises(ModelUnavailable, match="arrived damaged"):
+        run("pull", REPO)
+    assert leftovers() == []
 
 
 def test_a_second_pull_transfers_nothing(hub: FakeHub) -> None:
@@ -304,7 +321,7 @@ def test_free_space_is_checked_before_the_first_byte(
     import shutil
 
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr(pull.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(SpecllamaError, match="are to be downloaded"):
         run("pull", REPO)
     assert hub.of(NAME) == []

@@ -9,6 +9,7 @@ import pytest
 
 from specllama.backend import devices as dev
 from specllama.backend.devices import Device, OffloadPlan, fewer_layers, plan_offload
+from specllama.models import memory
 from specllama.models.gguf import GgufHeader, read_header
 
 GB = 1_000_000_000
@@ -37,7 +38,7 @@ def room(header: GgufHeader, layers: int) -> float:
     """Free memory (GB) in which the output and ``layers - 1`` blocks fit, and no more."""
     sizes = dev.layer_bytes(header, 512)
     need = sum(sizes[-layers:]) + sizes[0] // 2
-    buffer = dev.memory.compute_bytes(header, 512, n_outputs=16, flash_attn=True)
+    buffer = memory.compute_bytes(header, 512, n_outputs=16, flash_attn=True)
     return (need + buffer + dev.RESERVE_BYTES) / dev.USABLE / GB
 
 
@@ -134,8 +135,8 @@ def test_this_machine() -> None:
 
 
 def test_the_command_for_a_gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dev.sys, "platform", "linux")
-    monkeypatch.setattr(dev.os.path, "exists", lambda path: "nvidia" in str(path))
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("os.path.exists", lambda path: "nvidia" in str(path))
     seen = dev.gpu_build_command([CPU])
     assert seen is not None
     assert seen[0] == "NVIDIA GPU"

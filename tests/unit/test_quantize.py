@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import ggufs
@@ -117,8 +118,8 @@ def test_layers_are_dropped_only_where_it_works(tmp_path: Path) -> None:
 def test_free_space_is_checked_first(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = quantize.shutil.disk_usage("/")
-    monkeypatch.setattr(quantize.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(SpecllamaError, match="are free there"):
         quantize.prepare(source, tmp_path / "x.gguf", "q8_0")
 
@@ -127,7 +128,7 @@ def test_a_quantizer_that_dies_leaves_nothing(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = quantize.prepare(source, tmp_path / "x.gguf", "q8_0")
-    monkeypatch.setattr(quantize.sys, "executable", "/bin/false")
+    monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(SpecllamaError, match="the quantizer stopped"):
         quantize.run(job)
     assert list(tmp_path.iterdir()) == []
