@@ -250,7 +250,7 @@ class SamplerChain:
         ids, total = self._candidates(z, top)
         logits = z[ids].astype(np.float64)
         if p.typical_p < 1.0 or p.top_p < 1.0 or p.min_p > 0.0 or p.xtc_probability > 0.0:
-            order = np.lexsort((ids, -logits))
+            order = np.argsort(-logits, kind="stable")  # ids ascend: ties go to the lowest
             ids, logits = ids[order], logits[order]
             probs = np.exp(logits - top) / total
             if p.typical_p < 1.0:
