@@ -37,6 +37,7 @@ class PullItem:
         ref: how to name it afterwards.
         role: "target", "draft" or "model".
         missing: the files that are not complete on disk yet.
+        elsewhere: the same model in another tool's store, which is used as it is.
     """
 
     ref: str
@@ -45,10 +46,11 @@ class PullItem:
     model: RemoteModel
     folder: Path
     missing: tuple[RemoteFile, ...]
+    elsewhere: Path | None = None
 
     @property
     def path(self) -> Path:
-        return self.folder / PurePosixPath(self.model.name)
+        return self.elsewhere or self.folder / PurePosixPath(self.model.name)
 
     @property
     def bytes_missing(self) -> int:
@@ -120,7 +122,25 @@ def make_item(client: HubClient, role: str, hub: refs.HubRef, revision: str = "m
     missing = tuple(file for file in model.files if not _present(folder / file.name, file))
     quant = model.quant
     ref = f"{hub.repo}:{quant}" if quant and hub.file is None else f"{hub.repo}/{model.name}"
-    return PullItem(ref, role, listing, model, folder, missing)
+    elsewhere = _elsewhere(hub.repo, model) if missing else None
+    if elsewhere is not None:
+        missing = ()
+    return PullItem(ref, role, listing, model, folder, missing, elsewhere)
+
+
+def _elsewhere(repo: str, model: RemoteModel) -> Path | None:
+    """The same bytes in a store that names files by their digest (the Hugging Face cache)."""
+    first = PurePosixPath(model.name).name
+    for other in library.scan(include_bundled=False):
+        if other.owned or other.repo != repo or other.path.name != first or not other.complete:
+            continue
+        files = [other.path.with_name(PurePosixPath(file.name).name) for file in model.files]
+        if all(
+            path.stat().st_size == file.size and receipts.expected_digest(path) == file.digest
+            for path, file in zip(files, model.files, strict=True)
+        ):
+            return other.path
+    return None
 
 
 def _present(path: Path, file: RemoteFile) -> bool:

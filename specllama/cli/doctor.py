@@ -101,7 +101,7 @@ def _native() -> list[Check]:
             if device.total
             else "memory unknown"
         )
-        checks.append(Check("ok", device.name, f"{device.description}, {memory}"))
+        checks.append(Check("ok", f"device {device.name}", f"{device.description}, {memory}"))
     advice = devices.gpu_build_command(found)
     if advice is not None:
         checks.append(

@@ -212,7 +212,7 @@ def pull_command(
         if item.missing:
             _fetch(client, item)
         else:
-            note(f"{item.ref} is already here, {size(item.model.bytes)}")
+            note(f"{item.ref} is already here, {size(item.model.bytes)}: {item.path}")
     _check_headers(items)
     if as_json:
         show_json(

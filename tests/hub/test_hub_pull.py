@@ -95,6 +95,23 @@ def test_a_second_pull_transfers_nothing(hub: FakeHub) -> None:
     assert len(hub.of(NAME)) == before
 
 
+def test_what_the_hugging_face_cache_has_is_not_pulled_again(
+    hub: FakeHub, model_bytes: bytes, tmp_path: Path
+) -> None:
+    cache = tmp_path / "user/.cache/huggingface/hub" / f"models--{REPO.replace('/', '--')}"
+    blob = cache / "blobs" / hashlib.sha256(model_bytes).hexdigest()
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(model_bytes)
+    link = cache / "snapshots" / ("c" * 40) / NAME
+    link.parent.mkdir(parents=True)
+    link.symlink_to(blob)
+    assert f"already here, 474 kB: {link}" in run("pull", REPO).stderr
+    assert hub.of(NAME) == []
+    blob.write_bytes(model_bytes[:-1])
+    run("pull", REPO)
+    assert (folder() / NAME).read_bytes() == model_bytes
+
+
 def test_an_interrupted_transfer_continues_where_it_stopped(
     hub: FakeHub, model_bytes: bytes
 ) -> None:
