@@ -16,7 +16,7 @@ FIXED_BYTES = 1.0e9
 
 
 def machine_memory() -> int:
-    """Memory a model may take: the larger of RAM and the largest GPU's, in bytes."""
+    """RAM of this machine in bytes, 0 when unknown."""
     return memory.total_memory()
 
 
