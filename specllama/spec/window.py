@@ -151,6 +151,7 @@ class AdaptiveWindow:
         self._on_finish = on_finish
         self._prefill_row: float | None = None
         self._blind: dict[str, SourceState] = {}
+        self._blind_step = 0.0  # ms per guess of proposers that never ask
         self._stuck = ""
         self._v: list[float] = [0.0]
         self._reset(0)
@@ -430,9 +431,9 @@ class AdaptiveWindow:
             for n in range(1, limit + 1):
                 survival *= state.mean
                 total += survival
-                gain = total - self._rate * (self._v[n + 1] - self._one)
-                if gain > best:
-                    best, length = gain, n
+                price = self._v[n + 1] - self._one + n * self._blind_step
+                if total - self._rate * price > best:
+                    best, length = total - self._rate * price, n
         if length:
             return length
         state = next(iter(self._blind.values()))
@@ -477,10 +478,10 @@ class AdaptiveWindow:
         learned.tokens = learned.tokens * _RATE_DECAY + outcome.emitted
         learned.ms = learned.ms * _RATE_DECAY + outcome.round_ms
         if n == 0 and self._steps == 0:
-            learned.credit += _EPS  # it cost what plain decoding costs, however long it took
+            # the pass cost what plain decoding costs, however long it took; looking for a draft did
+            learned.credit += _EPS - min(outcome.draft_ms / one, 1.0)
         else:
-            should = self._spent + target.ms(n + 1)
-            ms = min(outcome.round_ms, _OUTLIER * should)
+            ms = min(outcome.round_ms, _OUTLIER * (outcome.draft_ms + target.ms(n + 1)))
             learned.credit += (1.0 + _EPS) * outcome.emitted - ms / one
             sent = self._current is not None and self._current.used > 0
             if sent and self._current and outcome.accepted and outcome.emitted * one > ms:
@@ -507,6 +508,8 @@ class AdaptiveWindow:
     def _judge_blind(self, outcome: Outcome) -> None:
         """A proposer that never asked: its confidence, where it gave one, is its feature."""
         state = self._blind.setdefault(outcome.source, SourceState())
+        step = outcome.draft_ms / outcome.drafted
+        self._blind_step += (0.2 if self._blind_step else 1.0) * (step - self._blind_step)
         for i in range(min(outcome.drafted, outcome.accepted + 1)):
             c = outcome.confidence[i] if i < len(outcome.confidence) else None
             state.learn((0.0, 0.0 if c is None else logit(c) / 2.0), i < outcome.accepted)
