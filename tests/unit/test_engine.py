@@ -182,7 +182,7 @@ PROPOSERS = ("draft", "ngram", "mixed")
 def test_speculative_is_plain_for_every_length(proposer: str, temperature: float) -> None:
     sampling = dataclasses.replace(FREE, temperature=temperature)
     for draft_max in (0, 1, 2, 4, 6, 16):
-        for max_tokens in (1, 2, 7, 8, 33):
+        for max_tokens in (1, 2, 9, 33):
             p = params(
                 sampling=sampling,
                 proposer=proposer,
@@ -194,7 +194,7 @@ def test_speculative_is_plain_for_every_length(proposer: str, temperature: float
             assert words(run(make(), p)) == words(run(make(), plain(p)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(
     proposer=st.sampled_from(PROPOSERS),
     draft_max=st.integers(0, 16),
@@ -296,7 +296,7 @@ def test_stop_strings_everywhere(draft_max: int) -> None:
     whole = run(make(eog_bias=-9.0), plain(params())).text
     speculative = make(eog_bias=-9.0, agreement=1.0)
     for length in (1, 2, 5):
-        for start in range(0, len(whole) - length, 3):
+        for start in range(0, len(whole) - length, 5):
             stop = whole[start : start + length]
             p = params(stop=(stop,), draft_max=draft_max)
             finished = run(speculative, p)
@@ -314,7 +314,7 @@ def test_stop_string_that_never_completes_is_shown_at_the_end() -> None:
 @pytest.mark.parametrize("exact_rows", [1, 2, 3, 65])
 def test_stop_token_inside_an_accepted_run(exact_rows: int) -> None:
     ends = 0
-    for seed in range(25):
+    for seed in range(16):
         p = params(seed=seed, draft_max=8, exact=exact_rows < 65)
         engine = make(eog_bias=0.5, agreement=1.0, exact_rows=exact_rows)
         finished = run(engine, p)
@@ -324,7 +324,7 @@ def test_stop_token_inside_an_accepted_run(exact_rows: int) -> None:
             assert finished.token_ids[-1] == 0
             assert 0 not in finished.token_ids[:-1]
             assert engine.target.n_past == finished.prompt_n + len(finished.token_ids) - 1
-    assert ends > 3, "some ended inside an accepted run"
+    assert ends > 2, "some ended inside an accepted run"
 
 
 def test_ignore_eos_never_ends() -> None:

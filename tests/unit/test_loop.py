@@ -246,7 +246,7 @@ SAMPLERS = {
 @pytest.mark.parametrize("name", PROPOSERS)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.5])
 def test_same_seed_same_text_whoever_drafts(name: str, temperature: float) -> None:
-    for seed, draft_max in ((1, 0), (1, 1), (2, 2), (3, 4), (4, 6), (5, 16)):
+    for seed, draft_max in ((1, 0), (1, 1), (2, 2), (3, 4), (5, 16)):
         setup = Setup(
             sampling=dataclasses.replace(FULL, temperature=temperature),
             seed=seed,
@@ -272,7 +272,7 @@ def test_every_sampler_gives_one_text(sampler: str, grammar: bool, exact_rows: i
 @pytest.mark.parametrize("exact_rows", [1, 2, 3, 7])
 def test_exact_groups_change_nothing(name: str, exact_rows: int) -> None:
     """Stop tokens at every depth of a group included: passes stay narrow, the text the same."""
-    for seed in range(6):
+    for seed in range(4):
         wide = Setup(seed=seed, draft_max=9, eog_bias=0.0)
         narrow = dataclasses.replace(wide, exact_rows=exact_rows)
         plain = wide.run()
@@ -289,7 +289,7 @@ def test_exact_groups_change_nothing(name: str, exact_rows: int) -> None:
         assert max(widths, default=0) <= exact_rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(
     name=st.sampled_from(sorted(PROPOSERS)),
     temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),

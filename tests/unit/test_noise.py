@@ -83,7 +83,7 @@ def test_noise_is_finite_and_positive_at_the_edges(seed: int, position: int) -> 
 
 @pytest.mark.parametrize("axis", ["token", "position", "seed"])
 def test_noise_is_standard_exponential_along_every_axis(axis: str) -> None:
-    n = 20_000
+    n = 10_000
     if axis == "token":
         noise = exp_noise(1, 1, np.arange(n, dtype=np.int32))
     else:
@@ -102,7 +102,7 @@ def test_noise_is_standard_exponential_along_every_axis(axis: str) -> None:
 def test_draws_follow_the_law_and_are_independent_of_each_other() -> None:
     """Chi-square of single draws over positions, of neighbouring pairs, and over seeds."""
     law = law_of(0.4, 0.3, 0.15, 0.1, 0.05)
-    n = 20_000
+    n = 10_000
     for tokens in (
         [draw(law, 5, i)[0] for i in range(n)],
         [draw(law, i, 5)[0] for i in range(n)],
@@ -155,7 +155,7 @@ def test_gumbel_coupling_formula() -> None:
         p, q = rng.dirichlet([0.6] * 6), rng.dirichlet([0.6] * 6)
         law_p, law_q = law_of(*p), law_of(*q)
         expected = sum(1 / np.maximum(p / p[x], q / q[x]).sum() for x in range(6))
-        n = 8000
+        n = 5000
         met = sum(draw(law_p, 1, i)[0] == draw(law_q, 1, i)[0] for i in range(n)) / n
         assert abs(met - expected) < Z * math.sqrt(expected * (1 - expected) / n)
         tv = 0.5 * np.abs(p - q).sum()
@@ -234,7 +234,7 @@ def test_control_noise_with_the_wrong_key_changes_the_text(mistake: str) -> None
     fair = Toy(5, 0, fixed=(0.2,) * 5)
     counts = np.zeros((2, 25))
     for row, walk in enumerate((ToyWalk, Wrong)):
-        for seed in range(1500):
+        for seed in range(800):
             text: tuple[int, ...] = ()
             while len(text) < 2:
                 text += emitted(Draft(), verify_match(Draft(), walk(fair, Draft(), text), seed))
