@@ -284,6 +284,9 @@ def main() -> None:
     )
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=2e-3)
+    parser.add_argument(
+        "--decay-from", type=float, default=0.45, help="progress at which rates start to fall"
+    )
     parser.add_argument("--embed-lr", type=float, default=2e-2)
     parser.add_argument("--prompt-weight", type=float, default=0.15)
     parser.add_argument("--start", type=Path, help="checkpoint to begin with")
@@ -298,6 +301,7 @@ def main() -> None:
         muon_lr=a.muon_lr,
         adam_lr=a.adam_lr,
         embed_lr=a.embed_lr,
+        decay_from=a.decay_from,
         seed=a.seed,
         prompt_weight=a.prompt_weight,
     )

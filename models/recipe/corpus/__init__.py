@@ -26,7 +26,7 @@ __all__ = [
     "stream",
 ]
 
-MIX = {"chat": 0.27, "code": 0.27, "rag": 0.21, "json": 0.25}
+MIX = {"chat": 0.18, "code": 0.27, "rag": 0.30, "json": 0.25}
 """Share of samples per slice in training."""
 
 

@@ -150,10 +150,13 @@ class Source:
             self._pools[key] = (items, mine)
         return self._pools[key][1]
 
-    def form(self, templates: Sequence[str], **slots: object) -> str:
-        """Expand one template; those marked ``~`` are for the held-out split only."""
+    def form(self, templates: Sequence[str], unseen: float = 0.35, **slots: object) -> str:
+        """Expand one template; those marked ``~`` are for the held-out split only.
+
+        `unseen` is the share of such templates there.
+        """
         marked = [t for t in templates if t.startswith("~")] if self.held else []
-        if marked and self.maybe(0.5):
+        if marked and self.maybe(unseen):
             chosen = self.pick(marked)[1:]
         else:
             chosen = self.pick(templates)
@@ -172,9 +175,9 @@ class Source:
         return text
 
     def word(self, low: int = 2, high: int = 3) -> str:
-        """A made-up lower-case word of this split."""
+        """A made-up lower-case word of this split, as a rule with `low` syllables."""
         while True:
-            n = self.between(low, high)
+            n = low if self.maybe(0.8) else self.between(low, high)
             w = "".join(
                 self.pick(_ONSET) + self.pick(_VOWEL) + (self.pick(_CODA) if i == n - 1 else "")
                 for i in range(n)

@@ -283,7 +283,7 @@ def code_sample(src: Source) -> Sample:
         turns = _write(src)
     else:
         before, request, after = src.pick(_EDITS)(src, function(src))
-        if src.maybe(0.12):
+        if src.maybe(0.06):
             # A second function around it makes the copied part longer.
             other = function(src).render()
             before, after = f"{other}\n\n\n{before}", f"{other}\n\n\n{after}"

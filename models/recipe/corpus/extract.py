@@ -168,11 +168,11 @@ def _many(src: Source) -> tuple[str, list[dict[str, Any]]]:
 def json_sample(src: Source) -> Sample:
     """One extraction request whose answer is pure JSON."""
     indent = src.maybe(0.2)
-    if src.maybe(0.15):
+    if src.maybe(0.1):
         request, value = _many(src)
         answer: Any = value
     else:
-        filled = _fill(src, src.pick(RECORDS), src.between(1, 5), src.pick([0.0, 0.0, 0.2]))
+        filled = _fill(src, src.pick(RECORDS), src.between(1, 4), src.pick([0.0, 0.0, 0.2]))
         nested = src.maybe(0.25)
         if nested:
             filled = _nest(src, filled)
