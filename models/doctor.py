@@ -183,6 +183,9 @@ def order(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=key)
 
 
+ENOUGH_DRAFTS = 20
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What a few seconds of running the pair showed.
@@ -190,6 +193,7 @@ class Measured:
     Attributes:
         step_ms: one target step; ``draft_ms``: one draft step.
         pass_ms: a target pass of two rows, so that ``marginal`` is the price of verifying one more.
+        drafted: how many tokens were drafted; below ENOUGH_DRAFTS nothing is concluded.
         acceptance: accepted over drafted, None if nothing was drafted.
         plain, speculative: tokens per second.
     """
@@ -197,6 +201,7 @@ class Measured:
     step_ms: float
     draft_ms: float
     pass_ms: float
+    drafted: int
     acceptance: float | None
     plain: float
     speculative: float
@@ -215,8 +220,11 @@ class Measured:
         return self.draft_cost + self.marginal
 
     @property
-    def pays(self) -> bool:
-        return self.acceptance is not None and self.acceptance > self.required
+    def pays(self) -> bool | None:
+        """Whether it pays; None when too little was drafted to say."""
+        if self.acceptance is None or self.drafted < ENOUGH_DRAFTS:
+            return None
+        return self.acceptance > self.required
 
     def to_dict(self) -> dict[str, Any]:
         return {

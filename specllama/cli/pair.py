@@ -301,6 +301,7 @@ def _measure(target: Path, draft: Path | None, n_ctx: int | None) -> Measured:
         step_ms=_median(single),
         draft_ms=_median([r.draft_ms / len(r.drafted) for r in drafted]),
         pass_ms=_median([r.verify_ms for r in drafted]),
+        drafted=sum(len(r.drafted) for r in drafted),
         acceptance=(
             sum(r.accepted for r in drafted) / sum(len(r.drafted) for r in drafted)
             if drafted
@@ -324,14 +325,19 @@ def _median(values: list[float]) -> float:
 def _show_measured(best: Finding, measured: Measured) -> None:
     from specllama.cli.listing import Column, show_table
 
+    verdicts = {
+        True: "it pays here",
+        False: "it does not pay here",
+        None: "too few drafts to say: the machine is slow, or busy with something else",
+    }
     accepted = "none was drafted" if measured.acceptance is None else f"{measured.acceptance:.0%}"
     rows = [
         ["target step", f"{measured.step_ms:.2f} ms"],
         ["draft step", f"{measured.draft_ms:.2f} ms ({measured.draft_cost:.0%} of a target step)"],
         ["verifying one more row", f"{measured.marginal:.0%} of a target step"],
         ["acceptance needed", f"{measured.required:.0%}"],
-        ["acceptance seen", f"{accepted} (two short prompts, temperature 0)"],
+        ["acceptance seen", f"{accepted} of {measured.drafted} drafts, temperature 0"],
         ["speed", f"{measured.plain:.0f} tok/s plain, {measured.speculative:.0f} with one draft"],
-        ["verdict", "it pays here" if measured.pays else "it does not pay here"],
+        ["verdict", verdicts[measured.pays]],
     ]
     show_table([Column(f"measured with {best.candidate.ref}"), Column("", give=True)], rows)

@@ -111,7 +111,10 @@ def test_a_target_that_is_none(folder: Path, capsys: pytest.CaptureFixture[str])
 def test_measure(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["pair", "tiny", "tiny-draft", "--measure", "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)["measured"]
-    assert 0 < measured["acceptance"] <= 1
+    assert 0 <= measured["acceptance"] <= 1
     assert measured["step_ms"] > 0
     assert measured["draft_ms"] > 0
-    assert measured["pays"] is (measured["acceptance"] > measured["required_acceptance"])
+    if measured["drafted"] >= 20:
+        assert measured["pays"] is (measured["acceptance"] > measured["required_acceptance"])
+    else:
+        assert measured["pays"] is None
