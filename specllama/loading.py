@@ -15,8 +15,10 @@ from specllama.methods import make_proposers, methods
 from specllama.params import EngineOptions, GenerateParams
 
 if TYPE_CHECKING:
+    from specllama.backend.base import Context
     from specllama.backend.llama import LlamaContext, LlamaModel
     from specllama.models.gguf import GgufHeader
+    from specllama.spec.proposers.translate import RetokenizeProposer
 
 logger = logging.getLogger("specllama.loading")
 
@@ -44,16 +46,21 @@ def load_parts(
     target_header = read_header(target_path)
     check_loadable(target_header, "target")
     draft_header = None
+    translated = False
     if draft_path is not None:
         draft_header = read_header(draft_path)
         check_loadable(draft_header, "draft")
-        require_pair(
-            target_header,
-            draft_header,
-            # a target that cannot cut its cache replays from a checkpoint once a round; a draft
-            # model would have to after every token
-            allow_checkpoints=not (draft_header.is_recurrent or draft_header.is_hybrid),
+        translated = options.allow_other_vocab and _only_vocabularies_differ(
+            target_header, draft_header
         )
+        if not translated:
+            require_pair(
+                target_header,
+                draft_header,
+                # a target that cannot cut its cache replays from a checkpoint once a round; a
+                # draft model would have to after every token
+                allow_checkpoints=not (draft_header.is_recurrent or draft_header.is_hybrid),
+            )
     if options.check_memory:
         require_fit(
             estimate_pair(
@@ -71,6 +78,7 @@ def load_parts(
     # importing llama.cpp takes a quarter of a second; a bad file is refused before that
     from specllama.backend import llama
     from specllama.profiles import open_profile, window_maker
+    from specllama.spec.proposers.translate import join_vocabularies
 
     def report(role: str, path: Path) -> Callable[[float], None]:
         def progress(fraction: float) -> None:
@@ -129,7 +137,10 @@ def load_parts(
                 flash=flash(draft_model),
             )
         past, remember = _corpus(target_header) if options.keep_texts else ((), None)
-        proposers = make_proposers(target, draft, past=past, remember=remember)
+        speaker: Context | RetokenizeProposer | None = draft
+        if translated and draft is not None and draft_model is not None:
+            speaker = join_vocabularies(draft, target_model.vocab, draft_model.vocab)
+        proposers = make_proposers(target, speaker, past=past, remember=remember)
     except BaseException:
         close_all()
         raise
@@ -173,6 +184,14 @@ def load_parts(
         "make_constraint": make_constraint,
         "on_close": close_all,
     }
+
+
+def _only_vocabularies_differ(target: GgufHeader, draft: GgufHeader) -> bool:
+    """Whether the pair would fit if the draft spoke the target's tokens."""
+    from specllama.models.pairing import compare
+
+    kinds = {problem.kind for problem in compare(target, draft).problems}
+    return bool(kinds) and kinds <= {"tokenizer", "bos", "eos", "vocabulary", "token"}
 
 
 def _corpus(

@@ -10,15 +10,17 @@ from specllama.interface import MethodInfo
 if TYPE_CHECKING:
     from specllama.backend.base import Context
     from specllama.spec.proposer import Proposer
+    from specllama.spec.proposers.translate import RetokenizeProposer
 
 LATER = "not built yet"
 NO_DRAFT = "no draft model loaded (-d)"
 CHAINS_ONLY = "this target takes chains only"
+OTHER_WORDS = "the draft model's text is cut into tokens anew: no laws to branch on"
 
 
 def make_proposers(
     target: Context,
-    draft: Context | None,
+    draft: Context | RetokenizeProposer | None,
     *,
     past: Iterable[Sequence[int]] = (),
     remember: Callable[[Sequence[int]], None] | None = None,
@@ -26,7 +28,8 @@ def make_proposers(
     """The proposers of a pair of caches, by name.
 
     Args:
-        draft: a draft model that speaks the target's token ids, or None.
+        draft: a draft model that speaks the target's token ids, or a proposer that translates
+            the text of one that does not, or None.
         past: earlier texts to copy from.
         remember: told every text that ended.
     """
@@ -37,6 +40,7 @@ def make_proposers(
     from specllama.spec.proposers.mixed import MixedProposer
     from specllama.spec.proposers.ngram import NgramProposer
     from specllama.spec.proposers.suffix import SuffixProposer
+    from specllama.spec.proposers.translate import RetokenizeProposer
 
     trees = target.max_leaves > 1
     proposers: dict[str, Proposer] = {
@@ -45,7 +49,10 @@ def make_proposers(
     }
     if trees:
         proposers["lookahead"] = LookaheadProposer()
-    if draft is not None:
+    if isinstance(draft, RetokenizeProposer):
+        proposers["draft"] = draft
+        proposers["mixed"] = MixedProposer([NgramProposer(n_min=3), draft])
+    elif draft is not None:
         batch = min(512, draft.n_batch)
         chain = DraftModelProposer(draft, n_vocab=target.n_vocab, batch=batch)
         proposers["draft"] = chain
@@ -67,15 +74,17 @@ def methods(available: Iterable[str], *, trees: bool = True) -> tuple[MethodInfo
     """
     have = set(available)
     return tuple(
-        MethodInfo(name, label, text, name in have, "" if name in have else _why(name, trees))
+        MethodInfo(name, label, text, name in have, "" if name in have else _why(name, have, trees))
         for name, label, text in _METHODS
     )
 
 
-def _why(name: str, trees: bool) -> str:
+def _why(name: str, have: set[str], trees: bool) -> str:
     if name in ("draft", "mixed"):
         return NO_DRAFT
     if name in ("tree", "merged"):
+        if "draft" in have and trees:
+            return OTHER_WORDS
         return NO_DRAFT if trees else CHAINS_ONLY
     return CHAINS_ONLY if name == "lookahead" else LATER
 

@@ -169,6 +169,7 @@ class EngineOptions:
             own choice on GPUs.
         max_rows: the widest target pass that will be asked for (drafts + 1).
         max_leaves: most branches of a token tree; 1 makes a context for chains only.
+        allow_other_vocab: accept a draft model with another tokenizer and translate.
         keep_texts: let the suffix proposer keep this machine's texts (as token ids, on disk) and
             copy from them in later runs.
         check_memory: refuse a pair that needs more memory than is free.
@@ -186,6 +187,7 @@ class EngineOptions:
     n_batch: int = 512
     max_rows: int = DRAFT_MAX_LIMIT + 1
     max_leaves: int = 16
+    allow_other_vocab: bool = False
     keep_texts: bool = False
     use_mmap: bool = True
     use_mlock: bool = False

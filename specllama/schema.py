@@ -164,6 +164,13 @@ SCHEMA: tuple[Setting, ...] = (
         _M,
     ),
     Setting(
+        "allow-other-vocab",
+        "bool",
+        "engine.allow_other_vocab",
+        "Accept a draft model with another tokenizer; its guesses are translated.",
+        _S,
+    ),
+    Setting(
         "max-leaves",
         "int",
         "engine.max_leaves",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.backend.base import Context
-from specllama.errors import EngineError
+from specllama.errors import ContextFull, EngineError
 from specllama.spec.noise import draw
 from specllama.spec.proposer import Request
 from specllama.spec.sampling import SamplerChain, confidence
@@ -58,7 +58,10 @@ class DraftModelProposer:
         if n <= 0:
             return EMPTY_DRAFT
         read = min(room.begin(self.name, unread), unread)
-        row = self._catch_up(tokens, unread, read) if read > 0 else None
+        try:
+            row = self._catch_up(tokens, unread, read) if read > 0 else None
+        except ContextFull:
+            row = None  # a draft model of another vocabulary may need more tokens for this text
         if row is None:
             return EMPTY_DRAFT
         ahead = chain.fork()
@@ -94,7 +97,10 @@ class DraftModelProposer:
             ):
                 break
             ahead.advance(token)
-            row = self._context.forward([token], outputs="last")[0, : self._n_vocab]
+            try:
+                row = self._context.forward([token], outputs="last")[0, : self._n_vocab]
+            except ContextFull:
+                break
         return Draft.chain(drafted, self.name, q=laws, confidence=scores)
 
     def _unread(self, tokens: Sequence[int]) -> tuple[int, int]:
