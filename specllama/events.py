@@ -95,8 +95,8 @@ class RoundDone(Event):
     ``parents[i] == -1`` hangs a drafted node on the pending token, so a chain is -1, 0, 1, ...
     ``accepted_path`` are the indices of accepted nodes, in order. ``emitted`` are the token ids
     this round added to the output: accepted drafts, then the target token unless it was cut.
-    ``cut`` is 1 when a stop inside the accepted run left the target token unused; it is None when
-    the rule ended on an accepted stop token and never drew one.
+    ``cut`` is 1 when a stop inside the accepted run left the target token unused.
+    ``target_token`` is None when the rule ended on an accepted stop token and never drew one.
     ``p`` and ``q`` are the target's and the draft's probability of each drafted token where they
     were computed (None elsewhere: untested tail, point masses).
     """

@@ -16,6 +16,7 @@ from specllama.params import EngineOptions, GenerateParams
 
 if TYPE_CHECKING:
     from specllama.backend.base import Context
+    from specllama.backend.devices import OffloadPlan
     from specllama.backend.llama import LlamaContext, LlamaModel
     from specllama.models.gguf import GgufHeader
     from specllama.spec.proposers.translate import RetokenizeProposer
@@ -61,7 +62,8 @@ def load_parts(
                 # draft model would have to after every token
                 allow_checkpoints=not (draft_header.is_recurrent or draft_header.is_hybrid),
             )
-    if options.check_memory:
+    plan = _offload(target_header, draft_header, options)
+    if options.check_memory and plan is None:
         require_fit(
             estimate_pair(
                 target_header,
@@ -77,6 +79,7 @@ def load_parts(
 
     # importing llama.cpp takes a quarter of a second; a bad file is refused before that
     from specllama.backend import llama
+    from specllama.backend.devices import fewer_layers
     from specllama.profiles import open_profile, window_maker
     from specllama.spec.proposers.translate import join_vocabularies
 
@@ -113,8 +116,12 @@ def load_parts(
         return "auto" if model.gpu_layers or quantized_v else "off"
 
     threads = options.threads or llama.default_threads()
-    try:
-        target_model = open_model(target_header, "target", options.gpu_layers)
+
+    def open_pair(
+        plan: OffloadPlan | None,
+    ) -> tuple[LlamaModel, LlamaContext, LlamaModel | None, LlamaContext | None]:
+        layers = str(plan.target.layers) if plan else "0"
+        target_model = open_model(target_header, "target", layers)
         target = target_model.context(
             n_ctx=_context_length(options.n_ctx, target_header),
             max_rows=options.max_rows,
@@ -123,19 +130,35 @@ def load_parts(
             flash=flash(target_model),
             max_leaves=options.max_leaves,
         )
-        draft: LlamaContext | None = None
-        draft_model: LlamaModel | None = None
-        if draft_header is not None:
-            draft_model = open_model(draft_header, "draft", options.draft_gpu_layers)
-            draft = draft_model.context(
-                n_ctx=min(
-                    options.draft_ctx or target.n_ctx, draft_header.context_length or target.n_ctx
-                ),
-                max_rows=1,
-                threads=options.draft_threads or threads,
-                options=options,
-                flash=flash(draft_model),
-            )
+        if draft_header is None:
+            return target_model, target, None, None
+        layers = str(plan.draft.layers) if plan and plan.draft else "0"
+        draft_model = open_model(draft_header, "draft", layers)
+        draft = draft_model.context(
+            n_ctx=min(
+                options.draft_ctx or target.n_ctx, draft_header.context_length or target.n_ctx
+            ),
+            max_rows=1,
+            threads=options.draft_threads or threads,
+            options=options,
+            flash=flash(draft_model),
+        )
+        return target_model, target, draft_model, draft
+
+    try:
+        while True:
+            try:
+                target_model, target, draft_model, draft = open_pair(plan)
+                break
+            except CannotLoad as refused:
+                # the estimate was short of what the card needs: give it less and try again
+                fewer = fewer_layers(plan) if plan is not None else None
+                if fewer is None:
+                    raise
+                logger.warning("%s; trying with fewer layers on the GPU", refused)
+                close_all()
+                opened.clear()
+                plan = fewer
         past, remember = _corpus(target_header) if options.keep_texts else ((), None)
         speaker: Context | RetokenizeProposer | None = draft
         if translated and draft is not None and draft_model is not None:
@@ -184,6 +207,35 @@ def load_parts(
         "make_constraint": make_constraint,
         "on_close": close_all,
     }
+
+
+def _offload(
+    target: GgufHeader, draft: GgufHeader | None, options: EngineOptions
+) -> OffloadPlan | None:
+    """How many layers go to the GPUs; None when there is none, or none is wanted."""
+    from specllama.backend.devices import devices, gpus, plan_offload
+
+    if options.gpu_layers == "0" and options.draft_gpu_layers in ("0", "auto"):
+        return None
+    found = devices()
+    if not gpus(found):
+        return None
+    plan = plan_offload(
+        target,
+        draft,
+        found,
+        gpu_layers=options.gpu_layers,
+        draft_gpu_layers=options.draft_gpu_layers,
+        n_ctx=_context_length(options.n_ctx, target),
+        n_ubatch=options.n_batch,
+        n_outputs=options.max_rows,
+        flash_attn=options.flash_attn != "off",
+        type_k=options.kv_type_k,
+        type_v=options.kv_type_v,
+    )
+    for line in plan.lines():
+        logger.info("%s", line)
+    return plan
 
 
 def _only_vocabularies_differ(target: GgufHeader, draft: GgufHeader) -> bool:

@@ -73,7 +73,7 @@ class SamplingParams:
         _finite("top-p", self.top_p, 0.0, 1.0, open_low=True)
         _finite("min-p", self.min_p, 0.0, 1.0)
         _finite("typical-p", self.typical_p, 0.0, 1.0, open_low=True)
-        _finite("repeat-penalty", self.repeat_penalty, 0.0, 10.0, open_low=True)
+        _finite("repeat-penalty", self.repeat_penalty, 0.01, 10.0)
         _finite("frequency-penalty", self.frequency_penalty, -10.0, 10.0)
         _finite("presence-penalty", self.presence_penalty, -10.0, 10.0)
         _whole("repeat-last-n", self.repeat_last_n, -1, 2**31 - 1)
@@ -81,6 +81,8 @@ class SamplingParams:
         _finite("dry-base", self.dry_base, 1.0, 100.0)
         _whole("dry-allowed-length", self.dry_allowed_length, 1, 2**31 - 1)
         _whole("dry-penalty-last-n", self.dry_penalty_last_n, -1, 2**31 - 1)
+        if any(not s for s in self.dry_sequence_breakers):
+            raise UsageError("dry-sequence-breakers takes strings that are not empty")
         _finite("xtc-probability", self.xtc_probability, 0.0, 1.0)
         _finite("xtc-threshold", self.xtc_threshold, 0.0, 1.0)
         for token, bias in self.logit_bias.items():
