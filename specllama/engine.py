@@ -31,7 +31,7 @@ from specllama.methods import NO_DRAFT
 from specllama.params import EngineOptions, GenerateParams
 from specllama.reply import Reply
 from specllama.spec.loop import Round, SpeculativeLoop
-from specllama.spec.proposer import NoProposer, Proposer, Request
+from specllama.spec.proposer import NoProposer, Proposer, Remembering, Request
 from specllama.spec.proposers.draft_model import DraftModelProposer, common_prefix
 from specllama.spec.sampling import Constraint, SamplerChain
 from specllama.spec.verify import RandomCoins
@@ -168,6 +168,8 @@ class Engine:
         for proposer in self._proposers.values():
             if isinstance(proposer, DraftModelProposer):
                 proposer.context.rollback(0)
+            elif isinstance(proposer, Remembering):
+                proposer.forget()
 
     # -- prompts --
 

@@ -73,6 +73,15 @@ class RowReader(Protocol):
         ...
 
 
+@runtime_checkable
+class Remembering(Protocol):
+    """A proposer that copies from earlier requests as well."""
+
+    def forget(self) -> None:
+        """Forget them: what follows is drafted as in a new engine."""
+        ...
+
+
 class NoProposer:
     """Plain decoding: never drafts."""
 

@@ -195,6 +195,16 @@ def test_the_window_shrinks_to_the_end_of_the_context() -> None:
         proposer.commit(tokens, draft, Verdict((), 1, "plain"))
 
 
+def test_the_pool_can_be_forgotten() -> None:
+    proposer = started(LookaheadProposer())
+    tokens = list(range(1, 20))
+    proposer.propose(tokens, SamplerChain(FULL, tokens=tokens), Room(8))
+    proposer.forget()
+    assert not proposer._pool
+    again = proposer.propose(tokens, SamplerChain(FULL, tokens=tokens), Room(8))
+    assert len(again)
+
+
 def test_shapes_that_cannot_work_are_refused() -> None:
     for window, ngram, guesses in ((1, 3, 1), (2, 2, 1), (2, 3, 0)):
         with pytest.raises(ValueError, match="lookahead needs"):

@@ -177,6 +177,14 @@ def test_past_texts_are_copied_from() -> None:
     assert BREAK not in drafted(started(SuffixProposer(past=past)), [1, 25, 26]).tokens
 
 
+def test_what_was_seen_can_be_forgotten() -> None:
+    proposer = started(SuffixProposer(past=[[20, 21, 22, 23, 24]]))
+    drafted(proposer, [1, 2, 3, 4, 5, 6])
+    proposer.forget()
+    assert not len(drafted(proposer, [9, 2, 3, 4]))
+    assert drafted(proposer, [9, 20, 21]).tokens[0] == 22  # kept texts stay
+
+
 def test_the_automaton_is_bounded() -> None:
     proposer = started(SuffixProposer(most=200))
     rng = random.Random(2)

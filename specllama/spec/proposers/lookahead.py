@@ -157,6 +157,10 @@ class LookaheadProposer:
             self._learn(tokens[i], tuple(tokens[i + 1 : i + n]))
         self._text = list(tokens)
 
+    def forget(self) -> None:
+        self._pool.clear()
+        self._levels, self._text, self._columns = [], [], []
+
     def close(self) -> None:
         pass
 

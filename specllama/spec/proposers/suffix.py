@@ -244,6 +244,12 @@ class SuffixProposer:
         tested[1] += sum(promised.get(node, 0.0) for node in (-1, *verdict.path))
         self._used = None
 
+    def forget(self) -> None:
+        self._ended()
+        self._text = []
+        self._tested = [[0.0, 0.0] for _ in _RELIABLE]
+        self._start_over(())
+
     def close(self) -> None:
         self._ended()
         self._text = []
