@@ -79,7 +79,8 @@ def load_parts(
 
     # importing llama.cpp takes a quarter of a second; a bad file is refused before that
     from specllama.backend import llama
-    from specllama.backend.devices import fewer_layers
+    from specllama.backend.devices import fewer_layers, physical_cores
+    from specllama.backend.llama_grammar import LlamaGrammar
     from specllama.profiles import open_profile, window_maker
     from specllama.spec.proposers.translate import join_vocabularies
 
@@ -115,7 +116,7 @@ def load_parts(
         # on CPU it is no faster, and splits a query over threads differently by batch width
         return "auto" if model.gpu_layers or quantized_v else "off"
 
-    threads = options.threads or llama.default_threads()
+    threads = options.threads or physical_cores()
 
     def open_pair(
         plan: OffloadPlan | None,
@@ -190,9 +191,9 @@ def load_parts(
 
     def make_constraint(params: GenerateParams) -> Any:
         if params.grammar is not None:
-            return llama.LlamaGrammar(vocab, params.grammar)
+            return LlamaGrammar(vocab, params.grammar)
         if params.json_schema is not None:
-            return llama.LlamaGrammar.from_json_schema(vocab, params.json_schema)
+            return LlamaGrammar.from_json_schema(vocab, params.json_schema)
         return None
 
     return {

@@ -23,7 +23,10 @@ RESTRICTED = {
     "llama_cpp": (
         "specllama.backend.devices",
         "specllama.backend.llama",
+        "specllama.backend.llama_grammar",
+        "specllama.backend.llama_log",
         "specllama.backend.llama_tree",
+        "specllama.backend.llama_vocab",
         "specllama.backend.quantizer",
         "specllama.backend.symbols",
         "specllama.models.recipe",

@@ -1,40 +1,30 @@
-"""llama.cpp through the low-level API of llama-cpp-python (pinned): models, contexts, grammars.
+"""llama.cpp through the low-level API of llama-cpp-python (pinned): models and contexts.
 
-Only this module, ``llama_tree.py`` and ``symbols.py`` import llama_cpp. llama.cpp ends the process
-on some bad calls (``GGML_ASSERT``), so everything it would assert on is checked here before the
-call: batch sizes, output counts, token ids, sequence ranges. Nothing is printed: llama.cpp's log
-goes to the ``specllama.llama`` logger and the last lines are kept for error messages.
+llama.cpp ends the process on some bad calls (``GGML_ASSERT``), so everything it would assert on is
+checked before the call: batch sizes, output counts, token ids, sequence ranges. Nothing is printed.
+The ``llama_*`` neighbours hold the log, the vocabulary, grammars and tree passes; outside this
+folder nothing in the run-time path imports the binding.
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import ctypes
-import logging
 import os
-import re
-import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import llama_cpp as ll
 import numpy as np
 import numpy.typing as npt
 
-os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an abort must not fork a debugger
-
-import llama_cpp as ll
-
 from specllama.backend.base import Outputs
+from specllama.backend.llama_log import last_words, recent, start, supports_gpu
+from specllama.backend.llama_vocab import LlamaVocab
 from specllama.errors import CannotLoad, ContextFull, EngineError, UnsupportedModel, UsageError
 from specllama.params import EngineOptions
 from specllama.spec.types import IntArray, Rows
-
-logger = logging.getLogger("specllama.llama")
-# without a handler of its own, logging would print warnings to stderr, across the terminal app
-logging.getLogger("specllama").addHandler(logging.NullHandler())
 
 SEQ = 0  # the one sequence of a chain
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part of a sequence's state
@@ -52,214 +42,6 @@ _KV_TYPES = {
     "iq4_nl": ll.GGML_TYPE_IQ4_NL,
 }
 _FLASH = {"auto": -1, "off": 0, "on": 1}
-
-# Pre-tokenizers whose regular expression llama.cpp matches with hand-written code; the others go
-# through std::regex, which recurses once per character and overflows the stack on long runs.
-_SAFE_PRE = frozenset(
-    {
-        "gpt-2",
-        "llama-bpe",
-        "llama3",
-        "llama-v3",
-        "qwen2",
-        "qwen35",
-        "gemma4",
-        "command-r",
-        "smollm",
-        "olmo",
-        "chatglm-bpe",
-        "glm4",
-    }
-)
-_LONG_RUN = re.compile(r"\S{1000}|\s{1000}")
-
-
-# -- log ----------------------------------------------------------------------------------------
-
-_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
-_recent: collections.deque[str] = collections.deque(maxlen=64)
-
-
-@ll.llama_log_callback  # type: ignore[untyped-decorator]
-def _on_log(level: int, text: bytes | None, user_data: object) -> None:
-    line = (text or b"").decode("utf-8", "replace").rstrip("\n")
-    if not line.strip(". "):
-        return
-    if level in (3, 4):
-        _recent.append(line)
-    logger.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
-
-
-_started = threading.Lock()
-_is_started = False
-
-
-def _start() -> None:
-    global _is_started
-    with _started:
-        if not _is_started:
-            ll.llama_log_set(_on_log, ctypes.c_void_p(0))
-            ll.llama_backend_init()
-            _is_started = True
-
-
-def _last_words(skip: int = 0) -> str:
-    """The newest error line of llama.cpp, cleaned for people."""
-    for line in reversed(list(_recent)[skip:]):
-        cleaned = re.sub(r"^\w+:\s*", "", line).strip()
-        if cleaned and "failed to load model" not in cleaned:
-            return cleaned
-    return ""
-
-
-def supports_gpu() -> bool:
-    """Whether this build of llama-cpp-python can offload layers and a device is present."""
-    _start()
-    return bool(ll.llama_supports_gpu_offload())
-
-
-def default_threads() -> int:
-    """Physical cores this process may use (hyper-threads only get in each other's way)."""
-    try:
-        allowed = len(os.sched_getaffinity(0))
-    except AttributeError:
-        allowed = os.cpu_count() or 1
-    try:
-        siblings: set[str] = set()
-        for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings"):
-            siblings.add(path.read_text().strip())
-        if siblings:
-            return max(1, min(allowed, len(siblings)))
-    except OSError:
-        pass
-    return max(1, allowed)
-
-
-# -- vocabulary ---------------------------------------------------------------------------------
-
-
-class LlamaVocab:
-    """Tokens and text. Every id is checked: llama.cpp aborts on one out of range."""
-
-    def __init__(self, model: int, pre: str, n_train_guard: int = 0) -> None:
-        self._vocab = ll.llama_model_get_vocab(model)
-        self._n = int(ll.llama_vocab_n_tokens(self._vocab))
-        self._safe_pre = pre in _SAFE_PRE
-        self._pieces: dict[tuple[int, bool], bytes] = {}
-        self._eog: dict[int, bool] = {}
-        self._lock = threading.Lock()
-
-    @property
-    def n_tokens(self) -> int:
-        return self._n
-
-    @property
-    def handle(self) -> Any:
-        """llama.cpp's vocabulary.
-
-        Raises:
-            EngineError: the model was closed.
-        """
-        if self._vocab is None:
-            raise EngineError("the model is closed")
-        return self._vocab
-
-    def close(self) -> None:
-        """The model is about to be freed: from now on every call is refused."""
-        self._vocab = None
-
-    @property
-    def bos_text(self) -> str:
-        return self._special_text(int(ll.llama_vocab_bos(self.handle)))
-
-    @property
-    def eos_text(self) -> str:
-        return self._special_text(int(ll.llama_vocab_eos(self.handle)))
-
-    @property
-    def adds_bos(self) -> bool:
-        return bool(ll.llama_vocab_get_add_bos(self.handle))
-
-    def _special_text(self, token: int) -> str:
-        if not 0 <= token < self._n:
-            return ""
-        return self.piece(token, special=True).decode("utf-8", "replace")
-
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of a text.
-
-        Raises:
-            EngineError: the vocabulary cannot express the text.
-        """
-        if not text:
-            parts = [""]
-        elif self._safe_pre:
-            parts = [text]
-        else:
-            parts = _split_long_runs(text)
-        out: list[int] = []
-        for i, part in enumerate(parts):
-            out += self._tokenize(part, add_special and i == 0, parse_special)
-        return out
-
-    def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        data = text.encode("utf-8", "replace")
-        capacity = len(data) + 8
-        while True:
-            buffer = (ll.llama_token * capacity)()
-            n = ll.llama_tokenize(
-                self.handle, data, len(data), buffer, capacity, add_special, parse_special
-            )
-            if n >= 0:
-                break
-            if n == -(2**31) or -n <= capacity:
-                raise EngineError("the text could not be tokenized (too long)")
-            capacity = -n
-        ids = list(buffer[:n])
-        if any(not 0 <= t < self._n for t in ids):
-            raise EngineError("the model's vocabulary cannot express this text")
-        return ids
-
-    def piece(self, token: int, *, special: bool = False) -> bytes:
-        key = (token, special)
-        found = self._pieces.get(key)
-        if found is None:
-            if not 0 <= token < self._n:
-                raise EngineError(f"token {token} is outside the vocabulary of {self._n}")
-            size = 64
-            while True:
-                buffer = ctypes.create_string_buffer(size)
-                n = ll.llama_token_to_piece(self.handle, token, buffer, size, 0, special)
-                if n >= 0:
-                    break
-                size = -n
-            found = buffer.raw[:n]
-            self._pieces[key] = found
-        return found
-
-    def is_eog(self, token: int) -> bool:
-        found = self._eog.get(token)
-        if found is None:
-            found = bool(ll.llama_vocab_is_eog(self.handle, token))
-            self._eog[token] = found
-        return found
-
-    def tokens_containing(self, strings: Sequence[str]) -> frozenset[int]:
-        """Ids of tokens whose bytes contain one of the strings (for DRY's sequence breakers)."""
-        wanted = [s.encode() for s in strings]
-        return frozenset(t for t in range(self._n) if any(w in self.piece(t) for w in wanted))
-
-
-def _split_long_runs(text: str) -> list[str]:
-    """Cut runs of 1000 or more non-spaces (or spaces), which would overflow std::regex."""
-    parts: list[str] = []
-    start = 0
-    for match in _LONG_RUN.finditer(text):
-        parts.append(text[start : match.end()])
-        start = match.end()
-    if start < len(text) or not parts:
-        parts.append(text[start:])
-    return parts
 
 
 # -- model --------------------------------------------------------------------------------------
@@ -282,7 +64,7 @@ class LlamaModel:
         use_mlock: bool = False,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        _start()
+        start()
         self.path = path
         params = ll.llama_model_default_params()
         if gpu_layers == "auto":
@@ -311,10 +93,10 @@ class LlamaModel:
             return True
 
         params.progress_callback = on_progress
-        _recent.clear()
+        recent.clear()
         self._model = ll.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
-            reason = _last_words() or "llama.cpp gave no reason"
+            reason = last_words() or "llama.cpp gave no reason"
             raise CannotLoad(f"cannot load {path.name}: {reason}")
         self.vocab = LlamaVocab(self._model, pre)
         self.is_recurrent = bool(ll.llama_model_is_recurrent(self._model))
@@ -422,10 +204,10 @@ class LlamaContext:
         if self._abort_function is not None:
             params.abort_callback = self._abort_function
             params.abort_callback_data = ctypes.addressof(self._abort)
-        _recent.clear()
+        recent.clear()
         self._ctx = ll.llama_init_from_model(model.handle, params)
         if not self._ctx:
-            reason = _last_words() or "not enough memory, or settings llama.cpp does not accept"
+            reason = last_words() or "not enough memory, or settings llama.cpp does not accept"
             raise CannotLoad(
                 f"cannot create a context of {params.n_ctx} tokens for {model.path.name}: {reason}",
                 "try a smaller --ctx-size",
@@ -516,7 +298,7 @@ class LlamaContext:
             if status != 0:
                 self._abort.raw = b"\x00\x00"
                 self._cut(past)
-                raise _decode_error(status, self._n_ctx)
+                raise decode_error(status, self._n_ctx)
             self._tokens.extend(self._b_token[:n].tolist())
             return self._rows(n_rows)
 
@@ -612,7 +394,7 @@ class LlamaContext:
             if status != 0:
                 ll.llama_memory_clear(self._memory, False)
                 self._tokens.clear()
-                raise _decode_error(status, self._n_ctx)
+                raise decode_error(status, self._n_ctx)
             self._tokens.extend(part)
 
     def _save_checkpoint(self) -> None:
@@ -648,7 +430,7 @@ class PassAborted(EngineError):
     """A pass was stopped by ``abort``; the cache is as it was before."""
 
 
-def _decode_error(status: int, n_ctx: int) -> Exception:
+def decode_error(status: int, n_ctx: int) -> Exception:
     if status == 1:
         return ContextFull(
             f"no room left in the KV cache of {n_ctx} tokens",
@@ -656,7 +438,7 @@ def _decode_error(status: int, n_ctx: int) -> Exception:
         )
     if status == 2:
         return PassAborted("the pass was cancelled")
-    return EngineError(f"llama.cpp could not evaluate the tokens (code {status}): {_last_words()}")
+    return EngineError(f"llama.cpp could not evaluate the tokens (code {status}): {last_words()}")
 
 
 def _native_flag_reader() -> Any:
@@ -670,144 +452,3 @@ def _native_flag_reader() -> Any:
         return ctypes.cast(libc.strlen, ll.ggml_abort_callback)
     except (OSError, AttributeError):
         return None
-
-
-# -- grammar ------------------------------------------------------------------------------------
-
-# llama.cpp parses by recursion: from some 10000 levels on the stack overflows
-_MAX_NESTING = 1000
-_NOT_STRUCTURE = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
-
-
-def _nesting(gbnf: str) -> int:
-    """Depth of parentheses outside literals, character classes and comments."""
-    depth = deepest = 0
-    for c in _NOT_STRUCTURE.sub("", gbnf):
-        if c == "(":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif c == ")":
-            depth -= 1
-    return deepest
-
-
-def _shorten(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 200 else line[:199] + "…"
-
-
-_stderr_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def _captured_stderr() -> Iterator[list[str]]:
-    """What native code prints to file descriptor 2, given at the end, instead of the terminal.
-
-    llama.cpp's grammar parser prints its reason there and nowhere else. Only for calls of a few
-    milliseconds: other threads' output is caught as well.
-    """
-    printed: list[str] = []
-    with _stderr_lock, tempfile.TemporaryFile() as file:
-        try:
-            terminal = os.dup(2)
-        except OSError:  # no stderr: nothing to keep clean
-            yield printed
-            return
-        os.dup2(file.fileno(), 2)
-        try:
-            yield printed
-        finally:
-            os.dup2(terminal, 2)
-            os.close(terminal)
-            file.seek(0)
-            printed.append(file.read().decode("utf-8", "replace"))
-
-
-_TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-
-
-class LlamaGrammar:
-    """llama.cpp's grammar sampler as a ``Constraint``: GBNF over tokens, forkable.
-
-    Raises:
-        UsageError: the grammar does not parse.
-    """
-
-    def __init__(self, vocab: LlamaVocab, gbnf: str, root: str = "root") -> None:
-        _start()
-        _recent.clear()
-        self._vocab = vocab
-        self._sampler = None
-        hint = "GBNF is described in llama.cpp's grammars/README.md"
-        if not gbnf.strip():
-            raise UsageError("the grammar is empty", hint)
-        if "\0" in gbnf:
-            raise UsageError("the grammar contains a NUL character", hint)
-        if _nesting(gbnf) > _MAX_NESTING:
-            raise UsageError(f"the grammar nests more than {_MAX_NESTING} parentheses", hint)
-        with _captured_stderr() as printed:
-            self._sampler = ll.llama_sampler_init_grammar(
-                vocab.handle, gbnf.encode("utf-8", "replace"), root.encode()
-            )
-        if not self._sampler:
-            said = re.search(r"error parsing grammar: (.*)", "".join(printed))
-            reason = _shorten(said.group(1) if said else _last_words()) or "no root rule"
-            if reason.endswith(" at"):
-                reason += " the end"
-            raise UsageError(f"the grammar does not parse: {reason}", hint)
-
-    @classmethod
-    def from_json_schema(cls, vocab: LlamaVocab, schema: str) -> LlamaGrammar:
-        """A grammar for JSON text that satisfies a JSON schema."""
-        import json
-
-        from llama_cpp.llama_grammar import json_schema_to_gbnf
-
-        try:
-            parsed = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"the JSON schema is not JSON: {error}") from None
-        if not isinstance(parsed, dict):
-            raise UsageError("a JSON schema must be an object")
-        try:
-            gbnf = json_schema_to_gbnf(schema)
-        except Exception as error:
-            raise UsageError(
-                f"the JSON schema cannot be turned into a grammar: {_shorten(str(error))}"
-            ) from None
-        return cls(vocab, gbnf)
-
-    def allowed(self, ids: IntArray) -> npt.NDArray[np.bool_]:
-        # llama.cpp throws across the C boundary on an id out of range, and reads a freed vocabulary
-        self._vocab.handle  # noqa: B018
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab.n_tokens:
-            raise EngineError(f"a token is outside the vocabulary of {self._vocab.n_tokens}")
-        data = np.zeros(len(ids), _TOKEN_DATA)
-        data["id"] = ids
-        array = ll.llama_token_data_array(
-            data=data.ctypes.data_as(ll.llama_token_data_p),
-            size=len(ids),
-            selected=-1,
-            sorted=False,
-        )
-        ll.llama_sampler_apply(self._sampler, ctypes.byref(array))
-        keep: npt.NDArray[np.bool_] = np.isfinite(data["logit"])
-        return keep
-
-    def accept(self, token: int) -> None:
-        # llama.cpp throws across the C boundary on a token the grammar forbids
-        if not self.allowed(np.array([token], np.int32))[0]:
-            raise EngineError(f"token {token} does not fit the grammar here")
-        ll.llama_sampler_accept(self._sampler, token)
-
-    def fork(self) -> LlamaGrammar:
-        other = LlamaGrammar.__new__(LlamaGrammar)
-        other._vocab = self._vocab
-        other._sampler = ll.llama_sampler_clone(self._sampler)
-        return other
-
-    def __del__(self) -> None:
-        sampler = getattr(self, "_sampler", None)
-        if sampler:
-            ll.llama_sampler_free(sampler)
-            self._sampler = None

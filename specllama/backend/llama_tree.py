@@ -20,7 +20,7 @@ import llama_cpp as ll
 import numpy as np
 
 from specllama.backend.base import Outputs
-from specllama.backend.llama import SEQ, LlamaContext, _decode_error
+from specllama.backend.llama import SEQ, LlamaContext, decode_error
 from specllama.errors import EngineError
 from specllama.spec.tree import Layout, layout
 from specllama.spec.types import IntArray, Rows
@@ -75,7 +75,7 @@ class LlamaTreeContext(LlamaContext):
             if status != 0:
                 self._abort.raw = b"\x00\x00"
                 self._cut(past)
-                raise _decode_error(status, self._n_ctx)
+                raise decode_error(status, self._n_ctx)
             return self._rows(n_rows)
 
     def keep_path(self, path: Sequence[int]) -> None:

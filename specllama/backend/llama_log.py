@@ -1,0 +1,59 @@
+"""Start llama.cpp; its log goes to the ``specllama.llama`` logger and nowhere else."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import logging
+import os
+import re
+import threading
+
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an abort must not fork a debugger
+
+import llama_cpp as ll
+
+logger = logging.getLogger("specllama.llama")
+# without a handler of its own, logging would print warnings to stderr, across the terminal app
+logging.getLogger("specllama").addHandler(logging.NullHandler())
+
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
+recent: collections.deque[str] = collections.deque(maxlen=64)
+
+
+@ll.llama_log_callback  # type: ignore[untyped-decorator]
+def _on_log(level: int, text: bytes | None, user_data: object) -> None:
+    line = (text or b"").decode("utf-8", "replace").rstrip("\n")
+    if not line.strip(". "):
+        return
+    if level in (3, 4):
+        recent.append(line)
+    logger.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
+
+
+_started = threading.Lock()
+_is_started = False
+
+
+def start() -> None:
+    global _is_started
+    with _started:
+        if not _is_started:
+            ll.llama_log_set(_on_log, ctypes.c_void_p(0))
+            ll.llama_backend_init()
+            _is_started = True
+
+
+def last_words(skip: int = 0) -> str:
+    """The newest error line of llama.cpp, cleaned for people."""
+    for line in reversed(list(recent)[skip:]):
+        cleaned = re.sub(r"^\w+:\s*", "", line).strip()
+        if cleaned and "failed to load model" not in cleaned:
+            return cleaned
+    return ""
+
+
+def supports_gpu() -> bool:
+    """Whether this build of llama-cpp-python can offload layers and a device is present."""
+    start()
+    return bool(ll.llama_supports_gpu_offload())

@@ -1,0 +1,151 @@
+"""A model's vocabulary: text to tokens and back, with every id checked before llama.cpp sees it."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+from typing import Any
+
+import llama_cpp as ll
+
+from specllama.errors import EngineError
+
+# Pre-tokenizers whose regular expression llama.cpp matches with hand-written code; the others go
+# through std::regex, which recurses once per character and overflows the stack on long runs.
+_SAFE_PRE = frozenset(
+    {
+        "gpt-2",
+        "llama-bpe",
+        "llama3",
+        "llama-v3",
+        "qwen2",
+        "qwen35",
+        "gemma4",
+        "command-r",
+        "smollm",
+        "olmo",
+        "chatglm-bpe",
+        "glm4",
+    }
+)
+_LONG_RUN = re.compile(r"\S{1000}|\s{1000}")
+
+
+class LlamaVocab:
+    """Tokens and text. Every id is checked: llama.cpp aborts on one out of range."""
+
+    def __init__(self, model: Any, pre: str) -> None:
+        self._vocab = ll.llama_model_get_vocab(model)
+        self._n = int(ll.llama_vocab_n_tokens(self._vocab))
+        self._safe_pre = pre in _SAFE_PRE
+        self._pieces: dict[tuple[int, bool], bytes] = {}
+        self._eog: dict[int, bool] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def n_tokens(self) -> int:
+        return self._n
+
+    @property
+    def handle(self) -> Any:
+        """llama.cpp's vocabulary.
+
+        Raises:
+            EngineError: the model was closed.
+        """
+        if self._vocab is None:
+            raise EngineError("the model is closed")
+        return self._vocab
+
+    def close(self) -> None:
+        """The model is about to be freed: from now on every call is refused."""
+        self._vocab = None
+
+    @property
+    def bos_text(self) -> str:
+        return self._special_text(int(ll.llama_vocab_bos(self.handle)))
+
+    @property
+    def eos_text(self) -> str:
+        return self._special_text(int(ll.llama_vocab_eos(self.handle)))
+
+    @property
+    def adds_bos(self) -> bool:
+        return bool(ll.llama_vocab_get_add_bos(self.handle))
+
+    def _special_text(self, token: int) -> str:
+        if not 0 <= token < self._n:
+            return ""
+        return self.piece(token, special=True).decode("utf-8", "replace")
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of a text.
+
+        Raises:
+            EngineError: the vocabulary cannot express the text.
+        """
+        if not text:
+            parts = [""]
+        elif self._safe_pre:
+            parts = [text]
+        else:
+            parts = _split_long_runs(text)
+        out: list[int] = []
+        for i, part in enumerate(parts):
+            out += self._tokenize(part, add_special and i == 0, parse_special)
+        return out
+
+    def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        data = text.encode("utf-8", "replace")
+        capacity = len(data) + 8
+        while True:
+            buffer = (ll.llama_token * capacity)()
+            n = ll.llama_tokenize(
+                self.handle, data, len(data), buffer, capacity, add_special, parse_special
+            )
+            if n >= 0:
+                break
+            if n == -(2**31) or -n <= capacity:
+                raise EngineError("the text could not be tokenized (too long)")
+            capacity = -n
+        ids = list(buffer[:n])
+        if any(not 0 <= t < self._n for t in ids):
+            raise EngineError("the model's vocabulary cannot express this text")
+        return ids
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        key = (token, special)
+        found = self._pieces.get(key)
+        if found is None:
+            if not 0 <= token < self._n:
+                raise EngineError(f"token {token} is outside the vocabulary of {self._n}")
+            size = 64
+            while True:
+                buffer = ctypes.create_string_buffer(size)
+                n = ll.llama_token_to_piece(self.handle, token, buffer, size, 0, special)
+                if n >= 0:
+                    break
+                size = -n
+            found = buffer.raw[:n]
+            self._pieces[key] = found
+        return found
+
+    def is_eog(self, token: int) -> bool:
+        found = self._eog.get(token)
+        if found is None:
+            found = bool(ll.llama_vocab_is_eog(self.handle, token))
+            self._eog[token] = found
+        return found
+
+
+def _split_long_runs(text: str) -> list[str]:
+    """Cut runs of 1000 or more non-spaces (or spaces), which would overflow std::regex."""
+    parts: list[str] = []
+    start = 0
+    for match in _LONG_RUN.finditer(text):
+        parts.append(text[start : match.end()])
+        start = match.end()
+    if start < len(text) or not parts:
+        parts.append(text[start:])
+    return parts
