@@ -83,7 +83,7 @@ class FixedWindow:
 
 # -- the adaptive window ------------------------------------------------------------------------
 
-_EPS = 0.01  # plain steps earn this share of a step of credit
+_EPS = 0.015  # plain steps earn this share of a step of credit
 _STAKE = 0.5  # share of the credit that one round may risk: bad luck shrinks the stakes
 _RATE_DECAY = 0.985  # memory of the running throughput, per round
 _OUTLIER = 2.0  # a round is charged at most this multiple of what it should have cost
@@ -119,7 +119,7 @@ class AdaptiveWindow:
     looking ahead over the steps of the cost table. A draft step is run when an average look at its
     result is worth its price. Every round's excess over plain decoding is paid from a credit, and
     a round that could overdraw it is not begun, so total time stays below
-    ``(1 + 0.01) * plain + credit`` whatever the drafts are worth. When nothing pays, a source is
+    ``(1 + 0.015) * plain + credit`` whatever the drafts are worth. When nothing pays, a source is
     looked at again after 4, 8, ... 256 rounds.
 
     Under ``match`` the output cannot depend on any of this. Under ``rejection`` and ``block`` no
@@ -209,7 +209,9 @@ class AdaptiveWindow:
         v = self._v = costs.target.upto(limit + 1)
         self._one = one
         self._step = costs.draft.ms(1)
-        self._stake = _STAKE * self._learned.credit * one
+        credit = self._learned.credit * one
+        # one guess is always worth its price; a longer draft risks a share of the credit only
+        self._stake = max(_STAKE * credit, min(credit, v[2] - one + self._step))
         rate = self._learned.tokens / self._learned.ms if self._learned.ms > 0 else 0.0
         self._rate = max(rate, 1.0 / one)
         while limit > 0 and v[limit + 1] - one > self._stake:
