@@ -51,6 +51,17 @@ class EngineFactory(Protocol):
     def __call__(self, progress: OnEvent, /) -> EngineLike: ...
 
 
+class HostLike(EngineLike, Protocol):
+    """An engine that can be started, and changed for another: EngineHost, or a stand-in."""
+
+    factory: EngineFactory
+    on_event: OnEvent | None
+
+    def start(self) -> EngineInfo: ...
+
+    def switch(self, factory: EngineFactory) -> EngineInfo: ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadEngine:
     """The real engine: a target, perhaps a draft model, and how to load them."""
@@ -272,7 +283,8 @@ class _Child:
     def stop(self, grace_s: float) -> None:
         self._stopping = True
         self._send(("close", 0))
-        if not self._reap(grace_s):
+        # A child that still loads holds nothing worth a farewell.
+        if self.info is None or not self._reap(grace_s):
             self.process.terminate()
             if not self._reap(grace_s):
                 self.process.kill()

@@ -1,7 +1,8 @@
 """The terminal app. Thin: it owns the engine's process, the store, the screens and the theme.
 
 ``run`` is what the command line calls. The first frame is on the screen before the model loads;
-what is typed meanwhile waits its turn.
+what is typed meanwhile waits its turn. Pages other than the chat are imported when they are opened,
+for the sake of that first frame.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import on, work
 from textual.app import SystemCommand
@@ -30,13 +30,14 @@ from specllama.errors import (
     UsageError,
 )
 from specllama.events import Event, LoadProgress
-from specllama.host import EngineFactory, EngineHost, LoadEngine
+from specllama.host import EngineFactory, EngineHost, HostLike, LoadEngine
 from specllama.interface import EngineInfo, EngineLike
 from specllama.params import EngineOptions, GenerateParams
 from specllama.session import Session
 from specllama.store.sessions import SessionStore
 from specllama.text import sanitize_line
-from specllama.tui import clipboard, keymap, themes
+from specllama.tui import keymap, themes
+from specllama.tui.actions import ChatActions
 from specllama.tui.bridge import Clock, Pace, monotonic
 from specllama.tui.commands import ActionCommands, MethodCommands, SessionCommands
 from specllama.tui.messages import (
@@ -46,32 +47,16 @@ from specllama.tui.messages import (
     InkChanged,
     StorageFailed,
 )
-from specllama.tui.reading import code_blocks
 from specllama.tui.record import Record
 from specllama.tui.screens.chat import ChatScreen
-from specllama.tui.screens.help import HelpScreen
 from specllama.tui.screens.inspector import InspectorScreen
-from specllama.tui.screens.methods import MethodsScreen
-from specllama.tui.screens.models import Choice, ModelsScreen
-from specllama.tui.screens.playground import PlaygroundScreen
-from specllama.tui.screens.sessions import SessionsScreen
-from specllama.tui.screens.settings import SettingsScreen
-from specllama.tui.state import VIEWS, DraftFile, History, Preferences
-from specllama.tui.widgets.base import InkedApp
+from specllama.tui.state import DraftFile, History, Preferences
+
+if TYPE_CHECKING:
+    from specllama.tui.screens.models import Choice
 
 QUIT_WITHIN_S = 1.5
-PLAIN_TOKENS = 32
-
-
-class HostLike(EngineLike, Protocol):
-    """EngineHost, or a stand-in for tests."""
-
-    factory: EngineFactory
-    on_event: Callable[[Event], None] | None
-
-    def start(self) -> EngineInfo: ...
-
-    def switch(self, factory: EngineFactory) -> EngineInfo: ...
+JOIN_S = 3.0
 
 
 class NoModel:
@@ -81,7 +66,7 @@ class NoModel:
         raise ModelUnavailable("no model is chosen yet", "press F6 to choose one")
 
 
-class SpecllamaApp(InkedApp):
+class SpecllamaApp(ChatActions):
     TITLE = "specllama"
     leave_on_signals = False
     CSS_PATH = "app.tcss"
@@ -112,6 +97,8 @@ class SpecllamaApp(InkedApp):
         options: EngineOptions | None = None,
         params: GenerateParams | None = None,
         session_id: str | None = None,
+        system: str | None = None,
+        log_rounds: bool = True,
         host_class: Callable[[EngineFactory], HostLike] = EngineHost,
         factory_for: Callable[[str, str | None], EngineFactory] | None = None,
         store: SessionStore | None = None,
@@ -137,8 +124,14 @@ class SpecllamaApp(InkedApp):
         self.host = host_class(recipe)
         self.host.on_event = self._engine_event
         self.session = Session(
-            self.host, self.store, params=params, system=self.prefs.system_prompt, command="tui"
+            self.host,
+            self.store,
+            params=params,
+            system=self.prefs.system_prompt if system is None else system,
+            command="tui",
+            log_rounds=log_rounds,
         )
+        self._chat: ChatScreen | None = None
         self._session_id = session_id
         self._pace = pace or Pace.for_this_machine()
         self._load_text = ""
@@ -198,13 +191,15 @@ class SpecllamaApp(InkedApp):
 
     def on_mount(self) -> None:
         self._choose_theme()
+        self.set_keymap(self.prefs.keys)
         self.set_class(self.glyphs.ascii, "-ascii")
         if self._session_id is not None:
             try:
                 self.session.load(self._session_id)
             except SpecllamaError as error:
                 self.notify(error.message, severity="warning", markup=False)
-        self.push_screen(ChatScreen(self.session, self._pace))
+        self._chat = ChatScreen(self.session, self._pace)
+        self.push_screen(self._chat)
         if self.leave_on_signals:
             self._watch_signals()
         # The load begins behind the first frame.
@@ -218,8 +213,8 @@ class SpecllamaApp(InkedApp):
 
     @property
     def chat(self) -> ChatScreen:
-        screen = next(s for s in self.screen_stack if isinstance(s, ChatScreen))
-        return screen
+        assert self._chat is not None
+        return self._chat
 
     @property
     def engine_possible(self) -> bool:
@@ -266,9 +261,15 @@ class SpecllamaApp(InkedApp):
                     loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
 
     def shut_down(self) -> None:
-        """After the terminal is restored: end the child, close the files."""
-        self.session.close()
+        """After the terminal is restored: end the child, keep what it wrote, close the files."""
+        turn = self._chat.turn if self._chat is not None else None
+        if turn is not None:
+            turn.cancel()
         self.host.close()
+        if turn is not None:
+            # Its last act is to store the part of the reply that came.
+            turn.thread.join(JOIN_S)
+        self.session.close()
         self.store.close()
 
     # ------------------------------------------------------------------ the engine
@@ -292,6 +293,10 @@ class SpecllamaApp(InkedApp):
         progress = event.progress
         self._load_text = f"loading {progress.role} {100 * progress.fraction:.0f}%"
         self.chat.refresh_top()
+        if self.chat.busy:
+            # The engine died and comes back for this request.
+            self.chat.strip.loading = self._load_text
+            self.chat.refresh_strip()
 
     @on(EngineReady)
     async def _engine_is_ready(self, event: EngineReady) -> None:
@@ -390,8 +395,10 @@ class SpecllamaApp(InkedApp):
         self.push_screen(screen, then)
 
     def action_help(self) -> None:
+        from specllama.tui.screens.help import HelpScreen
+
         focus = getattr(self.focused, "HELP", "") if self.focused is not None else ""
-        self._open(HelpScreen(getattr(self.screen, "HELP", "") or "", focus or ""))
+        self._open(HelpScreen(getattr(self.screen, "HELP", "") or "", focus or "", self.prefs.keys))
 
     def action_inspector(self) -> None:
         self.inspect(None)
@@ -403,11 +410,15 @@ class SpecllamaApp(InkedApp):
         self._open(InspectorScreen(found or Record("nothing generated yet"), others))
 
     def action_playground(self) -> None:
+        from specllama.tui.screens.playground import PlaygroundScreen
+
         chat = self.chat
         done = [r.finished for _, r in sorted(chat.records.items()) if r.finished is not None]
         self._open(PlaygroundScreen(chat.strip.meter.pair(), done[-1].timings if done else None))
 
     def action_methods(self) -> None:
+        from specllama.tui.screens.methods import MethodsScreen
+
         methods = self.engine_info.methods if self.engine_info is not None else ()
         params = self.session.params
         now = params.proposer if params.speculate else "none"
@@ -418,9 +429,13 @@ class SpecllamaApp(InkedApp):
             self.use_method(name)
 
     def action_models(self) -> None:
+        from specllama.tui.screens.models import ModelsScreen
+
         self._open(ModelsScreen(self.wanted, self.options), self.switch_model)
 
     def action_sessions(self) -> None:
+        from specllama.tui.screens.sessions import SessionsScreen
+
         self._open(SessionsScreen(self.store, self.session.id), self._session_chosen)
 
     def _session_chosen(self, session: str | None) -> None:
@@ -445,6 +460,8 @@ class SpecllamaApp(InkedApp):
         self.chat.when_idle(go)
 
     def action_settings(self) -> None:
+        from specllama.tui.screens.settings import SettingsScreen
+
         self._open(
             SettingsScreen(self.session.params, self.session.system, self.prefs),
             self._settings_changed,
@@ -461,158 +478,6 @@ class SpecllamaApp(InkedApp):
         self.theme = self.prefs.theme
         self.redraw()
 
-    # ------------------------------------------------------------------ actions of the chat
-
-    async def action_cycle_view(self) -> None:
-        chat = self.chat
-        view = VIEWS[(VIEWS.index(chat.view) + 1) % len(VIEWS)]
-        self.prefs.view = view
-        self.save_prefs()
-        await chat.set_view(view)
-        words = {
-            "text": "Replies as text",
-            "drafted": "Replies as drafted",
-            "ghosts": "Replies as drafted, with rejected drafts",
-        }
-        self.notify(words[view], timeout=2)
-
-    def action_toggle_speculation(self) -> None:
-        params = self.session.params
-        self.set_params(params.replace(speculate=not params.speculate))
-        state = "on" if self.session.params.speculate else "off"
-        self.notify(f"Speculation is {state} from the next reply on", timeout=2)
-
-    def action_toggle_rounds(self) -> None:
-        self.prefs.show_rounds = not self.prefs.show_rounds
-        self.save_prefs()
-        self.chat.query_one("#rounds").display = self.prefs.show_rounds
-
-    def action_stop(self) -> None:
-        self.chat.action_stop()
-
-    def action_new_chat(self) -> None:
-        self.chat.when_idle(self._new_chat)
-
-    async def _new_chat(self) -> None:
-        self.session.clear()
-        self.session.system = self.prefs.system_prompt
-        await self.chat.show_conversation()
-        self.chat.prompt.focus()
-
-    def action_retry(self) -> None:
-        self.chat.action_retry()
-
-    def action_continue(self) -> None:
-        self.chat.action_continue()
-
-    def action_edit_last(self) -> None:
-        self.chat.action_edit_last()
-
-    def action_undo(self) -> None:
-        self.chat.action_undo()
-
-    def copy_text(self, text: str) -> None:
-        self._copy(text)
-
-    @work(thread=True, exit_on_error=False, group="copy")
-    def _copy(self, text: str) -> None:
-        said = clipboard.copy(text, lambda t: self.call_from_thread(self.copy_to_clipboard, t))
-        self.call_from_thread(self.notify, said, timeout=3, markup=False)
-
-    def copy_code(self, text: str) -> None:
-        blocks = code_blocks(text)
-        if blocks:
-            self.copy_text(blocks[0])
-        else:
-            self.notify("There is no code block here", timeout=2)
-
-    def _last_reply(self) -> str | None:
-        return next(
-            (m.content for m in reversed(self.session.messages) if m.role == "assistant"), None
-        )
-
-    def action_copy_reply(self) -> None:
-        reply = self._last_reply()
-        if reply is None:
-            self.notify("There is no reply to copy yet", timeout=2)
-        else:
-            self.copy_text(reply)
-
-    def action_copy_code(self) -> None:
-        self.copy_code(self._last_reply() or "")
-
-    def action_copy_chat(self) -> None:
-        self.copy_text(self.session.export("md"))
-
-    def action_export(self, form: str) -> None:
-        if not self.session.messages:
-            self.notify("There is nothing to export yet", timeout=2)
-            return
-        kind: Any = form
-        path = clipboard.export_path(self.session.title, form)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(self.session.export(kind), "utf-8", errors="replace")
-        except OSError as error:
-            reason = error.strerror or str(error)
-            self.notify(f"{path}: {reason}", title="Not exported", severity="error", markup=False)
-            return
-        self.notify(str(path), title="Exported", markup=False)
-
-    def action_measure_plain(self) -> None:
-        if not self.engine_ready:
-            self.notify("Load a model first")
-            return
-        self.chat.when_idle(self._measure_plain)
-
-    @work(thread=True, exit_on_error=False, group="measure")
-    def _measure_plain(self) -> None:
-        params = GenerateParams(
-            max_tokens=PLAIN_TOKENS, speculate=False, proposer="none", seed=1, ignore_eos=True
-        )
-        rounds: list[float] = []
-        try:
-            for event in self.host.generate("Once upon a time there was a", params):
-                if event.type == "round_done" and getattr(event, "index", 0) > 0:
-                    rounds.append(
-                        getattr(event, "verify_ms", 0.0) + getattr(event, "other_ms", 0.0)
-                    )
-        except SpecllamaError as error:
-            self.call_from_thread(self.notify, error.message, severity="error", markup=False)
-            return
-        self.call_from_thread(self._plain_measured, rounds)
-
-    def _plain_measured(self, rounds: list[float]) -> None:
-        for ms in rounds:
-            self.chat.strip.meter.observe_plain(ms)
-        self.chat.refresh_strip()
-        if rounds:
-            speed = 1000 * len(rounds) / sum(rounds)
-            self.notify(f"Plain decoding: {speed:.1f} tok/s over {len(rounds)} tokens")
-
-    def action_editor(self) -> None:
-        """Write the prompt in $EDITOR; the app waits with the terminal given back."""
-        import shlex
-        import subprocess
-        import tempfile
-
-        command = os.environ.get("VISUAL") or os.environ.get("EDITOR")
-        if not command:
-            self.notify("Set $EDITOR to write the prompt in your own editor")
-            return
-        prompt = self.chat.prompt
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "prompt.md"
-            path.write_text(prompt.full_text, "utf-8", errors="replace")
-            try:
-                with self.suspend():
-                    subprocess.run([*shlex.split(command), str(path)], check=False)
-                text = path.read_text("utf-8", errors="replace")
-            except (OSError, ValueError) as error:
-                self.notify(f"{command}: {error}", severity="error", markup=False)
-                return
-        prompt.put(text.rstrip("\n"))
-
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         yield SystemCommand("Theme", "Choose the colours", self.action_change_theme)
 
@@ -623,6 +488,9 @@ def run(
     options: EngineOptions | None = None,
     params: GenerateParams | None = None,
     session_id: str | None = None,
+    *,
+    system: str | None = None,
+    log_rounds: bool = True,
 ) -> int:
     """Run the app; returns the exit code, non-zero when it crashed.
 
@@ -635,7 +503,13 @@ def run(
             "the terminal app needs a terminal", "use: specllama chat --plain, or specllama run"
         )
     app = SpecllamaApp(
-        target=target, draft=draft, options=options, params=params, session_id=session_id
+        target=target,
+        draft=draft,
+        options=options,
+        params=params,
+        session_id=session_id,
+        system=system,
+        log_rounds=log_rounds,
     )
     app.leave_on_signals = True
     try:

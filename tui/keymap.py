@@ -1,8 +1,8 @@
 """Every action of the chat screen: its id, its keys, its names. One table feeds the bindings, the
 palette, the slash commands and the help screen.
 
-A key may be changed in the settings file under its id (``[keys]``), for example
-``"chat.stop" = "ctrl+x"``.
+A key may be changed in the app's own settings (``tui.json`` in the configuration folder) under the
+action's id: ``"keys": {"chat.retry": "f12"}``.
 """
 
 from __future__ import annotations

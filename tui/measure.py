@@ -18,6 +18,7 @@ from specllama.events import RoundDone
 WINDOW = 64  # rounds that count as "now"
 RECENT = 32
 MAX_K = 16
+ENOUGH = 3  # observations before a cost counts as measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +145,8 @@ class Meter:
 
     @property
     def plain_ms(self) -> float | None:
-        """Milliseconds per token without speculation, None until a plain round was seen."""
-        return median(self._plain) if self._plain else None
+        """Milliseconds per token without speculation, None until plain rounds were seen."""
+        return median(self._plain) if len(self._plain) >= ENOUGH else None
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -173,12 +174,13 @@ class Meter:
     def pair(self) -> MeasuredPair | None:
         """None until plain steps, draft steps and a wider target pass were all seen."""
         plain, alpha = self.plain_ms, self.alpha
-        if plain is None or alpha is None or not self._draft_step:
+        if plain is None or alpha is None or len(self._draft_step) < ENOUGH:
             return None
-        base = median(self._verify[1]) if self._verify.get(1) else plain
-        if base <= 0:
+        known = {n: times for n, times in sorted(self._verify.items()) if len(times) >= ENOUGH}
+        base = median(known[1]) if 1 in known else plain
+        if base <= 0 or len(known) < 2:
             return None
-        v = {n: median(times) / base for n, times in sorted(self._verify.items()) if times}
+        v = {n: median(times) / base for n, times in known.items()}
         v[1] = 1.0
         wider = [(n - 1, cost - 1.0) for n, cost in v.items() if n > 1]
         beta = sum(x * y for x, y in wider) / sum(x * x for x, _ in wider) if wider else 0.0

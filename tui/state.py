@@ -13,7 +13,6 @@ import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from specllama import paths
 from specllama.text import encodable
@@ -60,7 +59,7 @@ class Preferences:
     last_target: str = ""
     last_draft: str = ""
     system_prompt: str = ""
-    params: dict[str, Any] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def path() -> Path:
@@ -82,6 +81,7 @@ class Preferences:
             value = data.get(f.name)
             if type(value) is type(getattr(out, f.name)):
                 setattr(out, f.name, value)
+        out.keys = {k: v for k, v in out.keys.items() if isinstance(v, str)}
         if out.view not in VIEWS:
             out.view = "text"
         return out

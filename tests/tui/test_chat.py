@@ -428,3 +428,26 @@ async def test_resizing_while_streaming(start: Any) -> None:
             await d.pilot.resize_terminal(width, height)
         await d.idle()
         assert d.texts[-1] == ("assistant", LONG)
+
+
+async def test_keys_can_be_changed(start: Any) -> None:
+    prefs = Preferences()
+    prefs.keys = {"chat.retry": "f12"}
+    prefs.save()
+    async with start("One.", "Two.") as d:
+        await d.say("Hi")
+        await d.pilot.press("f12")
+        await d.until(lambda: d.texts[-1] == ("assistant", "Two."))
+
+
+async def test_leaving_during_a_reply_keeps_what_was_written(start: Any) -> None:
+    async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
+        await d.type("go")
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.chat.strip.total.rounds == 3)
+        session = d.app.session.id
+        shown = d.app.chat.query(AssistantMessage).last().text
+    with SessionStore.open() as store:
+        kept = store.get(session).messages
+    assert kept[-1].state == "partial"
+    assert kept[-1].content.startswith(shown)

@@ -33,7 +33,7 @@ async def kill_and_recover(kills: int, seed: int = 1) -> None:
     rng = random.Random(seed)
     app = SpecllamaApp(
         target="demo",
-        factory_for=lambda target, draft: DemoFactory(speed=4.0),
+        factory_for=lambda target, draft: DemoFactory(speed=2.0),
         params=GenerateParams(seed=7),
         pace=Pace(0.02),
     )
@@ -42,17 +42,12 @@ async def kill_and_recover(kills: int, seed: int = 1) -> None:
             await until(pilot, lambda: app.engine_ready)
             chat = app.chat
             for i in range(kills):
+                start = chat.strip.total.rounds
+                enough = start + rng.randint(1, 40)
                 chat.prompt.put(f"question {i}")
                 await pilot.press("enter")
-                rounds = rng.randint(0, 40)
-                await until(pilot, lambda: chat.busy and app.host.pid)  # type: ignore[attr-defined]
-                start = chat.strip.total.rounds
-                await until(
-                    pilot,
-                    lambda rounds=rounds, start=start: (  # type: ignore[misc]
-                        not chat.busy or chat.strip.total.rounds >= start + rounds
-                    ),
-                )
+                await until(pilot, lambda enough=enough: chat.strip.total.rounds >= enough)  # type: ignore[misc]
+                assert app.host.pid is not None  # type: ignore[attr-defined]
                 os.kill(app.host.pid, signal.SIGKILL)  # type: ignore[attr-defined]
                 await until(pilot, lambda: not chat.busy)
                 last = app.session.messages[-1]

@@ -21,7 +21,7 @@ from specllama.interface import EngineInfo
 from specllama.session import Session
 from specllama.text import sanitize_line
 from specllama.tui import keymap
-from specllama.tui.bridge import Batch, Pace, Turn
+from specllama.tui.bridge import Batch, Pace, Turn, processor
 from specllama.tui.messages import (
     InkChanged,
     PromptSubmitted,
@@ -253,8 +253,7 @@ class ChatScreen(Inked, Screen[None]):
         turn = self.turn
         if turn is None:
             return
-        clock = self.chat_app.clock
-        begun = clock()
+        begun = processor()
         batch = turn.drain()
         if batch:
             await self._show(batch)
@@ -265,7 +264,7 @@ class ChatScreen(Inked, Screen[None]):
         self.call_after_refresh(self._flushed, begun)
 
     def _flushed(self, begun: float) -> None:
-        self.pace.observe(self.chat_app.clock() - begun)
+        self.pace.observe(processor() - begun)
         if self.turn is not None:
             self._schedule()
 
@@ -314,7 +313,6 @@ class ChatScreen(Inked, Screen[None]):
     async def _ended(self, batch: Batch) -> None:
         live = self._live
         assert live is not None
-        self.turn = self._live = None
         self.strip.prefill, self.strip.loading = None, ""
         messages = self.session.messages
         if live.index < len(messages):
@@ -337,6 +335,8 @@ class ChatScreen(Inked, Screen[None]):
                 "The context is full, so the reply stops here.",
                 "Ctrl+N begins a new chat; F8 can let the oldest turns go instead (on full: shift)",
             )
+        # Not before everything is drawn: what waits for the end of the turn finds it complete.
+        self.turn = self._live = None
         self.refresh_strip()
         then, self._after_turn = self._after_turn, None
         if then is not None:

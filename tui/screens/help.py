@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from inspect import cleandoc
 from textwrap import fill, wrap
 
@@ -40,8 +41,9 @@ ON_A_MESSAGE = (
 class HelpScreen(Page):
     TITLE = "Help"
 
-    def __init__(self, page_help: str, focus_help: str) -> None:
+    def __init__(self, page_help: str, focus_help: str, changed: Mapping[str, str]) -> None:
         super().__init__()
+        self._changed = changed
         self._texts = [cleandoc(t) for t in (page_help, focus_help) if t.strip()]
 
     def compose_page(self) -> ComposeResult:
@@ -64,7 +66,7 @@ class HelpScreen(Page):
             parts += [(f"{fill(p, width)}\n\n", "") for p in paragraphs]
         parts.append(("Keys\n", "bold $primary"))
         for action in (*ACTIONS, PALETTE):
-            keys = action.keys.replace(",", " ")
+            keys = self._changed.get(action.id, action.keys).replace(",", " ")
             slash = f"/{action.slash}" if action.slash else ""
             parts += [(f"{keys:>9}  ", "bold"), (f"{slash:<12} ", self.ink.accent)]
             parts.append((_hanging(action.help, width, 24), ""))

@@ -311,7 +311,8 @@ class AssistantMessage(MessageView):
 def footer_line(widget: Inked, done: Finished, record: Record) -> Content:
     """What is left of the strip when a reply is over."""
     ink, dot = widget.ink, f" {widget.glyphs.dot} "
-    parts = [f"{len(done.token_ids)} tokens", f"{rate(record.tokens_per_s())} tok/s"]
+    tokens = len(done.token_ids)
+    parts = [f"{tokens} token{'s' if tokens != 1 else ''}", f"{rate(record.tokens_per_s())} tok/s"]
     if done.draft_n:
         mean = done.mean_acceptance_length
         parts.append(f"{percent(done.acceptance_rate)} accepted")
