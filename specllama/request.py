@@ -1,0 +1,326 @@
+"""One request, from its prompt to ``Finished``: reuse, prefill, rounds, stops, a full context."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from specllama.errors import ContextFull, EngineError, PromptTooLong
+from specllama.events import (
+    Event,
+    Finished,
+    FinishReason,
+    Notice,
+    PrefillProgress,
+    RoundDone,
+    Started,
+    TextDelta,
+    Timings,
+)
+from specllama.interface import Message
+from specllama.params import GenerateParams
+from specllama.reply import Reply
+from specllama.spec.loop import Round, SpeculativeLoop
+from specllama.spec.proposer import Proposer, Request
+from specllama.spec.proposers.draft_model import common_prefix
+from specllama.spec.verify import RandomCoins
+from specllama.spec.window import AdaptiveWindow, FixedWindow, Window
+from specllama.stats import SpecStats
+
+if TYPE_CHECKING:
+    from specllama.engine import Engine
+
+# A lead below this (in logits, over temperature) can flip when a pass of another width rounds
+# differently (measured: up to 0.1 on CPUs).
+NEAR_TIE = 0.1
+
+PREFILL_CHUNK = 512
+_FREE = ("ngram", "suffix", "lookahead")  # proposers without a draft model
+
+
+class RequestRun:
+    """One request from prompt to Finished."""
+
+    def __init__(self, engine: Engine, params: GenerateParams, cancel: threading.Event) -> None:
+        self._engine = engine
+        self._target = engine.target
+        self._vocab = engine.vocab
+        self._params = params
+        self._cancel = cancel
+        self._seed = params.seed if params.seed is not None else secrets.randbits(63)
+        self._stats = SpecStats()
+        self._reply = Reply(params, engine.vocab)
+        self._tokens: list[int] = []
+        self._prompt_n = self._cached_n = 0
+        self._proposer: Proposer = engine.proposer("none")
+        self._window: Window | None = None
+
+    def events(self, prompt: str | Sequence[int] | Sequence[Message]) -> Iterator[Event]:
+        begin = perf_counter()
+        engine, params = self._engine, self._params
+        ids, notice = engine.encode(prompt)
+        n_ctx = self._target.n_ctx
+        if len(ids) > n_ctx:
+            raise PromptTooLong(
+                f"the prompt has {len(ids)} tokens, the context {n_ctx}",
+                "shorten it, or raise --ctx-size",
+            )
+        proposer, skipped = engine.choose_proposer(params)
+        chain = engine.chain(params, self._seed, ids)
+        tokenized = perf_counter()
+
+        cached = self._reuse(ids)
+        self._tokens = ids
+        self._prompt_n = len(ids)
+        self._cached_n = cached
+        self._proposer = proposer
+        exactness = engine.info.exactness
+        yield Started(
+            prompt_n=len(ids),
+            cached_n=cached,
+            n_ctx=n_ctx,
+            seed=self._seed,
+            proposer=proposer.name,
+            verify=params.verify,
+            draft_max=params.draft_max if proposer.name != "none" else 0,
+            exactness=exactness,
+        )
+        if notice:
+            yield Notice(message=notice, level="warning", topic="template")
+        if skipped:
+            yield Notice(message=skipped, topic="routing")
+
+        started = perf_counter()
+        reason: FinishReason | None = None
+        for done in self._prefill(ids[:-1], cached):
+            yield PrefillProgress(done=done, total=len(ids) - 1, cached=cached)
+            if self._cancel.is_set():
+                reason = "cancelled"
+                break
+        prefilled = perf_counter()
+
+        proposer.start(
+            Request(
+                seed=self._seed,
+                rule=params.verify,
+                coins=RandomCoins((self._seed, 2)),
+                is_eog=self._reply.is_stop,
+                p_min=params.draft_p_min,
+                # a tree is one pass: it cannot be cut into groups that are bit-identical
+                leaves=1 if params.exact else self._target.max_leaves,
+                pass_rows=self._target.max_rows,
+                n_ctx=n_ctx,
+            )
+        )
+        window = FixedWindow(0) if proposer.name == "none" else engine.window(params)
+        self._window = window
+        read_ms = (prefilled - started) * 1e3
+        if isinstance(window, AdaptiveWindow):
+            window.prefilled(len(ids) - 1 - cached, read_ms)
+            if proposer.name not in _FREE and (why := window.cannot_gain()):
+                yield Notice(message=why, topic="routing")
+        loop = SpeculativeLoop(
+            target=self._target,
+            proposer=proposer,
+            tokens=self._tokens,
+            chain=chain,
+            window=window,
+            rule=params.verify,
+            seed=self._seed,
+            coins=RandomCoins((self._seed, 1)),
+            is_stop=self._reply.is_stop,
+            exact_rows=engine.info.exact_rows if params.exact else 0,
+        )
+        first_s: float | None = None
+        first_at = prefilled
+        message: str | None = None
+        while reason is None:
+            if self._cancel.is_set():
+                reason = "cancelled"
+                break
+            if len(self._tokens) > n_ctx:
+                if params.on_full == "stop":
+                    reason = "context"
+                    message = f"the context of {n_ctx} tokens is full"
+                    break
+                yield Notice(message=self._shift(loop), level="warning", topic="context")
+            # the first token is a plain step: a wider pass, or reading the prompt into the draft
+            # model, would only delay it
+            try:
+                done_round = loop.round(self._reply.remaining, speculate=first_s is not None)
+            except ContextFull as full:
+                reason, message = "context", full.message
+                break
+            except EngineError:
+                if self._cancel.is_set():  # the pass was aborted on request
+                    reason = "cancelled"
+                    break
+                raise
+            now = perf_counter()
+            if first_s is None:
+                first_s, first_at = now - prefilled, now
+            text, event, reason = self._commit(loop, done_round, now - begin)
+            if text:
+                yield TextDelta(text=text)
+            yield event
+        rest = self._reply.finish()
+        if rest:
+            yield TextDelta(text=rest)
+        yield self._finished(
+            reason,
+            message,
+            begin,
+            tokenize_s=tokenized - begin,
+            prefill_s=prefilled - started,
+            first_s=first_s,
+            first_at=first_at,
+        )
+
+    # -- steps --
+
+    def _reuse(self, ids: list[int]) -> int:
+        """Keep the cached prefix of the prompt; its last token is always evaluated anew."""
+        keep = min(common_prefix(self._target.tokens, ids), len(ids) - 1)
+        self._target.rollback(keep)
+        return keep
+
+    def _prefill(self, ids: list[int], done: int) -> Iterator[int]:
+        while done < len(ids):
+            part = ids[done : done + min(PREFILL_CHUNK, self._target.n_batch)]
+            self._target.forward(part, outputs="none")
+            done += len(part)
+            yield done
+
+    def _commit(
+        self, loop: SpeculativeLoop, done: Round, t_s: float
+    ) -> tuple[str, RoundDone, FinishReason | None]:
+        """Emit a round's tokens up to a stop; cut the caches where the reply ends."""
+        taken = self._reply.take(done.tokens)
+        if taken.kept < len(done.tokens):
+            loop.cut_back(len(self._tokens) - (len(done.tokens) - taken.kept))
+        accepted = min(len(done.verdict.path), taken.kept)
+        emitted = done.tokens[: taken.kept]
+        draft, verdict = done.draft, done.verdict
+        piece = self._vocab.piece
+        wide = not draft.is_line or (
+            len(draft) + 1 > self._engine.info.exact_rows and not self._params.exact
+        )
+        gap = verdict.gap
+        event = RoundDone(
+            index=self._stats.rounds,
+            t_s=t_s,
+            n_past=done.n_past,
+            source=draft.source,
+            draft_max=done.plan.draft_max,
+            window_reason=done.plan.reason,
+            drafted=draft.tokens,
+            parents=draft.parents,
+            drafted_text=tuple(_show(piece(t, special=True)) for t in draft.tokens),
+            confidence=draft.confidence,
+            p=verdict.p if len(verdict.p) == len(draft) else (None,) * len(draft),
+            q=tuple(
+                None if q is None else q.prob(t) for q, t in zip(draft.q, draft.tokens, strict=True)
+            ),
+            accepted=accepted,
+            accepted_path=verdict.path[:accepted],
+            target_token=verdict.target_token,
+            target_text=(
+                ""
+                if verdict.target_token is None
+                else _show(piece(verdict.target_token, special=True))
+            ),
+            target_kind=verdict.kind,
+            emitted=emitted,
+            emitted_text=tuple(_show(piece(t, special=True)) for t in emitted),
+            cut=accepted + 1 - taken.kept,
+            draft_ms=done.draft_ms,
+            verify_ms=done.verify_ms,
+            other_ms=done.other_ms,
+            near_tie=wide and gap is not None and gap < NEAR_TIE,
+            sources=draft.sources,
+        )
+        self._stats.observe(event)
+        return taken.text, event, taken.reason
+
+    def _shift(self, loop: SpeculativeLoop) -> str:
+        """Make room: keep the head of the prompt and the newer half of the rest, read them again.
+
+        Reading again, rather than moving the cache, keeps every position's numbers as a fresh
+        prompt would have them, so plain and speculative decoding still agree.
+        """
+        n_ctx = self._target.n_ctx
+        head = min(self._prompt_n, n_ctx // 4)
+        tail = (n_ctx - head) // 2
+        dropped = len(self._tokens) - head - tail
+        self._tokens[head:] = self._tokens[-tail:]
+        self._target.rollback(min(common_prefix(self._target.tokens, self._tokens), head))
+        for _ in self._prefill(self._tokens[:-1], self._target.n_past):
+            pass
+        return f"context full: dropped {dropped} older tokens, kept {len(self._tokens)}"
+
+    def _finished(
+        self,
+        reason: FinishReason | None,
+        message: str | None,
+        begin: float,
+        *,
+        tokenize_s: float,
+        prefill_s: float,
+        first_s: float | None,
+        first_at: float,
+    ) -> Finished:
+        stats, n = self._stats, len(self._reply.token_ids)
+        end = perf_counter()
+        decode_s = end - first_at if first_s is not None else 0.0
+        return Finished(
+            reason=reason or "error",
+            text=self._reply.text,
+            token_ids=tuple(self._reply.token_ids),
+            seed=self._seed,
+            rounds=stats.rounds,
+            draft_n=stats.drafted,
+            draft_n_accepted=stats.accepted,
+            cut=stats.cut,
+            prompt_n=self._prompt_n,
+            cached_n=self._cached_n,
+            n_ctx=self._target.n_ctx,
+            proposer=self._proposer.name,
+            verify=self._params.verify,
+            exactness=self._engine.info.exactness,
+            acceptance_rate=stats.acceptance_rate,
+            mean_acceptance_length=stats.mean_acceptance_length,
+            accepted_per_position=tuple(stats.accepted_at),
+            drafted_per_position=tuple(stats.drafted_at),
+            near_ties=stats.near_ties,
+            timings=Timings(
+                load_ms=self._engine.info.load_ms,
+                tokenize_ms=tokenize_s * 1e3,
+                prefill_ms=prefill_s * 1e3,
+                first_decode_ms=(first_s or 0.0) * 1e3,
+                ttft_ms=(first_at - begin) * 1e3 if first_s is not None else 0.0,
+                decode_ms=decode_s * 1e3,
+                draft_ms=stats.draft_ms,
+                verify_ms=stats.verify_ms,
+                other_ms=stats.other_ms,
+                tok_per_s=(n - 1) / decode_s if n > 1 and decode_s > 0 else None,
+            ),
+            message=message,
+        )
+
+    def settle(self) -> None:
+        """Whatever happened, leave the target's cache within the committed text."""
+        if isinstance(self._window, AdaptiveWindow):
+            self._window.finish()
+        if not self._tokens or self._engine.closed:
+            return  # refused before the cache was touched, or nothing left to settle
+        n_past = self._target.n_past
+        agreed = common_prefix(self._target.tokens, self._tokens)
+        if n_past != len(self._target.tokens) or agreed < len(self._target.tokens):
+            self._target.rollback(min(agreed, len(self._target.tokens)))
+
+
+def _show(piece: bytes) -> str:
+    return piece.decode("utf-8", "replace")
