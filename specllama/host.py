@@ -7,7 +7,7 @@ so nothing has to be rebuilt. The parent never imports llama_cpp.
 
     parent                                   child
     generate() ── ("generate", id, …) ─────► command thread ─► main thread: engine.generate()
-               ◄─ ("event", id, Event) ──────────────────────────────┘
+               ◄─ ("events", id, [Event, …]) ────────────────────────┘
     cancel     ── ("cancel", id) ──────────► command thread sets the request's Event
 
 The parent's reader thread always drains the pipe, so a slow screen never slows the decoder. The
@@ -25,6 +25,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
@@ -40,6 +41,7 @@ from specllama.params import EngineOptions, GenerateParams
 Prompt = str | Sequence[int] | Sequence[Message]
 OnEvent = Callable[[Event], None]
 
+GATHER_S = 0.012  # events of so long cross the pipe together: a fast model makes thousands a second
 CANCEL_POLL_S = 0.05  # how late a cancel may reach the child while it sends nothing
 REAP_S = 5.0
 LAST_WORDS_BYTES = 8192
@@ -186,8 +188,8 @@ class EngineHost:
                     kind, payload = request.inbox.get(timeout=None if told else CANCEL_POLL_S)
                 except queue.Empty:
                     continue
-                if kind == "event":
-                    yield payload
+                if kind == "events":
+                    yield from payload
                 elif kind == "end":
                     finished = True
                     return
@@ -424,6 +426,9 @@ class _Link:
         self._lock = threading.Lock()
         self._cancels: dict[int, threading.Event] = {}
         self._cancels_lock = threading.Lock()
+        self._gathered: list[Event] = []
+        self._gathered_for = 0
+        self._something = threading.Event()
         self.work: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
 
     def send(self, kind: str, request_id: int, payload: Any = None) -> None:
@@ -435,6 +440,31 @@ class _Link:
 
     def progress(self, event: Event) -> None:
         self.send("progress", 0, event)
+
+    def event(self, request_id: int, event: Event) -> None:
+        """Send soon. The gathering thread pickles while the engine computes."""
+        with self._lock:
+            self._gathered.append(event)
+            self._gathered_for = request_id
+        self._something.set()
+
+    def flush(self) -> None:
+        with self._lock:
+            events, self._gathered = self._gathered, []
+            if not events:
+                return
+            try:
+                self._conn.send(("events", self._gathered_for, events))
+            except OSError:
+                os._exit(1)
+
+    def gather(self) -> None:
+        while True:
+            self._something.wait()
+            self._something.clear()
+            # What comes first goes at once; what follows closely goes together.
+            self.flush()
+            time.sleep(GATHER_S)
 
     def cancel_event(self, request_id: int) -> threading.Event:
         with self._cancels_lock:
@@ -476,6 +506,7 @@ def _serve(conn: Connection, factory: EngineFactory, log: str) -> None:
     faulthandler.enable()
     link = _Link(conn)
     threading.Thread(target=link.listen, name="specllama-commands", daemon=True).start()
+    threading.Thread(target=link.gather, name="specllama-events", daemon=True).start()
     try:
         engine = factory(link.progress)
         link.send("ready", 0, engine.info)
@@ -494,12 +525,15 @@ def _serve(conn: Connection, factory: EngineFactory, log: str) -> None:
             else:
                 cancel = link.cancel_event(request_id)
                 for event in engine.generate(args[0], args[1], cancel=cancel):
-                    link.send("event", request_id, event)
+                    link.event(request_id, event)
+                link.flush()
                 link.send("end", request_id)
         except SpecllamaError as error:
+            link.flush()
             link.send("error", request_id, error)
         except Exception as error:
             traceback.print_exc()
+            link.flush()
             link.send("error", request_id, EngineError(f"the engine failed: {_name(error)}"))
         finally:
             link.done(request_id)
