@@ -130,12 +130,13 @@ class CostTable:
         cell = _cell(rows)
         seen = self._seen.get(cell, 0)
         self._seen[cell] = seen + 1
-        if seen < _WARM_UP:
+        warm_up = _WARM_UP if cell <= _NARROW else 0  # wide passes are rare: each one counts
+        if seen < warm_up:
             return
         if cell > 1:
             self._flat = []
         ms *= cell / rows if rows > _NARROW else 1.0
-        if seen < _WARM_UP + _FIRST:
+        if seen < warm_up + _FIRST:
             early = self._early.setdefault(cell, [])
             early.append(ms)
             value = median(early)

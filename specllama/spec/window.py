@@ -94,7 +94,7 @@ _READ_LEAST = 16  # a draft model that has read less than this of a text cannot 
 # Unmeasured costs are hoped to be low (a short or disturbed prompt pass says otherwise): too high a
 # prior would never be put to the test, too low a one is corrected by the first rounds.
 _HOPE = 0.4
-_HOPE_READING = 0.1
+_HOPE_READING = 0.2
 _AMORTISE = 32  # rounds over which reading a backlog has to pay
 _BEST_ACCEPTANCE = 0.97  # what no draft model keeps up for long: for the can-it-gain-at-all test
 _MIN_GAIN = 1.02
