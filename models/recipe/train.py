@@ -48,7 +48,7 @@ class Plan:
 
 def length_at(progress: float) -> int:
     """Sequence length: short first, the whole context at the end."""
-    for end, length in ((0.35, 256), (0.65, 512), (0.87, 1024)):
+    for end, length in ((0.2, 256), (0.7, 512), (0.9, 1024)):
         if progress < end:
             return length
     return 2048

@@ -1,8 +1,9 @@
 """Types and the seeded source of choices that every slice of the corpus draws from.
 
-Two things are held out for evaluation: *values* (a made-up word or listed name belongs to the
-held-out side by a hash of its spelling) and *templates* (a template that starts with ``~`` is
-never used for training). Nothing in the training split contains either.
+Two things are held out for evaluation: *values* (a made-up word belongs to the held-out side by a
+hash of its spelling) and *templates* (a template that starts with ``~`` is never used for
+training). Nothing in the training split contains either. Listed words are shared: most are single
+tokens, and a token that never occurs in training cannot be said afterwards.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Sample:
 
 
 def is_held(value: str) -> bool:
-    """Whether a listed name or made-up word is kept for evaluation only (about one in seven)."""
+    """Whether a made-up word is kept for evaluation only (about one in seven)."""
     return zlib.crc32(value.lower().encode()) % 7 == 0
 
 
@@ -117,7 +118,6 @@ class Source:
         self.split: Split = split
         self.held = split == "heldout"
         self.r = random.Random(f"{split}/{seed}")
-        self._pools: dict[int, tuple[Any, list[Any]]] = {}
 
     def maybe(self, p: float) -> bool:
         """True with probability `p`."""
@@ -135,26 +135,15 @@ class Source:
         """An integer in [low, high]."""
         return self.r.randint(low, high)
 
-    def listed(self, items: Sequence[str]) -> str:
-        """A listed value of this split; a short list lends training values to the other."""
-        pool = self.pool(items)
-        if self.held and len(pool) < 4 and self.maybe(0.5):
-            return self.pick(items)
-        return self.pick(pool)
+    def form(self, templates: Sequence[str], **slots: object) -> str:
+        """Expand one template; those marked ``~`` are for the held-out split only."""
+        return self._expand(templates, 0.35, slots)
 
-    def pool(self, items: Sequence[str]) -> list[str]:
-        """The values of `items` that belong to this split."""
-        key = id(items)
-        if key not in self._pools:
-            mine = [x for x in items if is_held(x) == self.held] or list(items)
-            self._pools[key] = (items, mine)
-        return self._pools[key][1]
+    def mostly_seen(self, templates: Sequence[str], **slots: object) -> str:
+        """Like `form`, with few unseen templates in the held-out split."""
+        return self._expand(templates, 0.15, slots)
 
-    def form(self, templates: Sequence[str], unseen: float = 0.35, **slots: object) -> str:
-        """Expand one template; those marked ``~`` are for the held-out split only.
-
-        `unseen` is the share of such templates there.
-        """
+    def _expand(self, templates: Sequence[str], unseen: float, slots: dict[str, object]) -> str:
         marked = [t for t in templates if t.startswith("~")] if self.held else []
         if marked and self.maybe(unseen):
             chosen = self.pick(marked)[1:]
@@ -191,7 +180,7 @@ class Source:
 
     def given(self) -> str:
         """A first name, made up one time in three."""
-        return self.proper() if self.maybe(0.33) else self.listed(GIVEN)
+        return self.proper() if self.maybe(0.33) else self.pick(GIVEN)
 
     def person(self) -> str:
         """A first name and a made-up family name."""

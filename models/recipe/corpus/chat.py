@@ -147,8 +147,8 @@ def _how_to(src: Source) -> list[Message]:
 
 def _story(src: Source) -> list[Message]:
     name, friend = src.given(), src.given()
-    animal, colour, thing = src.listed(ANIMALS), src.listed(COLOURS), src.listed(THINGS)
-    place, job = src.listed(PLACES), src.listed(JOBS)
+    animal, colour, thing = src.pick(ANIMALS), src.pick(COLOURS), src.pick(THINGS)
+    place, job = src.pick(PLACES), src.pick(JOBS)
     town = src.town()
     slots: dict[str, object] = {
         "n": name,
@@ -216,7 +216,7 @@ def _story(src: Source) -> list[Message]:
 def _echo(src: Source) -> list[Message]:
     """Tasks that copy and rearrange what the user wrote."""
     pools = src.pick([FRUIT, ANIMALS, COLOURS, THINGS])
-    words = src.few(src.pool(pools), src.between(2, 4))
+    words = src.few(pools, src.between(2, 4))
     if src.maybe(0.5):
         words = [src.word() for _ in range(src.between(2, 5))]
     listed = ", ".join(words)
@@ -314,8 +314,8 @@ def _numbers(src: Source) -> list[Message]:
 
 
 def _small_talk(src: Source) -> list[Message]:
-    name, town, thing = src.given(), src.town(), src.listed(THINGS)
-    food, job = src.listed(FRUIT), src.listed(JOBS)
+    name, town, thing = src.given(), src.town(), src.pick(THINGS)
+    food, job = src.pick(FRUIT), src.pick(JOBS)
     slots: dict[str, object] = {"n": name, "t": town, "o": thing, "f": food, "j": job}
     pairs: list[tuple[tuple[str, ...], str]] = [
         (

@@ -60,23 +60,23 @@ def _clock(src: Source) -> str:
 
 
 def _colour(src: Source) -> str:
-    return src.listed(COLOURS)
+    return src.pick(COLOURS)
 
 
 def _thing(src: Source) -> str:
-    return f"{src.listed(COLOURS)} {src.listed(THINGS)}"
+    return f"{src.pick(COLOURS)} {src.pick(THINGS)}"
 
 
 def _fruit(src: Source) -> str:
-    return src.listed(FRUIT)
+    return src.pick(FRUIT)
 
 
 def _place(src: Source) -> str:
-    return f"the {src.listed(PLACES)}" if src.maybe(0.5) else src.town()
+    return f"the {src.pick(PLACES)}" if src.maybe(0.5) else src.town()
 
 
 def _animal(src: Source) -> str:
-    return an(f"{src.pick(['a', 'one', 'the'])} {src.listed(COLOURS)} {src.listed(ANIMALS)}")
+    return an(f"{src.pick(['a', 'one', 'the'])} {src.pick(COLOURS)} {src.pick(ANIMALS)}")
 
 
 def _ship(src: Source) -> str:
@@ -94,9 +94,9 @@ def _company(src: Source) -> str:
 def _book(src: Source) -> str:
     return src.pick(
         [
-            f"The {src.listed(COLOURS).capitalize()} {src.listed(THINGS).capitalize()}",
-            f"The {src.listed(THINGS).capitalize()} of {src.town()}",
-            f"A {src.listed(ANIMALS).capitalize()} in {src.town()}",
+            f"The {src.pick(COLOURS).capitalize()} {src.pick(THINGS).capitalize()}",
+            f"The {src.pick(THINGS).capitalize()} of {src.town()}",
+            f"A {src.pick(ANIMALS).capitalize()} in {src.town()}",
         ]
     )
 
@@ -127,7 +127,7 @@ def _unit(*units: str) -> Value:
 A = Attribute
 _JOB = A(
     "job",
-    lambda s: s.listed(JOBS),
+    lambda s: s.pick(JOBS),
     (
         "{e} works as a {v}.",
         "{e} is a {v} by trade.",
@@ -293,7 +293,7 @@ TOWN = Kind(
         ),
         A(
             "famous for",
-            lambda s: f"its {s.listed(COLOURS)} {s.listed(PLACES)}",
+            lambda s: f"its {s.pick(COLOURS)} {s.pick(PLACES)}",
             ("{e} is famous for {v}.", "People visit {e} to see {v}.", "~{e} is proud of {v}."),
             ("What is {e} famous for?", "Why do people visit {e}?", "~What is {e} proud of?"),
             ("{e} is famous for {v}.", "It is {v}."),
@@ -389,7 +389,7 @@ SHIP = Kind(
         ),
         A(
             "cargo",
-            lambda s: f"{s.number()} boxes of {s.listed(FRUIT)}",
+            lambda s: f"{s.number()} boxes of {s.pick(FRUIT)}",
             ("{e} carries {v}.", "On board {e} are {v}.", "~{e} was loaded with {v}."),
             ("What does {e} carry?", "What is on board {e}?", "~With what was {e} loaded?"),
             ("{e} carries {v}.", "On board are {v}."),

@@ -55,7 +55,7 @@ TEXTS = words("text line word s name message sentence phrase")
 
 def noun(src: Source) -> str:
     """A noun for identifiers, made up one time in three."""
-    return src.word(2, 2) if src.maybe(0.33) else src.listed(NOUNS)
+    return src.word(2, 2) if src.maybe(0.33) else src.pick(NOUNS)
 
 
 def two(src: Source) -> tuple[str, str]:

@@ -48,7 +48,7 @@ def _entity(src: Source, kind: Kind, n: int) -> list[Fact]:
     for a in src.few(kind.attributes, n):
         value = a.value(src)
         # A sentence nobody has seen is the hardest part; most held-out passages are spared it.
-        text = src.form(a.says, 0.15, e=name, v=value, d=src.date(), p=src.word())
+        text = src.mostly_seen(a.says, e=name, v=value, d=src.date(), p=src.word())
         facts.append(Fact(kind, name, a, value, _upper(text)))
     return facts
 

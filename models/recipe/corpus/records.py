@@ -36,11 +36,11 @@ def _amount(src: Source) -> float | int:
 
 
 def _tags(src: Source) -> list[str]:
-    return [src.word() if src.maybe(0.5) else src.listed(COLOURS) for _ in range(src.between(1, 4))]
+    return [src.word() if src.maybe(0.5) else src.pick(COLOURS) for _ in range(src.between(1, 4))]
 
 
 def _things(src: Source) -> list[str]:
-    return src.few(src.pool(THINGS), src.between(1, 4))
+    return src.few(THINGS, src.between(1, 4))
 
 
 def _numbers(src: Source) -> list[int]:
@@ -72,7 +72,7 @@ PERSON = (
     F(
         ("job", "profession", "role"),
         "string",
-        lambda s: s.listed(JOBS),
+        lambda s: s.pick(JOBS),
         ("works as a {v}", "is a {v}", "~earns a living as a {v}"),
     ),
     F(
@@ -84,7 +84,7 @@ PERSON = (
     F(
         ("pet", "animal"),
         "string",
-        lambda s: s.listed(ANIMALS),
+        lambda s: s.pick(ANIMALS),
         ("keeps a {v}", "has a {v} at home", "~shares the house with a {v}"),
     ),
     F(
@@ -125,7 +125,7 @@ ORDER = (
     F(
         ("item", "product"),
         "string",
-        lambda s: f"{s.listed(COLOURS)} {s.listed(THINGS)}",
+        lambda s: f"{s.pick(COLOURS)} {s.pick(THINGS)}",
         ("is for a {v}", "names a {v}", "~concerns a {v}"),
     ),
     F(
@@ -168,7 +168,7 @@ ORDER = (
     F(
         ("items", "contents"),
         "array",
-        lambda s: s.few(s.pool(FRUIT), s.between(1, 4)),
+        lambda s: s.few(FRUIT, s.between(1, 4)),
         ("contains {v}", "lists {v}", "~holds {v}"),
     ),
     F(
@@ -250,7 +250,7 @@ EVENT = (
     F(
         ("place", "location", "venue"),
         "string",
-        lambda s: f"{s.town()} {s.listed(PLACES)}",
+        lambda s: f"{s.town()} {s.pick(PLACES)}",
         ("takes place at {v}", "is held at {v}", "~will be at {v}"),
     ),
     F(
