@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
+import numpy as np
+
 from specllama.engine import Engine
 from specllama.errors import EngineError
 from specllama.events import Finished, RoundDone
@@ -51,6 +53,7 @@ class Run:
     token_ids: tuple[int, ...] = ()
     text: str = ""
     window: dict[str, int] = field(default_factory=dict)  # drafted tokens per round -> rounds
+    timeline: tuple[tuple[int, float], ...] = ()  # (tokens so far, seconds) after every round
 
     @property
     def decoded(self) -> int:
@@ -59,6 +62,7 @@ class Run:
 
     def to_dict(self, *, texts: bool = False) -> dict[str, Any]:
         data = dataclasses.asdict(self)
+        del data["timeline"]
         if not texts:
             del data["token_ids"], data["text"]
         return data
@@ -117,10 +121,14 @@ class EngineArm:
         begin = perf_counter()
         finished: Finished | None = None
         window: dict[str, int] = {}
+        timeline: list[tuple[int, float]] = []
+        tokens = 0
         for event in engine.generate(task.prompt.content, params):
             if isinstance(event, RoundDone):
                 key = str(len(event.drafted))
                 window[key] = window.get(key, 0) + 1
+                tokens += len(event.emitted)
+                timeline.append((tokens, event.t_s))
                 if self._watch is not None:
                     self._watch(event)
             elif isinstance(event, Finished):
@@ -149,10 +157,44 @@ class EngineArm:
             token_ids=finished.token_ids,
             text=finished.text,
             window=window,
+            timeline=tuple(timeline),
         )
 
     def close(self) -> None:
         pass
+
+
+def slowest_stretch(run: Run, tokens: int) -> float | None:
+    """Lowest tokens per second over any stretch of at least ``tokens``; None of a shorter run."""
+    points = run.timeline
+    slowest: float | None = None
+    start = 0
+    for n, seconds in points:
+        while start + 1 < len(points) and n - points[start + 1][0] >= tokens:
+            start += 1
+        count, elapsed = n - points[start][0], seconds - points[start][1]
+        if count >= tokens and elapsed > 0:
+            slowest = count / elapsed if slowest is None else min(slowest, count / elapsed)
+    return slowest
+
+
+def make_useless(engine: Engine) -> None:
+    """Turn every guess of the draft model into a wrong one at unchanged cost and confidence.
+
+    The worst case of a comparison: the scores of each pass are shifted by one token id.
+    """
+    from specllama.spec.proposers.draft_model import DraftModelProposer
+
+    for name in engine.proposers:
+        proposer = engine.proposer(name)
+        if isinstance(proposer, DraftModelProposer):
+            context: Any = proposer.context
+            forward = context.forward
+
+            def shifted(tokens: Sequence[int], *, forward: Any = forward, **kwargs: Any) -> Any:
+                return np.roll(forward(tokens, **kwargs), 1, axis=1)
+
+            context.forward = shifted
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:

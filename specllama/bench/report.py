@@ -29,6 +29,8 @@ COLUMNS = (
     "rejected",
     "rounds",
     "same text",
+    "own time",
+    "slowest 500",
     "J/token",
 )
 
@@ -58,6 +60,8 @@ def cells(s: Summary) -> list[str]:
         str(s.rejected) if s.drafted else "",
         str(s.rounds) if s.rounds else "",
         "" if s.equal is None else f"{s.equal}/{s.compared}",
+        show(s.other_share, ".1%"),
+        "" if s.slowest_500 is None else f"{s.slowest_500:.2f}×",
         show(s.joules_per_token, ".2f"),
     ]
 

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from specllama.bench.arms import Arm, Run, Task, percentile
+from specllama.bench.arms import Arm, Run, Task, percentile, slowest_stretch
 from specllama.bench.energy import EnergyMeter
 
 Progress = Callable[[int, int, str], None]
+
+STRETCH = 500  # tokens; "never slower" is also claimed of every stretch of so many
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class Summary:
     draft_share: float | None
     other_share: float | None
     joules_per_token: float | None
+    slowest_500: float | None  # lowest speed over any 500 tokens, over the baseline's mean there
     equal: int | None  # runs with the tokens of the baseline, None where that is not promised
     compared: int
 
@@ -135,6 +138,7 @@ class Comparison:
             draft_share=sum(r.draft_s for r in mine) / busy if busy else None,
             other_share=sum(r.other_s for r in mine) / busy if busy else None,
             joules_per_token=sum(joules) / tokens if joules and tokens else None,
+            slowest_500=_slowest(mine, base),
             equal=equal,
             compared=compared,
         )
@@ -149,6 +153,22 @@ class Comparison:
         if not pairs:
             return None, 0
         return sum(a == b for a, b in pairs), len(pairs)
+
+
+def _slowest(mine: Sequence[Run], base: Sequence[Run]) -> float | None:
+    """The worst 500 tokens of any run, against the baseline's run of the same task."""
+    plain = {
+        (r.prompt, r.temperature, r.repetition): r.decoded / r.decode_s
+        for r in base
+        if r.decode_s > 0
+    }
+    found: list[float] = []
+    for run in mine:
+        reference = plain.get((run.prompt, run.temperature, run.repetition))
+        stretch = slowest_stretch(run, STRETCH)
+        if reference and stretch:
+            found.append(stretch / reference)
+    return min(found, default=None)
 
 
 def _speed(runs: Sequence[Run]) -> float | None:

@@ -69,6 +69,11 @@ def command() -> None:
 @click.option("-c", "--ctx-size", type=int, help="Context length.")
 @click.option("-ngl", "--gpu-layers", default="auto", show_default=True)
 @click.option("-t", "--threads", type=int)
+@click.option(
+    "--useless-draft",
+    is_flag=True,
+    help="Make every guess of the draft model wrong at unchanged cost: the worst case.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Write OUT.json, OUT.md and OUT.html.")
 @click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
 def run(
@@ -88,6 +93,7 @@ def run(
     draft_max: int | None,
     lengths: tuple[int, ...],
     peers: tuple[str, ...],
+    useless_draft: bool,
     ctx_size: int | None,
     gpu_layers: str,
     threads: int | None,
@@ -98,9 +104,10 @@ def run(
 
     Every arm answers every prompt in turn, with the same tokens, limits and seeds. Ratios are of
     totals within a repetition; their median and range are shown. "same text" counts the replies
-    that equal plain decoding token by token.
+    that equal plain decoding token by token, "own time" is the share of a round that is neither
+    the target's nor the draft model's, "worst 500" the slowest 500 tokens over plain.
     """
-    from specllama.bench.arms import Arm, EngineArm, Task
+    from specllama.bench.arms import Arm, EngineArm, Task, make_useless
     from specllama.bench.energy import EnergyMeter
     from specllama.bench.peers import make_peer
     from specllama.bench.provenance import provenance
@@ -114,6 +121,8 @@ def run(
     options = EngineOptions(n_ctx=ctx_size, gpu_layers=gpu_layers, threads=threads)
     sampling = SamplingParams()
     with Engine.load(target or "tiny", draft, options) as engine:
+        if useless_draft:
+            make_useless(engine)
         base = GenerateParams(proposer=proposer, verify=verify, window=window)
         if draft_max is not None:
             base = base.replace(draft_max=draft_max)
@@ -242,9 +251,9 @@ def _show(result: Comparison, out: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(to_json(result)))
         return
     heads = ("arm", "group", "tok/s", "ratio", "range", "p50 s", "p95 s", "TTFT", "TTFT×",
-             "accepted", "same text")  # fmt: skip
-    width = (18, 12, 8, 8, 12, 8, 8, 7, 7, 13, 10)
-    picked = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12)
+             "accepted", "same text", "own time", "worst 500")  # fmt: skip
+    width = (18, 12, 8, 8, 12, 8, 8, 7, 7, 13, 10, 9, 10)
+    picked = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 14)
     rows = [list(heads)]
     for summary in result.summaries():
         row = cells(summary)

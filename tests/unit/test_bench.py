@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
-from specllama.bench.arms import EngineArm, Run, Task, percentile
+from specllama.bench.arms import EngineArm, Run, Task, make_useless, percentile, slowest_stretch
 from specllama.bench.energy import EnergyMeter
 from specllama.bench.measure import PassCosts, measure_costs
 from specllama.bench.peers import ProgramPeer, ServerPeer, make_peer, read_speed
@@ -111,6 +111,27 @@ def test_ratios_are_of_totals_within_a_repetition() -> None:
     assert (summary.equal, summary.compared) == (2, 3)
     assert summary.ttft_ratio == pytest.approx(1.0)
     assert result.summary("absent", "all").ratio is None
+
+
+def test_the_slowest_stretch_is_found() -> None:
+    timeline = [(n, 0.01 * n) for n in range(1, 601)]
+    timeline += [(600 + n, 6 + 0.02 * n) for n in range(1, 301)]
+    run = run_of("x", 0, 900, 12.0, timeline=tuple(timeline))
+    assert slowest_stretch(run, 500) == pytest.approx(500 / (2 + 6), rel=0.01)
+    assert slowest_stretch(run, 5000) is None
+    base = run_of("plain", 0, 900, 8.99)
+    result = Comparison("plain", [base, run])
+    assert result.summary("x", "all").slowest_500 == pytest.approx(0.625, rel=0.01)
+
+
+def test_a_useless_draft_is_never_right_and_the_text_the_same(engine: Engine) -> None:
+    plain, fixed = both(engine)
+    make_useless(engine)
+    task = Task(PROMPTS[0], 0.0, 60, 5, True)
+    run = fixed.run(task, 0)
+    assert run.drafted > 100
+    assert run.accepted < 0.1 * run.drafted
+    assert run.token_ids == plain.run(task, 0).token_ids
 
 
 def test_percentiles() -> None:
