@@ -150,9 +150,10 @@ class Meter:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Speed over the recent rounds."""
-        ms = sum(r.draft_ms + r.verify_ms + r.other_ms for r in self.recent)
-        tokens = sum(len(r.emitted) for r in self.recent)
+        """Speed over the recent rounds. Round 0 belongs to the time to the first token."""
+        rounds = [r for r in self.recent if r.index > 0]
+        ms = sum(r.draft_ms + r.verify_ms + r.other_ms for r in rounds)
+        tokens = sum(len(r.emitted) for r in rounds)
         return 1000.0 * tokens / ms if ms > 0 else None
 
     @property
