@@ -46,9 +46,13 @@ class CostTable:
     Args:
         slope: prior extra cost per row, in single passes; a wide prompt pass gives a lower bound.
         level_ms: prior for one row, None for unknown.
+        hopeful: whether unmeasured full groups are hoped to be cheap.
     """
 
-    def __init__(self, *, slope: float = 0.15, level_ms: float | None = None) -> None:
+    def __init__(
+        self, *, slope: float = 0.15, level_ms: float | None = None, hopeful: bool = True
+    ) -> None:
+        self._hopeful = hopeful
         self._slope = slope
         self._level = level_ms
         self._ratio: dict[int, float] = {1: 1.0}
@@ -93,7 +97,7 @@ class CostTable:
         else:
             slope = (low - 1.0) / (below - 1) if below > 1 else self.slope
             guess = low + slope * (rows - below)
-        if rows in _GROUPS:
+        if self._hopeful and rows in _GROUPS:
             guess = min(guess, 1.0 + self.slope * (rows - 1))
         return guess
 
@@ -168,14 +172,14 @@ class CostTable:
         }
 
     @staticmethod
-    def from_dict(data: dict[str, Any]) -> CostTable:
+    def from_dict(data: dict[str, Any], *, hopeful: bool = True) -> CostTable:
         """The inverse. A restored table keeps adapting: old counts weigh little.
 
         Raises:
             ValueError, TypeError, KeyError: the data is not a table.
         """
         level = data["level_ms"]
-        table = CostTable(slope=_positive(data["slope"]), level_ms=None)
+        table = CostTable(slope=_positive(data["slope"]), hopeful=hopeful)
         table._level = None if level is None else _positive(level)
         for key, (ratio, seen) in dict(data["cells"]).items():
             rows = int(key)

@@ -17,7 +17,7 @@ class Costs:
     """Measured costs of a pair on a machine: target passes by rows, draft passes by tokens."""
 
     target: CostTable = field(default_factory=CostTable)
-    draft: CostTable = field(default_factory=CostTable)
+    draft: CostTable = field(default_factory=lambda: CostTable(hopeful=False))
     draft_share: float = 0.1  # prior: a draft step in target steps
 
     def to_dict(self) -> dict[str, Any]:
@@ -29,8 +29,9 @@ class Costs:
         Raises:
             ValueError, TypeError, KeyError: the data is not such a table.
         """
-        target, draft = CostTable.from_dict(data["target"]), CostTable.from_dict(data["draft"])
-        self.target, self.draft = target, draft
+        target = CostTable.from_dict(data["target"])
+        self.draft = CostTable.from_dict(data["draft"], hopeful=False)
+        self.target = target
 
 
 @dataclass(slots=True)

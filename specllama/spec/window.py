@@ -84,12 +84,13 @@ class FixedWindow:
 # -- the adaptive window ------------------------------------------------------------------------
 
 _EPS = 0.015  # plain steps earn this share of a step of credit
-_STAKE = 0.5  # share of the credit that one round may risk: bad luck shrinks the stakes
+_STAKE = 0.75  # share of the credit that one round may risk: bad luck shrinks the stakes
 _RATE_DECAY = 0.985  # memory of the running throughput, per round
 _OUTLIER = 2.0  # a round is charged at most this multiple of what it should have cost
 _LOOK_AHEAD = 8
 _NEGLIGIBLE = 0.02  # survival below which looking further ahead is pointless
 _PROBE_STEPS = 0.8  # reading a probe may cost, in steps of the target
+_PROBE_MOST = 2.0  # or this, where a draft model reads so slowly
 _READ_LEAST = 16  # a draft model that has read less than this of a text cannot guess
 # Unmeasured costs are hoped to be low (a short or disturbed prompt pass says otherwise): too high a
 # prior would never be put to the test, too low a one is corrected by the first rounds.
@@ -271,7 +272,8 @@ class AdaptiveWindow:
             self._probing = True
             self._stuck = self.cannot_gain()
             # the emitted text will tell what a drawn guess was worth: it need not be sent
-            cheap = max(_PROBE_STEPS * self._one, draft.ms(min(lag, _READ_LEAST)))
+            least_read = min(draft.ms(min(lag, _READ_LEAST)), _PROBE_MOST * self._one)
+            cheap = max(_PROBE_STEPS * self._one, least_read)
             budget = min(self._stake if self._peek else budget, cheap)
         read = self._readable(lag, budget)
         if read == 0:
