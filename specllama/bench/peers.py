@@ -154,7 +154,7 @@ class ProgramPeer:
         if self._kind == "llama-speculative-simple":
             if info.draft is None:
                 raise UsageError(f"{self._kind} needs a draft model", "give one with -d")
-            command += ["-md", info.draft.path]
+            command += ["-md", info.draft.path, "--spec-type", "draft-simple"]
         else:
             command += ["-no-cnv", "--no-display-prompt", "--perf"]
         return command + self._extra

@@ -278,6 +278,8 @@ class AdaptiveWindow:
         read = self._readable(lag, budget)
         if read == 0:
             self._why = f"credit {learned.credit:.1f} steps, too little to catch up {lag} tokens"
+            if self._probing:  # ask again later, not at every step that earns a little credit
+                state.wait = state.back
             self._probing = False
             return 0
         if self._probing:
