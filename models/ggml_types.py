@@ -97,6 +97,7 @@ FILE_TYPES: dict[int, str] = {
 
 # bytes per element of the KV cache types that llama.cpp offers
 KV_BYTES: dict[str, float] = {
+    "auto": 2.0,  # an f16 or bf16 cell
     "f32": 4.0,
     "f16": 2.0,
     "bf16": 2.0,

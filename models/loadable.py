@@ -352,15 +352,17 @@ def _check_shapes(header: GgufHeader) -> None:
 
 
 # measured (reference: numerics): the widest pass whose every row equals single-row decoding bit for
-# bit, on CPU with flash attention off
+# bit, on CPU where attention itself does not depend on the width
 EXACT_ROWS = {"Q8_0": 16, "Q4_0": 7, "Q5_1": 7}
 
 
 def exact_rows(header: GgufHeader) -> int:
     """The most rows of one CPU pass that are bit-identical to single-row decoding.
 
-    Holds with flash attention off. The narrowest weight matrix decides. Vectors (norms, biases) are
-    irrelevant; the embedding table is a row lookup and counts only where it is the output matrix.
+    Holds where attention does not depend on the width either, see
+    ``EngineOptions.attention_is_bitwise``. The narrowest weight matrix decides. Vectors (norms,
+    biases) are irrelevant; the embedding table is a row lookup and counts only where it is the
+    output matrix.
     """
     shared_output = "output.weight" not in header.by_name
     rows = max(EXACT_ROWS.values())

@@ -63,6 +63,7 @@ def load_parts(
                 allow_checkpoints=not (draft_header.is_recurrent or draft_header.is_hybrid),
             )
     plan = _offload(target_header, draft_header, options)
+    options = options.resolved(on_gpu=plan is not None and plan.target.layers > 0)
     if options.check_memory and plan is None:
         require_fit(
             estimate_pair(
@@ -109,13 +110,6 @@ def load_parts(
         opened.append(model)
         return model
 
-    def flash(model: LlamaModel) -> str:
-        if options.flash_attn != "auto":
-            return options.flash_attn
-        quantized_v = options.kv_type_v not in ("f16", "f32", "bf16")
-        # on CPU it is no faster, and splits a query over threads differently by batch width
-        return "auto" if model.gpu_layers or quantized_v else "off"
-
     threads = options.threads or physical_cores()
 
     def open_pair(
@@ -128,7 +122,7 @@ def load_parts(
             max_rows=options.max_rows,
             threads=threads,
             options=options,
-            flash=flash(target_model),
+            flash=options.flash_attn,
             max_leaves=options.max_leaves,
         )
         if draft_header is None:
@@ -142,7 +136,7 @@ def load_parts(
             max_rows=1,
             threads=options.draft_threads or threads,
             options=options,
-            flash=flash(draft_model),
+            flash=options.flash_attn,
         )
         return target_model, target, draft_model, draft
 
@@ -169,8 +163,10 @@ def load_parts(
         close_all()
         raise
 
-    bitwise = target_model.gpu_layers == 0 and target.flash == "off" and target_model.can_roll_back
-    rows = exact_rows(target_header) if bitwise and _plain_kv(options) else 1
+    bitwise = (
+        target_model.gpu_layers == 0 and options.attention_is_bitwise and target_model.can_roll_back
+    )
+    rows = exact_rows(target_header) if bitwise else 1
     info = EngineInfo(
         target=_model_info(target_header, target_model, target, options),
         draft=(
@@ -274,10 +270,6 @@ def _context_length(asked: int | None, header: GgufHeader) -> int:
             "choose one with --ctx-size",
         )
     return min(trained, DEFAULT_CTX)
-
-
-def _plain_kv(options: EngineOptions) -> bool:
-    return options.kv_type_k in ("f16", "f32") and options.kv_type_v in ("f16", "f32")
 
 
 def _model_info(

@@ -21,7 +21,7 @@ WindowKind = Literal["auto", "fixed"]
 VERIFY_RULES: tuple[VerifyRule, ...] = ("match", "rejection", "block")
 WINDOWS: tuple[WindowKind, ...] = ("auto", "fixed")
 PROPOSERS = ("auto", "draft", "ngram", "mixed", "suffix", "tree", "merged", "lookahead", "none")
-KV_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
+KV_TYPES = ("auto", "f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 DRAFT_MAX_LIMIT = 64
 SEED_LIMIT = 2**64
 
@@ -167,8 +167,9 @@ class EngineOptions:
         n_ctx: context length; None takes min(trained length, 8192).
         gpu_layers: "auto" (all if a GPU backend is built in), "all", or a count.
         threads: None takes the number of physical cores. Used for one row and for many alike.
-        flash_attn: "auto" is off on CPU (exactness and speed, reference: numerics) and llama.cpp's
-            own choice on GPUs.
+        flash_attn, kv_type_k, kv_type_v: "auto" on CPU is flash attention over an f16 K and a
+            bf16 V cache, the combination whose rows do not depend on the width of the pass (see
+            ``attention_is_bitwise``); on GPUs llama.cpp's own choice over f16.
         max_rows: the widest target pass that will be asked for (drafts + 1).
         max_leaves: most branches of a token tree; 1 makes a context for chains only.
         allow_other_vocab: accept a draft model with another tokenizer and translate.
@@ -184,8 +185,8 @@ class EngineOptions:
     threads: int | None = None
     draft_threads: int | None = None
     flash_attn: FlashAttention = "auto"
-    kv_type_k: str = "f16"
-    kv_type_v: str = "f16"
+    kv_type_k: str = "auto"
+    kv_type_v: str = "auto"
     n_batch: int = 512
     max_rows: int = DRAFT_MAX_LIMIT + 1
     max_leaves: int = 16
@@ -194,6 +195,33 @@ class EngineOptions:
     use_mmap: bool = True
     use_mlock: bool = False
     check_memory: bool = True
+
+    def resolved(self, *, on_gpu: bool) -> EngineOptions:
+        """The same with every "auto" of attention and cache types decided."""
+        flash = self.flash_attn
+        if flash == "auto" and not on_gpu:
+            flash = "on"
+        kind_v = self.kv_type_v
+        if kind_v == "auto":
+            kind_v = "f16" if on_gpu or flash == "off" else "bf16"
+        return dataclasses.replace(
+            self,
+            flash_attn=flash,
+            kv_type_k="f16" if self.kv_type_k == "auto" else self.kv_type_k,
+            kv_type_v=kind_v,
+        )
+
+    @property
+    def attention_is_bitwise(self) -> bool:
+        """Whether, on CPU, a row's attention is computed alike in passes of every width.
+
+        Flash attention there takes queries one by one, unless K and V are of one float type: then
+        a single query over 512 cells or more is split over threads, and wide passes are tiled
+        (ggml-cpu/ops.cpp ``ggml_compute_forward_flash_attn_ext_f16``). Without flash attention one
+        row and several go through different matrix kernels. Needs ``resolved`` options.
+        """
+        same_float = self.kv_type_k == self.kv_type_v and self.kv_type_k in ("f16", "f32")
+        return self.flash_attn == "on" and not same_float
 
     def __post_init__(self) -> None:
         for name, value in (("ctx-size", self.n_ctx), ("draft ctx-size", self.draft_ctx)):

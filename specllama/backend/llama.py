@@ -31,6 +31,7 @@ _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part of a sequ
 _CONTEXT_PAD = 256
 
 _KV_TYPES = {
+    "auto": ll.GGML_TYPE_F16,
     "f32": ll.GGML_TYPE_F32,
     "f16": ll.GGML_TYPE_F16,
     "bf16": getattr(ll, "GGML_TYPE_BF16", 30),
@@ -180,7 +181,7 @@ class LlamaContext:
     ) -> None:
         self.model = model
         self._max_leaves = min(max_leaves, max_rows, int(ll.llama_max_parallel_sequences()))
-        quantized_v = options.kv_type_v not in ("f16", "f32", "bf16")
+        quantized_v = options.kv_type_v not in ("auto", "f16", "f32", "bf16")
         if quantized_v and flash == "off":
             raise UsageError(
                 f"a {options.kv_type_v} value cache needs flash attention",
