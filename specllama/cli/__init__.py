@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -122,13 +123,17 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     callback=_version,
     help="Print versions and exit.",
 )
+@click.option("--offline", is_flag=True, help="Never use the network, whatever the command.")
 @click.pass_context
-def group(ctx: click.Context) -> None:
+def group(ctx: click.Context, offline: bool) -> None:
     """Run quantized GGUF models on your own machine, sped up by speculative decoding.
 
     A small draft model guesses a few tokens, the target checks them all in one pass. The text is
     the one the target alone would have written.
     """
+    if offline:
+        # the variable reaches the engine's process too
+        os.environ["SPECLLAMA_OFFLINE"] = "1"
     if ctx.invoked_subcommand is None:
         if sys.stdin.isatty() and sys.stderr.isatty() and sys.stdout.isatty():
             chat = group.get_command(ctx, "chat")

@@ -95,4 +95,6 @@ def _terminal_app(settings: Settings, resume: str | None) -> int:
         settings.engine_options(),
         settings.generate_params(),
         session_id,
+        system=settings["system"] or None,
+        log_rounds=settings["log"],
     )
