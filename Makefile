@@ -13,7 +13,7 @@ chat: $(STAMP)
 	$(BIN)/specllama chat
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
