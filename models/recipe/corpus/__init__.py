@@ -26,7 +26,7 @@ __all__ = [
     "stream",
 ]
 
-MIX = {"chat": 0.18, "code": 0.27, "rag": 0.30, "json": 0.25}
+MIX = {"chat": 0.15, "code": 0.24, "rag": 0.37, "json": 0.24}
 """Share of samples per slice in training."""
 
 
