@@ -37,6 +37,11 @@ def test_match_is_token_identical_to_plain_decoding(tiny: Engine, prompts: list[
         assert sum(c.accepted for c in cases if c.slice == name and c.proposer == "draft") > 0
 
 
+def test_the_default_context_is_in_the_bit_exact_class(tiny: Engine) -> None:
+    assert tiny.info.flash_attn
+    assert tiny.info.exactness == "bitwise up to 7 rows"
+
+
 def test_wide_drafts_are_identical_when_cut_into_exact_passes(
     tiny: Engine, prompts: list[Prompt]
 ) -> None:
@@ -72,12 +77,16 @@ def test_rows_are_bit_identical_up_to_the_stated_width(tiny: Engine, prompts: li
     rows = tiny.info.exact_rows
     assert rows == 7
     ids = tiny.encode(max(prompts, key=lambda p: tiny.count_tokens(p.content)).content)[0]
-    for probe in probe_rows(tiny, ids, range(2, rows + 1)):
-        assert probe.difference == 0.0
+    # a difference shows at some contexts only, so look at many
+    for length in range(60, len(ids), 97):
+        for probe in probe_rows(tiny, ids[:length], (2, 4, rows)):
+            assert probe.difference == 0.0
 
 
 def test_a_forged_difference_is_not_explained_away(tiny: Engine, prompts: list[Prompt]) -> None:
-    params = GenerateParams(sampling=SamplingParams(temperature=0.0), seed=1, max_tokens=8)
+    params = GenerateParams(
+        sampling=SamplingParams(temperature=0.0), seed=1, max_tokens=8, ignore_eos=True
+    )
     last = list(tiny.generate(prompts[0].content, params))[-1]
     assert isinstance(last, Finished)
     ids = tiny.encode(prompts[0].content)[0]
@@ -90,20 +99,24 @@ def test_a_forged_difference_is_not_explained_away(tiny: Engine, prompts: list[P
 def test_sampling_rules_run_and_keep_the_counting_law(
     tiny: Engine, prompts: list[Prompt], rule: str
 ) -> None:
+    accepted = 0
     for prompt in prompts[:4]:
         params = GenerateParams(
             sampling=SamplingParams(temperature=1.0),
             seed=5,
             max_tokens=40,
+            ignore_eos=True,
             verify=rule,  # type: ignore[arg-type]
+            window="fixed",
         )
         events = list(tiny.generate(prompt.content, params))
         last = events[-1]
         assert isinstance(last, Finished)
-        assert last.draft_n_accepted > 0
+        accepted += last.draft_n_accepted
         assert len(last.token_ids) == last.draft_n_accepted + last.rounds - last.cut
         rounds = [e for e in events if isinstance(e, RoundDone)]
         assert [t for r in rounds for t in r.emitted] == list(last.token_ids)
+    assert accepted > 0
 
 
 def test_a_json_schema_constrains_both_ways_alike(tiny: Engine) -> None:
