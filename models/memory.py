@@ -204,7 +204,7 @@ def compute_bytes(
     *,
     n_ubatch: int = 512,
     n_outputs: int = 16,
-    flash_attn: bool = False,
+    flash_attn: bool = True,
 ) -> int:
     """The buffer for the widest pass: attention scores, feed-forward, or output, whichever is most.
 
@@ -249,7 +249,7 @@ def estimate_model(
     type_v: str = "f16",
     n_ubatch: int = 512,
     n_outputs: int = 16,
-    flash_attn: bool = False,
+    flash_attn: bool = True,
     swa_full: bool = True,
 ) -> ModelMemory:
     """Memory of one model; ``n_ctx`` None takes the engine's default.

@@ -74,7 +74,7 @@ def load_parts(
                 type_v=options.kv_type_v,
                 n_ubatch=options.n_batch,
                 n_outputs=options.max_rows,
-                flash_attn=options.flash_attn == "on",
+                flash_attn=options.flash_attn != "off",
             )
         )
 
