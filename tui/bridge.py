@@ -49,6 +49,7 @@ class Batch:
             or self.started
             or self.prefill
             or self.load
+            or self.finished
             or self.ended
         )
 
