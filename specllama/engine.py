@@ -5,10 +5,10 @@ One request at a time. Everything a request decides is visible in its events; no
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from specllama.backend.base import Context, Vocab
 from specllama.chat import render
@@ -254,7 +254,7 @@ class Engine:
         sampling = params.sampling
         if params.ignore_eos:
             bias = {**self._all_eog(), **sampling.logit_bias}
-            sampling = _with_bias(sampling, bias)
+            sampling = dataclasses.replace(sampling, logit_bias=bias)
         breakers: frozenset[int] = frozenset()
         if sampling.dry_multiplier > 0:
             strings = sampling.dry_sequence_breakers
@@ -284,12 +284,6 @@ class Engine:
                 t: float("-inf") for t in range(self._vocab.n_tokens) if self._vocab.is_eog(t)
             }
         return self._eog_bias
-
-
-def _with_bias(sampling: Any, bias: dict[int, float]) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(sampling, logit_bias=bias)
 
 
 def _fixed_window(params: GenerateParams) -> Window:
