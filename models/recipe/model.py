@@ -104,16 +104,23 @@ class Tiny(nn.Module):  # type: ignore[misc]
         if s.tied:
             nn.init.constant_(self.output_norm.weight, 0.03)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Logits for every position."""
+    def hidden(self, ids: Tensor) -> Tensor:
+        """What the head reads, for every position."""
         length = ids.shape[1]
         cos, sin = self.get_buffer("cos")[:length], self.get_buffer("sin")[:length]
         x = self.token_embd(ids)
         for layer in self.blk:
             x = layer(x, cos, sin)
-        x = self.output_norm(x)
+        return self.output_norm(x)
+
+    def head(self, x: Tensor) -> Tensor:
+        """Logits of hidden rows."""
         weight = self.token_embd.weight if self.output is None else self.output.weight
         return F.linear(x, weight)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits for every position."""
+        return self.head(self.hidden(ids))
 
     def quantise_aware(self, on: bool = True) -> None:
         """Train against the rounding error of Q4_0 from now on."""

@@ -26,7 +26,7 @@ __all__ = [
     "stream",
 ]
 
-MIX = {"chat": 0.15, "code": 0.24, "rag": 0.37, "json": 0.24}
+MIX = {"chat": 0.16, "code": 0.24, "rag": 0.34, "json": 0.26}
 """Share of samples per slice in training."""
 
 

@@ -22,7 +22,11 @@ Value = Callable[[Source], str]
 
 @dataclass(frozen=True)
 class Attribute:
-    """One thing that can be said of an entity: `{e}` is the entity, `{v}` the value."""
+    """One thing that can be said of an entity: `{e}` is the entity, `{v}` the value.
+
+    Unseen templates (``~``) put words that occur elsewhere in a new order. A word that training
+    never shows would only test guessing.
+    """
 
     label: str
     value: Value
@@ -132,13 +136,13 @@ _JOB = A(
         "{e} works as a {v}.",
         "{e} is a {v} by trade.",
         "By trade, {e} is a {v}.",
-        "~{e} earns a living as a {v}.",
+        "~The job of {e} is that of a {v}.",
     ),
     (
         "What does {e} do for a living?",
         "What is the job of {e}?",
         "What work does {e} do?",
-        "~Which trade does {e} follow?",
+        "~What does {e} work as?",
     ),
     ("{e} is a {v}.", "{e} works as a {v}."),
 )
@@ -149,31 +153,31 @@ _BORN = A(
         "{e} was born in {v}.",
         "{e} comes from {v}.",
         "{e} grew up in {v}.",
-        "~The home town of {e} is {v}.",
+        "~{e} was born and grew up in {v}.",
     ),
     (
         "Where was {e} born?",
         "Where does {e} come from?",
         "Where did {e} grow up?",
-        "~What is the home town of {e}?",
+        "~In which town was {e} born?",
     ),
     ("{e} comes from {v}.", "{v}.", "{e} was born in {v}."),
 )
 _PET = A(
     "pet",
     _animal,
-    ("{e} keeps {v} as a pet.", "{e} lives with {v}.", "~{e} takes care of {v}."),
+    ("{e} keeps {v} as a pet.", "{e} lives with {v}.", "~The pet of {e} is {v}."),
     ("Which pet does {e} keep?", "Which animal lives with {e}?", "~What pet does {e} have?"),
     ("{e} keeps {v}.", "{e} lives with {v}."),
 )
 _LOST = A(
-    "lost thing",
+    "object",
     lambda s: an(f"a {_thing(s)}"),
     (
         "{e} lost {v} on {d}.",
         "{e} bought {v}.",
         "{e} found {v} near the {p}.",
-        "~{e} got {v} as a gift.",
+        "~{e} lost and found {v}.",
     ),
     (
         "What is the thing of {e} in the text?",
@@ -205,7 +209,7 @@ _LIKES = A(
     (
         "{e} likes {v} more than any other food.",
         "{e} eats {v} every day.",
-        "~Nothing pleases {e} more than {v}.",
+        "~The food that {e} likes is {v}.",
     ),
     (
         "What does {e} like to eat?",
@@ -217,8 +221,8 @@ _LIKES = A(
 _SHIFT = A(
     "day off",
     lambda s: s.pick(WEEKDAYS),
-    ("{e} is away on {v}.", "The day off of {e} is {v}.", "~On {v}, {e} does not work."),
-    ("When is {e} away?", "Which day off does {e} have?", "~On which day does {e} not work?"),
+    ("{e} is away on {v}.", "The day off of {e} is {v}.", "~On {v}, {e} is away."),
+    ("When is {e} away?", "Which day off does {e} have?", "~On which day is {e} away?"),
     ("{e} is away on {v}.", "On {v}."),
 )
 
@@ -235,7 +239,7 @@ TOWN = Kind(
     ("{e} is a quiet place.", "Few visitors know {e}.", "{e} lies off the main road."),
     (
         A(
-            "people",
+            "population",
             _count,
             (
                 "{e} has {v} inhabitants.",
@@ -251,12 +255,12 @@ TOWN = Kind(
             ("{v} people live in {e}.", "{e} has {v} inhabitants."),
         ),
         A(
-            "founded",
+            "founding year",
             _year,
             (
                 "{e} was founded in {v}.",
                 "The founding year of {e} is {v}.",
-                "~The history of {e} begins in {v}.",
+                "~The year {v} saw {e} founded.",
             ),
             (
                 "When was {e} founded?",
@@ -271,7 +275,7 @@ TOWN = Kind(
             (
                 "The river {v} flows through {e}.",
                 "{e} lies on the river {v}.",
-                "~The water of the river {v} passes {e}.",
+                "~The river of {e} is the river {v}.",
             ),
             (
                 "Which river flows through {e}?",
@@ -292,10 +296,18 @@ TOWN = Kind(
             ("The mayor of {e} is {v}.", "{v} is the mayor of {e}."),
         ),
         A(
-            "famous for",
+            "sight",
             lambda s: f"its {s.pick(COLOURS)} {s.pick(PLACES)}",
-            ("{e} is famous for {v}.", "People visit {e} to see {v}.", "~{e} is proud of {v}."),
-            ("What is {e} famous for?", "Why do people visit {e}?", "~What is {e} proud of?"),
+            (
+                "{e} is famous for {v}.",
+                "People visit {e} to see {v}.",
+                "~Visitors come to {e} to see {v}.",
+            ),
+            (
+                "What is {e} famous for?",
+                "Why do people visit {e}?",
+                "~What do people visit {e} to see?",
+            ),
             ("{e} is famous for {v}.", "It is {v}."),
         ),
     ),
@@ -309,63 +321,67 @@ MACHINE = Kind(
         A(
             "maker",
             _company,
-            ("{e} is made by {v}.", "{v} builds {e}.", "~{e} comes from the plant of {v}."),
+            ("{e} is made by {v}.", "{v} builds {e}.", "~The company that makes {e} is {v}."),
             ("Who makes {e}?", "Which company builds {e}?", "~Who is the maker of {e}?"),
             ("{v} makes {e}.", "{e} is made by {v}."),
         ),
         A(
             "weight",
             _unit("kg", "tons", "grams"),
-            ("{e} weighs {v}.", "The weight of {e} is {v}.", "~On the scale, {e} shows {v}."),
+            ("{e} weighs {v}.", "The weight of {e} is {v}.", "~{v} is how much {e} weighs."),
             ("How heavy is {e}?", "What is the weight of {e}?", "~How much does {e} weigh?"),
             ("{e} weighs {v}.", "The weight of {e} is {v}."),
         ),
         A(
             "power",
             _unit("watts", "kilowatts", "horsepower"),
-            ("{e} draws {v}.", "The power of {e} is {v}.", "~{e} is rated at {v}."),
+            ("{e} draws {v}.", "The power of {e} is {v}.", "~{e} has a power of {v}."),
             (
                 "What is the power of {e}?",
                 "How much power does {e} draw?",
-                "~At what power is {e} rated?",
+                "~How much is the power of {e}?",
             ),
             ("{e} draws {v}.", "The power of {e} is {v}."),
         ),
         A(
-            "code",
+            "service code",
             lambda s: s.code_id(),
             (
                 "The service code of {e} is {v}.",
                 "To open {e}, enter {v}.",
-                "~{e} unlocks with the code {v}.",
+                "~The code that opens {e} is {v}.",
             ),
             (
                 "What is the service code of {e}?",
                 "Which code opens {e}?",
-                "~With which code does {e} unlock?",
+                "~With which code can I open {e}?",
             ),
             ("The service code of {e} is {v}.", "The code is {v}."),
         ),
         A(
-            "material",
+            "case material",
             _material,
             (
                 "The case of {e} is made of {v}.",
                 "{e} has a case of {v}.",
-                "~A {v} case covers {e}.",
+                "~{e} is made with a case of {v}.",
             ),
             (
                 "What is the case of {e} made of?",
                 "Which material is the case of {e}?",
-                "~What covers {e}?",
+                "~Of what is the case of {e} made?",
             ),
             ("The case of {e} is made of {v}.", "It is made of {v}."),
         ),
         A(
             "price",
             _money,
-            ("{e} costs {v}.", "The price of {e} is {v}.", "~{e} is sold for {v}."),
-            ("How much does {e} cost?", "What is the price of {e}?", "~For how much is {e} sold?"),
+            ("{e} costs {v}.", "The price of {e} is {v}.", "~For {e} the price is {v}."),
+            (
+                "How much does {e} cost?",
+                "What is the price of {e}?",
+                "~How much is the price of {e}?",
+            ),
             ("{e} costs {v}.", "The price of {e} is {v}."),
         ),
     ),
@@ -379,39 +395,55 @@ SHIP = Kind(
         A(
             "captain",
             _person,
-            ("The captain of {e} is {v}.", "{e} sails under captain {v}.", "~{v} commands {e}."),
+            (
+                "The captain of {e} is {v}.",
+                "{e} sails under captain {v}.",
+                "~Captain {v} sails {e}.",
+            ),
             (
                 "Who is the captain of {e}?",
                 "Under which captain does {e} sail?",
-                "~Who commands {e}?",
+                "~Which captain sails {e}?",
             ),
             ("The captain of {e} is {v}.", "{v} is the captain of {e}."),
         ),
         A(
             "cargo",
             lambda s: f"{s.number()} boxes of {s.pick(FRUIT)}",
-            ("{e} carries {v}.", "On board {e} are {v}.", "~{e} was loaded with {v}."),
-            ("What does {e} carry?", "What is on board {e}?", "~With what was {e} loaded?"),
+            ("{e} carries {v}.", "On board {e} are {v}.", "~{e} has {v} on board."),
+            ("What does {e} carry?", "What is on board {e}?", "~What does {e} have on board?"),
             ("{e} carries {v}.", "On board are {v}."),
         ),
         A(
-            "port",
+            "home port",
             _town,
-            ("The home port of {e} is {v}.", "{e} is based in {v}.", "~{e} always returns to {v}."),
-            ("What is the home port of {e}?", "Where is {e} based?", "~Where does {e} return to?"),
+            (
+                "The home port of {e} is {v}.",
+                "{e} is based in {v}.",
+                "~{v} is the home port of {e}.",
+            ),
+            (
+                "What is the home port of {e}?",
+                "Where is {e} based?",
+                "~In which home port is {e} based?",
+            ),
             ("The home port of {e} is {v}.", "{e} is based in {v}."),
         ),
         A(
-            "leaves",
+            "departure",
             _clock,
-            ("{e} leaves at {v}.", "The departure of {e} is at {v}.", "~{e} casts off at {v}."),
-            ("When does {e} leave?", "At what time does {e} depart?", "~When does {e} cast off?"),
+            ("{e} leaves at {v}.", "The departure of {e} is at {v}.", "~At {v}, {e} leaves."),
+            (
+                "When does {e} leave?",
+                "At what time does {e} depart?",
+                "~At what time does {e} leave?",
+            ),
             ("{e} leaves at {v}.", "At {v}."),
         ),
         A(
             "length",
             _unit("metres", "feet"),
-            ("{e} is {v} long.", "The length of {e} is {v}.", "~From end to end, {e} takes {v}."),
+            ("{e} is {v} long.", "The length of {e} is {v}.", "~{e} has a length of {v}."),
             ("How long is {e}?", "What is the length of {e}?", "~What length does {e} have?"),
             ("{e} is {v} long.", "The length of {e} is {v}."),
         ),
@@ -430,15 +462,15 @@ BOOK = Kind(
                 "{e} was written by {v}.",
                 "The author of {e} is {v}.",
                 "{v} wrote {e}.",
-                "~{e} is the work of {v}.",
+                "~{v} is the author of {e}.",
             ),
             ("Who wrote {e}?", "Who is the author of {e}?", "~By whom was {e} written?"),
             ("{e} was written by {v}.", "The author is {v}.", "{v} wrote {e}."),
         ),
         A(
-            "pages",
+            "number of pages",
             _count,
-            ("{e} has {v} pages.", "There are {v} pages in {e}.", "~{e} runs to {v} pages."),
+            ("{e} has {v} pages.", "There are {v} pages in {e}.", "~{v} pages are in {e}."),
             (
                 "How many pages does {e} have?",
                 "How long is {e} in pages?",
@@ -452,19 +484,19 @@ BOOK = Kind(
             (
                 "The hero of {e} is called {v}.",
                 "{e} tells the story of {v}.",
-                "~In {e}, all turns around {v}.",
+                "~{v} is the hero of {e}.",
             ),
             (
                 "What is the hero of {e} called?",
                 "Whose story does {e} tell?",
-                "~Around whom does {e} turn?",
+                "~Who is the hero of {e}?",
             ),
             ("The hero of {e} is called {v}.", "{e} tells the story of {v}."),
         ),
         A(
-            "published",
+            "publication date",
             lambda s: s.date(),
-            ("{e} was published on {v}.", "{e} came out on {v}.", "~{e} reached the shops on {v}."),
+            ("{e} was published on {v}.", "{e} came out on {v}.", "~On {v}, {e} was published."),
             (
                 "When was {e} published?",
                 "When did {e} come out?",
@@ -483,12 +515,12 @@ PROJECT = Kind(
         A(
             "lead",
             _person,
-            ("{e} is led by {v}.", "The lead of {e} is {v}.", "~{v} took over {e}."),
-            ("Who leads {e}?", "Who is the lead of {e}?", "~Who took over {e}?"),
+            ("{e} is led by {v}.", "The lead of {e} is {v}.", "~{v} is the lead of {e}."),
+            ("Who leads {e}?", "Who is the lead of {e}?", "~By whom is {e} led?"),
             ("{e} is led by {v}.", "{v} leads {e}."),
         ),
         A(
-            "version",
+            "latest version",
             lambda s: f"{s.between(0, 12)}.{s.between(0, 30)}.{s.between(0, 20)}",
             (
                 "The latest version of {e} is {v}.",
@@ -505,34 +537,34 @@ PROJECT = Kind(
         A(
             "port",
             lambda s: str(s.between(1024, 65535)),
-            ("{e} listens on port {v}.", "The port of {e} is {v}.", "~{e} is served at port {v}."),
+            ("{e} listens on port {v}.", "The port of {e} is {v}.", "~{e} is on port {v}."),
             (
                 "On which port does {e} listen?",
                 "What is the port of {e}?",
-                "~At which port is {e} served?",
+                "~Which port is {e} on?",
             ),
             ("{e} listens on port {v}.", "The port of {e} is {v}."),
         ),
         A(
-            "file",
+            "settings file",
             lambda s: f"{s.word()}.{s.pick(['toml', 'json', 'yaml', 'ini', 'cfg'])}",
             (
                 "{e} reads its settings from {v}.",
                 "The settings of {e} are in {v}.",
-                "~{e} is configured in {v}.",
+                "~{e} has its settings in {v}.",
             ),
             (
                 "Which file holds the settings of {e}?",
                 "Where are the settings of {e}?",
-                "~In which file is {e} configured?",
+                "~In which file are the settings of {e}?",
             ),
             ("The settings of {e} are in {v}.", "{e} reads them from {v}."),
         ),
         A(
             "speed",
             _unit("tokens per second", "requests per second", "megabytes per second"),
-            ("{e} reaches {v}.", "The speed of {e} is {v}.", "~{e} was measured at {v}."),
-            ("How fast is {e}?", "What is the speed of {e}?", "~At what speed was {e} measured?"),
+            ("{e} reaches {v}.", "The speed of {e} is {v}.", "~{e} has a speed of {v}."),
+            ("How fast is {e}?", "What is the speed of {e}?", "~What speed does {e} reach?"),
             ("{e} reaches {v}.", "The speed of {e} is {v}."),
         ),
     ),
@@ -546,25 +578,29 @@ EVENT = Kind(
         A(
             "place",
             _place,
-            ("{e} takes place at {v}.", "{e} is held at {v}.", "~This year {v} hosts {e}."),
-            ("Where does {e} take place?", "Where is {e} held?", "~Who or what hosts {e}?"),
+            ("{e} takes place at {v}.", "{e} is held at {v}.", "~The place of {e} is {v}."),
+            ("Where does {e} take place?", "Where is {e} held?", "~At which place is {e} held?"),
             ("{e} takes place at {v}.", "It is held at {v}."),
         ),
         A(
-            "date",
+            "first day",
             lambda s: s.date(),
-            ("{e} starts on {v}.", "The first day of {e} is {v}.", "~{e} opens its doors on {v}."),
-            ("When does {e} start?", "What is the first day of {e}?", "~When does {e} open?"),
+            ("{e} starts on {v}.", "The first day of {e} is {v}.", "~On {v}, {e} starts."),
+            (
+                "When does {e} start?",
+                "What is the first day of {e}?",
+                "~On which day does {e} start?",
+            ),
             ("{e} starts on {v}.", "The first day of {e} is {v}."),
         ),
         A(
-            "guests",
+            "number of guests",
             _count,
-            ("{e} expects {v} guests.", "{v} people will come to {e}.", "~{e} has room for {v}."),
+            ("{e} expects {v} guests.", "{v} people will come to {e}.", "~{e} expects {v} people."),
             (
                 "How many guests does {e} expect?",
                 "How many people will come to {e}?",
-                "~For how many has {e} room?",
+                "~How many people does {e} expect?",
             ),
             ("{e} expects {v} guests.", "{v} people."),
         ),
@@ -574,12 +610,12 @@ EVENT = Kind(
             (
                 "{v} won the first prize at {e}.",
                 "The first prize at {e} went to {v}.",
-                "~At {e}, nobody could beat {v}.",
+                "~The winner of the first prize at {e} is {v}.",
             ),
             (
                 "Who won the first prize at {e}?",
                 "To whom did the first prize at {e} go?",
-                "~Who could not be beaten at {e}?",
+                "~Who is the winner of {e}?",
             ),
             ("{v} won the first prize at {e}.", "The first prize went to {v}."),
         ),

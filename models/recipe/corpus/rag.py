@@ -21,6 +21,15 @@ _LAYOUTS = (
     "<context>\n{p}\n</context>\n{q}",
     "~Background:\n{p}\n\nPlease answer: {q}",
 )
+_ASKS = (
+    "What is the {a} of {e}?",
+    "[Tell me|Give me|Name] the {a} of {e}.",
+    "[What|Which] {a} does the [text|passage] give for {e}?",
+    "{e}: [what|which] {a}?",
+    "[I need|Look up|Find] the {a} of {e}.",
+    "~What does the [text|passage] give as the {a} of {e}?",
+    "~[Find|Name] the {a} that the text gives for {e}.",
+)
 _MISSING_ANSWERS = (
     "The text does not say.",
     "The text does not say that.",
@@ -64,12 +73,14 @@ def _paragraph(src: Source, facts: list[Fact], filler: float) -> str:
 
 
 def _ask(src: Source, fact: Fact) -> str:
+    if src.maybe(0.4):
+        return _upper(src.form(_ASKS, a=fact.attribute.label, e=fact.entity))
     return src.form(fact.attribute.asks, e=fact.entity)
 
 
 def _tell(src: Source, fact: Fact) -> str:
     # Mostly the sentence itself is quoted.
-    if src.maybe(0.75):
+    if src.maybe(0.9):
         return fact.text
     text = src.form(fact.attribute.answers, e=fact.entity, v=fact.value)
     return text if text.startswith(fact.value) else _upper(text)
@@ -112,13 +123,13 @@ def _summary(src: Source, facts: list[Fact]) -> tuple[str, str, list[str]]:
         (
             "What does the text say about {e}?",
             "[List|Give] [all|the] facts about {e}.",
+            "Quote what the [text|passage] says about {e}.",
             "Tell me about {e}.",
             "~What do we learn about {e}?",
         ),
         e=e,
     )
-    lines = [f"- {_upper(f.attribute.label)}: {f.value}" for f in facts]
-    return question, "\n".join(lines), [f.value for f in facts]
+    return question, " ".join(f.text for f in facts), [f.value for f in facts]
 
 
 def _reverse(src: Source, fact: Fact) -> tuple[str, str, list[str]]:
@@ -134,7 +145,7 @@ def _reverse(src: Source, fact: Fact) -> tuple[str, str, list[str]]:
         a=fact.attribute.label,
         v=fact.value,
     )
-    return question, f"{_upper(fact.entity)}.", [fact.entity.removeprefix("the ")]
+    return question, fact.text, [fact.entity.removeprefix("the ")]
 
 
 def _missing(src: Source, fact: Fact, used: list[Fact]) -> tuple[str, str, list[str]]:
@@ -150,14 +161,14 @@ def _question(src: Source, groups: list[list[Fact]]) -> tuple[str, str, list[str
     fact = src.pick(facts)
     flat = [f for g in groups for f in g]
     form = src.between(0, 99)
-    if form < 76:
+    if form < 79:
         return _single(src, fact)
-    if form < 84 and len(flat) > 1:
+    if form < 87 and len(flat) > 1:
         one, two = src.few(flat, 2)
         return _double(src, one, two)
-    if form < 91 and len(facts) > 1:
+    if form < 93 and len(facts) > 1:
         return _summary(src, facts)
-    if form < 96 and sum(f.value == fact.value for f in flat) == 1:
+    if form < 97 and sum(f.value == fact.value for f in flat) == 1:
         return _reverse(src, fact)
     if len(facts) < len(fact.kind.attributes):
         return _missing(src, fact, flat)
@@ -175,20 +186,22 @@ def _groups(src: Source, entities: int, most: int) -> list[list[Fact]]:
 def rag_sample(src: Source, size: str = "mixed") -> Sample:
     """One conversation about one or more passages; `size` is short, long or mixed."""
     if size == "mixed":
-        size = src.pick(["short"] * 14 + ["medium"] * 5 + ["long"])
+        size = src.pick(["short"] * 15 + ["medium"] * 4 + ["long"])
     if size == "short":
         groups = _groups(src, src.between(1, 2), 3)
     elif size == "medium":
         groups = _groups(src, src.between(3, 6), 3)
     else:
-        groups = _groups(src, src.between(12, 26), 3)
+        groups = _groups(src, src.between(12, 38), 3)
     text = _passages(src, groups)
     question, answer, spans = _question(src, groups)
     turns: list[Message] = [
         turn("user", src.form(_LAYOUTS, p=text, q=question)),
         turn("assistant", answer),
     ]
-    for _ in range(src.pick([0, 0, 0, 0, 0, 1])):
+    # Training asks more often: a passage costs far more tokens than a further question about it.
+    more = src.between(1, 2 + min(4, len(groups))) if not src.held else src.pick([0, 0, 0, 0, 0, 1])
+    for _ in range(more):
         question, answer, spans = _question(src, groups)
         turns += [turn("user", question), turn("assistant", answer)]
     return conversation(src, "rag", turns, Check("span", spans), _SYSTEM)
