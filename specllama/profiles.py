@@ -159,6 +159,7 @@ def window_maker(profile: Profile, info: EngineInfo) -> Callable[[GenerateParams
             draft_max=limit,
             draft_min=params.draft_min,
             peek=params.verify == "match" or params.sampling.temperature == 0.0,
+            steps=profile.costs.steps(params.proposer),
             on_finish=profile.save,
         )
 

@@ -10,6 +10,7 @@ from specllama.spec.cost import CostTable
 
 CREDIT_FIRST = 6.0  # plain steps that a new pair may lose while it is learnt
 CREDIT_MOST = 6.5  # and that a good run can save up; with what plain steps earn: 3 % of 500 tokens
+HEADS = ("eagle3", "medusa", "mtp")  # proposers that step through something else than a draft model
 
 
 @dataclass(slots=True)
@@ -19,9 +20,17 @@ class Costs:
     target: CostTable = field(default_factory=CostTable)
     draft: CostTable = field(default_factory=lambda: CostTable(hopeful=False))
     draft_share: float = 0.1  # prior: a draft step in target steps
+    heads: dict[str, CostTable] = field(default_factory=dict)  # by proposer: a step of a head
+
+    def steps(self, proposer: str) -> CostTable:
+        """The table of what ``proposer`` pays per step: its heads, or the draft model."""
+        if proposer not in HEADS:
+            return self.draft
+        return self.heads.setdefault(proposer, CostTable(hopeful=False))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"target": self.target.to_dict(), "draft": self.draft.to_dict()}
+        heads = {name: table.to_dict() for name, table in self.heads.items()}
+        return {"target": self.target.to_dict(), "draft": self.draft.to_dict(), "heads": heads}
 
     def restore(self, data: dict[str, Any]) -> None:
         """Take over ``to_dict`` data.
@@ -30,8 +39,13 @@ class Costs:
             ValueError, TypeError, KeyError: the data is not such a table.
         """
         target = CostTable.from_dict(data["target"])
+        heads = {
+            name: CostTable.from_dict(table, hopeful=False)
+            for name, table in dict(data.get("heads", {})).items()
+            if name in HEADS
+        }
         self.draft = CostTable.from_dict(data["draft"], hopeful=False)
-        self.target = target
+        self.target, self.heads = target, heads
 
 
 @dataclass(slots=True)

@@ -135,6 +135,10 @@ def _take(confidence: float | None, lead: float | None, token: int | None) -> bo
     return True
 
 
+def _worth(likely: float) -> bool:
+    return True
+
+
 def _whole(source: str, tokens: Sequence[int], match_length: int) -> int:
     return len(tokens)
 
@@ -157,6 +161,9 @@ class Room:
 
     ``trim(source, tokens, match_length)``: a free guess is complete; the answer is how many of its
     tokens to send, 0 to leave the round to the next source.
+
+    ``beside(likely)``: a tree may get a node off the path of its best guesses, which the target
+    reaches with this probability; is it worth a row?
     """
 
     n: int
@@ -164,3 +171,4 @@ class Room:
     begin: Callable[[str, int], int] = field(default=_read_all)
     include: Callable[[float | None, float | None, int | None], bool] = field(default=_take)
     trim: Callable[[str, Sequence[int], int], int] = field(default=_whole)
+    beside: Callable[[float], bool] = field(default=_worth)

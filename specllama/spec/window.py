@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Protocol
 
 from specllama.spec.calibrate import Features, SourceState, draft_features, logit, match_features
-from specllama.spec.cost import ceiling
+from specllama.spec.cost import CostTable, ceiling
 from specllama.spec.learned import CREDIT_MOST, Learned
 from specllama.spec.types import Draft, Room
 
@@ -130,6 +130,7 @@ class AdaptiveWindow:
         learned: what earlier requests taught; updated in place.
         draft_max: most tokens drafted per round. draft_min: fewer are not worth a round.
         peek: decisions may look at drawn tokens (rule ``match``, or greedy).
+        steps: what a step of the proposer costs; the draft model's table unless given.
         clock: seconds; injected in tests.
         on_finish: called when the reply is over (to keep what was learnt).
     """
@@ -141,6 +142,7 @@ class AdaptiveWindow:
         draft_max: int,
         draft_min: int = 0,
         peek: bool = True,
+        steps: CostTable | None = None,
         clock: Callable[[], float] = perf_counter,
         on_finish: Callable[[], object] | None = None,
     ) -> None:
@@ -148,6 +150,7 @@ class AdaptiveWindow:
         self._draft_max = draft_max
         self._draft_min = draft_min
         self._peek = peek
+        self._steps_cost = steps or learned.costs.draft
         self._clock = clock
         self._on_finish = on_finish
         self._prefill_row: float | None = None
@@ -204,12 +207,12 @@ class AdaptiveWindow:
         one = costs.target.one
         if one is None:
             return Plan(0, "measuring a plain step")
-        if not costs.draft.measured:
-            costs.draft.slope = min(costs.target.slope, _HOPE_READING)
-            costs.draft.guess(one * costs.draft_share)
+        if not self._steps_cost.measured:
+            self._steps_cost.slope = min(costs.target.slope, _HOPE_READING)
+            self._steps_cost.guess(one * costs.draft_share)
         v = self._v = costs.target.upto(limit + 1)
         self._one = one
-        self._step = costs.draft.ms(1)
+        self._step = self._steps_cost.ms(1)
         credit = self._learned.credit * one
         # one guess is always worth its price; a longer draft risks a share of the credit only
         self._stake = max(_STAKE * credit, min(credit, v[2] - one + self._step))
@@ -227,7 +230,7 @@ class AdaptiveWindow:
         return Plan(
             limit,
             "",
-            room=Room(limit, self.keep_going, self.begin, self.include, self.trim),
+            room=Room(limit, self.keep_going, self.begin, self.include, self.trim, self.beside),
             explain=self.explain,
         )
 
@@ -242,7 +245,7 @@ class AdaptiveWindow:
         if one is None or costs.target.seen(2) < _SURE:
             return ""
         v = costs.target.upto(min(self._draft_max, 16) + 1)
-        step = costs.draft.ms(1) or one * costs.draft_share
+        step = self._steps_cost.ms(1) or one * costs.draft_share
         if ceiling(_BEST_ACCEPTANCE, step, v, len(v) - 2) >= _MIN_GAIN:
             return ""
         return (
@@ -256,7 +259,7 @@ class AdaptiveWindow:
         learned = self._learned
         learned.paying = source
         state = learned.source(source, "draft")
-        draft = learned.costs.draft
+        draft = self._steps_cost
         first = draft.ms(lag)
         least = self._v[2] - self._one  # a first drafted token costs at least a row more
         value = self._look(state, 0, 1.0)
@@ -292,7 +295,7 @@ class AdaptiveWindow:
 
     def _readable(self, lag: int, budget_ms: float) -> int:
         """How many of ``lag`` unread tokens the budget allows; 0 if too few to be of use."""
-        draft = self._learned.costs.draft
+        draft = self._steps_cost
         if draft.ms(lag) <= budget_ms:
             return lag
         low, high = 0, lag  # ms(low) fits, ms(high) does not
@@ -310,7 +313,7 @@ class AdaptiveWindow:
         self._since = now
         self._spent += ms
         self._steps += 1
-        self._learned.costs.draft.observe(self._read, ms)
+        self._steps_cost.observe(self._read, ms)
         self._read = 1
         offer = self._current
         if offer is None:
@@ -352,6 +355,18 @@ class AdaptiveWindow:
         if self._look(offer.state, n, self._survival) <= self._rate * self._step:
             return False
         self._since = self._clock()
+        return True
+
+    def beside(self, likely: float) -> bool:
+        n = self._n
+        if n >= self._limit or n + 2 >= len(self._v):
+            return False
+        if self._spent + self._v[n + 2] - self._one > self._stake:
+            return False
+        if likely <= self._rate * (self._v[n + 2] - self._v[n + 1]):
+            return False
+        self._n += 1
+        self._expected += likely
         return True
 
     def trim(self, source: str, tokens: Sequence[int], match_length: int) -> int:
