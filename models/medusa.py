@@ -1,0 +1,248 @@
+"""Medusa head files: GGUF with ``general.architecture = "medusa"``.
+
+| key | type | |
+|---|---|---|
+| medusa.head_count | u32 | heads; head 0 guesses the token after the target's own |
+| medusa.block_count | u32 | residual blocks per head, 0 to 16 |
+| medusa.embedding_length | u32 | hidden width of the target |
+| medusa.vocab_size | u32 | tokens of the target |
+| medusa.vocabulary | string | optional: SHA-256 over the target's token texts |
+| medusa.accuracy_bands | f32 array | optional: edges between bands of a head's confidence |
+| medusa.accuracies | f32 array | optional: [head][band][rank], share of greedy target tokens |
+
+| tensor | shape [out, in] | |
+|---|---|---|
+| head.H.block.B.weight, .bias | [width, width], [width] | x <- x + SiLU(W x + b) |
+| head.H.proj.weight | [width, width] | optional: a square matrix behind the blocks |
+| head.H.output.weight | [rows, width] | optional: without one the target's output matrix serves |
+| ids | I32 [rows] | optional: the token of each row, where not every token has one |
+
+Matrices may be F32, F16, BF16, Q8_0, Q4_0 or Q6_K, the rest is F32. llama.cpp does not know this
+architecture; specllama computes the heads itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specllama.errors import BadGguf, PairIncompatible
+from specllama.models.gguf import GgufHeader
+from specllama.models.gguf_writer import Value, write_gguf
+from specllama.models.tensors import Floats, read_ids, read_tensor
+
+ARCHITECTURE = "medusa"
+MAX_HEADS, MAX_BLOCKS, MAX_RANKS = 32, 16, 64
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaFacts:
+    """What a head file says about itself, checked against its tensors.
+
+    ``rows`` is the height of the output matrices: ``vocab`` unless some tokens were left out.
+    """
+
+    heads: int
+    blocks: int
+    width: int
+    vocab: int
+    vocabulary: str | None
+    rows: int
+    own_output: tuple[bool, ...]
+    bands: tuple[float, ...]
+    accuracies: Floats  # [heads, bands + 1, ranks], or empty
+
+    @property
+    def needs_target_output(self) -> bool:
+        return not all(self.own_output)
+
+
+def vocabulary_digest(header: GgufHeader) -> str:
+    """SHA-256 over the token texts, each ended by a NUL."""
+    digest = hashlib.sha256()
+    for token in header.token_bytes:
+        digest.update(token + b"\0")
+    return digest.hexdigest()
+
+
+def read_facts(header: GgufHeader) -> MedusaFacts:
+    """Facts of a head file.
+
+    Raises:
+        PairIncompatible: the file holds no Medusa heads.
+        BadGguf: it says so, but what it holds does not fit together.
+    """
+    name = header.path.name
+    if header.architecture != ARCHITECTURE:
+        raise PairIncompatible(
+            f"{name} is a {header.architecture or 'nameless'} file, not Medusa heads",
+            "make one from a checkpoint with: specllama convert medusa",
+        )
+
+    def number(key: str, low: int, high: int) -> int:
+        value = header.integer(header.own(key))
+        if value is None or not low <= value <= high:
+            raise BadGguf(
+                f"{name}: {header.own(key)} is {value}, not a number from {low} to {high}"
+            )
+        return value
+
+    heads = number("head_count", 1, MAX_HEADS)
+    blocks = number("block_count", 0, MAX_BLOCKS)
+    width = number("embedding_length", 1, 1 << 16)
+    vocab = number("vocab_size", 1, 1 << 22)
+    rows = vocab
+    ids = header.by_name.get("ids")
+    if ids is not None:
+        if len(ids.shape) != 1 or not 1 <= ids.shape[0] <= vocab:
+            raise BadGguf(f"{name}: {ids.shape} token ids for a vocabulary of {vocab}")
+        rows = ids.shape[0]
+    own = []
+    for h in range(heads):
+        for b in range(blocks):
+            _require(header, f"head.{h}.block.{b}.weight", (width, width))
+            _require(header, f"head.{h}.block.{b}.bias", (width,))
+        if f"head.{h}.proj.weight" in header.by_name:
+            _require(header, f"head.{h}.proj.weight", (width, width))
+        own.append(f"head.{h}.output.weight" in header.by_name)
+        if own[-1]:
+            _require(header, f"head.{h}.output.weight", (width, rows))
+    bands, accuracies = _accuracies(header, heads)
+    return MedusaFacts(
+        heads=heads,
+        blocks=blocks,
+        width=width,
+        vocab=vocab,
+        vocabulary=header.text(header.own("vocabulary")),
+        rows=rows,
+        own_output=tuple(own),
+        bands=bands,
+        accuracies=accuracies,
+    )
+
+
+def _require(header: GgufHeader, name: str, shape: tuple[int, ...]) -> None:
+    info = header.by_name.get(name)
+    if info is None or info.shape != shape:
+        have = "missing" if info is None else f"of shape {list(info.shape)}"
+        raise BadGguf(f"{header.path.name}: {name} is {have}, expected {list(shape)}")
+
+
+def _accuracies(header: GgufHeader, heads: int) -> tuple[tuple[float, ...], Floats]:
+    rates = np.array(header.array(header.own("accuracies")), np.float64)
+    bands = np.array(header.array(header.own("accuracy_bands")), np.float64)
+    if not rates.size:
+        return (), np.empty(0, np.float32)
+    per_band, over = divmod(rates.size, heads * (len(bands) + 1))
+    sound = not over and per_band <= MAX_RANKS and bool(((rates >= 0) & (rates <= 1)).all())
+    if not sound or (np.diff(bands) <= 0).any():
+        raise BadGguf(
+            f"{header.path.name}: {rates.size} accuracies in {len(bands) + 1} bands make no table "
+            f"for {heads} heads"
+        )
+    shaped = rates.reshape(heads, len(bands) + 1, per_band).astype(np.float32)
+    return tuple(float(edge) for edge in bands), shaped
+
+
+def check_target(facts: MedusaFacts, heads: GgufHeader, target: GgufHeader) -> None:
+    """Whether these heads can read this target.
+
+    Raises:
+        PairIncompatible: another hidden width or another vocabulary.
+    """
+    name, of = heads.path.name, target.path.name
+    hint = f"take heads that were trained for {target.name}"
+    if facts.width != target.embedding_length:
+        raise PairIncompatible(
+            f"{name} reads hidden states of width {facts.width}, "
+            f"those of {of} are {target.embedding_length} wide",
+            hint,
+        )
+    if facts.vocab != target.vocab_size:
+        raise PairIncompatible(
+            f"{name} guesses among {facts.vocab} tokens, {of} has {target.vocab_size}", hint
+        )
+    if facts.vocabulary is not None and facts.vocabulary != vocabulary_digest(target):
+        raise PairIncompatible(f"{name} was made for other tokens than those of {of}", hint)
+
+
+def output_matrix(target: GgufHeader, ids: npt.NDArray[np.int32] | None) -> Floats:
+    """The target's output matrix [rows, width], or the rows of some tokens.
+
+    Raises:
+        UnsupportedModel: it is stored in a type that is not decoded here.
+    """
+    name = "output.weight" if "output.weight" in target.by_name else "token_embd.weight"
+    return read_tensor(target, name, ids)
+
+
+def read_output_ids(header: GgufHeader, facts: MedusaFacts) -> npt.NDArray[np.int32] | None:
+    """The tokens of the output rows, None where row r is token r.
+
+    Raises:
+        BadGguf: a token twice, or one that does not exist.
+    """
+    if "ids" not in header.by_name:
+        return None
+    ids = read_ids(header, "ids")
+    if len(np.unique(ids)) != len(ids) or ids.min() < 0 or ids.max() >= facts.vocab:
+        raise BadGguf(f"{header.path.name}: its token ids are not ids of {facts.vocab} tokens")
+    return ids
+
+
+def write_heads(
+    path: Path,
+    arrays: Arrays,
+    *,
+    name: str,
+    heads: int,
+    blocks: int,
+    width: int,
+    vocab: int,
+    vocabulary: str | None = None,
+    bands: Sequence[float] = (),
+    accuracies: npt.NDArray[Any] | None = None,
+    kind: str = "Q8_0",
+    metadata: Mapping[str, Value] | None = None,
+) -> None:
+    """Write a head file.
+
+    Args:
+        arrays: by the tensor names above; biases are written as F32, matrices as ``kind`` (F16
+            where rows do not fill blocks of 32).
+        accuracies: [heads, len(bands) + 1, ranks].
+
+    Raises:
+        SpecllamaError: the file cannot be written.
+    """
+    keys: dict[str, Value] = {"general.architecture": ARCHITECTURE, "general.name": name}
+    keys |= dict(metadata or {})
+    keys |= {
+        "medusa.head_count": heads,
+        "medusa.block_count": blocks,
+        "medusa.embedding_length": width,
+        "medusa.vocab_size": vocab,
+    }
+    if vocabulary is not None:
+        keys["medusa.vocabulary"] = vocabulary
+    if accuracies is not None and accuracies.size:
+        keys["medusa.accuracy_bands"] = np.array(bands, np.float32)
+        keys["medusa.accuracies"] = np.asarray(accuracies, np.float32)
+    tensors: dict[str, tuple[npt.NDArray[Any], str]] = {}
+    for key, array in arrays.items():
+        if key == "ids":
+            tensors[key] = (array, "I32")
+        elif array.ndim == 1:
+            tensors[key] = (array, "F32")
+        else:
+            fills = array.shape[1] % 32 == 0
+            tensors[key] = (array, kind if fills or kind != "Q8_0" else "F16")
+    write_gguf(path, keys, tensors)

@@ -1,0 +1,148 @@
+"""Tensors of a GGUF file as float32 arrays, for what is computed outside llama.cpp.
+
+Only plain floats and the block types that matrices of heads come in; block layouts as in ggml's
+``ggml-common.h``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from specllama.errors import BadGguf, UnsupportedModel
+from specllama.models.gguf import GgufHeader
+from specllama.models.gguf_format import TensorInfo
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+def read_tensor(header: GgufHeader, name: str, rows: npt.NDArray[np.int32] | None = None) -> Floats:
+    """A tensor of an unsplit file: [n], or [out, in] for a matrix.
+
+    Args:
+        rows: only these rows of a matrix, in this order.
+
+    Raises:
+        BadGguf: there is no such tensor, the file is cut short, or it holds NaN or infinity.
+        UnsupportedModel: a type that is not decoded here.
+    """
+    data = _bytes(header, name)
+    info = header.by_name[name]
+    decode = _DECODERS.get(info.type)
+    if decode is None:
+        known = ", ".join(_DECODERS)
+        raise UnsupportedModel(
+            f"{header.path.name}: {name} is stored as {info.type}; read here are {known}"
+        )
+    if len(info.shape) == 1:
+        table = data.reshape(1, -1)
+    else:
+        table = data.reshape(info.shape[1], -1)
+        if rows is not None:
+            table = table[rows]
+    values = decode(np.ascontiguousarray(table))
+    if not np.isfinite(values).all():
+        raise BadGguf(f"{header.path.name}: {name} holds numbers that are not finite")
+    return values[0] if len(info.shape) == 1 else values
+
+
+def read_ids(header: GgufHeader, name: str) -> npt.NDArray[np.int32]:
+    """A one-dimensional I32 tensor.
+
+    Raises:
+        BadGguf: there is no such tensor, or it is not one.
+    """
+    data = _bytes(header, name)
+    if header.by_name[name].type != "I32":
+        raise BadGguf(f"{header.path.name}: {name} does not hold 32-bit integers")
+    return data.view("<i4").astype(np.int32)
+
+
+def _bytes(header: GgufHeader, name: str) -> Bytes:
+    info: TensorInfo | None = header.by_name.get(name)
+    if info is None:
+        raise BadGguf(f"{header.path.name} has no tensor {name!r}")
+    if len(header.parts) > 1:
+        raise UnsupportedModel(f"{header.path.name} is split; tensors are read from one file only")
+    with header.path.open("rb") as file:
+        file.seek(header.data_offset + info.offset)
+        data = np.frombuffer(file.read(info.n_bytes), np.uint8)
+    if len(data) != info.n_bytes or len(info.shape) > 2:
+        raise BadGguf(f"{header.path.name}: {name} is cut short or of an odd shape")
+    return data
+
+
+def _f32(table: Bytes) -> Floats:
+    return table.view("<f4").astype(np.float32, copy=False)
+
+
+def _f16(table: Bytes) -> Floats:
+    return table.view("<f2").astype(np.float32)
+
+
+def _bf16(table: Bytes) -> Floats:
+    return (table.view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def _blocks(table: Bytes, size: int) -> Bytes:
+    return table.reshape(len(table), -1, size)
+
+
+def _q8_0(table: Bytes) -> Floats:
+    """A float16 scale, then 32 signed bytes."""
+    blocks = _blocks(table, 34)
+    scale = blocks[..., :2].copy().view("<f2").astype(np.float32)
+    quants = blocks[..., 2:].view(np.int8).astype(np.float32)
+    out: Floats = (quants * scale).reshape(len(table), -1)
+    return out
+
+
+def _q4_0(table: Bytes) -> Floats:
+    """A float16 scale, then 16 bytes: low nibbles are the first half of the block."""
+    blocks = _blocks(table, 18)
+    scale = blocks[..., :2].copy().view("<f2").astype(np.float32)
+    quants = blocks[..., 2:]
+    both = np.concatenate((quants & 15, quants >> 4), axis=-1).astype(np.float32) - 8.0
+    out: Floats = (both * scale).reshape(len(table), -1)
+    return out
+
+
+def _q6_k(table: Bytes) -> Floats:
+    """256 values: 128 bytes of low nibbles, 64 of high bit pairs, 16 scales, a float16 scale."""
+    blocks = _blocks(table, 210)
+    n, m = blocks.shape[:2]
+    low = blocks[..., :128].reshape(n, m, 2, 2, 32)  # [half, group, 32]
+    high = blocks[..., 128:192].reshape(n, m, 2, 1, 32)
+    nibbles = np.concatenate((low & 15, low >> 4), axis=3)  # [half, 4, 32]
+    pairs = np.concatenate([(high >> shift) & 3 for shift in (0, 2, 4, 6)], axis=3)
+    quants = (nibbles | (pairs << 4)).astype(np.int16) - 32
+    scales = blocks[..., 192:208].view(np.int8).astype(np.float32).reshape(n, m, 16, 1)
+    whole = blocks[..., 208:].copy().view("<f2").astype(np.float32).reshape(n, m, 1, 1)
+    out: Floats = (whole * scales * quants.reshape(n, m, 16, 16)).reshape(n, -1)
+    return out
+
+
+_DECODERS: dict[str, Callable[[Bytes], Floats]] = {
+    "F32": _f32,
+    "F16": _f16,
+    "BF16": _bf16,
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q6_K": _q6_k,
+}
+
+
+def pack_q8_0(matrix: Floats) -> Bytes:
+    """Rows of a multiple of 32 values as Q8_0 blocks, rounded as ggml's reference does."""
+    blocks = matrix.astype(np.float32).reshape(len(matrix), -1, 32)
+    scale = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(scale == 0, np.float32(0), 1 / scale)
+    scaled = blocks * inverse
+    quants = np.trunc(scaled + np.copysign(np.float32(0.5), scaled)).astype(np.int8)
+    head = scale.astype("<f2").view(np.uint8)
+    out: Bytes = np.concatenate((head, quants.view(np.uint8)), axis=-1).reshape(len(matrix), -1)
+    return out

@@ -1,0 +1,56 @@
+"""Medusa heads from a file, joined to a loaded target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.medusa import (
+    MedusaFacts,
+    check_target,
+    output_matrix,
+    read_facts,
+    read_output_ids,
+)
+from specllama.models.tensors import read_tensor
+from specllama.spec.medusa import Head, Heads
+
+
+def load_heads(path: Path, target: GgufHeader) -> Heads:
+    """The heads of a file, as float32.
+
+    Heads without an output matrix share that of the target, which is then read from its file.
+
+    Raises:
+        PairIncompatible: not Medusa heads, or heads of another target.
+        BadGguf, UnsupportedModel: damaged, or in types that are not decoded here.
+    """
+    header = read_header(path)
+    facts = read_facts(header)
+    check_target(facts, header, target)
+    ids = read_output_ids(header, facts)
+    return Heads(
+        heads=tuple(_head(header, facts, h) for h in range(facts.heads)),
+        output=output_matrix(target, ids) if facts.needs_target_output else None,
+        ids=ids,
+        n_vocab=facts.vocab,
+        accuracies=facts.accuracies.astype(np.float64),
+        edges=np.array(facts.bands, np.float64),
+    )
+
+
+def _head(header: GgufHeader, facts: MedusaFacts, h: int) -> Head:
+    def tensor(name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]] | None:
+        full = f"head.{h}.{name}"
+        return read_tensor(header, full) if full in header.by_name else None
+
+    blocks = tuple(
+        (
+            read_tensor(header, f"head.{h}.block.{b}.weight"),
+            read_tensor(header, f"head.{h}.block.{b}.bias"),
+        )
+        for b in range(facts.blocks)
+    )
+    return Head(blocks, tensor("proj.weight"), tensor("output.weight"))
