@@ -34,13 +34,13 @@ import numpy.typing as npt
 
 from specllama.errors import BadGguf, PairIncompatible
 from specllama.models.gguf import GgufHeader
-from specllama.models.gguf_writer import Value, write_gguf
+from specllama.models.gguf_writer import Tensor, Value, write_gguf
 from specllama.models.tensors import Floats, read_ids, read_tensor
 
 ARCHITECTURE = "medusa"
 MAX_HEADS, MAX_BLOCKS, MAX_RANKS = 32, 16, 64
 
-Arrays = Mapping[str, npt.NDArray[Any]]
+Arrays = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,11 +236,11 @@ def write_heads(
     if accuracies is not None and accuracies.size:
         keys["medusa.accuracy_bands"] = np.array(bands, np.float32)
         keys["medusa.accuracies"] = np.asarray(accuracies, np.float32)
-    tensors: dict[str, tuple[npt.NDArray[Any], str]] = {}
+    tensors: dict[str, tuple[Tensor, str]] = {}
     for key, array in arrays.items():
         if key == "ids":
             tensors[key] = (array, "I32")
-        elif array.ndim == 1:
+        elif len(array.shape) == 1:
             tensors[key] = (array, "F32")
         else:
             fills = array.shape[1] % 32 == 0

@@ -29,6 +29,7 @@ SUMMARIES = {
     "bench": "Measure speed with and without speculation.",
     "serve": "Answer OpenAI-compatible requests over HTTP.",
     "quantize": "Make a model file smaller.",
+    "convert": "Turn published draft heads into loadable files.",
     "doctor": "Check the installation and the machine.",
     "config": "Show and change settings.",
     "completion": "Print the completion script for a shell.",

@@ -1,0 +1,82 @@
+"""Reading safetensors files: a bounded header, then raw arrays. Nothing in it can run.
+
+Format: 8 bytes of length, a JSON object of name -> dtype, shape, data_offsets, then the data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specllama.errors import CannotLoad, ModelUnavailable
+
+MAX_HEADER_BYTES = 64 << 20
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A floating-point tensor in a file; it is read when an array is asked for."""
+
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # byte in the file
+
+    def __array__(self, dtype: Any = None, /, *, copy: bool | None = None) -> npt.NDArray[Any]:
+        count = math.prod(self.shape)
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            data = file.read(count * _BYTES[self.dtype])
+        if self.dtype == "BF16":
+            wide = np.frombuffer(data, "<u2").astype(np.uint32) << 16
+            values: npt.NDArray[Any] = wide.view(np.float32)
+        else:
+            values = np.frombuffer(data, {"F64": "<f8", "F32": "<f4", "F16": "<f2"}[self.dtype])
+        return values.reshape(self.shape).astype(dtype or np.float32)
+
+
+def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """The floating-point tensors of a file, by name.
+
+    Raises:
+        ModelUnavailable: no such file.
+        CannotLoad: not a safetensors file, damaged, or cut short.
+    """
+
+    def bad(why: str) -> CannotLoad:
+        return CannotLoad(f"{path.name} is not a sound safetensors file: {why}")
+
+    try:
+        total = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(MAX_HEADER_BYTES, total - 8):
+                raise bad(f"a header of {length} bytes in a file of {total}")
+            text = file.read(length)
+    except OSError as error:
+        raise ModelUnavailable(f"cannot read {path}: {error.strerror or error}") from None
+    try:
+        header = json.loads(text)
+        found = {}
+        for name, entry in header.items():
+            if name == "__metadata__" or entry["dtype"] not in _BYTES:
+                continue
+            shape = tuple(int(n) for n in entry["shape"])
+            first, last = (int(n) for n in entry["data_offsets"])
+            size = math.prod(shape) * _BYTES[entry["dtype"]]
+            if min(shape, default=1) < 1 or first < 0 or last - first != size:
+                raise bad(f"{name} has odd offsets")
+            if 8 + length + last > total:
+                raise bad(f"{name} lies beyond the end; the file is cut short")
+            found[str(name)] = StoredTensor(path, name, entry["dtype"], shape, 8 + length + first)
+        return found
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise bad(f"its header cannot be read ({type(error).__name__})") from None
