@@ -25,14 +25,14 @@ def answer_loss(runner: Runner, prompt: Sequence[int], answer: Sequence[int]) ->
     return float(-sum(row[t] for row, t in zip(rows, answer, strict=True)))
 
 
-def score(path: Path, n: int, seed: int, *, examples: int = 0, long: int = 5) -> dict[str, Any]:
+def score(path: Path, n: int, seed: int, *, examples: int = 0) -> dict[str, Any]:
     """Greedy answers to `n` held-out prompts per slice, checked; and losses per token."""
     result: dict[str, Any] = {}
     with Runner(path) as runner:
         for name in SLICES:
             passed = exact = tokens = 0
             loss = 0.0
-            prompts = heldout_prompts(name, n, seed, long=long if name == "rag" else 0)
+            prompts = heldout_prompts(name, n, seed)
             for i, (messages, check, reference) in enumerate(prompts):
                 prompt = runner.tokenize(chatml(messages, open_reply=True))
                 wanted = runner.tokenize(reference + "<|im_end|>")

@@ -102,14 +102,7 @@ def _passages(src: Source, groups: list[list[Fact]]) -> str:
 
 
 def _single(src: Source, fact: Fact) -> tuple[str, str, list[str]]:
-    answer = _tell(src, fact)
-    if src.maybe(0.05):
-        return (
-            _ask(src, fact) + " " + src.spin("[Answer|Reply] with the value only."),
-            (fact.value),
-            [fact.value],
-        )
-    return _ask(src, fact), answer, [fact.value]
+    return _ask(src, fact), _tell(src, fact), [fact.value]
 
 
 def _double(src: Source, one: Fact, two: Fact) -> tuple[str, str, list[str]]:
@@ -186,11 +179,11 @@ def _groups(src: Source, entities: int, most: int) -> list[list[Fact]]:
 def rag_sample(src: Source, size: str = "mixed") -> Sample:
     """One conversation about one or more passages; `size` is short, long or mixed."""
     if size == "mixed":
-        size = src.pick(["short"] * 15 + ["medium"] * 4 + ["long"])
+        size = src.pick(["short"] * 34 + ["medium"] * 5 + ["long"])
     if size == "short":
         groups = _groups(src, src.between(1, 2), 3)
     elif size == "medium":
-        groups = _groups(src, src.between(3, 6), 3)
+        groups = _groups(src, src.between(3, 5), 3)
     else:
         groups = _groups(src, src.between(12, 38), 3)
     text = _passages(src, groups)
