@@ -17,7 +17,7 @@ from specllama.events import (
     Event,
 )
 from specllama.interface import EngineInfo, Message
-from specllama.methods import NO_DRAFT
+from specllama.methods import NO_DRAFT, NO_HEAD
 from specllama.params import EngineOptions, GenerateParams
 from specllama.request import RequestRun
 from specllama.spec.proposer import NoProposer, Proposer, Remembering
@@ -246,6 +246,8 @@ class Engine:
             hint = f"here: {have}"
             if name in ("draft", "mixed") or reason == NO_DRAFT:
                 hint = "give a draft model with -d"
+            elif reason == NO_HEAD:
+                hint = "give a head that was trained for this target with --head FILE"
             why = f": {reason}" if reason else ""
             raise UsageError(f"the proposer {name!r} is not available for this pair{why}", hint)
         return self._proposers[name], ""

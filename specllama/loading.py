@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -82,6 +83,7 @@ def load_parts(
     from specllama.backend import llama
     from specllama.backend.devices import fewer_layers, physical_cores
     from specllama.backend.llama_grammar import LlamaGrammar
+    from specllama.heads import HeadTarget, open_heads
     from specllama.profiles import open_profile, window_maker
     from specllama.spec.proposers.translate import join_vocabularies
 
@@ -93,8 +95,10 @@ def load_parts(
         return progress
 
     opened: list[LlamaModel] = []
+    heads_open = ExitStack()
 
     def close_all() -> None:
+        heads_open.close()
         for model in opened:
             model.close()
 
@@ -158,7 +162,13 @@ def load_parts(
         speaker: Context | RetokenizeProposer | None = draft
         if translated and draft is not None and draft_model is not None:
             speaker = join_vocabularies(draft, target_model.vocab, draft_model.vocab)
-        proposers = make_proposers(target, speaker, past=past, remember=remember)
+        heads = open_heads(
+            HeadTarget(target_header, target_model, target, options, threads, heads_open),
+            options.heads,
+        )
+        proposers = make_proposers(
+            target, speaker, past=past, remember=remember, extra=heads.proposers
+        )
     except BaseException:
         close_all()
         raise
@@ -181,7 +191,7 @@ def load_parts(
         flash_attn=target.flash != "off",
         load_ms=(perf_counter() - begin) * 1e3,
         has_chat_template=target_header.chat_template is not None,
-        methods=methods(proposers, trees=target.max_leaves > 1),
+        methods=methods(proposers, trees=target.max_leaves > 1, reasons=heads.reasons),
     )
     vocab = target_model.vocab
 

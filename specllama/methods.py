@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from specllama.interface import MethodInfo
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 LATER = "not built yet"
 NO_DRAFT = "no draft model loaded (-d)"
 CHAINS_ONLY = "this target takes chains only"
+NO_HEAD = "no head of the target loaded (--head)"
+NO_LAYERS = "the target's file has no NextN layers"
 OTHER_WORDS = "the draft model's text is cut into tokens anew: no laws to branch on"
 
 
@@ -24,6 +26,7 @@ def make_proposers(
     *,
     past: Iterable[Sequence[int]] = (),
     remember: Callable[[Sequence[int]], None] | None = None,
+    extra: Mapping[str, Proposer] | None = None,
 ) -> dict[str, Proposer]:
     """The proposers of a pair of caches, by name.
 
@@ -32,6 +35,7 @@ def make_proposers(
             the text of one that does not, or None.
         past: earlier texts to copy from.
         remember: told every text that ended.
+        extra: proposers of the target's own heads.
     """
     from specllama.spec.proposers.draft_model import DraftModelProposer
     from specllama.spec.proposers.draft_tree import DraftTreeProposer
@@ -62,19 +66,28 @@ def make_proposers(
             tree = DraftTreeProposer(draft, n_vocab=target.n_vocab, batch=batch)
             proposers["tree"] = tree
             proposers["merged"] = MergedProposer(NgramProposer(n_min=3), tree)
-    return proposers
+    return {**proposers, **(extra or {})}
 
 
-def methods(available: Iterable[str], *, trees: bool = True) -> tuple[MethodInfo, ...]:
+def methods(
+    available: Iterable[str], *, trees: bool = True, reasons: Mapping[str, str] | None = None
+) -> tuple[MethodInfo, ...]:
     """All methods that people know, in the order of a menu.
 
     Args:
         available: names of the proposers that were made.
         trees: whether the target takes token trees.
+        reasons: why a method that was looked for is not there, by name.
     """
-    have = set(available)
+    have, known = set(available), reasons or {}
     return tuple(
-        MethodInfo(name, label, text, name in have, "" if name in have else _why(name, have, trees))
+        MethodInfo(
+            name,
+            label,
+            text,
+            name in have,
+            "" if name in have else known.get(name) or _why(name, have, trees),
+        )
         for name, label, text in _METHODS
     )
 
@@ -86,6 +99,10 @@ def _why(name: str, have: set[str], trees: bool) -> str:
         if "draft" in have and trees:
             return OTHER_WORDS
         return NO_DRAFT if trees else CHAINS_ONLY
+    if name in ("eagle3", "medusa"):
+        return NO_HEAD
+    if name == "mtp":
+        return NO_LAYERS
     return CHAINS_ONLY if name == "lookahead" else LATER
 
 

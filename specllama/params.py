@@ -20,7 +20,10 @@ WindowKind = Literal["auto", "fixed"]
 
 VERIFY_RULES: tuple[VerifyRule, ...] = ("match", "rejection", "block")
 WINDOWS: tuple[WindowKind, ...] = ("auto", "fixed")
-PROPOSERS = ("auto", "draft", "ngram", "mixed", "suffix", "tree", "merged", "lookahead", "none")
+PROPOSERS = (
+    "auto", "draft", "ngram", "mixed", "suffix", "tree", "merged", "lookahead", "eagle3", "medusa",
+    "mtp", "self", "none",
+)  # fmt: skip
 KV_TYPES = ("auto", "f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 DRAFT_MAX_LIMIT = 64
 SEED_LIMIT = 2**64
@@ -172,6 +175,7 @@ class EngineOptions:
             ``attention_is_bitwise``); on GPUs llama.cpp's own choice over f16.
         max_rows: the widest target pass that will be asked for (drafts + 1).
         max_leaves: most branches of a token tree; 1 makes a context for chains only.
+        heads: files of drafting heads for the target (EAGLE-3, Medusa).
         allow_other_vocab: accept a draft model with another tokenizer and translate.
         keep_texts: let the suffix proposer keep this machine's texts (as token ids, on disk) and
             copy from them in later runs.
@@ -190,6 +194,7 @@ class EngineOptions:
     n_batch: int = 512
     max_rows: int = DRAFT_MAX_LIMIT + 1
     max_leaves: int = 16
+    heads: tuple[str, ...] = ()
     allow_other_vocab: bool = False
     keep_texts: bool = False
     use_mmap: bool = True
@@ -246,3 +251,5 @@ class EngineOptions:
         _whole("batch-size", self.n_batch, 32, 2**16)
         _whole("max rows", self.max_rows, 1, 4096)
         _whole("max leaves", self.max_leaves, 1, 256)
+        if any(not head for head in self.heads):
+            raise UsageError("head takes files, not an empty name")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from specllama.backend.base import Capturing
 from specllama.errors import ContextFull, EngineError, PromptTooLong
 from specllama.events import (
     Event,
@@ -24,7 +25,7 @@ from specllama.interface import Message
 from specllama.params import GenerateParams
 from specllama.reply import Reply
 from specllama.spec.loop import Round, SpeculativeLoop
-from specllama.spec.proposer import Proposer, Request
+from specllama.spec.proposer import PromptReader, Proposer, Request
 from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.verify import RandomCoins
 from specllama.spec.window import AdaptiveWindow, FixedWindow, Window
@@ -72,6 +73,8 @@ class RequestRun:
         chain = engine.chain(params, self._seed, ids)
         tokenized = perf_counter()
 
+        if isinstance(self._target, Capturing):
+            self._target.capture(proposer.needs)
         cached = self._reuse(ids)
         self._tokens = ids
         self._prompt_n = len(ids)
@@ -191,6 +194,8 @@ class RequestRun:
         while done < len(ids):
             part = ids[done : done + min(PREFILL_CHUNK, self._target.n_batch)]
             self._target.forward(part, outputs="none")
+            if isinstance(self._proposer, PromptReader):
+                self._proposer.read_prompt()
             done += len(part)
             yield done
 

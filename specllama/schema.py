@@ -97,6 +97,15 @@ SCHEMA: tuple[Setting, ...] = (
         metavar="REF",
     ),
     Setting(
+        "head",
+        "texts",
+        "engine.heads",
+        "Drafting head trained for the target (an EAGLE-3 or Medusa file); may be given several "
+        "times.",
+        _M,
+        metavar="FILE",
+    ),
+    Setting(
         "ctx-size",
         "int",
         "engine.n_ctx",

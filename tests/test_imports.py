@@ -21,7 +21,9 @@ FOLDERS = {
 # Third-party modules that only some of ours may import.
 RESTRICTED = {
     "llama_cpp": (
+        "specllama.backend.capture",
         "specllama.backend.devices",
+        "specllama.backend.eagle3",
         "specllama.backend.llama",
         "specllama.backend.llama_grammar",
         "specllama.backend.llama_log",

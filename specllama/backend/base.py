@@ -7,9 +7,10 @@ order; ``forward`` appends to them and ``rollback`` cuts them to an absolute len
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
-from specllama.spec.types import Rows
+from specllama.backend.hidden import HiddenRows
+from specllama.spec.types import HiddenNeed, Rows
 
 Outputs = Literal["all", "last", "none"]
 
@@ -93,3 +94,20 @@ class Context(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Capturing(Protocol):
+    """A context that can keep hidden states of its passes."""
+
+    @property
+    def hidden(self) -> HiddenRows:
+        """What was kept, by position; follows every rollback of the cache."""
+        ...
+
+    def capture(self, need: HiddenNeed) -> None:
+        """Keep this state of the passes from here on, "nothing" to stop.
+
+        "final_hidden" is kept of passes in which every token has logits. Logits do not change.
+        """
+        ...

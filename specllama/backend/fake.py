@@ -12,12 +12,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from specllama.backend.base import Outputs
+from specllama.backend.hidden import HiddenRows
 from specllama.errors import ContextFull, EngineError
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.spec.tree import layout
-from specllama.spec.types import Row, Rows
+from specllama.spec.types import HiddenNeed, Row, Rows
 
 _EOG = 0
+_WIDTH = 8  # of a hidden state
 
 
 class FakeVocab:
@@ -111,6 +113,8 @@ class FakeContext:
         self._tokens: list[int] = []
         self._tree: tuple[int, list[int], list[int]] | None = None
         self._handed_out: Rows | None = None
+        self._need: HiddenNeed = "nothing"
+        self.hidden = HiddenRows()
         self.passes: list[int] = []
         self.closed = False
 
@@ -173,6 +177,9 @@ class FakeContext:
         else:
             self._tree = (len(self._tokens), [int(t) for t in tokens], above)
         self.passes.append(n)
+        if self._need != "nothing" and (outputs == "all" or self._need != "final_hidden"):
+            states = np.array([self._table.row(p)[:_WIDTH] for p in paths], np.float32)
+            self.hidden.add(len(paths[0]) - 1, states)
         wanted = paths if outputs == "all" else paths[-1:] if outputs == "last" else []
         rows = np.array([self._table.row(p) for p in wanted], np.float32)
         self._handed_out = rows.reshape(len(wanted), self.n_vocab)
@@ -187,16 +194,25 @@ class FakeContext:
             if above[node] != before:
                 raise ValueError("not a path from the root of the tree")
             before = node
+        self.hidden.keep_path(len(self._tokens), path)
         self._tokens = self._tokens + [tokens[i] for i in path]
         self._tree = None
+
+    def capture(self, need: HiddenNeed) -> None:
+        """A state is the first logits of its row: whoever reads it can be checked against them."""
+        if need != self._need:
+            self._need = need
+            self.hidden.clear()
 
     def rollback(self, keep_len: int) -> None:
         if self.closed:
             raise EngineError("the context is closed")
-        self._tree = None
+        if self._tree is not None:
+            self.keep_path(())
         if not 0 <= keep_len <= len(self._tokens):
             raise ValueError(f"cannot roll back to {keep_len} of {len(self._tokens)} tokens")
         del self._tokens[keep_len:]
+        self.hidden.cut(keep_len)
 
     def close(self) -> None:
         self.closed = True

@@ -20,11 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.backend.base import Outputs
+from specllama.backend.capture import Capture
+from specllama.backend.hidden import HiddenRows
 from specllama.backend.llama_log import last_words, recent, start, supports_gpu
 from specllama.backend.llama_vocab import LlamaVocab
 from specllama.errors import CannotLoad, ContextFull, EngineError, UnsupportedModel, UsageError
 from specllama.params import EngineOptions
-from specllama.spec.types import IntArray, Rows
+from specllama.spec.types import HiddenNeed, IntArray, Rows
 
 SEQ = 0  # the one sequence of a chain
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part of a sequence's state
@@ -213,6 +215,7 @@ class LlamaContext:
                 f"cannot create a context of {params.n_ctx} tokens for {model.path.name}: {reason}",
                 "try a smaller --ctx-size",
             )
+        self._capture = Capture(model.handle, self._ctx)
         self._memory = ll.llama_get_memory(self._ctx)
         if not self._memory:
             self.close()
@@ -269,6 +272,28 @@ class LlamaContext:
         self._require_open()
         return int(ll.llama_memory_seq_pos_max(self._memory, SEQ)) + 1
 
+    @property
+    def handle(self) -> Any:
+        """llama.cpp's own context, for contexts that borrow from it."""
+        self._require_open()
+        return self._ctx
+
+    # -- hidden states --
+
+    @property
+    def hidden(self) -> HiddenRows:
+        return self._capture.hidden
+
+    def offer_layers(self, layers: Sequence[int]) -> None:
+        """See ``Capture.offer_layers``."""
+        self._require_open()
+        self._capture.offer_layers(layers)
+
+    def capture(self, need: HiddenNeed) -> None:
+        self._require_open()
+        with self._lock:
+            self._capture.choose(need)
+
     def _require_open(self) -> None:
         """llama.cpp would read freed memory."""
         if not self._ctx:
@@ -295,11 +320,13 @@ class LlamaContext:
             if not self.model.can_roll_back and outputs == "all" and n > 1:
                 self._save_checkpoint()
             self._b_pos[:n] = np.arange(past, past + n, dtype=np.int32)
+            self._capture.prepare(n_rows == n)
             status = ll.llama_decode(self._ctx, self._batch)
             if status != 0:
                 self._abort.raw = b"\x00\x00"
                 self._cut(past)
                 raise decode_error(status, self._n_ctx)
+            self._capture.take(past, n, n_rows == n)
             self._tokens.extend(self._b_token[:n].tolist())
             return self._rows(n_rows)
 
@@ -359,6 +386,7 @@ class LlamaContext:
 
     def _cut(self, keep_len: int) -> None:
         """Make the cache hold exactly ``tokens[:keep_len]``, whatever it holds now."""
+        self._capture.hidden.cut(keep_len)
         if keep_len == 0:
             ll.llama_memory_clear(self._memory, False)
             self._tokens.clear()

@@ -66,6 +66,7 @@ class LlamaTreeContext(LlamaContext):
                 for k, leaf in enumerate(leaves):
                     self._batch.seq_id[i][k] = leaf
             self._tree = _Pass(self._b_token[:n].tolist(), tuple(parents), placed)
+            self._capture.prepare(n_rows == n)
             try:
                 status = ll.llama_decode(self._ctx, self._batch)
             finally:
@@ -76,6 +77,7 @@ class LlamaTreeContext(LlamaContext):
                 self._abort.raw = b"\x00\x00"
                 self._cut(past)
                 raise decode_error(status, self._n_ctx)
+            self._capture.take(past, n, n_rows == n)
             return self._rows(n_rows)
 
     def keep_path(self, path: Sequence[int]) -> None:
@@ -91,6 +93,7 @@ class LlamaTreeContext(LlamaContext):
         with self._lock:
             winner = tree.layout.leaves[above][0] if path else SEQ
             self._only(winner, keep)
+            self._capture.hidden.keep_path(len(self._tokens), path)
             self._tokens += [tree.tokens[node] for node in path]
 
     def rollback(self, keep_len: int) -> None:

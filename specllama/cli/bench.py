@@ -34,6 +34,7 @@ def command() -> None:
 @command.command("run", epilog=RUN_EPILOG)
 @click.option("-m", "--model", "target", help="Target model (path, user/repo[:quant] or name).")
 @click.option("-d", "--draft-model", "draft", help="Draft model.")
+@click.option("--head", "heads", multiple=True, metavar="FILE", help="Drafting head of the target.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Prompts, one a line, or .jsonl.")
 @click.option("--slice", "slices", multiple=True, help="Only these slices: chat, code, rag, json.")
 @click.option("-n", "--count", default=8, show_default=True, help="How many prompts.")
@@ -79,6 +80,7 @@ def command() -> None:
 def run(
     target: str | None,
     draft: str | None,
+    heads: tuple[str, ...],
     prompts: Path | None,
     slices: tuple[str, ...],
     count: int,
@@ -118,7 +120,7 @@ def run(
     if count < 1 or repetitions < 1 or max_tokens < 2:
         raise click.UsageError("give at least 1 prompt, 1 repetition and 2 tokens")
     chosen = _chosen(prompts, slices, count)
-    options = EngineOptions(n_ctx=ctx_size, gpu_layers=gpu_layers, threads=threads)
+    options = EngineOptions(n_ctx=ctx_size, gpu_layers=gpu_layers, threads=threads, heads=heads)
     sampling = SamplingParams()
     with Engine.load(target or "tiny", draft, options) as engine:
         if useless_draft:

@@ -27,6 +27,7 @@ Examples:
 @click.command("prove", epilog=EPILOG)
 @click.option("-m", "--model", "target", help="Target model (path, user/repo[:quant] or name).")
 @click.option("-d", "--draft-model", "draft", help="Draft model.")
+@click.option("--head", "heads", multiple=True, metavar="FILE", help="Drafting head of the target.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Prompts, one a line, or .jsonl.")
 @click.option("-n", "--count", default=20, show_default=True, help="How many prompts.")
 @click.option("--max-tokens", default=64, show_default=True, help="Tokens per reply.")
@@ -53,6 +54,7 @@ Examples:
 def command(
     target: str | None,
     draft: str | None,
+    heads: tuple[str, ...],
     prompts: Path | None,
     count: int,
     max_tokens: int,
@@ -85,6 +87,7 @@ def command(
         gpu_layers=gpu_layers,
         threads=threads,
         flash_attn=flash_attn,  # type: ignore[arg-type]
+        heads=heads,
     )
     with Engine.load(target or "tiny", draft, options) as engine:
         names = proposers or tuple(p for p in engine.proposers if p != "none")

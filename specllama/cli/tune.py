@@ -24,6 +24,7 @@ Examples:
 @click.argument("pair", required=False)
 @click.option("-m", "--model", "target", help="Target model (path, user/repo[:quant] or name).")
 @click.option("-d", "--draft-model", "draft", help="Draft model.")
+@click.option("--head", "heads", multiple=True, metavar="FILE", help="Drafting head of the target.")
 @click.option(
     "--temperature", "temperatures", multiple=True, type=float, help="Default: 0, 0.7 and 1."
 )
@@ -39,6 +40,7 @@ def command(
     pair: str | None,
     target: str | None,
     draft: str | None,
+    heads: tuple[str, ...],
     temperatures: tuple[float, ...],
     per_slice: int,
     max_tokens: int,
@@ -66,7 +68,7 @@ def command(
         raise UsageError("name the model once: as an argument or with -m")
     if per_slice < 1:
         raise click.BadParameter("give at least 1", param_hint="-n")
-    options = EngineOptions(n_ctx=ctx_size, gpu_layers=gpu_layers, threads=threads)
+    options = EngineOptions(n_ctx=ctx_size, gpu_layers=gpu_layers, threads=threads, heads=heads)
     prompts = load_prompts()
     with (
         Engine.load(pair or target or "tiny", draft, options) as engine,

@@ -74,6 +74,15 @@ class RowReader(Protocol):
 
 
 @runtime_checkable
+class PromptReader(Protocol):
+    """A proposer that takes hidden states of the prompt while it is read."""
+
+    def read_prompt(self) -> None:
+        """The target has read a further part of the prompt."""
+        ...
+
+
+@runtime_checkable
 class Remembering(Protocol):
     """A proposer that copies from earlier requests as well."""
 

@@ -1,0 +1,115 @@
+"""Hidden states out of llama.cpp's passes, switched on only for a proposer that reads them.
+
+    final_hidden   after the last norm, what the output matrix reads; rows with logits only, since
+                   llama.cpp makes every row an output where it gives this state away
+    layer_inputs   the residual stream as it enters some layers, side by side, every row
+    nextn          the state that NextN blocks read, every row
+
+Taking a tensor out adds no arithmetic to a pass: the logits keep their bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp as ll
+import numpy as np
+
+from specllama.backend.hidden import HiddenRows
+from specllama.backend.symbols import function, rows
+from specllama.errors import PairIncompatible
+from specllama.spec.types import HiddenNeed
+
+# llama.cpp ends the process when it is asked for the layer inputs of any other architecture
+LAYER_INPUT_ARCHITECTURES = frozenset({
+    "llama", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "qwen4exp", "gemma4",
+    "gpt-oss", "lfm2", "nemotron_h", "nemotron_h_moe", "bailingmoe3", "deepseek4", "hunyuan_vl",
+    "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige",
+})  # fmt: skip
+
+
+class Capture:
+    """What one context keeps of its passes.
+
+    Args:
+        model, ctx: llama.cpp's pointers; the context must outlive this.
+    """
+
+    def __init__(self, model: Any, ctx: Any) -> None:
+        self.hidden = HiddenRows()
+        self.need: HiddenNeed = "nothing"
+        self._model = model
+        self._ctx = ctx
+        self._layers: tuple[int, ...] = ()
+        self._width = int(ll.llama_model_n_embd(model))
+        self._width_out = int(ll.llama_model_n_embd_out(model))
+
+    def offer_layers(self, layers: Sequence[int]) -> None:
+        """Say which layers' inputs ``layer_inputs`` means.
+
+        Raises:
+            PairIncompatible: llama.cpp does not give these of this model.
+            CannotLoad: this libllama lacks the functions.
+        """
+        kind = architecture(self._model)
+        if kind not in LAYER_INPUT_ARCHITECTURES:
+            raise PairIncompatible(
+                f"llama.cpp does not give away the layer inputs of {kind} models, which this head "
+                "reads",
+                "draft with --proposer ngram, suffix or a draft model",
+            )
+        n_layer = int(ll.llama_model_n_layer(self._model))
+        beyond = [layer for layer in layers if not 0 <= layer < n_layer]
+        if beyond:
+            raise PairIncompatible(
+                f"the head reads the input of layer {beyond[0]}, the target has layers 0 to "
+                f"{n_layer - 1}",
+                "use a head that was trained for this target",
+            )
+        function("llama_set_embeddings_layer_inp")
+        self._layers = tuple(layers)
+
+    def choose(self, need: HiddenNeed) -> None:
+        """Keep this and nothing else from the next pass on; what was kept of another is dropped."""
+        if need == self.need:
+            return
+        if need == "layer_inputs" and not self._layers:
+            raise ValueError("layer_inputs before offer_layers")
+        if need == "final_hidden" and int(ll.llama_pooling_type(self._ctx)) != 0:
+            raise PairIncompatible("this target pools its hidden states")
+        if "layer_inputs" in (need, self.need):
+            for layer in self._layers:
+                function("llama_set_embeddings_layer_inp")(self._ctx, layer, need == "layer_inputs")
+        if "nextn" in (need, self.need):
+            function("llama_set_embeddings_nextn")(self._ctx, need == "nextn", False)
+        if self.need == "final_hidden":
+            ll.llama_set_embeddings(self._ctx, False)
+        self.need = need
+        self.hidden.clear()
+
+    def prepare(self, all_rows: bool) -> None:
+        """Before a pass; ``all_rows``: every token of it has logits."""
+        if self.need == "final_hidden":
+            ll.llama_set_embeddings(self._ctx, all_rows)
+
+    def take(self, past: int, n: int, all_rows: bool) -> None:
+        """After a pass of ``n`` tokens over a cache of ``past``."""
+        if self.need == "layer_inputs":
+            read = function("llama_get_embeddings_layer_inp")
+            parts = [rows(read(self._ctx, layer), n, self._width) for layer in self._layers]
+            self.hidden.add(past, np.concatenate(parts, axis=1))
+        elif self.need == "nextn":
+            states = function("llama_get_embeddings_nextn")(self._ctx)
+            self.hidden.add(past, rows(states, n, self._width_out))
+        elif self.need == "final_hidden" and all_rows:
+            states = ll.llama_get_embeddings(self._ctx)
+            self.hidden.add(past, rows(states, n, self._width_out))
+
+
+def architecture(model: Any) -> str:
+    """``general.architecture`` of a loaded model."""
+    buffer = ctypes.create_string_buffer(128)
+    n = int(ll.llama_model_meta_val_str(model, b"general.architecture", buffer, len(buffer)))
+    return buffer.value.decode("utf-8", "replace") if n > 0 else ""

@@ -1,0 +1,81 @@
+"""Hidden states of a cache's tokens, by position, for proposers that read them.
+
+The rows come from the same forward passes as the logits. A reader takes what it needs after a pass
+and says with ``forget`` what it will not ask for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specllama.spec.types import Rows
+
+
+class HiddenRows:
+    """One row per position for one stretch of positions, in step with the cache."""
+
+    def __init__(self) -> None:
+        self._first = 0
+        self._n = 0
+        self._rows: Rows | None = None  # [capacity, width]
+
+    @property
+    def first(self) -> int:
+        """The first position that is known."""
+        return self._first
+
+    @property
+    def end(self) -> int:
+        """One past the last position that is known."""
+        return self._first + self._n
+
+    def rows(self, first: int, end: int) -> Rows | None:
+        """Rows [end - first, width] of positions first..end - 1; None where one is unknown.
+
+        A view: valid until the next pass.
+        """
+        if self._rows is None or not self._first <= first < end <= self.end:
+            return None
+        return self._rows[first - self._first : end - self._first]
+
+    def add(self, past: int, rows: Rows) -> None:
+        """The states of a pass over a cache of ``past`` tokens; ``rows`` [n, width] is copied."""
+        if past != self.end:  # a pass before it was not kept: what is known starts here
+            self.clear(past)
+        n = len(rows)
+        if self._rows is None or self._rows.shape[1] != rows.shape[1]:
+            self._rows = np.empty((max(64, n), rows.shape[1]), np.float32)
+        if self._n + n > len(self._rows):
+            grown = np.empty((2 * (self._n + n), rows.shape[1]), np.float32)
+            grown[: self._n] = self._rows[: self._n]
+            self._rows = grown
+        self._rows[self._n : self._n + n] = rows
+        self._n += n
+
+    def keep_path(self, past: int, path: Sequence[int]) -> None:
+        """Of a tree pass over ``past`` tokens, keep the nodes of ``path`` (indices in the pass)."""
+        at = past - self._first
+        if self._rows is None or not 0 <= at <= self._n:
+            return
+        self._rows[at : at + len(path)] = self._rows[[at + node for node in path]]
+        self._n = at + len(path)
+
+    def cut(self, keep_len: int) -> None:
+        """Forget positions from ``keep_len`` on."""
+        if keep_len < self._first:
+            self.clear(keep_len)
+        self._n = min(self._n, keep_len - self._first)
+
+    def forget(self, before: int) -> None:
+        """Positions below ``before`` will not be asked for again."""
+        drop = min(before - self._first, self._n)
+        if drop > 0 and self._rows is not None:
+            left = self._n - drop
+            self._rows[:left] = self._rows[drop : self._n].copy()
+            self._first += drop
+            self._n = left
+
+    def clear(self, first: int = 0) -> None:
+        self._first, self._n = first, 0

@@ -1,0 +1,114 @@
+"""llama.cpp functions that the binding does not wrap, found by symbol.
+
+They are C++ and marked unstable in llama-ext.h, so their names differ by compiler (Itanium and
+MSVC) and they may change between versions: each is looked up when first used, and what is missing
+is reported instead of crashing. Signatures are those of the pinned binding's libllama.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import llama_cpp as ll
+
+from specllama.errors import CannotLoad
+
+_CONTEXT = ll.llama_context_p_ctypes
+_MODEL = ll.llama_model_p_ctypes
+_FLOATS = ctypes.POINTER(ctypes.c_float)
+_INTS = ctypes.POINTER(ctypes.c_int32)
+
+# name -> (symbols, argument types, result type)
+_FUNCTIONS: dict[str, tuple[tuple[str, ...], list[Any], Any]] = {
+    # (ctx, layer, on): keep the input of a layer, one row per token of a pass
+    "llama_set_embeddings_layer_inp": (
+        (
+            "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
+            "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
+        ),
+        [_CONTEXT, ctypes.c_uint32, ctypes.c_bool],
+        None,
+    ),
+    "llama_get_embeddings_layer_inp": (
+        (
+            "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
+            "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
+        ),
+        [_CONTEXT, ctypes.c_uint32],
+        _FLOATS,
+    ),
+    # (ctx, on, masked): masked keeps the rows of outputs only
+    "llama_set_embeddings_nextn": (
+        (
+            "_Z26llama_set_embeddings_nextnP13llama_contextbb",
+            "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
+        ),
+        [_CONTEXT, ctypes.c_bool, ctypes.c_bool],
+        None,
+    ),
+    "llama_get_embeddings_nextn": (
+        (
+            "_Z26llama_get_embeddings_nextnP13llama_context",
+            "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
+        ),
+        [_CONTEXT],
+        _FLOATS,
+    ),
+    # (ctx, i): which of several appended NextN blocks the next pass runs
+    "llama_set_nextn_layer_offset": (
+        (
+            "_Z28llama_set_nextn_layer_offsetP13llama_contexti",
+            "?llama_set_nextn_layer_offset@@YAXPEAUllama_context@@H@Z",
+        ),
+        [_CONTEXT, ctypes.c_int32],
+        None,
+    ),
+    "llama_model_target_layer_ids": (
+        (
+            "_Z28llama_model_target_layer_idsPK11llama_model",
+            "?llama_model_target_layer_ids@@YAPEBHPEBUllama_model@@@Z",
+        ),
+        [_MODEL],
+        _INTS,
+    ),
+    "llama_model_target_layer_ids_n": (
+        (
+            "_Z30llama_model_target_layer_ids_nPK11llama_model",
+            "?llama_model_target_layer_ids_n@@YAIPEBUllama_model@@@Z",
+        ),
+        [_MODEL],
+        ctypes.c_uint32,
+    ),
+}
+
+
+@cache
+def function(name: str) -> Any:
+    """The C function ``name`` of libllama.
+
+    Raises:
+        CannotLoad: this libllama does not export it.
+    """
+    symbols, arguments, result = _FUNCTIONS[name]
+    library = ll.llama_cpp._lib
+    for symbol in (name, *symbols):
+        try:
+            found = getattr(library, symbol)
+        except AttributeError:
+            continue
+        found.argtypes = arguments
+        found.restype = result
+        return found
+    raise CannotLoad(
+        f"the installed llama.cpp has no {name}, which drafting heads need",
+        "install the pinned binding: pip install llama-cpp-python==0.3.36",
+    )
+
+
+def rows(pointer: Any, n: int, width: int) -> Any:
+    """A float32 view [n, width] of llama.cpp's buffer; valid until the next pass."""
+    import numpy as np
+
+    return np.ctypeslib.as_array(pointer, (n, width))

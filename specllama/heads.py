@@ -1,0 +1,108 @@
+"""Heads that draft for one target: files that belong to it, and layers of its own file.
+
+Each file says in ``general.architecture`` what it holds; the opener of that kind checks that it
+belongs to the target and returns a proposer. Heads that ship beside the bundled target are found
+by themselves; one of those that does not fit is left out with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specllama.errors import PairIncompatible, SpecllamaError
+
+if TYPE_CHECKING:
+    from specllama.backend.llama import LlamaContext, LlamaModel
+    from specllama.models.gguf import GgufHeader
+    from specllama.params import EngineOptions
+    from specllama.spec.proposer import Proposer
+
+logger = logging.getLogger("specllama.heads")
+
+KINDS = ("eagle3", "medusa")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTarget:
+    """What an opener may use: the loaded target that the head drafts for.
+
+    ``on_close`` frees what the opener loads, before the target goes; last registered, first freed.
+    """
+
+    header: GgufHeader
+    model: LlamaModel
+    context: LlamaContext
+    options: EngineOptions
+    threads: int
+    on_close: ExitStack
+
+
+@dataclass(slots=True)
+class OpenedHeads:
+    """``reasons`` says by proposer name why one that was looked for is not there."""
+
+    proposers: dict[str, Proposer] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+def open_heads(target: HeadTarget, files: Sequence[str]) -> OpenedHeads:
+    """Every head of a target, ready to draft.
+
+    Args:
+        files: references of head files, as the user gave them.
+
+    Raises:
+        ModelUnavailable: a file that was named is not there.
+        PairIncompatible: it is not a head, belongs to another target, or two are of one kind.
+        CannotLoad: it cannot be read.
+    """
+    from specllama.models.gguf import read_header
+    from specllama.models.refs import resolve
+
+    opened = OpenedHeads()
+    for ref in files:
+        path = resolve(ref)
+        kind = read_header(path).architecture
+        if kind not in KINDS:
+            raise PairIncompatible(
+                f"{path.name} is no drafting head but a model of the architecture {kind!r}",
+                "give draft models with -d; --head takes EAGLE-3 and Medusa files",
+            )
+        if kind in opened.proposers:
+            raise PairIncompatible(f"two {kind} heads were given", "give one of each kind")
+        opened.proposers[kind] = _open(kind, path, target)
+    for path in bundled_heads(target.header.path):
+        kind = read_header(path).architecture
+        if kind in KINDS and kind not in opened.proposers:
+            try:
+                opened.proposers[kind] = _open(kind, path, target)
+            except SpecllamaError as error:  # nobody asked for it: the target works without
+                logger.warning("%s", error)
+                opened.reasons[kind] = error.message
+    return opened
+
+
+def bundled_heads(target: Path) -> list[Path]:
+    """Head files that ship beside the bundled target; none for any other target."""
+    from specllama import paths
+    from specllama.models.library import BUNDLED
+
+    folder = paths.bundled_dir()
+    if target.name != BUNDLED["tiny-target"] or target.parent.resolve() != folder.resolve():
+        return []
+    return [path for kind in KINDS for path in sorted(folder.glob(f"tiny-{kind}*.gguf"))]
+
+
+def _open(kind: str, path: Path, target: HeadTarget) -> Proposer:
+    if kind == "eagle3":
+        from specllama.backend.eagle3 import open_eagle3
+
+        return open_eagle3(path, target)
+    from specllama.backend.medusa import open_medusa
+
+    return open_medusa(path, target)
