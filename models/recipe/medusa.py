@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.medusa import output_matrix, vocabulary_digest, write_heads
+from specllama.models.medusa import output_matrix, read_facts, vocabulary_digest, write_heads
 from specllama.models.recipe.corpus import SLICES, chatml, stream
 from specllama.models.recipe.export import AUTHOR, load_checkpoint
 from specllama.models.recipe.model import Tiny
@@ -39,13 +39,14 @@ from specllama.models.recipe.runner import Runner
 from specllama.models.recipe.scale import TARGET_FILE
 from specllama.models.recipe.tokenizer import load_tokenizer
 from specllama.models.recipe.train import Packer
+from specllama.models.tensors import read_tensor
 
 DEPTHS = 3
-BLOCKS = 2
 LENGTH = 512  # of the rows of text that the target reads
 SEGMENT = 128  # neighbouring places that are learnt from together, so that laws are shared
 BANDS = (0.3, 0.5, 0.7, 0.9)  # of a head's largest probability
 RANKS = 4
+PARTS = ("weight", "bias")
 
 
 class Head(nn.Module):  # type: ignore[misc]
@@ -76,6 +77,7 @@ class Plan:
     segments: int = 12  # per step
     rate: float = 2e-3
     discount: float = 0.8  # a head counts this much less than the one before it
+    blocks: int = 2
     seed: int = 1
 
 
@@ -137,8 +139,27 @@ def losses(model: Tiny, heads: nn.ModuleList, states: States, starts: Tensor) ->
     return found
 
 
-def train(model: Tiny, tokenizer: Tokenizer, plan: Plan, blocks: int = BLOCKS) -> nn.ModuleList:
-    """Heads for `model`, whose weights are not touched."""
+def load_heads(path: Path) -> nn.ModuleList:
+    """The heads of a file that this recipe wrote."""
+    header = read_header(path)
+    facts = read_facts(header)
+    heads = nn.ModuleList(Head(facts.width, facts.blocks) for _ in range(facts.heads))
+    for h, head in enumerate(heads):
+        names = {f"blocks.{b}.{p}": f"block.{b}.{p}" for b in range(facts.blocks) for p in PARTS}
+        names["proj.weight"] = "proj.weight"
+        head.load_state_dict(
+            {
+                to: torch.from_numpy(read_tensor(header, f"head.{h}.{name}"))
+                for to, name in names.items()
+            }
+        )
+    return heads
+
+
+def train(
+    model: Tiny, tokenizer: Tokenizer, plan: Plan, heads: nn.ModuleList | None = None
+) -> nn.ModuleList:
+    """Heads for `model`, whose weights are not touched; `heads` to go on with, or new ones."""
     torch.manual_seed(plan.seed)
     model.requires_grad_(False)
     total = plan.minutes * 60
@@ -146,7 +167,8 @@ def train(model: Tiny, tokenizer: Tokenizer, plan: Plan, blocks: int = BLOCKS) -
     states = gather(model, tokenizer, f"medusa/{plan.seed}", seconds=plan.gather * total)
     check = gather(model, tokenizer, "medusa/check", steps=4)
     print(f"{len(states.run)} places to learn from", flush=True)
-    heads = nn.ModuleList(Head(model.s.width, blocks) for _ in range(DEPTHS))
+    if heads is None:
+        heads = nn.ModuleList(Head(model.s.width, plan.blocks) for _ in range(DEPTHS))
     adam = torch.optim.AdamW(heads.parameters(), lr=plan.rate, betas=(0.9, 0.98), weight_decay=0.01)
     begun = time.monotonic()
     left = max(total - (begun - start), 1.0)
@@ -285,7 +307,10 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--target", type=Path, default=TARGET_FILE, help="the same target as GGUF")
     parser.add_argument("--minutes", type=float, default=12.0)
-    parser.add_argument("--blocks", type=int, default=BLOCKS)
+    parser.add_argument("--gather", type=float, default=Plan.gather, help="share of the time")
+    parser.add_argument("--blocks", type=int, default=Plan.blocks)
+    parser.add_argument("--rate", type=float, default=Plan.rate)
+    parser.add_argument("--start", type=Path, help="head file to begin with")
     parser.add_argument("--prompts", type=int, default=30, help="per slice, to measure on")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
@@ -294,7 +319,8 @@ def main() -> None:
     model, _ = load_checkpoint(a.checkpoint)
     model.quantise_aware()
     tokenizer = load_tokenizer(a.tokenizer)
-    heads = train(model, tokenizer, Plan(minutes=a.minutes, seed=a.seed), a.blocks)
+    plan = Plan(minutes=a.minutes, gather=a.gather, rate=a.rate, blocks=a.blocks, seed=a.seed)
+    heads = train(model, tokenizer, plan, load_heads(a.start) if a.start else None)
     header = read_header(a.target)
     rates = measure(a.target, heads, output_matrix(header, None), a.prompts)
     export(heads, a.out, header, rates, a.out.stem)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +17,29 @@ from specllama.models.medusa import (
     read_output_ids,
 )
 from specllama.models.tensors import read_tensor
-from specllama.spec.medusa import Head, Heads
+from specllama.spec.medusa import Head, Heads, Vector
+from specllama.spec.proposer import Proposer
+from specllama.spec.proposers.medusa import MedusaProposer
+
+if TYPE_CHECKING:
+    from specllama.heads import HeadTarget
+
+
+def open_medusa(path: Path, target: HeadTarget) -> Proposer:
+    """A proposer that drafts with the heads of ``path``.
+
+    Raises:
+        PairIncompatible, BadGguf, UnsupportedModel: see ``load_heads``.
+    """
+    states = target.context.hidden
+
+    def hidden(cached: Sequence[int]) -> Vector | None:
+        last = len(cached) - 1
+        rows = states.rows(last, last + 1)
+        states.forget(last)
+        return None if rows is None else rows[0]
+
+    return MedusaProposer(load_heads(path, target.header), hidden)
 
 
 def load_heads(path: Path, target: GgufHeader) -> Heads:
