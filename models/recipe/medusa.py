@@ -149,7 +149,7 @@ def load_heads(path: Path) -> nn.ModuleList:
         names["proj.weight"] = "proj.weight"
         head.load_state_dict(
             {
-                to: torch.from_numpy(read_tensor(header, f"head.{h}.{name}"))
+                to: torch.tensor(read_tensor(header, f"head.{h}.{name}"))
                 for to, name in names.items()
             }
         )
