@@ -362,12 +362,16 @@ def exact_rows(header: GgufHeader) -> int:
     Holds where attention does not depend on the width either, see
     ``EngineOptions.attention_is_bitwise``. The narrowest weight matrix decides. Vectors (norms,
     biases) are irrelevant; the embedding table is a row lookup and counts only where it is the
-    output matrix.
+    output matrix. NextN blocks only draft.
     """
+    from specllama.models.nextn import in_trunk
+
     shared_output = "output.weight" not in header.by_name
     rows = max(EXACT_ROWS.values())
     for tensor in header.tensors:
         if not tensor.is_matrix or (tensor.name == "token_embd.weight" and not shared_output):
+            continue
+        if not in_trunk(header, tensor):
             continue
         # experts are gathered per row; how their passes round was never measured
         rows = min(rows, EXACT_ROWS.get(tensor.type, 1) if len(tensor.shape) == 2 else 1)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specllama.backend.base import Context, Vocab
 from specllama.chat import render
-from specllama.errors import EngineError, UsageError
+from specllama.errors import EngineError, PairIncompatible, UsageError
 from specllama.events import (
     Event,
 )
@@ -226,6 +226,7 @@ class Engine:
 
         Raises:
             UsageError: a proposer was named that this engine does not have.
+            PairIncompatible: NextN layers were asked of a target that has none to run.
         """
         none = self._proposers["none"]
         if not params.speculate or params.proposer == "none":
@@ -249,6 +250,8 @@ class Engine:
             elif reason == NO_HEAD:
                 hint = "give a head that was trained for this target with --head FILE"
             why = f": {reason}" if reason else ""
+            if name == "mtp":  # the file decides, not the command line
+                raise PairIncompatible(f"the proposer 'mtp' cannot draft{why}", hint)
             raise UsageError(f"the proposer {name!r} is not available for this pair{why}", hint)
         return self._proposers[name], ""
 

@@ -62,6 +62,7 @@ def open_heads(target: HeadTarget, files: Sequence[str]) -> OpenedHeads:
         CannotLoad: it cannot be read.
     """
     from specllama.models.gguf import read_header
+    from specllama.models.nextn import why_not
     from specllama.models.refs import resolve
 
     opened = OpenedHeads()
@@ -84,6 +85,16 @@ def open_heads(target: HeadTarget, files: Sequence[str]) -> OpenedHeads:
             except SpecllamaError as error:  # nobody asked for it: the target works without
                 logger.warning("%s", error)
                 opened.reasons[kind] = error.message
+    if reason := why_not(target.header):
+        opened.reasons["mtp"] = reason
+    else:
+        from specllama.backend.mtp import open_mtp
+
+        try:
+            opened.proposers["mtp"] = open_mtp(target)
+        except SpecllamaError as error:
+            logger.warning("%s", error)
+            opened.reasons["mtp"] = error.message
     return opened
 
 

@@ -38,6 +38,7 @@ def load_parts(
     from specllama.models.gguf import exact_rows, read_header
     from specllama.models.loadable import check_loadable
     from specllama.models.memory import estimate_pair, require_fit
+    from specllama.models.nextn import why_not
     from specllama.models.pairing import require_pair
     from specllama.models.refs import resolve_pair
 
@@ -109,6 +110,7 @@ def load_parts(
             gpu_layers=layers,
             use_mmap=options.use_mmap,
             use_mlock=options.use_mlock,
+            load_mtp=role == "target" and not why_not(header),
             progress=report(role, header.path),
         )
         opened.append(model)

@@ -29,6 +29,7 @@ RESTRICTED = {
         "specllama.backend.llama_log",
         "specllama.backend.llama_tree",
         "specllama.backend.llama_vocab",
+        "specllama.backend.mtp",
         "specllama.backend.quantizer",
         "specllama.backend.symbols",
         "specllama.models.recipe",

@@ -53,6 +53,9 @@ _FLASH = {"auto": -1, "off": 0, "on": 1}
 class LlamaModel:
     """A loaded GGUF file. Contexts made from it share its weights.
 
+    Args:
+        load_mtp: load NextN blocks as well, where the file has them.
+
     Raises:
         CannotLoad, UnsupportedModel: with llama.cpp's own reason.
     """
@@ -65,7 +68,9 @@ class LlamaModel:
         gpu_layers: str = "auto",
         use_mmap: bool = True,
         use_mlock: bool = False,
+        load_mtp: bool = False,
         progress: Callable[[float], None] | None = None,
+        head: bool = False,
     ) -> None:
         start()
         self.path = path
@@ -89,6 +94,8 @@ class LlamaModel:
             else ll.LLAMA_LOAD_MODE_NONE
         )
 
+        params.load_mtp = load_mtp
+
         @ll.llama_progress_callback  # type: ignore[untyped-decorator]
         def on_progress(fraction: float, user_data: object) -> bool:
             if progress is not None:
@@ -108,7 +115,7 @@ class LlamaModel:
         self.n_params = int(ll.llama_model_n_params(self._model))
         self.n_bytes = int(ll.llama_model_size(self._model))
         self.n_layer = int(ll.llama_model_n_layer(self._model))
-        if ll.llama_model_has_encoder(self._model):
+        if ll.llama_model_has_encoder(self._model) and not head:
             self.close()
             raise UnsupportedModel(
                 f"{path.name} is an encoder-decoder or embedding model; specllama generates text "
@@ -207,6 +214,7 @@ class LlamaContext:
         if self._abort_function is not None:
             params.abort_callback = self._abort_function
             params.abort_callback_data = ctypes.addressof(self._abort)
+        self._params = params
         recent.clear()
         self._ctx = ll.llama_init_from_model(model.handle, params)
         if not self._ctx:
@@ -277,6 +285,10 @@ class LlamaContext:
         """llama.cpp's own context, for contexts that borrow from it."""
         self._require_open()
         return self._ctx
+
+    def settings(self) -> Any:
+        """A copy of llama.cpp's parameters of this context, for one that runs beside it."""
+        return type(self._params).from_buffer_copy(self._params)
 
     # -- hidden states --
 
