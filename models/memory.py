@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from specllama.errors import DoesNotFit, UsageError
 from specllama.models.ggml_types import KV_BYTES
+from specllama.models.nextn import trunk_blocks, why_not
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -150,7 +151,10 @@ def kv_bytes(
     windowed = cells if swa_full else min(cells, padded_ctx(window + n_ubatch))
     total = 0.0
     recurrent = header.is_recurrent or header.is_hybrid
-    for heads, is_windowed in zip(header.head_counts_kv, _windowed_layers(header), strict=False):
+    # NextN blocks have a cache of their own where they are run, and none elsewhere
+    blocks = trunk_blocks(header) if why_not(header) else header.block_count
+    counts = header.head_counts_kv[:blocks]
+    for heads, is_windowed in zip(counts, _windowed_layers(header), strict=False):
         if heads == 0:
             continue
         rows = windowed if is_windowed else cells
@@ -165,7 +169,7 @@ def _recurrent_bytes(header: GgufHeader) -> int:
     inner = header.integer(header.own("ssm.inner_size")) or 0
     state = header.integer(header.own("ssm.state_size")) or 0
     conv = header.integer(header.own("ssm.conv_kernel")) or 1
-    layers = sum(heads == 0 for heads in header.head_counts_kv) or header.block_count
+    layers = sum(heads == 0 for heads in header.head_counts_kv) or trunk_blocks(header)
     return layers * (inner * state + inner * (conv - 1)) * F32
 
 
@@ -258,15 +262,20 @@ def estimate_model(
         UsageError: an unknown cache type.
     """
     n_ctx = padded_ctx(default_ctx(header) if n_ctx is None else n_ctx)
+    compute = compute_bytes(
+        header, n_ctx, n_ubatch=n_ubatch, n_outputs=n_outputs, flash_attn=flash_attn
+    )
+    if not why_not(header):  # the context that runs the NextN block
+        compute += compute_bytes(
+            header, n_ctx, n_ubatch=n_ubatch, n_outputs=1, flash_attn=flash_attn
+        )
     return ModelMemory(
         weights=header.tensor_bytes,
         repacked=repacked_bytes(header),
         kv=kv_bytes(
             header, n_ctx, type_k=type_k, type_v=type_v, n_ubatch=n_ubatch, swa_full=swa_full
         ),
-        compute=compute_bytes(
-            header, n_ctx, n_ubatch=n_ubatch, n_outputs=n_outputs, flash_attn=flash_attn
-        ),
+        compute=compute,
         output=n_outputs * header.vocab_size * F32,
         tokenizer=tokenizer_bytes(header),
         n_ctx=n_ctx,

@@ -1,0 +1,223 @@
+"""The MTP proposer over a table model: what it reads, what it keeps, what it never does."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.engine import Engine
+from specllama.errors import ContextFull
+from specllama.events import Finished
+from specllama.params import GenerateParams, SamplingParams
+from specllama.spec.proposers.mtp import MtpProposer
+from specllama.spec.types import Row, Rows
+
+V, WIDTH = 24, 8
+
+
+class FakeNextn:
+    """A NextN block that knows the table, and remembers every pair that it holds or was fed.
+
+    Its own state behind a pair is all ones: a state of the target's is never that.
+    """
+
+    def __init__(self, table: FakeTable, n_ctx: int = 512, n_batch: int = 16) -> None:
+        self._table = table
+        self.n_ctx, self.n_batch, self.width = n_ctx, n_batch, WIDTH
+        self.first = 0
+        self.pairs: list[tuple[int, tuple[float, ...]]] = []
+        self.fed: list[tuple[int, bool]] = []  # (position, with a state of the target)
+        self.restarts: list[int] = []
+        self.closed = False
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.pairs)
+
+    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
+        assert 0 < len(tokens) <= self.n_batch
+        assert states.shape == (len(tokens), WIDTH)
+        if len(self.pairs) + len(tokens) > self.n_ctx:
+            raise ContextFull("full")
+        for token, state in zip(tokens, states, strict=True):
+            self.fed.append((self.end, not (state == 1).all()))
+            self.pairs.append((token, tuple(state.tolist())))
+        row = self._table.row([token for token, _ in self.pairs])
+        return row, np.ones(WIDTH, np.float32)
+
+    def rollback(self, end: int) -> None:
+        assert self.first <= end <= self.end
+        del self.pairs[end - self.first :]
+
+    def begin_at(self, position: int) -> None:
+        self.first = position
+        self.pairs.clear()
+        self.restarts.append(position)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def make(
+    agreement: float = 0.9, n_ctx: int = 256, nextn_ctx: int = 512
+) -> tuple[Engine, FakeNextn, FakeTable]:
+    table = FakeTable(V, seed=3, sharpness=2.0, eog_bias=-3.0)
+    other = FakeTable(V, seed=4, sharpness=2.0, of=table, agreement=agreement)
+    target = FakeContext(table, n_ctx=n_ctx)
+    nextn = FakeNextn(other, nextn_ctx)
+    engine = Engine(
+        target=target,
+        vocab=FakeVocab(V),
+        info=fake_info(n_ctx, V),
+        proposers={"mtp": MtpProposer(nextn, target, n_vocab=V)},
+    )
+    return engine, nextn, table
+
+
+def run(engine: Engine, prompt: Sequence[int], **changes: Any) -> Finished:
+    temperature = changes.pop("temperature", 0.7)
+    options: dict[str, Any] = {"proposer": "mtp", "window": "fixed", "max_tokens": 40, "seed": 1}
+    params = GenerateParams(
+        sampling=SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0),
+        **(options | changes),
+    )
+    *_, finished = engine.generate(list(prompt), params)
+    assert isinstance(finished, Finished)
+    return finished
+
+
+def true_pairs(table: FakeTable, text: Sequence[int], first: int) -> list[Any]:
+    """Tokens with the target's states behind the tokens before them."""
+    pairs = []
+    for i in range(first, len(text)):
+        state = table.row(text[:i])[:WIDTH] if i else np.zeros(WIDTH, np.float32)
+        pairs.append((text[i], tuple(state.tolist())))
+    return pairs
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("agreement", [1.0, 0.9, 0.0])
+def test_the_text_is_that_of_plain_decoding(temperature: float, agreement: float) -> None:
+    engine, _, _ = make(agreement)
+    for seed in range(8):
+        prompt = [1 + (seed * 7 + i) % 20 for i in range(1 + seed)]
+        plain = run(engine, prompt, proposer="none", seed=seed, temperature=temperature)
+        drafted = run(engine, prompt, seed=seed, temperature=temperature)
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.draft_n > 0
+
+
+def test_a_block_that_knows_the_target_is_always_right() -> None:
+    engine, _, _ = make(1.0)
+    finished = run(engine, [3, 4, 5], draft_max=4, ignore_eos=True)
+    assert finished.acceptance_rate == 1.0
+
+
+def test_it_holds_the_targets_states_and_reads_each_accepted_token_once() -> None:
+    engine, nextn, table = make()
+    prompt = [1 + i % 20 for i in range(40)]
+    text = prompt + list(run(engine, prompt).token_ids)
+    own = next((i for i, pair in enumerate(nextn.pairs) if set(pair[1]) == {1.0}), None)
+    held = nextn.pairs[:own]
+    assert len(held) > len(prompt)
+    assert held == true_pairs(table, text, 0)[: len(held)]
+    # rejected drafts and their followers were fed with states of the block only
+    positions = [position for position, true in nextn.fed if true]
+    assert positions == sorted(set(positions))
+    assert nextn.restarts == []
+
+
+def test_a_further_turn_reads_only_what_is_new() -> None:
+    engine, nextn, table = make()
+    prompt = [1 + i % 20 for i in range(30)]
+    text = prompt + list(run(engine, prompt).token_ids)
+    nextn.fed.clear()
+    longer = [*text, 7, 8, 9]
+    plain = run(make()[0], longer, proposer="none")
+    again = run(engine, longer)
+    assert again.token_ids == plain.token_ids
+    assert min(position for position, _ in nextn.fed) >= len(text) - 8
+    assert nextn.pairs[: len(text)] == true_pairs(table, text, 0)
+
+
+def test_an_edited_text_is_continued_and_a_missing_state_is_zeros() -> None:
+    engine, nextn, table = make()
+    prompt = [1 + i % 20 for i in range(30)]
+    run(engine, prompt)
+    nextn.restarts.clear()
+    edited = [*prompt[:20], 2, 2, 2, 5]
+    plain = run(make()[0], edited, proposer="none")
+    assert run(engine, edited).token_ids == plain.token_ids
+    assert nextn.restarts == []
+    expected = true_pairs(table, edited, 0)
+    expected[20] = (2, (0.0,) * WIDTH)  # the state behind token 19 was forgotten long ago
+    assert nextn.pairs[:24] == expected
+
+
+def test_a_text_read_for_another_proposer_is_taken_up_where_states_are_known() -> None:
+    engine, nextn, table = make()
+    prompt = [1 + i % 20 for i in range(30)]
+    first = run(engine, prompt, proposer="none", ignore_eos=True)
+    text = prompt + list(first.token_ids)
+    plain = run(make()[0], text, proposer="none", ignore_eos=True)
+    taken_up = run(engine, text, ignore_eos=True)
+    assert taken_up.token_ids == plain.token_ids
+    assert taken_up.draft_n > 0
+    assert nextn.first >= len(text) - 1
+    whole = text + list(taken_up.token_ids)
+    n = sum(set(state) != {1.0} for _, state in nextn.pairs)
+    assert n > 1
+    assert nextn.pairs[:n] == true_pairs(table, whole, nextn.first)[:n]
+
+
+def test_a_full_cache_ends_the_drafting_not_the_text() -> None:
+    engine, nextn, _ = make(nextn_ctx=20)
+    plain = run(engine, [3, 4, 5], proposer="none", ignore_eos=True)
+    assert run(engine, [3, 4, 5], ignore_eos=True).token_ids == plain.token_ids
+    assert len(nextn.pairs) <= 20
+
+
+def test_any_history_of_requests_leaves_the_text_as_it_was() -> None:
+    rng = random.Random(5)
+    engine, nextn, table = make()
+    text: list[int] = []
+    for turn in range(60):
+        cut = rng.randrange(len(text) + 1) if text else 0
+        prompt = text[:cut] + [1 + rng.randrange(20) for _ in range(rng.randrange(1, 6))]
+        options: dict[str, Any] = {
+            "seed": turn,
+            "draft_max": rng.randrange(1, 7),
+            "temperature": rng.choice([0.0, 0.7, 1.0]),
+            "max_tokens": rng.randrange(8, 30),
+        }
+        if len(prompt) > 150:
+            prompt = prompt[:100]
+        plain = run(make()[0], prompt, proposer="none", **options)
+        finished = run(engine, prompt, proposer=rng.choice(["mtp", "mtp", "none"]), **options)
+        assert finished.token_ids == plain.token_ids
+        text = prompt + list(finished.token_ids)
+        if finished.draft_n:
+            held = list(itertools.takewhile(lambda pair: set(pair[1]) != {1.0}, nextn.pairs))
+            true = true_pairs(table, text, nextn.first)
+            assert len(held) <= len(true)
+            for pair, expected in zip(held, true, strict=False):
+                assert pair == expected or (pair[0] == expected[0] and set(pair[1]) == {0.0})
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_it_drafts_under_the_other_rules(rule: str) -> None:
+    engine, _, _ = make()
+    finished = run(engine, [3, 4, 5], verify=rule, ignore_eos=True)
+    assert 0 < finished.draft_n_accepted < finished.draft_n
+
+
+def test_closing_the_engine_closes_the_block() -> None:
+    engine, nextn, _ = make()
+    engine.close()
+    assert nextn.closed
