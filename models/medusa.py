@@ -174,14 +174,18 @@ def check_target(facts: MedusaFacts, heads: GgufHeader, target: GgufHeader) -> N
         raise PairIncompatible(f"{name} was made for other tokens than those of {of}", hint)
 
 
+def output_name(target: GgufHeader) -> str:
+    """The tensor that turns hidden states into logits: the embeddings where the two are tied."""
+    return "output.weight" if "output.weight" in target.by_name else "token_embd.weight"
+
+
 def output_matrix(target: GgufHeader, ids: npt.NDArray[np.int32] | None) -> Floats:
     """The target's output matrix [rows, width], or the rows of some tokens.
 
     Raises:
         UnsupportedModel: it is stored in a type that is not decoded here.
     """
-    name = "output.weight" if "output.weight" in target.by_name else "token_embd.weight"
-    return read_tensor(target, name, ids)
+    return read_tensor(target, output_name(target), ids)
 
 
 def read_output_ids(header: GgufHeader, facts: MedusaFacts) -> npt.NDArray[np.int32] | None:

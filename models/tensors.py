@@ -29,7 +29,7 @@ def read_tensor(header: GgufHeader, name: str, rows: npt.NDArray[np.int32] | Non
         BadGguf: there is no such tensor, the file is cut short, or it holds NaN or infinity.
         UnsupportedModel: a type that is not decoded here.
     """
-    data = _bytes(header, name)
+    data = read_bytes(header, name)
     info = header.by_name[name]
     decode = _DECODERS.get(info.type)
     if decode is None:
@@ -55,13 +55,19 @@ def read_ids(header: GgufHeader, name: str) -> npt.NDArray[np.int32]:
     Raises:
         BadGguf: there is no such tensor, or it is not one.
     """
-    data = _bytes(header, name)
+    data = read_bytes(header, name)
     if header.by_name[name].type != "I32":
         raise BadGguf(f"{header.path.name}: {name} does not hold 32-bit integers")
     return data.view("<i4").astype(np.int32)
 
 
-def _bytes(header: GgufHeader, name: str) -> Bytes:
+def read_bytes(header: GgufHeader, name: str) -> Bytes:
+    """A tensor as it is stored.
+
+    Raises:
+        BadGguf: there is no such tensor, or the file is cut short.
+        UnsupportedModel: the file is one of several parts.
+    """
     info: TensorInfo | None = header.by_name.get(name)
     if info is None:
         raise BadGguf(f"{header.path.name} has no tensor {name!r}")

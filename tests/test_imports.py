@@ -23,6 +23,7 @@ RESTRICTED = {
     "llama_cpp": (
         "specllama.backend.capture",
         "specllama.backend.devices",
+        "specllama.backend.ggml_heads",
         "specllama.backend.eagle3",
         "specllama.backend.llama",
         "specllama.backend.llama_grammar",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specllama.errors import BadGguf, CannotLoad
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.medusa import (
     MedusaFacts,
@@ -17,12 +19,14 @@ from specllama.models.medusa import (
     read_output_ids,
 )
 from specllama.models.tensors import read_tensor
-from specllama.spec.medusa import Head, Heads, Vector
+from specllama.spec.medusa import Head, Heads, HeadSource, Vector
 from specllama.spec.proposer import Proposer
 from specllama.spec.proposers.medusa import MedusaProposer
 
 if TYPE_CHECKING:
     from specllama.heads import HeadTarget
+
+logger = logging.getLogger("specllama.backend")
 
 
 def open_medusa(path: Path, target: HeadTarget) -> Proposer:
@@ -39,7 +43,25 @@ def open_medusa(path: Path, target: HeadTarget) -> Proposer:
         states.forget(last)
         return None if rows is None else rows[0]
 
-    return MedusaProposer(load_heads(path, target.header), hidden)
+    return MedusaProposer(_open(path, target), hidden)
+
+
+def _open(path: Path, target: HeadTarget) -> HeadSource:
+    """Heads on ggml's kernels, in numpy where those cannot be called."""
+    from specllama.backend.ggml_heads import GgmlHeads
+
+    header = read_header(path)
+    facts = read_facts(header)
+    check_target(facts, header, target.header)
+    try:
+        heads = GgmlHeads(header, facts, target.header, target.threads)
+    except CannotLoad as error:
+        if isinstance(error, BadGguf):
+            raise
+        logger.info("%s; Medusa heads are computed in numpy", error)
+        return load_heads(path, target.header)
+    target.on_close.callback(heads.close)
+    return heads
 
 
 def load_heads(path: Path, target: GgufHeader) -> Heads:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,9 +50,25 @@ class Head:
         return x if self.proj is None else self.proj @ x
 
 
+class HeadSource(Protocol):
+    """Heads that can be asked, however they are computed."""
+
+    def __len__(self) -> int:
+        """How many heads: the deepest guess."""
+        ...
+
+    def logits(self, hidden: Vector, depth: int) -> Row:
+        """Logits [n_vocab] of head ``depth`` (from 1), valid until the next call."""
+        ...
+
+    def measured(self, depth: int, top: float) -> FloatArray:
+        """Accuracies by rank where the head's best token has the probability ``top``; may be []."""
+        ...
+
+
 @dataclass(frozen=True)
 class Heads:
-    """All heads of a file, ready to run.
+    """All heads of a file, in float32.
 
     Attributes:
         heads: head d (from 1) is ``heads[d - 1]``.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from specllama.errors import EngineError
-from specllama.spec.medusa import Guess, Heads, Vector, grow
+from specllama.spec.medusa import Guess, HeadSource, Vector, grow
 from specllama.spec.noise import exp_noise
 from specllama.spec.proposer import Request
 from specllama.spec.sampling import SamplerChain, confidence
@@ -39,7 +39,7 @@ class MedusaProposer:
     name = "medusa"
     needs: HiddenNeed = "final_hidden"
 
-    def __init__(self, heads: Heads, hidden: Hidden, *, ranks: int = 4) -> None:
+    def __init__(self, heads: HeadSource, hidden: Hidden, *, ranks: int = 4) -> None:
         self.heads = heads
         self._hidden = hidden
         self._ranks = ranks
@@ -82,7 +82,7 @@ class _Looks:
 
     def __init__(
         self,
-        heads: Heads,
+        heads: HeadSource,
         hidden: Vector,
         ahead: SamplerChain,
         request: Request,
