@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
+from textual.widget import Widget
 from textual.widgets import Collapsible, Markdown, Static
 
 from specllama.events import Finished, RoundDone
@@ -166,6 +167,7 @@ class AssistantMessage(MessageView):
         self._plain: PlainText | None = None
         self._drafted: DraftedView | None = None
         self._settled = ""
+        self._last_block: Widget | None = None
 
     # ------------------------------------------------------------------ building
 
@@ -183,7 +185,7 @@ class AssistantMessage(MessageView):
     async def _build(self) -> None:
         body = self.query_one(".body", Vertical)
         await body.remove_children()
-        self._markdown = self._plain = self._drafted = None
+        self._markdown = self._plain = self._drafted = self._last_block = None
         if self.view != "text" and self.record.rounds:
             self._drafted = DraftedView(ghosts=self.view == "ghosts")
             self._drafted.live = self.live
@@ -243,6 +245,7 @@ class AssistantMessage(MessageView):
                 shown = sanitize(split_thoughts(text)[1])
                 if shown != self._settled:
                     await self._markdown.update(shown)
+                    self._tighten()
                     self._settled = shown
         self.redraw_foot()
 
@@ -260,6 +263,22 @@ class AssistantMessage(MessageView):
                 await self._go_plain(safe)
             elif self._markdown is not None:
                 await self._markdown.append(safe)
+        self._tighten()
+
+    def _tighten(self) -> None:
+        """Mark the last block, which needs no line below it.
+
+        By hand: a rule with :last-child makes Textual match the styles of every block again
+        whenever one is added, which costs more than all the rest of streaming.
+        """
+        children = self._markdown.children if self._markdown is not None else ()
+        last = children[-1] if children else None
+        if last is not self._last_block:
+            if self._last_block is not None:
+                self._last_block.remove_class("-last")
+            if last is not None:
+                last.add_class("-last")
+            self._last_block = last
 
     async def _think(self, piece: str) -> None:
         first = not self._thoughts
