@@ -2,8 +2,8 @@
 
 A turn runs in a thread because the engine blocks. The thread only fills a ``Turn``; the screen
 drains it from a timer, at most ten times a second (five on small machines, where every cycle of
-the screen is taken from the model), and slower still when a flush turns out to be expensive. So
-the cost of the screen does not depend on the speed of the model.
+the screen is taken from the model), and slower still where flushes are expensive: the screen has a
+budget of processor time. So its cost does not depend on the speed of the model.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from specllama.events import (
     Started,
     TextDelta,
 )
+
+
+SMOOTHING = 0.3  # weight of the newest flush in the cost of a flush
 
 
 @dataclass(slots=True)
@@ -126,24 +129,31 @@ class Turn:
 
 @dataclass(slots=True)
 class Pace:
-    """How often to flush. Doubles while a flush takes more than half its period."""
+    """How often to flush: every ``base_s``, or as seldom as keeps to ``share`` of one core.
+
+    What a flush costs grows with the reply (lists and tables are laid out anew), so the period
+    follows the cost: smoothed, because one code block must not slow the next ten flushes.
+    """
 
     base_s: float
     longest_s: float = 0.8
+    share: float = 0.5
     period_s: float = 0.0
+    _cost_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.period_s = self.base_s
 
     @staticmethod
     def for_this_machine() -> Pace:
-        return Pace(0.2 if (os.cpu_count() or 1) <= 2 else 0.1)
+        """With one or two cores the model needs every core that the screen would use."""
+        few = (os.cpu_count() or 1) <= 2
+        return Pace(0.2, share=0.08) if few else Pace(0.1, share=0.2)
 
     def observe(self, took_s: float) -> float:
-        if took_s > self.period_s / 2:
-            self.period_s = min(self.longest_s, self.period_s * 2)
-        elif took_s < self.period_s / 8:
-            self.period_s = max(self.base_s, self.period_s / 2)
+        """Learn what a flush cost in processor seconds; returns the pause before the next."""
+        self._cost_s += SMOOTHING * (took_s - self._cost_s)
+        self.period_s = min(self.longest_s, max(self.base_s, self._cost_s / self.share))
         return self.period_s
 
 

@@ -6,7 +6,7 @@ from fakes import ScriptedEngine
 
 from specllama.events import Finished
 from specllama.params import GenerateParams
-from specllama.tui.bridge import Batch
+from specllama.tui.bridge import Batch, Pace
 
 
 def test_a_batch_with_nothing_but_the_end_is_not_empty() -> None:
@@ -23,3 +23,26 @@ def test_every_field_makes_a_batch_worth_showing_but_the_error() -> None:
     for field in fields(Batch):
         if field.name != "error":
             assert Batch(**{field.name: "x"}), field.name  # type: ignore[arg-type]
+
+
+def test_flushes_keep_to_their_share_of_a_core() -> None:
+    pace = Pace(0.2, longest_s=0.8, share=0.1)
+    for _ in range(40):
+        period = pace.observe(0.05)
+    assert abs(0.05 / period - 0.1) < 0.001
+    for _ in range(40):
+        period = pace.observe(0.001)
+    assert period == 0.2
+    for _ in range(40):
+        period = pace.observe(1.0)
+    assert period == 0.8
+
+
+def test_one_slow_flush_hardly_slows_the_next() -> None:
+    pace = Pace(0.2, share=0.1)
+    for _ in range(10):
+        pace.observe(0.01)
+    assert pace.observe(0.05) < 0.3
+    for _ in range(5):
+        period = pace.observe(0.01)
+    assert period == 0.2
