@@ -1,0 +1,209 @@
+"""Every method with a file that does not belong to the target: a sentence and exit code 4.
+
+Each command runs in a process of its own, since a check that is missing would end the process in
+llama.cpp, not raise.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ggufs import CONTROL, NORMAL, _Writer, write_llama
+from ggufs_nextn import write_qwen35
+
+from specllama.models.gguf import read_header
+from specllama.models.medusa import vocabulary_digest, write_heads
+from specllama.models.refs import resolve
+
+pytestmark = pytest.mark.e2e
+
+TARGET = resolve("tiny-target")
+SHARED = 0.8  # of the tokens of a draft model that is still too different
+
+
+def tokens_of(path: Path) -> list[str]:
+    return read_header(path).tokens()
+
+
+def renamed(tokens: Sequence[str], share: float) -> list[str]:
+    """The same list, the last ``1 - share`` of it with other texts."""
+    kept = int(len(tokens) * share)
+    return [*tokens[:kept], *(f"other{i}" for i in range(kept, len(tokens)))]
+
+
+def write_medusa(path: Path, **changes: Any) -> Path:
+    header = read_header(TARGET)
+    options: dict[str, Any] = {
+        "name": path.stem,
+        "heads": 2,
+        "blocks": 0,
+        "width": header.embedding_length,
+        "vocab": header.vocab_size,
+        "vocabulary": vocabulary_digest(header),
+    }
+    options |= changes
+    eye = np.eye(options["width"], dtype=np.float32)
+    write_heads(path, {f"head.{h}.proj.weight": eye for h in range(2)}, **options)
+    return path
+
+
+def write_eagle(
+    path: Path,
+    *,
+    width: int | None = None,
+    layers: Sequence[int] = (1, 3, 5),
+    tokens: Sequence[str] | None = None,
+    architecture: str = "eagle3",
+) -> Path:
+    """A head with zero weights; sound, unless for another target."""
+    header = read_header(TARGET)
+    width = header.embedding_length if width is None else width
+    tokens = tokens_of(TARGET) if tokens is None else tokens
+    w = _Writer(path, architecture)
+    w.add_name(path.stem)
+    w.add_context_length(512)
+    w.add_embedding_length(width)
+    w.add_block_count(1)
+    w.add_feed_forward_length(2 * width)
+    w.add_head_count(2)
+    w.add_head_count_kv(2)
+    w.add_key_length(width // 2)
+    w.add_value_length(width // 2)
+    w.add_layer_norm_rms_eps(1e-5)
+    w.add_rope_dimension_count(width // 2)
+    w.add_file_type(0)
+    w.add_array("eagle3.target_layers", list(layers))
+    w.add_uint32("eagle3.target_hidden_size", width)
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("gpt-2")
+    w.add_token_list(list(tokens))
+    w.add_token_types([NORMAL] * len(tokens))
+    w.add_token_merges(["a b"])
+    shapes = {
+        "fc.weight": (width, 3 * width),
+        "output_norm.weight": (width,),
+        "blk.0.attn_norm.weight": (width,),
+        "blk.0.attn_norm_2.weight": (width,),
+        "blk.0.ffn_norm.weight": (width,),
+        "blk.0.attn_q.weight": (width, 2 * width),
+        "blk.0.attn_k.weight": (width, 2 * width),
+        "blk.0.attn_v.weight": (width, 2 * width),
+        "blk.0.attn_output.weight": (width, width),
+        "blk.0.ffn_gate.weight": (2 * width, width),
+        "blk.0.ffn_up.weight": (2 * width, width),
+        "blk.0.ffn_down.weight": (width, 2 * width),
+    }
+    for name, shape in shapes.items():
+        w.add_tensor(name, np.zeros(shape, np.float32))
+    w.finish()
+    return path
+
+
+def write_draft(path: Path, share: float) -> Path:
+    """A random draft model that shares this much of the target's vocabulary."""
+    header = read_header(TARGET)
+    types = [CONTROL if kind == CONTROL else NORMAL for kind in header.token_types()]
+    merges = [m.decode() for m in header.array("tokenizer.ggml.merges")]
+    return write_llama(
+        path, tokens=renamed(tokens_of(TARGET), share), types=types, merges=merges, blocks=1
+    )
+
+
+def run(home: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "SPECLLAMA_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "specllama", "run", *args, "--threads", "1"]
+    command += ["--max-tokens", "16", "--seed", "1", "Hi there"]
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
+
+
+# name -> (words of the error, arguments for a folder)
+WRONG: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
+    "mtp, no heads": ("no NextN layers", lambda p: ["-m", "tiny", "--proposer", "mtp"]),
+    "mtp, two layers": (
+        "this file has 2",
+        lambda p: ["-m", str(write_qwen35(p / "two.gguf", nextn=2)), "--proposer", "mtp"],
+    ),
+    "eagle3, width": (
+        "another target",
+        lambda p: eagle(write_eagle(p / "head.gguf", width=128)),
+    ),
+    "eagle3, layers": (
+        "another target",
+        lambda p: eagle(write_eagle(p / "head.gguf", layers=(2, 8, 60))),
+    ),
+    "eagle3, fewer tokens": (
+        "another target",
+        lambda p: eagle(write_eagle(p / "head.gguf", tokens=tokens_of(TARGET)[:-64])),
+    ),
+    "eagle3, other tokens": (
+        "another text",
+        lambda p: eagle(write_eagle(p / "head.gguf", tokens=renamed(tokens_of(TARGET), SHARED))),
+    ),
+    "eagle3, a target that gives no states away": (
+        "does not give away the layer inputs of qwen2",
+        lambda p: no_hook(p),
+    ),
+    "medusa, width": ("width", lambda p: medusa(write_medusa(p / "head.gguf", width=128))),
+    "medusa, tokens": ("tokens", lambda p: medusa(write_medusa(p / "head.gguf", vocab=4000))),
+    "a head that is a model": (
+        "no drafting head",
+        lambda p: medusa(resolve("tiny-draft")),
+    ),
+    "draft, 80 % of the vocabulary": (
+        "80.0% of the ids mean the same text",
+        lambda p: ["-m", "tiny-target", "-d", str(write_draft(p / "draft.gguf", SHARED))],
+    ),
+}
+
+
+def eagle(path: Path) -> list[str]:
+    return ["-m", "tiny", "--head", str(path), "--proposer", "eagle3"]
+
+
+def no_hook(folder: Path) -> list[str]:
+    target = write_llama(folder / "q.gguf", architecture="qwen2", blocks=4)
+    head = write_eagle(folder / "h.gguf", width=64, layers=(1, 2, 3), tokens=tokens_of(target))
+    return ["-m", str(target), "--head", str(head), "--proposer", "eagle3"]
+
+
+def medusa(path: Path) -> list[str]:
+    return ["-m", "tiny", "--head", str(path), "--proposer", "medusa"]
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_file_ends_with_a_sentence_and_exit_code_4(case: str, tmp_path: Path) -> None:
+    words, make = WRONG[case]
+    done = run(tmp_path / "home", *make(tmp_path))
+    assert done.returncode == 4, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "GGML_ASSERT" not in done.stderr
+
+
+def test_a_head_is_no_draft_model(tmp_path: Path) -> None:
+    """It is of another kind, so it cannot be loaded at all: exit code 5."""
+    done = run(tmp_path / "home", "-m", "tiny-target", "-d", str(write_eagle(tmp_path / "h.gguf")))
+    assert done.returncode == 5, done.stderr
+    assert "EAGLE-3 head" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_same_files_are_taken_where_they_belong(tmp_path: Path) -> None:
+    """What is refused above is refused for what is wrong with it, not for being made here."""
+    for args in (
+        eagle(write_eagle(tmp_path / "eagle.gguf")),
+        medusa(write_medusa(tmp_path / "medusa.gguf")),
+        ["-m", str(write_qwen35(tmp_path / "one.gguf")), "-c", "256", "--proposer", "mtp"],
+        ["-m", "tiny-target", "-d", str(write_draft(tmp_path / "draft.gguf", 1.0))],
+    ):
+        done = run(tmp_path / "home", *args)
+        assert done.returncode == 0, done.stderr
