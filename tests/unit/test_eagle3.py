@@ -1,0 +1,210 @@
+"""The EAGLE-3 proposer on a table head: one text per seed, exact rejection, states or no draft."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+from oracle import Oracle, Tokens, bias
+from test_loop import FULL, PROMPT, ChainToy, NotTwice, Setup, V, is_eog
+from test_tree_drafts import Leaves
+
+from specllama.backend.base import Outputs
+from specllama.backend.fake import FakeContext, FakeTable
+from specllama.spec.loop import SpeculativeLoop
+from specllama.spec.proposer import Request
+from specllama.spec.proposers.eagle3 import EagleProposer
+from specllama.spec.sampling import SamplerChain
+from specllama.spec.types import Draft, Room, Rows
+from specllama.spec.verify import RandomCoins
+from specllama.spec.window import FixedWindow
+
+
+class FakeHead(FakeContext):
+    """A head that checks what it is asked: no token without a state, no row without a settle."""
+
+    def __init__(self, table: FakeTable, target: FakeContext, n_ctx: int = 512) -> None:
+        super().__init__(table, n_ctx=n_ctx, max_leaves=1)
+        self.base = 0
+        self.read_again: list[int] = []  # tokens a round fed with the target's states
+        self._of = target
+        self._guessed = False
+        self._end = 0
+
+    @property
+    def first_known(self) -> int:
+        return self._of.hidden.first
+
+    @property
+    def known(self) -> int:
+        return self._end
+
+    def fuse(self) -> None:
+        self._end = self._of.hidden.end
+
+    def settle(self) -> None:
+        if self._guessed:
+            self.rollback(min(len(self.tokens), self._true))
+        self._guessed = False
+        self._before = len(self.tokens)
+        self.read_again.append(0)
+
+    def forward(
+        self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
+    ) -> Rows:
+        after = self.base + len(self.tokens) + len(tokens)
+        text = [*self._of.tokens]
+        true = min(after, self._end + 1) - self.base
+        if after <= self._end + 1:  # known text and the pending token
+            assert [*self.tokens, *tokens][: self._end - self.base] == text[self.base : after]
+            assert not self._guessed, "guessed states stand below known text"
+            self.read_again[-1] += len(tokens)
+        else:
+            assert len(self.tokens) >= self._end + 1 - self.base, "a guess before the text is read"
+            self._guessed = True
+        self._true = true
+        return super().forward(tokens, outputs=outputs, parents=parents)
+
+
+def head_for(setup: Setup, target: FakeContext, agreement: float = 0.7) -> EagleProposer:
+    table = FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=agreement)
+    return EagleProposer(FakeHead(table, target), n_vocab=V)
+
+
+def run(setup: Setup, leaves: int, agreement: float = 0.7) -> tuple[list[int], list[Draft]]:
+    """A reply of the setup, drafted with a head."""
+    tokens = list(PROMPT)
+    target = FakeContext(setup.table, n_ctx=256)
+    target.capture("layer_inputs")
+    target.forward(tokens[:-1], outputs="none")
+    proposer = Leaves(head_for(setup, target, agreement), leaves)
+    coins = RandomCoins((setup.seed, 2))
+    proposer.start(Request(seed=setup.seed, rule=setup.rule, coins=coins, is_eog=is_eog))
+    loop = SpeculativeLoop(
+        target=target,
+        proposer=proposer,
+        tokens=tokens,
+        chain=SamplerChain(setup.sampling, seed=setup.seed, tokens=tokens),
+        window=FixedWindow(setup.draft_max),
+        rule=setup.rule,
+        seed=setup.seed,
+        coins=RandomCoins((setup.seed, 1)),
+        is_stop=is_eog,
+    )
+    while len(tokens) < 60 and not is_eog(tokens[-1]):
+        loop.round()
+    return tokens[:60], proposer.drafts
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("leaves", [1, 4])
+def test_same_seed_same_text(temperature: float, leaves: int) -> None:
+    for seed in range(5):
+        sampling = dataclasses.replace(FULL, temperature=temperature)
+        setup = Setup(seed=seed, sampling=sampling, draft_max=6, eog_bias=-20.0)
+        plain, _ = run(dataclasses.replace(setup, draft_max=0), leaves)
+        text, drafts = run(setup, leaves)
+        assert text == plain
+        assert sum(map(len, drafts)) > 20
+        assert all(draft.is_chain for draft in drafts) == (leaves == 1)
+
+
+@pytest.mark.parametrize("grammar", [False, True])
+@pytest.mark.parametrize("case", ["plain", "truncated", "penalties"])
+@pytest.mark.parametrize(("siblings", "nodes", "leaves"), [(1, 2, 1), (2, 3, 4), (3, 4, 4)])
+def test_rejection_is_exact(
+    siblings: int, nodes: int, leaves: int, case: str, grammar: bool
+) -> None:
+    """Sampled, fixed and hybrid children of a head, over all outcomes of the coins."""
+    sampling = {
+        "plain": FULL,
+        "truncated": dataclasses.replace(FULL, top_k=2, temperature=0.8),
+        "penalties": dataclasses.replace(FULL, repeat_penalty=1.5, presence_penalty=0.5),
+    }[case]
+    prompt, length = [1, 2, 1, 2], 2
+    setup = Setup(sampling=sampling, rule="rejection", grammar=grammar)
+    table = FakeTable(3, seed=2, sharpness=0.8)
+    other = FakeTable(3, seed=3, sharpness=0.8, of=table, agreement=0.4)
+    shapes: set[tuple[int, ...]] = set()
+
+    def program(oracle: Oracle) -> Tokens:
+        tokens = list(prompt)
+        target = FakeContext(table, n_ctx=16)
+        target.capture("layer_inputs")
+        target.forward(tokens[:-1], outputs="none")
+        proposer = EagleProposer(FakeHead(other, target, 16), n_vocab=3, siblings=siblings)
+        request = Request(
+            seed=0, rule="rejection", coins=oracle, is_eog=is_eog, leaves=leaves, pass_rows=16
+        )
+        proposer.start(request)
+        loop = SpeculativeLoop(
+            target=target,
+            proposer=proposer,
+            tokens=tokens,
+            chain=SamplerChain(sampling, tokens=tokens, constraint=NotTwice() if grammar else None),
+            window=FixedWindow(nodes),
+            rule="rejection",
+            seed=0,
+            coins=oracle,
+            is_stop=is_eog,
+        )
+        while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
+            shapes.add(loop.round().draft.parents)
+        return tuple(tokens[len(prompt) :])
+
+    assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
+    assert any(shapes)
+    if siblings > 1 and not grammar:
+        assert any(parents.count(-1) > 1 for parents in shapes)
+
+
+def propose(proposer: EagleProposer, tokens: list[int]) -> Draft:
+    coins = RandomCoins((1,))
+    proposer.start(Request(seed=1, rule="match", coins=coins, is_eog=is_eog, leaves=4))
+    return proposer.propose(tokens, SamplerChain(FULL, seed=1, tokens=tokens), Room(4))
+
+
+def test_only_what_was_accepted_is_read_again() -> None:
+    """A round feeds the accepted tokens and the target's own, not the whole pass."""
+    setup = Setup(eog_bias=-20.0)
+    target = FakeContext(setup.table, n_ctx=64)
+    target.capture("layer_inputs")
+    target.forward([1, 2, 3, 4], outputs="none")
+    proposer = head_for(setup, target)
+    head = proposer.context
+    assert isinstance(head, FakeHead)
+    assert len(propose(proposer, [1, 2, 3, 4, 5])) == 4
+    target.forward([5, 6, 7, 8], outputs="all")
+    target.rollback(6)  # 5 and 6 are known now, 9 is pending
+    assert len(propose(proposer, [1, 2, 3, 4, 5, 6, 9])) == 4
+    assert head.read_again == [5, 2]
+
+
+def test_without_states_there_is_no_draft() -> None:
+    setup = Setup(eog_bias=-20.0)
+    target = FakeContext(setup.table, n_ctx=64)
+    target.forward([1, 2, 3, 4], outputs="none")
+    proposer = head_for(setup, target)
+    assert len(propose(proposer, [1, 2, 3, 4, 5])) == 0
+
+
+def test_states_of_a_later_part_suffice() -> None:
+    """Another method drafted first: the head begins where its states do."""
+    setup = Setup(eog_bias=-20.0)
+    target = FakeContext(setup.table, n_ctx=64)
+    target.forward([1, 2, 3, 4], outputs="none")
+    target.capture("layer_inputs")
+    target.forward([5], outputs="all")
+    proposer = head_for(setup, target)
+    assert len(propose(proposer, [1, 2, 3, 4, 5, 6])) > 0
+    head = proposer.context
+    assert isinstance(head, FakeHead)
+    assert head.base == 4
+    target.forward([6, 7], outputs="all")
+    assert len(propose(proposer, [1, 2, 3, 4, 5, 6, 7, 8])) > 0
+
+
+def test_it_asks_for_the_layer_inputs() -> None:
+    setup = Setup()
+    assert head_for(setup, FakeContext(setup.table)).needs == "layer_inputs"
