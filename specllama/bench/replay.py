@@ -133,7 +133,7 @@ def replay(
             read = room.begin("draft", lag)
             if read:
                 clock.steps(reading(read))
-                lag = 1
+                fed = 0  # guesses that the draft has read
                 while True:
                     out.steps += 1
                     spot = trace[at + sent]
@@ -147,10 +147,11 @@ def replay(
                     if sent >= plan.draft_max or not room.keep_going(sent, spot.confidence):
                         break
                     clock.steps(step)
+                    fed += 1
                 source = "draft" if sent else "none"
                 while right < sent and trace[at + right].hit:
                     right += 1
-                lag = 1 if right < sent or sent == 0 else 2
+                lag = right + 1 - min(right, fed)
             else:
                 lag += 1
         elif plan.draft_max and room is None:  # a window that fixes its length beforehand

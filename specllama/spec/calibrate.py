@@ -15,12 +15,17 @@ Features = tuple[float, float]
 
 _FORGET = 0.998
 _MEAN_GAIN = 0.04
+_NEW_TEXT = 5.0  # guesses of earlier texts that count as much as what a new text shows
 _TRACE_LIMIT = 3.0
 _BINS = 10
 _RECENT = 24  # looks remembered
-_PRIOR_WEIGHT = 0.6
-_BACK_FIRST = 4
-_BACK_LAST = 256
+# Looks before the first one: many of a good draft model's guesses are all but certain, the others
+# are anything.
+_PRIOR_LOOKS = (*(0.4,) * (_BINS - 1), 1.6)
+_PATIENCE = 6  # looks that a source is given before it may be laid to rest
+_SECOND_CHANCE = 2  # and in every new text
+_WAIT_LEAST = 2
+_WAIT_MOST = 256
 
 
 def sigmoid(x: float) -> float:
@@ -62,33 +67,44 @@ class SourceState:
     """What is known about one source of drafts, kept between requests.
 
     ``mean`` is the decayed acceptance of tested first guesses, ``mean_next`` of those behind an
-    accepted one. ``recent`` are the features of the latest looks: how predictions are spread over
-    them prices a look at the next guess. ``wait``/``back`` are the probing rhythm, in rounds.
+    accepted one; ``weight`` and ``weight_next`` are the guesses behind them. ``recent`` are the
+    features of the latest looks: how predictions are spread over them prices a look at the next
+    guess. ``wait`` is how many rounds to leave the source alone.
     """
 
     __slots__ = (
         "_spread",
-        "back",
         "kind",
         "labels",
         "mean",
         "mean_next",
         "p",
+        "patience",
         "recent",
         "theta",
         "wait",
+        "weight",
+        "weight_next",
     )
 
     def __init__(self, kind: str = "draft") -> None:
         self.kind = kind
         self.theta = list(_PRIOR["copy" if kind == "copy" else "draft"])
         self.p = [[1.0, 0.0, 0.0], [0.0, 0.25, 0.0], [0.0, 0.0, 0.25]]
-        self.mean = self.mean_next = 0.7
+        self.mean, self.mean_next = 0.7, 0.75
+        self.weight = self.weight_next = _NEW_TEXT
         self.labels = 0
         self.recent: deque[Features] = deque(maxlen=_RECENT)
         self._spread: list[tuple[float, float]] | None = None
         self.wait = 0
-        self.back = _BACK_FIRST
+        self.patience = _PATIENCE
+
+    def fresh(self) -> None:
+        """A new text begins: it may be of another kind, so what it shows counts more."""
+        self.wait = 0
+        self.patience = max(self.patience, _SECOND_CHANCE)
+        self.weight = min(self.weight, _NEW_TEXT)
+        self.weight_next = min(self.weight_next, _NEW_TEXT)
 
     def predict(self, features: Features) -> float:
         t = self.theta
@@ -96,6 +112,7 @@ class SourceState:
 
     def look(self, features: Features) -> None:
         """A guess was seen (it counts from the next ``learn`` on)."""
+        self.patience = max(self.patience - 1, 0)
         self.recent.append(features)
 
     def spread(self) -> list[tuple[float, float]]:
@@ -110,11 +127,10 @@ class SourceState:
             for x, y in self.recent:
                 a = 1.0 / (1.0 + exp(-bias - first * x - second * y))
                 bins[min(int(a * _BINS), _BINS - 1)] += 1.0
-            prior = _PRIOR_WEIGHT * (1.0 - len(self.recent) / (_RECENT + 1.0))
-            total = len(self.recent) + prior * _BINS
-            self._spread = [
-                ((i + 0.5) / _BINS, (n + prior) / total) for i, n in enumerate(bins) if n + prior
-            ]
+            fade = 1.0 - len(self.recent) / (_RECENT + 1.0)
+            bins = [n + fade * prior for n, prior in zip(bins, _PRIOR_LOOKS, strict=True)]
+            total = sum(bins)
+            self._spread = [((i + 0.5) / _BINS, n / total) for i, n in enumerate(bins) if n]
         return self._spread
 
     def learn(self, features: Features, accepted: bool, depth: int = 0) -> None:
@@ -144,27 +160,26 @@ class SourceState:
         theta[2] = min(max(theta[2], low), 3.0)
         theta[0] = min(max(theta[0], -8.0), 8.0)
         if depth:
-            self.mean_next += _MEAN_GAIN * (y - self.mean_next)
+            self.weight_next += 1.0
+            self.mean_next += max(_MEAN_GAIN, 1.0 / self.weight_next) * (y - self.mean_next)
         else:
-            self.mean += _MEAN_GAIN * (y - self.mean)
+            self.weight += 1.0
+            self.mean += max(_MEAN_GAIN, 1.0 / self.weight) * (y - self.mean)
             if self.labels < 8:  # nothing is known about later positions yet
                 self.mean_next += 0.5 * _MEAN_GAIN * (y - self.mean_next)
         self.labels += 1
         self._spread = None
 
-    def backed_off(self) -> None:
-        """A probe begins: the next one comes twice as late."""
-        self.wait = self.back
-        self.back = min(_BACK_LAST, 2 * self.back)
+    def rest(self, rounds: float) -> None:
+        """Not to be asked for so many rounds, within limits; at once while there is patience."""
+        self.wait = 0 if self.patience else int(min(max(rounds, _WAIT_LEAST), _WAIT_MOST))
 
     def surprised(self, a: float) -> None:
         """A probe hit where ``a`` was expected: the less it was expected, the sooner the next."""
         self.wait = int(self.wait * a)
-        self.back = max(_BACK_FIRST, int(self.back * a))
 
     def paid(self) -> None:
-        """A round beat plain decoding: look again soon if it stops paying."""
-        self.back = _BACK_FIRST
+        """A round beat plain decoding: look again at once."""
         self.wait = 0
 
     # -- persistence --
@@ -177,8 +192,8 @@ class SourceState:
             "mean": self.mean,
             "mean_next": self.mean_next,
             "labels": self.labels,
+            "patience": self.patience,
             "recent": [list(f) for f in self.recent],
-            "back": self.back,
         }
 
     @staticmethod
@@ -197,11 +212,10 @@ class SourceState:
         state.mean = min(max(mean, 0.0), 1.0)
         state.mean_next = min(max(mean_next, 0.0), 1.0)
         state.labels = int(data["labels"])
+        state.patience = min(max(int(data.get("patience", 0)), 0), _PATIENCE)
         for features in data["recent"]:
             first, second = _numbers(features, 2)
             state.recent.append((first, second))
-        # a fresh look soon: the new text may be of another kind
-        state.back = min(max(int(data["back"]), _BACK_FIRST), 32)
         return state
 
 

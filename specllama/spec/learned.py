@@ -8,8 +8,8 @@ from typing import Any
 from specllama.spec.calibrate import SourceState
 from specllama.spec.cost import CostTable
 
-CREDIT_FIRST = 6.0  # plain steps that a new pair may lose while it is learnt
-CREDIT_MOST = 6.5  # and that a good run can save up; with what plain steps earn: 3 % of 500 tokens
+CREDIT_FIRST = 8.0  # plain steps that a new pair may lose while it is learnt
+CREDIT_MOST = 9.5  # and that a good run can save up; with what plain steps earn: 3 % of 500 tokens
 HEADS = ("eagle3", "medusa", "mtp")  # proposers that step through something else than a draft model
 
 

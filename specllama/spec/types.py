@@ -139,6 +139,10 @@ def _worth(likely: float) -> bool:
     return True
 
 
+def _all_of(n: int) -> int:
+    return n
+
+
 def _whole(source: str, tokens: Sequence[int], match_length: int) -> int:
     return len(tokens)
 
@@ -164,6 +168,8 @@ class Room:
 
     ``beside(likely)``: a tree may get a node off the path of its best guesses, which the target
     reaches with this probability; is it worth a row?
+
+    ``rows(most)``: how many rows a pass may have that evaluates more than can be accepted.
     """
 
     n: int
@@ -172,3 +178,4 @@ class Room:
     include: Callable[[float | None, float | None, int | None], bool] = field(default=_take)
     trim: Callable[[str, Sequence[int], int], int] = field(default=_whole)
     beside: Callable[[float], bool] = field(default=_worth)
+    rows: Callable[[int], int] = field(default=_all_of)

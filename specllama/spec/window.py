@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
-from specllama.spec.calibrate import Features, SourceState, draft_features, logit, match_features
+from specllama.spec.calibrate import Features, SourceState, draft_features, match_features
 from specllama.spec.cost import CostTable, ceiling
 from specllama.spec.learned import CREDIT_MOST, Learned
 from specllama.spec.types import Draft, Room
@@ -83,7 +83,7 @@ class FixedWindow:
 
 # -- the adaptive window ------------------------------------------------------------------------
 
-_EPS = 0.015  # plain steps earn this share of a step of credit
+_EPS = 0.01  # plain steps earn this share of a step of credit
 _STAKE = 0.75  # share of the credit that one round may risk: bad luck shrinks the stakes
 _RATE_DECAY = 0.985  # memory of the running throughput, per round
 _OUTLIER = 2.0  # a round is charged at most this multiple of what it should have cost
@@ -97,6 +97,10 @@ _READ_LEAST = 16  # a draft model that has read less than this of a text cannot 
 _HOPE = 0.4
 _HOPE_READING = 0.2
 _AMORTISE = 32  # rounds over which reading a backlog has to pay
+_RESERVE = 1.5  # steps of credit that reading a backlog must leave
+_BLIND_ROUNDS = 3  # that a proposer which never asks is given
+_BLIND_GAIN = 0.08
+_PROBING = 0.008  # share of the time that probes may take while nothing pays
 _BEST_ACCEPTANCE = 0.97  # what no draft model keeps up for long: for the can-it-gain-at-all test
 _MIN_GAIN = 1.02
 _SURE = 4  # passes of two rows before a machine is judged
@@ -112,6 +116,16 @@ class _Offer:
     used: int = 0
 
 
+@dataclass(slots=True)
+class _Blind:
+    """What rounds of a proposer that never asks gave and cost, as running means."""
+
+    rounds: int = 0
+    accepted: float = 0.0
+    excess_ms: float = 0.0  # beyond a plain step
+    wait: int = 0
+
+
 class AdaptiveWindow:
     """Drafts as far as it pays, measured, and keeps the loss of trying within a credit.
 
@@ -120,8 +134,8 @@ class AdaptiveWindow:
     looking ahead over the steps of the cost table. A draft step is run when an average look at its
     result is worth its price. Every round's excess over plain decoding is paid from a credit, and
     a round that could overdraw it is not begun, so total time stays below
-    ``(1 + 0.015) * plain + credit`` whatever the drafts are worth. When nothing pays, a source is
-    looked at again after 4, 8, ... 256 rounds.
+    ``(1 + 0.01) * plain + credit`` whatever the drafts are worth. When nothing pays, a source is
+    left alone for a while: looking may take 0.8 % of the time.
 
     Under ``match`` the output cannot depend on any of this. Under ``rejection`` and ``block`` no
     decision looks at a token that was sampled this round (``peek`` False).
@@ -154,10 +168,11 @@ class AdaptiveWindow:
         self._clock = clock
         self._on_finish = on_finish
         self._prefill_row: float | None = None
-        self._blind: dict[str, SourceState] = {}
-        self._blind_step = 0.0  # ms per guess of proposers that never ask
+        self._blind = _Blind()
         self._stuck = ""
         self._v: list[float] = [0.0]
+        for state in learned.sources.values():
+            state.fresh()
         self._reset(0)
 
     def _reset(self, limit: int) -> None:
@@ -171,6 +186,7 @@ class AdaptiveWindow:
         self._since = 0.0
         self._probing = False
         self._why = ""
+        self._begun = 0.0
         self._offers: list[_Offer] = []
         self._current: _Offer | None = None
 
@@ -222,15 +238,21 @@ class AdaptiveWindow:
             limit -= 1
         if limit == 0:
             return Plan(0, f"credit {self._learned.credit:.1f} steps, too little to draft")
-        if self._blind:
-            limit = self._blind_limit(limit)
-            if limit == 0:
-                return Plan(0, self._why)
+        if self._blind.rounds and not self._blind_pays():
+            return Plan(0, self._why)
         self._limit = limit
         return Plan(
             limit,
             "",
-            room=Room(limit, self.keep_going, self.begin, self.include, self.trim, self.beside),
+            room=Room(
+                limit,
+                self.keep_going,
+                self.begin,
+                self.include,
+                self.trim,
+                self.beside,
+                self.rows,
+            ),
             explain=self.explain,
         )
 
@@ -261,10 +283,15 @@ class AdaptiveWindow:
         state = learned.source(source, "draft")
         draft = self._steps_cost
         first = draft.ms(lag)
+        credit_ms = learned.credit * self._one
         least = self._v[2] - self._one  # a first drafted token costs at least a row more
-        value = self._look(state, 0, 1.0)
+        if self._n:  # a copy goes already: a branch beside it pays where its first guess fails
+            self._survival = 1.0 - self._offers[-1].state.predict(self._offers[-1].features[0])
+        value = self._look(state, self._n, self._survival)
         price = self._rate * (self._step + (first - self._step) / _AMORTISE)
         budget = self._stake - least
+        if value <= price and self._n:
+            return 0
         if value <= price:
             if state.wait > 0:
                 state.wait -= 1
@@ -278,19 +305,23 @@ class AdaptiveWindow:
             least_read = min(draft.ms(min(lag, _READ_LEAST)), _PROBE_MOST * self._one)
             cheap = max(_PROBE_STEPS * self._one, least_read)
             budget = min(self._stake if self._peek else budget, cheap)
+            # what is read now must be put to use: keep enough to send a few guesses afterwards
+            if first > 2.0 * self._step:
+                budget = min(budget, credit_ms - _RESERVE * self._one)
         read = self._readable(lag, budget)
         if read == 0:
             self._why = f"credit {learned.credit:.1f} steps, too little to catch up {lag} tokens"
             if self._probing:  # ask again later, not at every step that earns a little credit
-                state.wait = state.back
+                state.rest(0)
             self._probing = False
             return 0
         if self._probing:
-            state.backed_off()
+            loss = draft.ms(read) + (price - value) / self._rate - self._step
+            state.rest(loss / (_PROBING * self._one))
         self._current = _Offer(state)
         self._offers.append(self._current)
         self._read = read
-        self._since = self._clock()
+        self._since = self._begun = self._clock()
         return read
 
     def _readable(self, lag: int, budget_ms: float) -> int:
@@ -311,7 +342,7 @@ class AdaptiveWindow:
         now = self._clock()
         ms = (now - self._since) * 1e3
         self._since = now
-        self._spent += ms
+        self._spent = (now - self._begun) * 1e3
         self._steps += 1
         self._steps_cost.observe(self._read, ms)
         self._read = 1
@@ -323,7 +354,7 @@ class AdaptiveWindow:
         offer.state.look(features)
         n = self._n
         fits = self._spent + self._v[n + 2] - self._one <= self._stake
-        forced = self._probing and n == 0 and not self._peek
+        forced = self._probing and n == 0 and (not self._peek or token is None)
         if fits and (forced or self._gain(offer.state, n, self._survival, a) > 0.0):
             offer.tokens.append(token)
             offer.features.append(features)
@@ -356,6 +387,14 @@ class AdaptiveWindow:
             return False
         self._since = self._clock()
         return True
+
+    def rows(self, most: int) -> int:
+        target = self._learned.costs.target
+        fits = 1
+        for n in range(2, most + 1):
+            if target.ms(n) - self._one <= self._stake:
+                fits = n
+        return fits
 
     def beside(self, likely: float) -> bool:
         n = self._n
@@ -444,27 +483,22 @@ class AdaptiveWindow:
             total += weight * best
         return total
 
-    def _blind_limit(self, limit: int) -> int:
-        """Length for proposers that never ask: by their mean acceptance, probing when it is 0."""
-        best, length = 0.0, 0
-        for state in self._blind.values():
-            survival, total = 1.0, 0.0
-            for n in range(1, limit + 1):
-                survival *= state.mean
-                total += survival
-                price = self._v[n + 1] - self._one + n * self._blind_step
-                if total - self._rate * price > best:
-                    best, length = total - self._rate * price, n
-        if length:
-            return length
-        state = next(iter(self._blind.values()))
-        if state.wait > 0:
-            state.wait -= 1
-            self._why = f"drafts too costly here: {state.mean:.2f} accepted"
-            return 0
-        state.backed_off()
+    def _blind_pays(self) -> bool:
+        """Whether to let a proposer that never asks draft this round, as far as it likes."""
+        blind = self._blind
+        if blind.excess_ms > self._stake:
+            self._why = f"credit {self._learned.credit:.1f} steps, too little to draft"
+            return False
+        loss = blind.excess_ms - blind.accepted / self._rate
+        if loss <= 0.0 or blind.rounds < _BLIND_ROUNDS:
+            return True
+        if blind.wait > 0:
+            blind.wait -= 1
+            self._why = f"drafts too costly here: {blind.accepted:.2f} accepted a round"
+            return False
+        blind.wait = int(loss / (_PROBING * self._one))
         self._probing = True
-        return 1
+        return True
 
     # -- after a round --
 
@@ -527,10 +561,9 @@ class AdaptiveWindow:
                 return
 
     def _judge_blind(self, outcome: Outcome) -> None:
-        """A proposer that never asked: its confidence, where it gave one, is its feature."""
-        state = self._blind.setdefault(outcome.source, SourceState())
-        step = outcome.draft_ms / outcome.drafted
-        self._blind_step += (0.2 if self._blind_step else 1.0) * (step - self._blind_step)
-        for i in range(min(outcome.drafted, outcome.accepted + 1)):
-            c = outcome.confidence[i] if i < len(outcome.confidence) else None
-            state.learn((0.0, 0.0 if c is None else logit(c) / 2.0), i < outcome.accepted)
+        blind = self._blind
+        blind.rounds += 1
+        gain = max(_BLIND_GAIN, 1.0 / blind.rounds)
+        blind.accepted += gain * (outcome.accepted - blind.accepted)
+        excess = outcome.round_ms - (self._learned.costs.target.one or 0.0)
+        blind.excess_ms += gain * (excess - blind.excess_ms)

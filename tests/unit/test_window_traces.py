@@ -12,7 +12,7 @@ from specllama.bench.replay import Replay, Spot, VirtualClock, replay, trace_of_
 from specllama.spec.learned import CREDIT_FIRST, CREDIT_MOST, Costs, Learned
 from specllama.spec.window import AdaptiveWindow
 
-EPS = 0.015
+EPS = 0.01
 
 CPU = [0.0, 1, 1.5, 2.1, 2.1, 2.75, 3.4, 3.7, 4.0, 4.4, 4.8, 5.1, 5.3, 5.45, 5.55, 5.65, 5.75, 6.3]
 GPU = [0.0, *(1 + 0.03 * (n - 1) for n in range(1, 18))]

@@ -19,6 +19,7 @@ node gets is settled before the draw.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -79,9 +80,10 @@ class DraftTreeProposer(DraftModelProposer):
             return EMPTY_DRAFT
         unread, fits = self._unread(tokens)
         row: Row | None = None
-        if fits > 0 and unread > 0:
+        read = min(room.begin(self.name, unread), unread) if fits > 0 else 0
+        if read > 0:
             try:
-                row = self._catch_up(tokens, unread, unread)
+                row = self._catch_up(tokens, unread, read)
             except ContextFull:
                 row = None  # the draft model spells this text in more tokens than it can hold
         return _Growth(self, request, chain, room, guess, fits, row).run()
@@ -121,7 +123,8 @@ class _Growth:
         self._score: dict[int, float | None] = {_ROOT: None}
         self._guessed: dict[int, int] = {_ROOT: 0}  # node -> index of the guess that follows it
         self._reading = row is not None
-        self._depth_asked = 0
+        self._trunk = _ROOT  # the end of the path of best guesses
+        self._best: tuple[int, float, float | None] | None = None  # behind it: token, score, lead
         self._laws: dict[int, Law] = {}  # the draft's law after a node that was read
         self._heap: list[tuple[float, int, Literal["add", "read"], int, int, float]] = []
         self._pushed = 0
@@ -135,10 +138,24 @@ class _Growth:
             if -weight < self._proposer.floor and len(self._tree):
                 break
             if action == "add":
-                self._add(node, token, share, self._source(node, token), self._laws.get(node))
+                source = self._source(node, token)
+                if source != self._proposer.name or self._wanted(node, token, -weight):
+                    self._add(node, token, share, source, self._laws.get(node))
             elif self._reading and self._may_read(node):
                 self._read(node)
         return self._tree.build()
+
+    def _wanted(self, parent: int, token: int, weight: float) -> bool:
+        """Ask the window for a row: the best path step by step, other nodes by their weight."""
+        best = self._best
+        if parent != self._trunk or best is None or token != best[0]:
+            return self._room.beside(weight)
+        self._best = None
+        if self._room.include(best[1], best[2], token):
+            self._trunk = len(self._tree)  # the node that is added next
+            return True
+        self._reading = False
+        return False
 
     # -- the heap --
 
@@ -176,6 +193,8 @@ class _Growth:
         node = self._tree.add(parent, token, source, q=q, confidence=share)
         if node is None:
             return
+        if parent == self._trunk and self._best is not None and token == self._best[0]:
+            self._trunk, self._best = node, None  # a copy says what the model would: a free step
         if node == known:
             self._weight[node] = self._weight[parent] * share
             self._score[node] = share
@@ -188,13 +207,13 @@ class _Growth:
     # -- the draft model --
 
     def _may_read(self, node: int) -> bool:
+        if node == _ROOT:
+            return True
         depth = self._tree.depth(node)
         if depth >= self._fits:
             return False
-        if depth > self._depth_asked:
-            self._depth_asked = depth
-            if not self._room.keep_going(depth, self._score[node]):
-                self._reading = False
+        if not self._room.keep_going(depth, self._score[node]):
+            self._reading = False
         return self._reading
 
     def _read(self, node: int) -> None:
@@ -217,10 +236,16 @@ class _Growth:
             if not ahead.greedy:
                 self._laws[node] = law
             seed, most = self._request.seed, proposer.siblings
-            for token, share in _finishers(law, row, ahead, seed, most):
+            found = _finishers(law, row, ahead, seed, most)
+            if node == self._trunk:
+                lead = math.log(found[0][1] / found[1][1]) if len(found) > 1 else None
+                self._best = (found[0][0], score, lead)
+            for token, share in found:
                 self._push("add", node, token, share, self._weight[node] * share)
-        else:
+        elif node != self._trunk or self._room.include(score, None, None):
             self._draw(node, law)
+        else:
+            self._reading = False
 
     def _chain_at(self, node: int) -> SamplerChain:
         found = self._chains.get(node)
@@ -243,11 +268,15 @@ class _Growth:
                 break
             token = int(law.ids[i])
             if token not in fixed:
+                if not self._room.beside(weight * float(law.probs[i])):
+                    break
                 fixed.append(token)
                 left -= float(law.probs[i])
         outside = _without(law, fixed)
         if outside is not None and (not fixed or weight * left >= _BESIDE):
             token = self._request.coins.pick(outside.ids, outside.probs)
+            if node == self._trunk:
+                self._trunk = len(tree)
             self._add(node, token, max(left, 0.0), self._proposer.name, outside)
         for token in fixed:
             share = law.prob(token)

@@ -39,8 +39,7 @@ class MergedProposer:
         self._model.start(request)
 
     def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
-        # the tree weighs the guess against the model's; the window judges the whole
-        self._guess = self._copier.propose(tokens, chain, Room(room.n))
+        self._guess = self._copier.propose(tokens, chain, Room(room.n, trim=room.trim))
         return self._model.grow(tokens, chain, room, self._guess)
 
     def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:

@@ -224,9 +224,15 @@ class RetokenizeProposer:
             return EMPTY_DRAFT
         keep = min(common_prefix(self._context.tokens, self._ids), len(self._ids) - 1)
         self._context.rollback(keep)
+        unread = len(self._ids) - keep
+        # a backlog that is too dear for one round is read over several
+        read = min(room.begin(self.name, unread), unread)
         batch = min(512, self._context.n_batch)
-        for i in range(keep, len(self._ids), batch):
-            row = self._context.forward(self._ids[i : i + batch], outputs="last")[0]
+        for i in range(keep, keep + read, batch):
+            part = self._ids[i : min(i + batch, keep + read)]
+            row = self._context.forward(part, outputs="last")[0]
+        if read < unread:
+            return EMPTY_DRAFT
         written = bytearray()
         scores: list[float] = []
         while True:
@@ -234,6 +240,8 @@ class RetokenizeProposer:
             token = int(np.argmax(row))
             piece = self._draft.piece(token)
             if score < request.p_min or not piece or self._draft.is_eog(token):
+                break
+            if not room.include(score, None, None):
                 break
             written += piece
             scores.append(score)
