@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,9 +53,10 @@ def layers_read(target: Shape) -> tuple[int, int, int]:
 class EagleHead(nn.Module):  # type: ignore[misc]
     """llama.cpp's `eagle3` graph; parameters are named as in the file."""
 
-    def __init__(self, s: Shape, hidden: int) -> None:
+    def __init__(self, target: Shape, hidden: int) -> None:
         super().__init__()
-        self.s = s
+        # the token comes in through keys and values alone: they are as wide as the stream
+        s = self.s = replace(target, kv_heads=target.heads)
         self.hidden = hidden
         wide = 2 * s.width
         self.fc = nn.Linear(3 * s.width, s.width, bias=False)
@@ -82,11 +83,13 @@ class EagleHead(nn.Module):  # type: ignore[misc]
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def split(self, x: Tensor, heads: int) -> Tensor:
+    def split(self, x: Tensor) -> Tensor:
         """[batch, heads, places, size]"""
-        return x.unflatten(-1, (heads, self.s.head_size)).transpose(1, 2)
+        return x.unflatten(-1, (self.s.heads, self.s.head_size)).transpose(1, 2)
 
-    def unroll(self, embedded: Tensor, features: Tensor, places: Tensor) -> list[Tensor]:
+    def unroll(
+        self, embedded: Tensor, features: Tensor, places: Tensor, steps: int
+    ) -> list[Tensor]:
         """What the output matrix reads, for every step and each of `places`.
 
         Args:
@@ -97,26 +100,23 @@ class EagleHead(nn.Module):  # type: ignore[misc]
         s, n = self.s, embedded.shape[1]
         cos, sin = self.get_buffer("cos"), self.get_buffer("sin")
         row = torch.arange(len(places))[:, None]
-        group = s.heads // s.kv_heads
         token = self.attn_norm(embedded)
         state = self.fc(features).float()
         z = torch.cat((token, self.attn_norm_2(state)), -1)
         # what is known: keys of fused states, for every place
-        known = rotate(self.split(self.attn_k(z), s.kv_heads), cos[:n], sin[:n])
-        known = known.repeat_interleave(group, 1).transpose(-1, -2)
-        known_v = self.split(self.attn_v(z), s.kv_heads).repeat_interleave(group, 1)
+        known = rotate(self.split(self.attn_k(z)), cos[:n], sin[:n]).transpose(-1, -2)
+        known_v = self.split(self.attn_v(z))
         token, state, z = token[row, places], state[row, places], z[row, places]
         cos, sin = cos[places][:, None], sin[places][:, None]
         keys: list[Tensor] = []  # of guessed states, by step
         values: list[Tensor] = []
         rows: list[Tensor] = []
-        for k in range(STEPS):
+        for k in range(steps):
             if k:
                 z = torch.cat((token, self.attn_norm_2(state)), -1)
-                key = rotate(self.split(self.attn_k(z), s.kv_heads), cos, sin)
-                keys.append(key.repeat_interleave(group, 1))
-                values.append(self.split(self.attn_v(z), s.kv_heads).repeat_interleave(group, 1))
-            q = rotate(self.split(self.attn_q(z), s.heads), cos, sin)
+                keys.append(rotate(self.split(self.attn_k(z)), cos, sin))
+                values.append(self.split(self.attn_v(z)))
+            q = rotate(self.split(self.attn_q(z)), cos, sin)
             hidden = torch.arange(n) > places[..., None] - k  # [batch, window, n]
             scores = q @ known + hidden[:, None] * -1e4
             # one key of each guessed step: step i stands k - i places back
@@ -175,7 +175,9 @@ def lesson(target: Tiny, packer: Packer, rows: int) -> Lesson:
     return Lesson(embedded, torch.cat(states, -1).float(), final, judged)
 
 
-def losses(head: EagleHead, target: Tiny, given: Lesson) -> tuple[list[Tensor], list[float]]:
+def losses(
+    head: EagleHead, target: Tiny, given: Lesson, steps: int = STEPS
+) -> tuple[list[Tensor], list[float]]:
     """Of each step: cross-entropy in nats, and the share of agreeing best tokens.
 
     One window of each row is judged, most of it within an answer.
@@ -193,7 +195,7 @@ def losses(head: EagleHead, target: Tiny, given: Lesson) -> tuple[list[Tensor], 
         with torch.no_grad():
             laws = target.head(given.final[row, places][judged]).float().softmax(-1)
         best = laws.argmax(-1)
-        for x in head.unroll(given.embedded, given.features, places):
+        for x in head.unroll(given.embedded, given.features, places, steps):
             logits = target.head(x[judged]).float()
             found.append(F.cross_entropy(logits, laws))
             agreed.append(float((logits.detach().argmax(-1) == best).float().mean()))
@@ -207,17 +209,24 @@ class Plan:
     minutes: float = 20.0
     rows: int = 4  # of text per batch
     windows: int = 3  # steps taken from a batch
+    short: float = 0.4  # share of the time in which two steps are unrolled, not all
     adam: float = 2e-3
     muon: float = 0.02
     seed: int = 1
 
 
-def train(target: Tiny, tokenizer: Tokenizer, plan: Plan, hidden: int) -> EagleHead:
-    """A head for `target`."""
-    torch.manual_seed(plan.seed)
-    target.requires_grad_(False)
+def new_head(target: Tiny, hidden: int, start: Path | None = None) -> EagleHead:
+    """An untrained head for `target`, or what an earlier run kept."""
     head = EagleHead(target.s, hidden)
     head.output_norm.load_state_dict(target.output_norm.state_dict())
+    if start is not None:
+        head.load_state_dict(torch.load(start, map_location="cpu", weights_only=True))
+    return head
+
+
+def train(head: EagleHead, target: Tiny, tokenizer: Tokenizer, plan: Plan) -> None:
+    """Let `head` learn what `target` says."""
+    target.requires_grad_(False)
     packer = Packer(tokenizer, f"eagle/{plan.seed}")
     check = lesson(target, Packer(tokenizer, "eagle/check"), 8)
     matrices = [p for p in head.parameters() if p.ndim == 2]
@@ -234,12 +243,12 @@ def train(target: Tiny, tokenizer: Tokenizer, plan: Plan, hidden: int) -> EagleH
             shown = " ".join(f"{float(p):.2f}/{a:.2f}" for p, a in zip(parts, agreed, strict=True))
             print(f"step {step} {progress:4.0%} nats/agreement by depth: {shown}", flush=True)
         if progress >= 1:
-            return head
+            return
         for group, most in ((muon.param_groups[0], plan.muon), (adam.param_groups[0], plan.adam)):
             group["lr"] = most * min(1.0, (step + 1) / 30) * max(0.02, 1 - progress)
         if step % plan.windows == 0:
             given = lesson(target, packer, plan.rows)
-        parts, _ = losses(head, target, given)
+        parts, _ = losses(head, target, given, 2 if progress < plan.short else STEPS)
         torch.stack([DISCOUNT**k * part for k, part in enumerate(parts)]).sum().backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         muon.step()
@@ -305,14 +314,21 @@ def main() -> None:
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--hidden", type=int, default=448)
+    parser.add_argument("--start", type=Path, help="go on from weights that --keep wrote")
+    parser.add_argument("--keep", type=Path, help="write the weights unrounded as well")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     a = parser.parse_args()
     torch.set_num_threads(a.threads)
+    torch.manual_seed(a.seed)
     target, _ = load_checkpoint(a.checkpoint)
     as_in_its_file(target)
-    head = train(target, load_tokenizer(a.tokenizer), Plan(a.minutes, seed=a.seed), a.hidden)
+    head = new_head(target, a.hidden, a.start)
+    plan = Plan(a.minutes, seed=a.seed, short=Plan.short if a.start is None else 0.0)
+    train(head, target, load_tokenizer(a.tokenizer), plan)
+    if a.keep is not None:
+        torch.save(head.state_dict(), a.keep)
     export(head, a.tokenizer, a.out, a.out.stem)
     size = sum(p.numel() for p in head.parameters())
     print(json.dumps({"parameters": size, "bytes": a.out.stat().st_size}))
