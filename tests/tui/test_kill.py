@@ -9,8 +9,10 @@ import signal
 import time
 from collections.abc import Callable
 
+import pytest
 from textual.pilot import Pilot
 
+from specllama import paths
 from specllama.params import GenerateParams
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
@@ -18,6 +20,7 @@ from specllama.tui.demo import DEMO_REPLY, DemoFactory
 from specllama.tui.widgets.message import AssistantMessage
 
 KILLS = 3
+REAL_KILLS = 20
 LIMIT_S = 60.0
 
 
@@ -66,3 +69,52 @@ async def kill_and_recover(kills: int, seed: int = 1) -> None:
 
 async def test_the_app_outlives_its_engine() -> None:
     await kill_and_recover(KILLS)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(600)
+async def test_the_app_outlives_twenty_kills_of_the_bundled_pair() -> None:
+    if not (paths.bundled_dir() / "tiny-target-q4_0.gguf").is_file():
+        pytest.skip("the bundled pair is not there")
+    await kill_real_engine(REAL_KILLS)
+
+
+async def kill_real_engine(kills: int, seed: int = 2) -> None:
+    """The moments are random in time: reading the prompt, drafting, verifying, sending."""
+    rng = random.Random(seed)
+    params = GenerateParams(seed=7, max_tokens=400, ignore_eos=True)
+    app = SpecllamaApp(target="tiny", params=params, pace=Pace(0.02))
+    try:
+        async with app.run_test(size=(80, 24)) as pilot:
+            await until(pilot, lambda: app.engine_ready)
+            chat = app.chat
+            kept = 0
+            for i in range(kills):
+                chat.set_focus(chat.prompt)
+                chat.prompt.put(f"Tell me about a fox, number {i}")
+                await pilot.press("enter")
+                await until(pilot, lambda: chat.busy and app.host.ready)  # type: ignore[attr-defined]
+                await asyncio.sleep(rng.uniform(0.0, 0.6))
+                pid = app.host.pid  # type: ignore[attr-defined]
+                assert pid is not None
+                shown = "".join(view.text for view in list(chat.query(AssistantMessage))[-1:])
+                os.kill(pid, signal.SIGKILL)
+                await until(pilot, lambda: not chat.busy)
+                last = app.session.messages[-1]
+                if last.role == "assistant":
+                    kept += 1
+                    view = chat.query(AssistantMessage).last()
+                    assert view.text == last.content
+                    assert last.content.startswith(shown)
+                    assert last.content
+                await pilot.press("ctrl+n")
+                await until(pilot, lambda: not app.session.messages)
+            assert kept, "every kill came before the first token: nothing was tested"
+            app.session.params = params.replace(max_tokens=8)
+            chat.prompt.put("and now?")
+            await pilot.press("enter")
+            await until(pilot, lambda: not chat.prompt.text and not chat.busy)
+            assert app.session.messages[-1].role == "assistant"
+            assert app.is_running
+    finally:
+        app.shut_down()
