@@ -34,6 +34,7 @@ from specllama.backend.symbols import rows as view
 from specllama.errors import CannotLoad, ContextFull, EngineError
 from specllama.models.eagle3 import EagleFacts, check_target, read_facts
 from specllama.models.gguf import read_header
+from specllama.models.memory import estimate_model, require_fit
 from specllama.spec.proposer import Proposer
 from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.proposers.eagle3 import EagleProposer
@@ -53,11 +54,16 @@ def open_eagle3(path: Path, target: HeadTarget) -> Proposer:
         PairIncompatible: no EAGLE-3 head, one of another target, or an architecture whose hidden
             states llama.cpp does not give away.
         BadGguf, UnsupportedModel, CannotLoad: damaged, or refused by llama.cpp.
+        DoesNotFit: not enough memory is free beside the target.
     """
     header = read_header(path)
     facts = read_facts(header)
     check_target(facts, header, target.header)
     target.context.offer_layers(facts.layers)
+    if target.options.check_memory and target.model.gpu_layers == 0:
+        require_fit(
+            estimate_model(header, n_ctx=target.context.n_ctx, n_ubatch=_BATCH, n_outputs=_BATCH)
+        )
     model = LlamaModel(
         path,
         pre=header.pre_tokenizer or "",
