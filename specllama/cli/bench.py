@@ -22,6 +22,7 @@ Examples:
   specllama bench run --against "llama-server http://127.0.0.1:8080"
   specllama bench run --against "llama-speculative-simple ./llama-speculative-simple
                                  --spec-draft-n-max 4"
+  specllama bench run --proposer draft --proposer tree --proposer suffix   methods side by side
   specllama bench run --out report                      report.json, .md and .html
 """
 
@@ -48,7 +49,15 @@ def command() -> None:
     show_default=True,
     help="Always write --max-tokens, so that every arm does the same work.",
 )
-@click.option("--proposer", type=click.Choice(PROPOSERS), default="auto", show_default=True)
+@click.option(
+    "--proposer",
+    "proposers",
+    multiple=True,
+    type=click.Choice(PROPOSERS),
+    default=("auto",),
+    show_default=True,
+    help="May be given several times: one arm each.",
+)
 @click.option("--verify", type=click.Choice(VERIFY_RULES), default="match", show_default=True)
 @click.option("--window", type=click.Choice(WINDOWS), default="auto", show_default=True)
 @click.option("--draft-max", type=int, help="Most tokens drafted per round.")
@@ -89,7 +98,7 @@ def run(
     temperatures: tuple[float, ...],
     seed: int,
     ignore_eos: bool,
-    proposer: str,
+    proposers: tuple[str, ...],
     verify: Any,
     window: Any,
     draft_max: int | None,
@@ -125,14 +134,18 @@ def run(
     with Engine.load(target or "tiny", draft, options) as engine:
         if useless_draft:
             make_useless(engine)
-        base = GenerateParams(proposer=proposer, verify=verify, window=window)
+        base = GenerateParams(verify=verify, window=window)
         if draft_max is not None:
             base = base.replace(draft_max=draft_max)
         arms: list[Arm] = [EngineArm("plain", engine, base.replace(speculate=False))]
-        arms.append(EngineArm("specllama", engine, base))
-        for k in lengths:
-            fixed = base.replace(window="fixed", draft_max=k)
-            arms.append(EngineArm(f"fixed {k}", engine, fixed))
+        for proposer in proposers:
+            own = base.replace(proposer=proposer)
+            several = len(proposers) > 1
+            arms.append(EngineArm(proposer if several else "specllama", engine, own))
+            for k in lengths:
+                fixed = own.replace(window="fixed", draft_max=k)
+                name = f"{proposer} fixed {k}" if several else f"fixed {k}"
+                arms.append(EngineArm(name, engine, fixed))
         arms += [make_peer(peer, engine, sampling) for peer in peers if peer != "plain"]
         tasks = [
             Task(prompt, temperature, max_tokens, seed + n, ignore_eos)

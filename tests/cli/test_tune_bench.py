@@ -105,6 +105,17 @@ def test_bench_run_json(capsys: pytest.CaptureFixture[str], prompts: Path) -> No
     assert data["provenance"]["versions"]["specllama"]
 
 
+def test_bench_run_sets_methods_side_by_side(
+    capsys: pytest.CaptureFixture[str], prompts: Path
+) -> None:
+    flags = ["--prompts", str(prompts), "--max-tokens", "8", "-r", "1", "--temperature", "0"]
+    methods = ["--proposer", "auto", "--proposer", "draft", "--length", "2"]
+    assert invoke(["bench", "run", *flags, *methods, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    arms = {run["arm"] for run in data["runs"]}
+    assert arms == {"plain", "auto", "auto fixed 2", "draft", "draft fixed 2"}
+
+
 @pytest.mark.parametrize(
     ("flags", "status", "words"),
     [
