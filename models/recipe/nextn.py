@@ -107,8 +107,12 @@ def fit(reader: Reader, texts: Iterable[Sequence[int]]) -> Floats:
         entering, final = reader.states(tokens)
         embedded = reader.w["token_embd.weight"][list(tokens[1:])]
         pair = np.concatenate((reader.norm(embedded), reader.norm(final[:-1])), 1)
+        wanted = entering[1:]
+        # the block begins with a norm: what counts is the error relative to a row's size
+        size_of_row = np.sqrt(np.mean(wanted * wanted, -1, keepdims=True))
+        pair, wanted = pair / size_of_row, wanted / size_of_row
         square += pair.T @ pair
-        cross += entering[1:].T @ pair
+        cross += wanted.T @ pair
     ridge = RIDGE * np.trace(square) / size
     if ridge == 0:
         raise ValueError("no text of two tokens or more to fit the block to")
