@@ -221,3 +221,13 @@ def test_closing_the_engine_closes_the_block() -> None:
     engine, nextn, _ = make()
     engine.close()
     assert nextn.closed
+
+
+def test_a_context_that_shifts_keeps_the_text_of_plain_decoding() -> None:
+    options: dict[str, Any] = {"on_full": "shift", "ignore_eos": True, "max_tokens": 90}
+    plain = run(make(n_ctx=48)[0], [3, 4, 5], proposer="none", **options)
+    engine, nextn, _ = make(n_ctx=48, nextn_ctx=48)
+    shifted = run(engine, [3, 4, 5], **options)
+    assert shifted.token_ids == plain.token_ids
+    assert shifted.draft_n_accepted > 0
+    assert len(nextn.pairs) <= 48
