@@ -19,7 +19,7 @@ from specllama.engine import Engine
 from specllama.events import Finished, RoundDone
 from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import Prompt
-from specllama.spec.cost import best_plan, expected_tokens
+from specllama.spec.cost import best_plan, plans
 from specllama.spec.proposers.draft_model import DraftModelProposer
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -163,12 +163,10 @@ def predict(tally: Acceptance, costs: PassCosts) -> Group:
     survival = tally.survival
     v = costs.curve(max(LENGTHS) + 1)
     step = costs.draft.get(1, 0.0) if tally.source == "draft" else 0.0
-    speeds = {
-        k: expected_tokens(survival, k) * v[1] / (k * step + v[k + 1])
-        for k in LENGTHS
-        if k <= len(survival)
-    }
-    best = best_plan(survival, step, v)
+    # after a round that was accepted whole the draft model reads two tokens, together or in turn
+    late = min(max(costs.draft.get(2, step) - step, 0.0), step) if step else 0.0
+    speeds = {plan.length: plan.speed for plan in plans(survival, step, v, late)}
+    best = best_plan(survival, step, v, late)
     return Group(tally.slice, tally.temperature, survival, speeds, best.length, best.speed)
 
 

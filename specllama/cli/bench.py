@@ -273,17 +273,33 @@ def _show(result: Comparison, out: Path | None, as_json: bool) -> None:
     for summary in result.summaries():
         row = cells(summary)
         rows.append([row[i] for i in picked])
+    kept = _fitting(rows, width)
     for row in rows:
-        texts = [
-            v.ljust(w) if i < 2 else v.rjust(w)
-            for i, (v, w) in enumerate(zip(row, width, strict=True))
-        ]
-        click.echo("".join(texts))
+        texts = [row[i].ljust(width[i]) if i < 2 else row[i].rjust(width[i]) for i in kept]
+        click.echo("".join(texts).rstrip())
     click.echo()
     for line in provenance_lines(result.provenance):
         click.echo(line)
     for path in written:
         click.echo(f"wrote {path}", err=True)
+
+
+# Columns that a narrow terminal goes without, the first to go first.
+_SPARE = (6, 7, 5, 4, 12, 8, 11)
+
+
+def _fitting(rows: list[list[str]], width: tuple[int, ...]) -> list[int]:
+    """The columns that hold something and fit the terminal; all of those in a pipe."""
+    import shutil
+
+    kept = [i for i in range(len(width)) if any(row[i] for row in rows[1:])]
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else sum(width)
+    for i in _SPARE:
+        if sum(width[k] for k in kept) <= room:
+            break
+        if i in kept:
+            kept.remove(i)
+    return kept
 
 
 class _Meter:

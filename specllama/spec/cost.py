@@ -214,22 +214,38 @@ def expected_tokens(survival: Sequence[float], length: int) -> float:
     return 1.0 + sum(survival[:length])
 
 
-def best_plan(survival: Sequence[float], draft_ms: float, verify_ms: Sequence[float]) -> BestPlan:
-    """The fixed length with the most tokens per second.
+def plans(
+    survival: Sequence[float],
+    draft_ms: float,
+    verify_ms: Sequence[float],
+    catch_up_ms: float = 0.0,
+) -> list[BestPlan]:
+    """Every fixed length and what it gains.
 
     Args:
         survival: see ``expected_tokens``; its length bounds the plans.
         draft_ms: one draft step.
         verify_ms: indexed by rows, ``verify_ms[1]`` is a plain step.
+        catch_up_ms: what a draft model pays after a round whose drafts were all accepted: it has
+            not read the last of them yet.
     """
-    plain = verify_ms[1]
-    best = BestPlan(0, 1.0, 1.0)
+    found = []
     for k in range(1, min(len(survival), len(verify_ms) - 2) + 1):
         tokens = expected_tokens(survival, k)
-        speed = tokens * plain / (k * draft_ms + verify_ms[k + 1])
-        if speed > best.speed:
-            best = BestPlan(k, speed, tokens)
-    return best
+        ms = k * draft_ms + survival[k - 1] * catch_up_ms + verify_ms[k + 1]
+        found.append(BestPlan(k, tokens * verify_ms[1] / ms, tokens))
+    return found
+
+
+def best_plan(
+    survival: Sequence[float],
+    draft_ms: float,
+    verify_ms: Sequence[float],
+    catch_up_ms: float = 0.0,
+) -> BestPlan:
+    """The fixed length with the most tokens per second; see ``plans``."""
+    found = [BestPlan(0, 1.0, 1.0), *plans(survival, draft_ms, verify_ms, catch_up_ms)]
+    return max(found, key=lambda plan: plan.speed)
 
 
 def ceiling(acceptance: float, draft_ms: float, verify_ms: Sequence[float], longest: int) -> float:

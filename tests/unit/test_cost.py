@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from specllama.spec.cost import CostTable, best_plan, ceiling, expected_tokens
+from specllama.spec.cost import CostTable, best_plan, ceiling, expected_tokens, plans
 
 
 def fed(costs: dict[int, float], times: int = 6) -> CostTable:
@@ -124,3 +124,13 @@ def test_no_gain_where_step_and_row_cost_a_plain_step() -> None:
     verify = [0.0, 1.0, 1.7, 2.4, 3.1]
     assert ceiling(0.97, 0.4, verify, 3) == 1.0
     assert ceiling(0.97, 0.05, verify, 3) > 1.1
+
+
+def test_a_plan_pays_for_catching_up_after_full_acceptance() -> None:
+    verify = [0.0, 10.0, 11.0, 12.0]
+    found = plans([0.8, 0.5], 1.0, verify, 2.0)
+    assert [plan.length for plan in found] == [1, 2]
+    assert found[0].speed == pytest.approx(1.8 * 10 / (1 + 11 + 0.8 * 2))
+    assert found[1].speed == pytest.approx(2.3 * 10 / (2 + 12 + 0.5 * 2))
+    assert best_plan([0.8, 0.5], 1.0, verify, 2.0) == found[1]
+    assert best_plan([0.1], 5.0, verify, 2.0).length == 0

@@ -96,6 +96,42 @@ def test_the_credit_bounds_the_loss(
         assert result.slowest(500) > 0.97
 
 
+@pytest.mark.parametrize(("verify", "step"), [(CPU, 0.2), (DEAR, 0.14), (GPU, 0.1)], ids=str)
+@pytest.mark.parametrize("rate", [0.05, 0.3, 0.6, 0.7])
+def test_many_replies_with_prompts_lose_no_more(
+    verify: list[float], step: float, rate: float
+) -> None:
+    """Every reply has a prompt that the draft has to read first, as with hot sampling."""
+    learned = Learned(Costs(draft_share=step))
+    rng = random.Random(f"replies {rate}")
+    tokens, time = 0, 0.0
+    for _ in range(8):
+        spots = []
+        for _ in range(250):
+            p = min(max(rng.gauss(rate, 0.25), 0.02), 0.98)
+            spots.append(Spot(rng.random() < p, p, 4 * p))
+        clock = VirtualClock()
+        window = AdaptiveWindow(learned, draft_max=6, clock=clock)
+        result = replay(spots, window, clock, verify=verify, draft=step, prompt=80)
+        tokens, time = tokens + result.tokens, time + result.time
+        if tokens >= 500:
+            assert tokens / time > 0.97
+    assert tokens / time > 0.98
+    assert time - (1 + EPS) * tokens <= CREDIT_FIRST + 2.5
+
+
+def test_a_new_text_is_looked_at_however_bad_the_last_one_was() -> None:
+    learned = Learned(Costs(draft_share=0.1))
+    play_on = [Spot(False, 0.6, 1.0)] * 600, [Spot(True, 0.9, 4.0)] * 600
+    speeds = []
+    for spots in play_on:
+        clock = VirtualClock()
+        window = AdaptiveWindow(learned, draft_max=6, clock=clock)
+        speeds.append(replay(spots, window, clock, verify=GPU, draft=0.1, prompt=20).speed)
+    assert speeds[0] > 0.97
+    assert speeds[1] > 2.0
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cold_start_loses_little_more(kind: str) -> None:
     """Before v(n) is known a few rounds are dearer than they look."""
