@@ -365,7 +365,11 @@ class SpecllamaApp(ChatActions):
     def set_params(self, params: GenerateParams) -> None:
         chat = self.chat
         self.session.params = params
-        chat.strip.speculate = params.speculate and params.proposer != "none"
+        speculate = params.speculate and params.proposer != "none"
+        if speculate != chat.strip.speculate:
+            # Why the window was what it was says nothing about the next reply.
+            chat.strip.reason, chat.strip.window = "", None
+        chat.strip.speculate = speculate
         chat.refresh_strip()
 
     def stored_stats(self, session: Session) -> dict[int, dict[str, Any]]:

@@ -26,7 +26,6 @@ from specllama.events import (
     TextDelta,
 )
 
-
 SMOOTHING = 0.3  # weight of the newest flush in the cost of a flush
 
 

@@ -158,6 +158,9 @@ class Meter:
 
     @property
     def speedup(self) -> float | None:
+        """Against plain decoding; None as well when nothing was drafted lately."""
+        if not any(r.drafted for r in self.recent):
+            return None
         now, plain = self.tokens_per_s, self.plain_ms
         return now * plain / 1000.0 if now is not None and plain is not None else None
 
@@ -181,7 +184,9 @@ class Meter:
         base = median(known[1]) if 1 in known else plain
         if base <= 0 or len(known) < 2:
             return None
-        v = {n: median(times) / base for n, times in known.items()}
+        # No pass gets cheaper by more rows. Where it looks so, the machine was busy with something
+        # else while the shorter passes were timed.
+        v = {n: max(1.0, median(times) / base) for n, times in known.items()}
         v[1] = 1.0
         wider = [(n - 1, cost - 1.0) for n, cost in v.items() if n > 1]
         beta = sum(x * y for x, y in wider) / sum(x * x for x, _ in wider) if wider else 0.0

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from specllama.events import Event, Finished, RoundDone, Started, event_from_dict
 from specllama.stats import SpecStats
+
+SPECIAL = re.compile(r"<\|?[\w/]+\|?>$")
+
+
+def is_special(text: str) -> bool:
+    """The text of a stop token: it was decided like any other, but is no part of the reply."""
+    return SPECIAL.match(text) is not None
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ VARIABLES = {
     "source-eagle": "#f08a5d",
     "source-mtp": "#9a8cf0",
     "source-lookahead": "#65c3ba",
+    "source-self": "#b5c46a",
     "ghost": "#c0606a",
     "muted": "#8390a0",
 }
@@ -34,6 +35,7 @@ LIGHT_VARIABLES = {
     "source-eagle": "#b3450f",
     "source-mtp": "#5a45c4",
     "source-lookahead": "#1c746c",
+    "source-self": "#5d6b12",
     "ghost": "#a83a46",
     "muted": "#65707c",
 }
@@ -45,6 +47,7 @@ ANSI_VARIABLES = {
     "source-eagle": "ansi_bright_red",
     "source-mtp": "ansi_bright_blue",
     "source-lookahead": "ansi_bright_cyan",
+    "source-self": "ansi_bright_green",
     "ghost": "ansi_red",
     "muted": "ansi_default",
 }
@@ -94,6 +97,7 @@ def variable_defaults(theme: Theme | None) -> dict[str, str]:
 # The proposers' names as they stand in RoundDone.sources; anything else counts as "draft".
 SOURCES: Mapping[str, tuple[str, str]] = {
     "draft": ("d", "draft model"),
+    "tree": ("b", "draft tree"),
     "ngram": ("n", "n-gram"),
     "suffix": ("s", "suffix"),
     "medusa": ("m", "Medusa"),
@@ -103,7 +107,7 @@ SOURCES: Mapping[str, tuple[str, str]] = {
     "lookahead": ("l", "Lookahead"),
     "self": ("k", "layer skip"),
 }
-_SUPERSCRIPT = dict(zip("dnsmetlk", "ᵈⁿˢᵐᵉᵗˡᵏ", strict=True))
+_SUPERSCRIPT = dict(zip("dbnsmetlk", "ᵈᵇⁿˢᵐᵉᵗˡᵏ", strict=True))
 
 
 def source_label(source: str) -> str:

@@ -110,3 +110,23 @@ def test_plain_measurements_that_make_no_sense_are_dropped() -> None:
     for _ in range(3):
         meter.observe_plain(20.0)
     assert meter.plain_ms == 20.0
+
+
+def test_a_wider_pass_is_never_measured_cheaper_than_a_plain_one() -> None:
+    meter = Meter()
+    for done in rounds(Reply(TEXT), speculate=False):
+        meter.observe(dataclasses.replace(done, verify_ms=1000.0))  # a busy machine
+    for done in rounds(Reply(TEXT, accept=(4,)), draft_max=4):
+        meter.observe(done)
+    pair = meter.pair()
+    assert pair is not None
+    assert min(pair.v.values()) == 1.0
+    assert pair.best()[1] <= 1 / (1 - pair.alpha) if pair.alpha < 1 else pair.best()[1] <= 17
+
+
+def test_there_is_no_speed_up_while_nothing_is_drafted() -> None:
+    meter = Meter()
+    for done in rounds(Reply(TEXT), speculate=False):
+        meter.observe(done)
+    assert meter.plain_ms is not None
+    assert meter.speedup is None

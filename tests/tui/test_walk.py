@@ -10,7 +10,15 @@ from specllama.events import RoundDone
 from specllama.params import GenerateParams
 from specllama.tui.demo import DemoEngine
 from specllama.tui.record import Record, depth_of, fate_of, glyph_run
-from specllama.tui.themes import ASCII, DARK, UNICODE, glyphs_for, ink_for, source_label
+from specllama.tui.themes import (
+    ASCII,
+    DARK,
+    SOURCES,
+    UNICODE,
+    glyphs_for,
+    ink_for,
+    source_label,
+)
 from specllama.tui.widgets import walk
 
 INK = ink_for(DARK)
@@ -105,6 +113,36 @@ def test_sources_have_words_and_inks() -> None:
     assert INK.source("never heard of") == "$source-draft"
     assert UNICODE.source("ngram+draft") == "ⁿᵈ"
     assert ink_for(BUILTIN_THEMES["ansi-dark"]).muted == "dim"
+
+
+@pytest.mark.parametrize("source", ["eagle3", "medusa", "tree", "ngram", "self"])
+def test_trees_of_any_source_are_drawn_as_trees_in_its_ink(source: str) -> None:
+    engine = DemoEngine(tree=True)
+    events = engine.generate("x", GenerateParams(seed=1, draft_max=4, proposer="draft"))
+    done = next(e for e in events if isinstance(e, RoundDone) and len(e.drafted) > 2)
+    done = dataclasses.replace(done, source=source, sources=(source,) * len(done.drafted))
+    drawn = walk.table(done, 1, UNICODE, INK)
+    assert "└─" in drawn.plain
+    assert "├─" in drawn.plain
+    assert any(INK.source(source) == str(span.style) for span in drawn.spans)
+    assert len(UNICODE.source(source)) == 1
+    assert source_label(source) in walk.headline(done, 1, 2, INK).plain
+
+
+def test_letters_of_sources_differ() -> None:
+    letters = [letter for name, (letter, _) in SOURCES.items() if name != "eagle"]
+    assert len(set(letters)) == len(letters)
+    assert all(len(UNICODE.source(name)) == 1 for name in SOURCES)
+
+
+def test_a_stop_token_is_shown_as_the_end_and_not_as_text() -> None:
+    events = list(DemoEngine().generate("x", GenerateParams(seed=1, speculate=False)))
+    done = [e for e in events if isinstance(e, RoundDone)][-1]
+    done = dataclasses.replace(done, target_text="<|im_end|>", emitted_text=("<|im_end|>",))
+    done = dataclasses.replace(done, emitted=(2,), target_token=2)
+    assert "the reply ends here" in walk.table(done, 2, UNICODE, INK).plain
+    passage = walk.passage("The end.", done, 2, UNICODE, INK, 60, 4)
+    assert INK.target not in [str(span.style) for span in passage.spans]
 
 
 def test_glyphs_follow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,14 +26,14 @@ class Page(Inked, Screen[Any]):
     ]
 
     def compose(self) -> ComposeResult:
-        yield Static(id="page-title", markup=False)
+        yield Static(self.heading(self.TITLE or ""), id="page-title", markup=False)
         yield from self.compose_page()
 
     def compose_page(self) -> ComposeResult:
         raise NotImplementedError
 
     def on_mount(self) -> None:
-        self.set_title(self.TITLE or "")
+        # Textual calls this after a subclass's own on_mount too, so the title is not set here.
         for field in self.query(Input):
             field.cursor_blink = False  # an idle app must cost nothing
 
@@ -42,10 +42,13 @@ class Page(Inked, Screen[Any]):
             footer.show_command_palette = self.size.width >= 100
 
     def set_title(self, title: str, detail: str = "") -> None:
+        self.query_one("#page-title", Static).update(self.heading(title, detail))
+
+    def heading(self, title: str, detail: str = "") -> Content:
         parts = [(f" {sanitize_line(title)} ", "bold reverse $primary")]
         if detail:
             parts.append((f"  {sanitize_line(detail)}", self.ink.muted))
-        self.query_one("#page-title", Static).update(Content.assemble(*parts))
+        return Content.assemble(*parts)
 
     def action_back(self) -> None:
         self.dismiss(None)

@@ -325,7 +325,10 @@ class ChatScreen(Inked, Screen[None]):
                 self.prompt.put(asked.text)
             await self.transcript.truncate(len(messages))
             if batch.finished is not None and batch.error is None:
-                await self.transcript.note("The reply is empty.")
+                cancelled = batch.finished.reason == "cancelled"
+                await self.transcript.note(
+                    "Stopped before the first token." if cancelled else "The reply is empty."
+                )
             self.records.pop(live.index, None)
         if batch.error is not None:
             await self.transcript.failed(batch.error)

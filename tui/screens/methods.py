@@ -59,6 +59,7 @@ class MethodsScreen(Page):
         name = sanitize_line(method.label)
         mine = method.name == self.current
         style = "" if method.available else ink.muted
+        width = max(30, self.app.size.width - 9)
         parts: list[tuple[str, str]] = [
             (f"{glyphs.bullet if mine else glyphs.ring} ", ink.accent if mine else ink.muted),
             (name, f"bold {style}".strip()),
@@ -66,8 +67,10 @@ class MethodsScreen(Page):
         if mine:
             parts.append(("  in use", ink.good))
         elif not method.available:
-            parts.append((f"  {sanitize_line(method.reason) or 'not available'}", ink.warn))
-        width = max(30, self.app.size.width - 9)
+            reason = f"  {sanitize_line(method.reason) or 'not available'}"
+            if len(name) + len(reason) > width:
+                reason = "\n  " + "\n  ".join(wrap(reason.strip(), width))
+            parts.append((reason, ink.warn))
         lines = wrap(sanitize_line(method.description), width)
         parts.append(("\n  " + "\n  ".join(lines) + "\n", ink.muted))
         return Content.assemble(*parts)

@@ -7,8 +7,6 @@ with the rounds; afterwards they are shown on request.
 
 from __future__ import annotations
 
-import re
-
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
@@ -16,11 +14,10 @@ from textual.widgets import Static
 
 from specllama.events import RoundDone
 from specllama.text import sanitize
-from specllama.tui.record import fate_of
+from specllama.tui.record import fate_of, is_special
 from specllama.tui.widgets.base import Inked
 
 BLOCK_ROUNDS = 24
-SPECIAL = re.compile(r"<\|?[\w/]+\|?>$")  # a stop token's text, which is no part of the reply
 FADE = (2, 5, 9)  # ages in rounds at which a ghost gets fainter, fainter still, and goes
 
 
@@ -101,11 +98,11 @@ class DraftedView(Inked, Vertical):
             parts.append((accepted[0][: len(accepted[0]) - len(rest)], ""))
             parts.append((self.glyphs.source(done.source), ink.source(done.source)))
             accepted[0] = rest
-        parts += [(text, style) for text in accepted]
+        parts += [(text, ink.muted if is_special(text) else style) for text in accepted]
         ghost = self._ghost_style(age)
         if ghost is not None and (refused := self._refused(done)):
             parts.append((refused, ghost))
-        parts += [(text, ink.muted if SPECIAL.match(text) else ink.target) for text in target]
+        parts += [(text, ink.muted if is_special(text) else ink.target) for text in target]
         return parts
 
     def _ghost_style(self, age: int) -> str | None:

@@ -6,7 +6,7 @@ from textual.content import Content
 
 from specllama.events import RoundDone
 from specllama.text import sanitize
-from specllama.tui.record import fate_of, glyph_run
+from specllama.tui.record import fate_of, glyph_run, is_special
 from specllama.tui.themes import Glyphs, Ink, source_label
 from specllama.tui.widgets.stats_strip import duration
 
@@ -30,9 +30,10 @@ def number(value: float | None) -> str:
 
 
 def headline(done: RoundDone, at: int, last: int, ink: Ink) -> Content:
+    label = source_label(done.source) if done.drafted else "plain step"
     parts = [
         (f"Round {at} of {last}", "bold"),
-        ("   " + source_label(done.source), ink.source(done.source) if done.drafted else ink.muted),
+        ("   " + label, ink.source(done.source) if done.drafted else ink.muted),
     ]
     if done.window_reason:
         parts.append((f"   window {done.draft_max}: {sanitize(done.window_reason)}", ink.muted))
@@ -53,9 +54,9 @@ def passage(
     style = ink.source(done.source)
     if stage == 2:
         for text in done.emitted_text[: done.accepted]:
-            parts.append((sanitize(text), f"underline {style}"))
+            parts.append((sanitize(text), ink.muted if is_special(text) else f"underline {style}"))
         for text in done.emitted_text[done.accepted :]:
-            parts.append((sanitize(text), ink.target))
+            parts.append((sanitize(text), ink.muted if is_special(text) else ink.target))
     else:
         fates = fate_of(done) if stage == 1 else ["drafted"] * len(done.drafted)
         for i in best_path(done):
@@ -185,6 +186,8 @@ def _target_line(done: RoundDone, glyphs: Glyphs, ink: Ink) -> Content:
         "bonus": "bonus token: everything was accepted, and the pass had one more row",
         "plain": "the target's own token",
     }[done.target_kind]
+    if is_special(done.target_text):
+        kind = "the reply ends here: a stop token is no part of the text"
     return Content.assemble(
         (f"  {glyphs.target} ", ink.target),
         (token_text(done.target_text, glyphs), ink.target),
