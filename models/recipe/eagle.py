@@ -224,8 +224,10 @@ def new_head(target: Tiny, hidden: int, start: Path | None = None) -> EagleHead:
     return head
 
 
-def train(head: EagleHead, target: Tiny, tokenizer: Tokenizer, plan: Plan) -> None:
-    """Let `head` learn what `target` says."""
+def train(
+    head: EagleHead, target: Tiny, tokenizer: Tokenizer, plan: Plan, keep: Path | None = None
+) -> None:
+    """Let `head` learn what `target` says; its weights are written to `keep` now and then."""
     target.requires_grad_(False)
     packer = Packer(tokenizer, f"eagle/{plan.seed}")
     check = lesson(target, Packer(tokenizer, "eagle/check"), 8)
@@ -242,6 +244,8 @@ def train(head: EagleHead, target: Tiny, tokenizer: Tokenizer, plan: Plan) -> No
                 parts, agreed = losses(head, target, check)
             shown = " ".join(f"{float(p):.2f}/{a:.2f}" for p, a in zip(parts, agreed, strict=True))
             print(f"step {step} {progress:4.0%} nats/agreement by depth: {shown}", flush=True)
+            if keep is not None:
+                torch.save(head.state_dict(), keep)
         if progress >= 1:
             return
         for group, most in ((muon.param_groups[0], plan.muon), (adam.param_groups[0], plan.adam)):
@@ -326,9 +330,7 @@ def main() -> None:
     as_in_its_file(target)
     head = new_head(target, a.hidden, a.start)
     plan = Plan(a.minutes, seed=a.seed, short=Plan.short if a.start is None else 0.0)
-    train(head, target, load_tokenizer(a.tokenizer), plan)
-    if a.keep is not None:
-        torch.save(head.state_dict(), a.keep)
+    train(head, target, load_tokenizer(a.tokenizer), plan, a.keep)
     export(head, a.tokenizer, a.out, a.out.stem)
     size = sum(p.numel() for p in head.parameters())
     print(json.dumps({"parameters": size, "bytes": a.out.stat().st_size}))
