@@ -489,11 +489,10 @@ class ChatScreen(Inked, Screen[None]):
         later = len(messages) - index - 1
         lost = f"; the {later} after it will go" if later else ""
         line = self.query_one("#editing", Static)
-        line.update(
-            Content.assemble(
-                (f"Editing {whose}{lost}. Enter resends, Esc leaves it.", self.ink.warn)
-            )
-        )
+        words = f"Editing {whose}{lost}. Enter resends, Esc leaves it."
+        if len(words) > self.size.width - 4:  # the keys matter more than what goes
+            words = f"Editing, {later} later go: Enter resends, Esc leaves it"
+        line.update(Content.assemble((words, self.ink.warn)))
         line.display = True
         self.prompt.put(messages[index].content)
 
