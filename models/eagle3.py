@@ -18,6 +18,12 @@ from specllama.models.loadable import check_loadable
 
 ARCHITECTURE = "eagle3"
 LAYERS_READ = 3
+# llama.cpp ends the process when it is asked for the layer inputs of any other architecture
+LAYER_INPUT_ARCHITECTURES = frozenset({
+    "llama", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "qwen4exp", "gemma4",
+    "gpt-oss", "lfm2", "nemotron_h", "nemotron_h_moe", "bailingmoe3", "deepseek4", "hunyuan_vl",
+    "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige",
+})  # fmt: skip
 _SAME_TEXTS = 0.99  # of the token ids; a head's converter copies the target's tokenizer
 _HINT = "use a head that was trained for this target"
 
@@ -109,12 +115,18 @@ def read_draft_ids(header: GgufHeader) -> npt.NDArray[np.int64]:
 
 
 def check_target(facts: EagleFacts, head: GgufHeader, target: GgufHeader) -> None:
-    """Refuse a head that was made for another target.
+    """Refuse a head that was made for another target, or for one that llama.cpp cannot look into.
 
     Raises:
         PairIncompatible: with the first difference found.
     """
     name = head.path.name
+    if target.architecture not in LAYER_INPUT_ARCHITECTURES:
+        raise PairIncompatible(
+            f"llama.cpp does not give away the layer inputs of {target.architecture} models, which "
+            f"{name} reads",
+            "draft with --proposer ngram, suffix or a draft model",
+        )
 
     def refuse(why: str) -> None:
         raise PairIncompatible(f"{name} was made for another target: {why}", _HINT)

@@ -18,6 +18,7 @@ from specllama.errors import PairIncompatible, SpecllamaError
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaContext, LlamaModel
+    from specllama.interface import MethodInfo
     from specllama.models.gguf import GgufHeader
     from specllama.params import EngineOptions
     from specllama.spec.proposer import Proposer
@@ -68,12 +69,9 @@ def open_heads(target: HeadTarget, files: Sequence[str]) -> OpenedHeads:
     opened = OpenedHeads()
     for ref in files:
         path = resolve(ref)
-        kind = read_header(path).architecture
-        if kind not in KINDS:
-            raise PairIncompatible(
-                f"{path.name} is no drafting head but a model of the architecture {kind!r}",
-                "give draft models with -d; --head takes EAGLE-3 and Medusa files",
-            )
+        header = read_header(path)
+        _require_head(header)
+        kind = header.architecture
         if kind in opened.proposers:
             raise PairIncompatible(f"two {kind} heads were given", "give one of each kind")
         opened.proposers[kind] = _open(kind, path, target)
@@ -96,6 +94,68 @@ def open_heads(target: HeadTarget, files: Sequence[str]) -> OpenedHeads:
             logger.warning("%s", error)
             opened.reasons["mtp"] = error.message
     return opened
+
+
+def survey(
+    target: GgufHeader, files: Sequence[str] = (), *, draft: bool = False
+) -> tuple[MethodInfo, ...]:
+    """Every way to draft for a target, told from headers alone: nothing is loaded.
+
+    Args:
+        files: head files to consider beside those that ship with the target.
+        draft: whether a draft model of the same vocabulary is at hand.
+
+    Raises:
+        ModelUnavailable, PairIncompatible, CannotLoad: a file that was named is no head of it.
+    """
+    from specllama.methods import methods
+    from specllama.models.gguf import read_header
+    from specllama.models.nextn import why_not
+    from specllama.models.refs import resolve
+
+    trees = not (target.is_recurrent or target.is_hybrid)
+    have, reasons = {"ngram", "suffix"}, {}
+    have |= {"lookahead"} if trees else set()
+    have |= {"draft", "mixed"} if draft else set()
+    have |= {"tree", "merged"} if draft and trees else set()
+    for path in bundled_heads(target.path):
+        head = read_header(path)
+        try:
+            _check(head, target)
+            have.add(head.architecture)
+        except SpecllamaError as error:
+            reasons[head.architecture] = error.message
+    for ref in files:
+        head = read_header(resolve(ref))
+        _check(head, target)
+        have.add(head.architecture)
+    if reason := why_not(target):
+        reasons["mtp"] = reason
+    else:
+        have.add("mtp")
+    return methods(have, trees=trees, reasons=reasons)
+
+
+def _check(head: GgufHeader, target: GgufHeader) -> None:
+    """Refuse a file that is no head, or one of another target."""
+    if head.architecture == "eagle3":
+        from specllama.models import eagle3
+
+        eagle3.check_target(eagle3.read_facts(head), head, target)
+    else:
+        _require_head(head)
+        from specllama.models import medusa
+
+        medusa.check_target(medusa.read_facts(head), head, target)
+
+
+def _require_head(header: GgufHeader) -> None:
+    if header.architecture not in KINDS:
+        raise PairIncompatible(
+            f"{header.path.name} is no drafting head but a model of the architecture "
+            f"{header.architecture!r}",
+            "give draft models with -d; --head takes EAGLE-3 and Medusa files",
+        )
 
 
 def bundled_heads(target: Path) -> list[Path]:

@@ -20,14 +20,8 @@ import numpy as np
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.symbols import function, rows
 from specllama.errors import PairIncompatible
+from specllama.models.eagle3 import LAYER_INPUT_ARCHITECTURES
 from specllama.spec.types import HiddenNeed
-
-# llama.cpp ends the process when it is asked for the layer inputs of any other architecture
-LAYER_INPUT_ARCHITECTURES = frozenset({
-    "llama", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "qwen4exp", "gemma4",
-    "gpt-oss", "lfm2", "nemotron_h", "nemotron_h_moe", "bailingmoe3", "deepseek4", "hunyuan_vl",
-    "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige",
-})  # fmt: skip
 
 
 class Capture:

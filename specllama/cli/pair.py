@@ -11,6 +11,7 @@ from specllama.errors import PairIncompatible
 
 if TYPE_CHECKING:
     from specllama.events import RoundDone
+    from specllama.interface import MethodInfo
     from specllama.models.doctor import Finding, Measured
     from specllama.models.gguf import GgufHeader
 
@@ -33,18 +34,25 @@ MEASURE_PROMPTS = (
 @click.command("pair", epilog=EPILOG)
 @click.argument("target")
 @click.argument("drafts", nargs=-1)
+@click.option("--head", "heads", multiple=True, metavar="FILE", help="Drafting head to look at.")
 @click.option("-c", "--ctx-size", "n_ctx", type=click.IntRange(8, 1 << 24), help="Context length.")
 @click.option("--measure", is_flag=True, help="Run the best draft and see whether it pays.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def command(
-    target: str, drafts: tuple[str, ...], n_ctx: int | None, measure: bool, as_json: bool
+    target: str,
+    drafts: tuple[str, ...],
+    heads: tuple[str, ...],
+    n_ctx: int | None,
+    measure: bool,
+    as_json: bool,
 ) -> None:
-    """Say which DRAFTS fit TARGET, and why the others do not.
+    """Say which DRAFTS fit TARGET, and why the others do not; then every other way to draft.
 
     Reads headers only; no weights are loaded without --measure. Without DRAFTS every model on this
     machine and the catalogue's draft are looked at; a folder stands for the files below it.
     """
     from specllama.cli.listing import folders, show_json
+    from specllama.heads import survey
     from specllama.models import doctor, memory, refs
     from specllama.models.gguf import check_loadable, read_header
 
@@ -55,6 +63,7 @@ def command(
     tried = doctor.candidates(path, target, drafts, folders=extra)
     findings = doctor.order(doctor.examine(header, one, n_ctx=n_ctx) for one in tried)
     best = next((finding for finding in findings if finding.useful), None)
+    ways = survey(header, heads, draft=any(finding.fits for finding in findings))
     measured = _measure(path, best.candidate.path, n_ctx) if measure and best else None
     if as_json:
         show_json(
@@ -63,6 +72,10 @@ def command(
                 "memory_available": memory.available_memory(),
                 "gpus": [gpu.to_dict() for gpu in _gpus()],
                 "drafts": [finding.to_dict() for finding in findings],
+                "methods": [
+                    {"name": way.name, "available": way.available, "reason": way.reason}
+                    for way in ways
+                ],
                 "measured": None if measured is None else measured.to_dict(),
             }
         )
@@ -70,6 +83,8 @@ def command(
         _show_one(header, findings[0])
     else:
         _show_table(header, target, findings)
+    if not as_json:
+        _show_ways(ways)
     if measured is not None and best is not None and not as_json:
         _show_measured(best, measured)
     if drafts and not any(finding.fits for finding in findings):
@@ -120,6 +135,13 @@ def _show_table(header: GgufHeader, target: str, findings: list[Finding]) -> Non
     show_table(columns, rows)
     note("same: ids with the same text · needs: acceptance above which drafting can pay")
     _show_next(target, findings)
+
+
+def _show_ways(ways: tuple[MethodInfo, ...]) -> None:
+    from specllama.cli.listing import Column, show_table
+
+    rows = [[("✓" if way.available else "·"), way.name, way.reason] for way in ways]
+    show_table([Column(""), Column("--proposer"), Column("what is missing", give=True)], rows)
 
 
 def _show_next(target: str, findings: list[Finding]) -> None:
