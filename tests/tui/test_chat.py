@@ -313,8 +313,8 @@ async def test_a_refused_question_returns_to_the_prompt(start: Any) -> None:
 async def test_a_full_context_is_explained(start: Any) -> None:
     async with start(Reply("One two.", reason="context")) as d:
         await d.say("q")
-        assert "context is full" in d.shown
-        assert "Ctrl+N" in d.shown
+        await d.until(lambda: "context is full" in d.shown)  # drawn with the next frame
+        await d.until(lambda: "Ctrl+N" in d.shown)  # and scrolled to with the one after
 
 
 async def test_notices_of_the_engine_are_shown(start: Any) -> None:

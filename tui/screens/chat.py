@@ -67,6 +67,7 @@ class ChatScreen(Inked, Screen[None]):
         self._live: AssistantMessage | None = None
         self._live_index = 0
         self._timer: Timer | None = None
+        self._used_by_last: float | None = None  # processor seconds at the flush before
         self._after_turn: Callable[[], None] | None = None
         self._prompt_n = 0
 
@@ -234,6 +235,7 @@ class ChatScreen(Inked, Screen[None]):
         self.strip.prefill = None
         self.turn = Turn(events, cancel, self._wake)
         self.turn.start()
+        self._used_by_last = None
         self.refresh_strip()
         self._schedule()
 
@@ -253,18 +255,20 @@ class ChatScreen(Inked, Screen[None]):
         turn = self.turn
         if turn is None:
             return
-        begun = processor()
         batch = turn.drain()
         if batch:
             await self._show(batch)
         if batch.ended:
             await self._ended(batch)
             return
-        # What a flush costs includes drawing it, so the pause begins after the next refresh.
-        self.call_after_refresh(self._flushed, begun)
+        # From flush to flush, because layout and drawing come some time after the flush itself.
+        now = processor()
+        if self._used_by_last is not None:
+            self.pace.observe(now - self._used_by_last)
+        self._used_by_last = now
+        self.call_after_refresh(self._flushed)
 
-    def _flushed(self, begun: float) -> None:
-        self.pace.observe(processor() - begun)
+    def _flushed(self) -> None:
         if self.turn is not None:
             self._schedule()
 
