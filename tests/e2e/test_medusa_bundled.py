@@ -1,0 +1,55 @@
+"""The Medusa heads that ship with the tiny target: they belong to it, help, and change nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specllama.backend.medusa import load_heads
+from specllama.engine import Engine
+from specllama.models.gguf import read_header
+from specllama.models.medusa import read_facts
+from specllama.models.refs import resolve
+from specllama.paths import bundled_dir
+from specllama.prompts import load_prompts
+from specllama.proof import prove
+
+pytestmark = pytest.mark.e2e
+
+HEADS = bundled_dir() / "tiny-medusa-q8_0.gguf"
+
+
+def test_the_bundled_heads_are_small_and_belong_to_the_bundled_target() -> None:
+    header = read_header(HEADS)
+    facts = read_facts(header)
+    assert header.file_bytes <= 1_300_000
+    assert facts.heads == 3
+    assert facts.needs_target_output
+    target = read_header(resolve("tiny-target"))
+    heads = load_heads(HEADS, target)
+    # what a rank is worth falls with the rank and rises with the head's confidence
+    rates = heads.accuracies
+    assert (np.diff(rates, axis=-1) <= 1e-6).all()
+    assert (rates[:, -1, 0] > rates[:, 0, 0]).all()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_bundled_heads_are_accepted_and_change_no_token(tiny: Engine, exact: bool) -> None:
+    assert next(m for m in tiny.info.methods if m.name == "medusa").available
+    cases = list(
+        prove(
+            tiny,
+            load_prompts()[:8],
+            proposers=("medusa",),
+            temperatures=(0.0, 0.7, 1.0),
+            draft_max=(4,),
+            max_tokens=48,
+            exact=exact,
+        )
+    )
+    assert [c for c in cases if not c.ok] == []
+    assert all(c.identical for c in cases) or not exact
+    greedy = [c for c in cases if c.temperature == 0.0]
+    # a blind guess among 4096 tokens would add nothing
+    assert sum(c.accepted for c in greedy) > 0.25 * sum(c.rounds for c in greedy)
+    assert sum(c.accepted for c in cases) > 0.2 * sum(c.rounds for c in cases)
