@@ -1,0 +1,121 @@
+"""The EAGLE-3 head that ships beside the bundled target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from eagle_files import NumpyHead, write_eagle3
+
+from specllama.backend.eagle3 import EagleContext
+from specllama.backend.llama import LlamaContext
+from specllama.cli import invoke
+from specllama.engine import Engine
+from specllama.events import Finished
+from specllama.models.refs import resolve
+from specllama.params import GenerateParams, SamplingParams
+from specllama.prompts import load_prompts
+from specllama.proof import prove
+
+pytestmark = pytest.mark.e2e
+
+
+def head_file() -> Path:
+    return resolve("tiny-target").with_name("tiny-eagle3-q8_0.gguf")
+
+
+def test_it_is_found_and_small(tiny: Engine) -> None:
+    assert "eagle3" in tiny.proposers
+    assert head_file().stat().st_size <= 1_300_000
+    assert next(m for m in tiny.info.methods if m.name == "eagle3").available
+
+
+def test_its_logits_are_those_of_numpy(tiny: Engine) -> None:
+    """Known text, then the head's own states, on the weights that ship.
+
+    llama.cpp rounds what enters a Q8_0 matrix to 8 bits; the guesses must not depend on it.
+    """
+    tiny.reset()
+    target, head = tiny.target, tiny.proposer("eagle3").context  # type: ignore[attr-defined]
+    assert isinstance(target, LlamaContext)
+    assert isinstance(head, EagleContext)
+    reference = NumpyHead(head_file(), resolve("tiny-target"))
+    target.capture("layer_inputs")
+    agreed = steps = 0
+    for prompt in load_prompts()[::30][:6]:
+        target.rollback(0)
+        text = tiny.encode(prompt.content)[0][:60]
+        target.forward(text[:-1], outputs="none")
+        features = target.hidden.rows(0, len(text) - 1)
+        assert features is not None
+        states = reference.fuse(features)
+        head.fuse()
+        head.settle()
+        head.rollback(0)
+        head.base = 0
+        row, tokens = head.forward(text, outputs="last")[0], text[1:]
+        for _ in range(4):
+            logits, own = reference.run(tokens, states)
+            assert np.abs(row - logits[-1]).max() < 0.25 * logits[-1].std()
+            agreed += int(row.argmax() == logits[-1].argmax())
+            steps += 1
+            tokens = [*tokens, int(row.argmax())]
+            states = np.concatenate((states, own[-1:]))
+            row = head.forward(tokens[-1:], outputs="last")[0]
+    assert agreed >= 0.9 * steps
+    target.capture("nothing")
+    tiny.reset()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_text_with_the_head_is_that_of_plain_decoding(tiny: Engine, exact: bool) -> None:
+    cases = list(
+        prove(
+            tiny,
+            load_prompts()[::25][:6],
+            proposers=("eagle3",),
+            temperatures=(0.0, 0.7, 1.0),
+            draft_max=(4, 8),
+            max_tokens=40,
+            exact=exact,
+        )
+    )
+    assert [c for c in cases if not c.ok] == []
+    assert all(c.identical for c in cases) or not exact
+    assert all(c.law_holds for c in cases)
+    assert sum(c.drafted for c in cases) > 0
+
+
+def test_what_it_drafts_is_accepted(tiny: Engine) -> None:
+    """On code at temperature 0 a pass of the target yields two tokens at least."""
+    rounds = accepted = 0
+    for prompt in [p for p in load_prompts() if p.slice == "code"][:4]:
+        params = GenerateParams(
+            sampling=SamplingParams(temperature=0.0),
+            max_tokens=64,
+            proposer="eagle3",
+            window="fixed",
+            draft_max=4,
+        )
+        done = next(e for e in tiny.generate(prompt.content, params) if isinstance(e, Finished))
+        rounds += done.rounds
+        accepted += done.draft_n_accepted
+    assert 1 + accepted / rounds > 2.0
+
+
+def test_wrong_files_end_with_a_word_and_exit_code_4(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wrong = {
+        "hidden states of width 64": write_eagle3(tmp_path / "width.gguf"),
+        "no drafting head": resolve("tiny-draft"),
+    }
+    for word, path in wrong.items():
+        code = invoke(["run", "-m", "tiny", "--head", str(path), "--proposer", "eagle3", "Hi"])
+        out, err = capfd.readouterr()
+        assert code == 4, (word, err)
+        assert word in err
+        assert path.name in err
+        assert out == ""
+        assert "Traceback" not in err
