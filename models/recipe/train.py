@@ -27,7 +27,7 @@ from specllama.models.recipe.shape import SHAPES
 from specllama.models.recipe.tokenizer import IM_END, IM_START, load_tokenizer
 
 # Answers from passages are the hardest to learn.
-ANSWER_WEIGHT = {"rag": 1.6}
+ANSWER_WEIGHT = {"rag": 2.2, "json": 1.3}
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ _ASK_KEYS = (
     "{t}\n\n[Return|Give me|Write] JSON with the keys {k}.",
     "[Fill|Return] a JSON object with {k}.\n\nText: {t}",
     "Text: {t}\nKeys: {k}\nJSON:",
-    "~Turn this into JSON with the keys {k}: {t}",
+    "~Write a JSON object with the keys {k} from: {t}",
 )
 _ASK_SCHEMA = (
     "Schema: {k}\n[Text|Sentence]: {t}",
@@ -157,7 +157,7 @@ def _many(src: Source) -> tuple[str, list[dict[str, Any]]]:
         (
             "[Return|Write|Give me] a JSON array of objects with {k}.\n\n{t}",
             "{t}\n\n[Make|Return] a JSON list, one object [each|per sentence], keys: {k}",
-            "~List these as JSON objects with {k}: {t}",
+            "~Make an array of JSON objects with the keys {k}:\n\n{t}",
         ),
         k=keys,
         t=src.pick([" ", "\n"]).join(lines),
@@ -200,12 +200,12 @@ def _follow_up(src: Source, answer: Any, indent: bool) -> list[Message]:
     if src.maybe(0.5):
         new = src.pick([src.word(), src.between(1, 500), True, False, None])
         request = src.form(
-            ("Set {k} to {v}.", "Change {k} to {v}.", "~Make {k} equal to {v}."),
+            ("Set {k} to {v}.", "Change {k} to {v}.", "~Change {k}: set it to {v}."),
             k=key,
             v=json.dumps(new),
         )
         changed = {k: (new if k == key else v) for k, v in answer.items()}
     else:
-        request = src.form(("Remove {k}.", "Leave out {k}.", "~Drop {k}."), k=key)
+        request = src.form(("Remove {k}.", "Leave out {k}.", "~Leave {k} out."), k=key)
         changed = {k: v for k, v in answer.items() if k != key}
     return [turn("user", request), turn("assistant", _dump(changed, indent))]
