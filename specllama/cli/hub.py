@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from specllama import paths
+from specllama.cli.asking import confirm
 from specllama.errors import ModelUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def pull_command(
     pull.check_space(items)
     total = sum(item.bytes_missing for item in items)
     if total > CONFIRM_BYTES and not yes:
-        _confirm(f"download {size(total)} ({', '.join(item.ref for item in items)})?")
+        confirm(f"download {size(total)} ({', '.join(item.ref for item in items)})?")
     for item in items:
         if item.missing:
             _fetch(client, item)
@@ -228,13 +228,6 @@ def pull_command(
             ]
         )
     _next_step(refs, items)
-
-
-def _confirm(question: str) -> None:
-    if not sys.stdin.isatty():
-        raise UsageError(f"{question.rstrip('?')}: nobody is there to ask", "add -y to agree")
-    if not click.confirm(question, default=True, err=True):
-        raise click.Abort
 
 
 def _fetch(client: Any, item: PullItem) -> None:
@@ -368,7 +361,7 @@ def rm(refs: tuple[str, ...], yes: bool) -> None:
         receipts.removable(model)
     total = sum(model.bytes for model in models)
     if not yes:
-        _confirm(f"delete {', '.join(model.ref for model in models)} ({size(total)})?")
+        confirm(f"delete {', '.join(model.ref for model in models)} ({size(total)})?")
     for model in models:
         note(f"deleted {model.ref}, {size(receipts.remove(model))} freed")
 

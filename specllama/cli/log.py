@@ -1,4 +1,4 @@
-"""``specllama log``: look into the rounds of earlier runs."""
+"""``specllama log``: look into the rounds of earlier runs, and delete them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 
 from specllama.cli import charts, diagnostics, output
 from specllama.cli.listing import Column, show_table
+from specllama.cli.log_delete import rm, texts
 from specllama.cli.printer import percent, round_glyphs, statistics_line
 from specllama.errors import StoreError, UsageError
 from specllama.events import RoundDone
@@ -29,6 +30,8 @@ Examples:
   specllama log stats --all              every run together
   specllama log plot --png rounds.png
   specllama log export --csv > rounds.csv
+  specllama log rm --all                 delete every log
+  specllama log texts                    what --keep-texts has kept
 
 Every log is a JSON Lines file, so other tools read it as it is:
   jq 'select(.type == "round") | .accepted' "$(specllama log path last)"
@@ -42,11 +45,15 @@ json_option = click.option("--json", "as_json", is_flag=True, help="JSON, one do
 
 @click.group("log", epilog=EPILOG)
 def command() -> None:
-    """Look into the rounds of earlier runs.
+    """Look into the rounds of earlier runs, or delete them.
 
     RUN is `last` (the default), a name from `log ls` or its beginning, or a file. Damaged lines are
     skipped and counted.
     """
+
+
+command.add_command(rm)
+command.add_command(texts)
 
 
 @command.command("ls")

@@ -310,6 +310,22 @@ def list_runs(folder: Path | None = None) -> list[Path]:
     return sorted(found, key=lambda p: p.name, reverse=True)
 
 
+def delete_run(path: Path) -> int:
+    """Delete a log; returns the bytes freed, 0 when it is gone already.
+
+    Raises:
+        StoreError: it cannot be deleted.
+    """
+    try:
+        size = path.stat().st_size
+        path.unlink()
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise StoreError(f"cannot delete {path}: {error.strerror or error}") from None
+    return size
+
+
 def find_run(selector: str, folder: Path | None = None) -> Path:
     """A log by ``last``, by a path, or by the beginning or the last part of its name.
 

@@ -1,0 +1,25 @@
+"""Asking before something is deleted or downloaded."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from specllama.errors import UsageError
+
+
+def confirm(question: str, *, default: bool = True) -> None:
+    """Ask a yes-or-no question on stderr.
+
+    Args:
+        default: the answer of a bare Enter.
+
+    Raises:
+        UsageError: standard input is no terminal, so nobody can answer.
+        click.Abort: the answer is no.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError(f"{question.rstrip('?')}: nobody is there to ask", "add -y to agree")
+    if not click.confirm(question, default=default, err=True):
+        raise click.Abort

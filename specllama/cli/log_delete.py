@@ -1,0 +1,117 @@
+"""``specllama log rm`` and ``specllama log texts``: what specllama kept of a user, and its end."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from specllama.cli import diagnostics, output
+from specllama.cli.asking import confirm
+from specllama.cli.listing import Column, show_table, size
+from specllama.errors import StoreError, UsageError
+from specllama.paths import rounds_dir
+from specllama.store.corpus import Corpus, CorpusFile
+from specllama.store.rounds import delete_run, find_run, list_runs
+
+RM_EPILOG = """\b
+Examples:
+  specllama log rm last
+  specllama log rm 20261121-0152 20261121-0160
+  specllama log rm --all --yes
+"""
+TEXTS_EPILOG = """\b
+Texts are kept with --keep-texts only (or `specllama config set keep-texts true`), as token ids, on
+this machine. The proposer `suffix` copies drafts from them.
+
+\b
+Examples:
+  specllama log texts                    what is kept, by tokenizer
+  specllama log texts --delete           delete all of it, after a question
+  specllama log texts 3f9a --delete -y   only what one tokenizer wrote
+"""
+
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+@click.command("rm", epilog=RM_EPILOG)
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--all", "every", is_flag=True, help="Every run.")
+@yes_option
+def rm(runs: tuple[str, ...], every: bool, yes: bool) -> None:
+    """Delete the logs of runs. A file outside the log folder is never touched."""
+    if every == bool(runs):
+        raise UsageError(
+            "say which runs to delete, or --all, not both", "list them: specllama log ls"
+        )
+    # one run can be named twice: `last` and its name
+    paths = list_runs() if every else list(dict.fromkeys(find_run(run) for run in runs))
+    folder = rounds_dir().resolve()
+    for path in paths:
+        if path.resolve().parent != folder:
+            raise UsageError(f"{path} is not in the log folder {folder}", "delete it yourself")
+    if not paths:
+        diagnostics.note("there is no round log to delete")
+        return
+    what = paths[0].stem if len(paths) == 1 else f"{len(paths)} round logs"
+    if not yes:
+        total = sum(path.stat().st_size for path in paths if path.exists())
+        confirm(f"delete {what} ({size(total)})?", default=False)
+    freed = sum(delete_run(path) for path in paths)
+    diagnostics.note(f"deleted {what}, {size(freed)} freed")
+
+
+@click.command("texts", epilog=TEXTS_EPILOG)
+@click.argument("tokenizers", nargs=-1, metavar="[TOKENIZER]...")
+@click.option("--delete", is_flag=True, help="Delete what is listed.")
+@yes_option
+@click.option("--json", "as_json", is_flag=True, help="JSON, one document a line.")
+def texts(tokenizers: tuple[str, ...], delete: bool, yes: bool, as_json: bool) -> None:
+    """List or delete the texts kept for suffix decoding.
+
+    TOKENIZER is a name from the list or its beginning. Without it: all.
+    """
+    corpus = Corpus()
+    found = _chosen(corpus.files(), tokenizers)
+    if as_json:
+        for file in found:
+            output.json_line(file.to_dict())
+    elif not found:
+        diagnostics.note("no texts are kept; --keep-texts keeps them")
+    else:
+        show_table(
+            [
+                Column("tokenizer"),
+                Column("texts", "right"),
+                Column("tokens", "right"),
+                Column("size", "right"),
+                Column("last used", drop=80),
+            ],
+            [
+                [
+                    file.tokenizer,
+                    str(file.texts),
+                    str(file.tokens),
+                    size(file.file_bytes),
+                    datetime.fromtimestamp(file.modified_s).isoformat(" ", "minutes"),
+                ]
+                for file in found
+            ],
+        )
+    if not delete or not found:
+        return
+    kept = sum(file.texts for file in found)
+    what = f"{kept} kept {'text' if kept == 1 else 'texts'}"
+    if not yes:
+        confirm(f"delete {what}?", default=False)
+    freed = sum(corpus.delete(file.tokenizer) for file in found)
+    diagnostics.note(f"deleted {what}, {size(freed)} freed")
+
+
+def _chosen(files: list[CorpusFile], names: tuple[str, ...]) -> list[CorpusFile]:
+    for name in names:
+        if not name or not any(file.tokenizer.startswith(name) for file in files):
+            raise StoreError(
+                f"no texts are kept for a tokenizer {name!r}", "list them: specllama log texts"
+            )
+    return [f for f in files if not names or f.tokenizer.startswith(names)]
