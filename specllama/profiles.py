@@ -160,6 +160,7 @@ def window_maker(profile: Profile, info: EngineInfo) -> Callable[[GenerateParams
             draft_min=params.draft_min,
             peek=params.verify == "match" or params.sampling.temperature == 0.0,
             steps=profile.costs.steps(params.proposer),
+            tokens=params.max_tokens,
             on_finish=profile.save,
         )
 

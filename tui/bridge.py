@@ -147,7 +147,7 @@ class Pace:
     def for_this_machine() -> Pace:
         """With one or two cores the model needs every core that the screen would use."""
         few = (os.cpu_count() or 1) <= 2
-        return Pace(0.2, share=0.08) if few else Pace(0.1, share=0.2)
+        return Pace(0.2, share=0.035) if few else Pace(0.1, share=0.2)
 
     def observe(self, took_s: float) -> float:
         """Learn what a flush cost in processor seconds; returns the pause before the next."""

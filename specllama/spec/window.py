@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -98,6 +99,8 @@ _HOPE = 0.4
 _HOPE_READING = 0.2
 _AMORTISE = 32  # rounds over which reading a backlog has to pay
 _RESERVE = 1.5  # steps of credit that reading a backlog must leave
+_KNOWN = 12  # judged guesses after which a source is known
+_SHORT = 0.02  # share of a reply's time that reading it anew may cost a source that did not pay
 _BLIND_ROUNDS = 3  # that a proposer which never asks is given
 _BLIND_GAIN = 0.08
 _PROBING = 0.008  # share of the time that probes may take while nothing pays
@@ -145,6 +148,7 @@ class AdaptiveWindow:
         draft_max: most tokens drafted per round. draft_min: fewer are not worth a round.
         peek: decisions may look at drawn tokens (rule ``match``, or greedy).
         steps: what a step of the proposer costs; the draft model's table unless given.
+        tokens: most that the reply may have, None where the context alone ends it.
         clock: seconds; injected in tests.
         on_finish: called when the reply is over (to keep what was learnt).
     """
@@ -157,6 +161,7 @@ class AdaptiveWindow:
         draft_min: int = 0,
         peek: bool = True,
         steps: CostTable | None = None,
+        tokens: int | None = None,
         clock: Callable[[], float] = perf_counter,
         on_finish: Callable[[], object] | None = None,
     ) -> None:
@@ -167,6 +172,7 @@ class AdaptiveWindow:
         self._steps_cost = steps or learned.costs.draft
         self._clock = clock
         self._on_finish = on_finish
+        self._left = math.inf if tokens is None else float(tokens)
         self._prefill_row: float | None = None
         self._blind = _Blind()
         self._stuck = ""
@@ -298,6 +304,9 @@ class AdaptiveWindow:
                 cost = self._rate * (self._step + least)
                 slow = f"draft too slow here: {state.mean:.2f} expected < {cost:.2f} cost"
                 self._why = self._stuck or slow
+                return 0
+            if state.labels >= _KNOWN and first - self._step > _SHORT * self._left * self._one:
+                self._why = "too little left to write to try the draft again"
                 return 0
             self._probing = True
             self._stuck = self.cannot_gain()
@@ -530,6 +539,7 @@ class AdaptiveWindow:
             self._judge(offer, outcome)
         if n and not self._offers:
             self._judge_blind(outcome)
+        self._left -= outcome.emitted
         learned.tokens = learned.tokens * _RATE_DECAY + outcome.emitted
         learned.ms = learned.ms * _RATE_DECAY + outcome.round_ms
         if n == 0 and self._steps == 0:

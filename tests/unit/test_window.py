@@ -142,6 +142,28 @@ def test_a_long_prompt_is_read_in_part_when_reading_it_all_is_too_dear() -> None
     assert result.worst_loss(0.01) < CREDIT_FIRST
 
 
+def test_a_short_reply_is_not_read_anew_by_a_draft_that_did_not_pay() -> None:
+    def reply(n: int, known: bool) -> Replay:
+        learned = Learned(Costs())
+        if known:
+            state = learned.source("draft", "draft")
+            for i in range(60):
+                state.learn(draft_features(0.4, None), i % 3 == 0)
+                state.look(draft_features(0.4, None))
+                learned.costs.target.observe(i % 9 + 1, STEEP[i % 9 + 1])
+                learned.costs.draft.observe(1, 0.1)
+        clock = VirtualClock()
+        control = AdaptiveWindow(learned, draft_max=8, tokens=n, clock=clock)
+        trace = steady(n, 0.35)
+        return replay(trace, control, clock, verify=STEEP, draft=0.1, prompt=150)
+
+    short = reply(48, known=True)
+    assert short.steps == 0
+    assert any("too little left" in reason for reason in short.reasons)
+    assert reply(2000, known=True).steps > 0
+    assert reply(48, known=False).steps > 0
+
+
 def test_reasons_are_words_for_people() -> None:
     reasons = " | ".join(
         [
