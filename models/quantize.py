@@ -142,7 +142,7 @@ def prepare(
         raise UsageError("the result of a split model needs a name that ends in .gguf")
     layers = parse_layers(prune, header.block_count) if prune is not None else ()
     if layers:
-        _check_prunable(header)
+        check_prunable(header)
     _check_source_types(header, kind, requantize)
     expected = estimate_bytes(header, kind, layers)
     free = shutil.disk_usage(destination.parent).free
@@ -165,7 +165,12 @@ def prepare(
     )
 
 
-def _check_prunable(header: GgufHeader) -> None:
+def check_prunable(header: GgufHeader) -> None:
+    """Whether layers can be dropped from a model.
+
+    Raises:
+        UnsupportedModel: they cannot, and why.
+    """
     arrays = [key for key in header.arrays if key.startswith(f"{header.architecture}.")]
     if header.architecture not in PRUNABLE or arrays:
         why = f"its header has values per layer ({arrays[0]})" if arrays else "not tried"

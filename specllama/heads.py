@@ -1,4 +1,4 @@
-"""Heads that draft for one target: files that belong to it, and layers of its own file.
+"""What drafts for one target only: head files that belong to it, and layers of its own file.
 
 Each file says in ``general.architecture`` what it holds; the opener of that kind checks that it
 belongs to the target and returns a proposer. Heads that ship beside the bundled target are found
@@ -62,9 +62,11 @@ def open_heads(target: HeadTarget, files: Sequence[str]) -> OpenedHeads:
         PairIncompatible: it is not a head, belongs to another target, or two are of one kind.
         CannotLoad: it cannot be read.
     """
+    from specllama.models import pruned
     from specllama.models.gguf import read_header
     from specllama.models.nextn import why_not
     from specllama.models.refs import resolve
+    from specllama.self_draft import SelfProposer
 
     opened = OpenedHeads()
     for ref in files:
@@ -93,6 +95,10 @@ def open_heads(target: HeadTarget, files: Sequence[str]) -> OpenedHeads:
         except SpecllamaError as error:
             logger.warning("%s", error)
             opened.reasons["mtp"] = error.message
+    if reason := pruned.why_not(target.header):
+        opened.reasons["self"] = reason
+    else:
+        opened.proposers["self"] = SelfProposer(target)
     return opened
 
 
@@ -109,6 +115,7 @@ def survey(
         ModelUnavailable, PairIncompatible, CannotLoad: a file that was named is no head of it.
     """
     from specllama.methods import methods
+    from specllama.models import pruned
     from specllama.models.gguf import read_header
     from specllama.models.nextn import why_not
     from specllama.models.refs import resolve
@@ -133,6 +140,10 @@ def survey(
         reasons["mtp"] = reason
     else:
         have.add("mtp")
+    if reason := pruned.why_not(target):
+        reasons["self"] = reason
+    else:
+        have.add("self")
     return methods(have, trees=trees, reasons=reasons)
 
 

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from specllama.spec.proposer import Proposer
     from specllama.spec.proposers.translate import RetokenizeProposer
 
-LATER = "not built yet"
 NO_DRAFT = "no draft model loaded (-d)"
 CHAINS_ONLY = "this target takes chains only"
 NO_HEAD = "no head of the target loaded (--head)"
+NOT_PRUNABLE = "layers cannot be dropped from this architecture"
 NO_LAYERS = "the target's file has no NextN layers"
 OTHER_WORDS = "the draft model's text is cut into tokens anew: no laws to branch on"
 
@@ -103,7 +103,7 @@ def _why(name: str, have: set[str], trees: bool) -> str:
         return NO_HEAD
     if name == "mtp":
         return NO_LAYERS
-    return CHAINS_ONLY if name == "lookahead" else LATER
+    return CHAINS_ONLY if name == "lookahead" else NOT_PRUNABLE
 
 
 _METHODS = (

@@ -25,7 +25,7 @@ from specllama.interface import Message
 from specllama.params import GenerateParams
 from specllama.reply import Reply
 from specllama.spec.loop import Round, SpeculativeLoop
-from specllama.spec.proposer import PromptReader, Proposer, Request
+from specllama.spec.proposer import Advising, PromptReader, Proposer, Request
 from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.verify import RandomCoins
 from specllama.spec.window import AdaptiveWindow, FixedWindow, Window
@@ -118,6 +118,8 @@ class RequestRun:
                 n_ctx=n_ctx,
             )
         )
+        if isinstance(proposer, Advising) and (advice := proposer.advice()):
+            yield Notice(message=advice, topic="routing")
         window = FixedWindow(0) if proposer.name == "none" else engine.window(params)
         self._window = window
         read_ms = (prefilled - started) * 1e3

@@ -90,7 +90,12 @@ def command(
         heads=heads,
     )
     with Engine.load(target or "tiny", draft, options) as engine:
-        names = proposers or tuple(p for p in engine.proposers if p != "none")
+        names = proposers or tuple(
+            # a draft cut out of the target is written to disk: only when it is asked for
+            p
+            for p in engine.proposers
+            if p not in ("none", "self")
+        )
         if not as_json:
             _say(_headline(engine, names, len(chosen)))
         cases: list[Case] = []

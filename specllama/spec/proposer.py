@@ -91,6 +91,15 @@ class Remembering(Protocol):
         ...
 
 
+@runtime_checkable
+class Advising(Protocol):
+    """A proposer that has something to say to the user."""
+
+    def advice(self) -> str:
+        """One sentence, "" for none; asked after ``start``."""
+        ...
+
+
 class NoProposer:
     """Plain decoding: never drafts."""
 

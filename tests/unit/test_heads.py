@@ -29,7 +29,8 @@ def test_every_method_is_listed_with_a_reason_or_without(tmp_path: Path) -> None
     assert "--head" in ways["medusa"].reason
     assert not ways["mtp"].available
     bare = {way.name: way for way in survey(target)}
-    assert [name for name, way in bare.items() if way.available] == ["ngram", "suffix", "lookahead"]
+    free = [name for name, way in bare.items() if way.available]
+    assert free == ["ngram", "suffix", "lookahead", "self"]
     assert all(way.available or way.reason for way in bare.values())
 
 

@@ -60,6 +60,7 @@ class DraftModelProposer:
         n_vocab: vocabulary size of the target; ids at or above it are never proposed.
         batch: most tokens fed in one pass when catching up.
         clock: seconds; injected in tests.
+        name: the source that drafts are booked under; default: the class's.
     """
 
     name = "draft"
@@ -72,7 +73,9 @@ class DraftModelProposer:
         n_vocab: int,
         batch: int = 512,
         clock: Callable[[], float] = perf_counter,
+        name: str | None = None,
     ) -> None:
+        self.name = name or type(self).name
         self._context = context
         self._clock = clock
         self._short = ShortReading()

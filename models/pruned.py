@@ -1,0 +1,139 @@
+"""A draft cut out of its own target: the same file without some of its layers.
+
+    <cache>/self/<target>-without-2-4.gguf    made when it is first asked for
+
+``<target>`` is a fingerprint of the target's file, so that another fine-tune in the same place has
+drafts of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from specllama import paths
+from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel
+from specllama.models import quantize
+from specllama.models.download import disk_error
+from specllama.models.gguf import GgufHeader, read_header
+
+_PIECES = 64  # of the weights that go into a fingerprint
+_PIECE = 1 << 14
+
+
+def why_not(header: GgufHeader) -> str:
+    """Why no layers can be dropped from a target, "" when they can."""
+    if header.block_count < 2:
+        return f"the target has {header.block_count} layer"
+    try:
+        quantize.check_prunable(header)
+    except UnsupportedModel as error:
+        return error.message
+    return ""
+
+
+def layer_list(layers: Sequence[int]) -> str:
+    """Sorted layer numbers as ``parse_layers`` reads them: "2-4,7"."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and runs[-1][-1] == layer - 1:
+            runs[-1][1:] = [layer]
+        else:
+            runs.append([layer])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def middle_half(n_layers: int) -> tuple[int, ...]:
+    """Half of the layers around the middle: the first and the last ones matter most."""
+    n = max(n_layers // 2, 1)
+    first = (n_layers - n + 1) // 2
+    return tuple(range(first, first + n))
+
+
+def draft_work(header: GgufHeader, drop: Sequence[int]) -> float:
+    """Bytes read by a step without these layers, as a share of a whole step.
+
+    A step reads every layer and the output matrix; of the embeddings it reads one row.
+    """
+    tied = all(tensor.name != "output.weight" for tensor in header.tensors)
+    gone = tuple(f"blk.{layer}." for layer in drop)
+    whole = left = 0
+    for tensor in header.tensors:
+        if tensor.name == "token_embd.weight" and not tied:
+            continue
+        whole += tensor.n_bytes
+        left += 0 if tensor.name.startswith(gone) else tensor.n_bytes
+    return left / whole
+
+
+def fingerprint(header: GgufHeader) -> str:
+    """A name for the contents of a model: its header and pieces of its weights, hashed."""
+    digest = hashlib.sha256()
+    for part in header.parts:
+        size = part.stat().st_size
+        digest.update(size.to_bytes(8, "little"))
+        with part.open("rb") as file:
+            digest.update(file.read(header.data_offset))
+            for i in range(_PIECES):
+                file.seek(size * i // _PIECES)
+                digest.update(file.read(_PIECE))
+    return digest.hexdigest()[:16]
+
+
+def folder() -> Path:
+    return paths.cache_dir() / "self"
+
+
+def make_draft(
+    header: GgufHeader,
+    drop: Sequence[int],
+    *,
+    into: Path | None = None,
+    threads: int = 0,
+    advanced: Callable[[int, int], None] | None = None,
+) -> GgufHeader:
+    """The target without the layers ``drop``; made once, then found again.
+
+    Args:
+        into: the folder of the file; default ``folder()``.
+
+    Raises:
+        UnsupportedModel: layers cannot be dropped from this architecture.
+        SpecllamaError: the disk is full or not writable, or llama.cpp refused.
+    """
+    path = (into or folder()) / f"{fingerprint(header)}-without-{layer_list(drop)}.gguf"
+    if found := _found(path, header, drop):
+        return found
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise disk_error(error, path) from None
+    job = quantize.prepare(header.path, path, None, prune=layer_list(drop), threads=threads)
+    try:
+        return quantize.run(job, advanced)
+    except SpecllamaError:
+        # another process may have made it meanwhile
+        if found := _found(path, header, drop):
+            return found
+        raise
+
+
+def _found(path: Path, target: GgufHeader, drop: Sequence[int]) -> GgufHeader | None:
+    """The header of a draft that was made earlier, None if it is not what it should be."""
+    if not path.is_file():
+        return None
+    try:
+        draft = read_header(path)
+    except (BadGguf, OSError):
+        return None
+    gone = tuple(f"blk.{layer}." for layer in drop)
+    expected = sum(not tensor.name.startswith(gone) for tensor in target.tensors)
+    same = (
+        draft.architecture == target.architecture
+        and draft.block_count == target.block_count - len(drop)
+        and draft.embedding_length == target.embedding_length
+        and len(draft.tensors) == expected
+    )
+    return draft if same else None
