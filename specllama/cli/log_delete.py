@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,8 +12,10 @@ from specllama.cli.asking import confirm
 from specllama.cli.listing import Column, show_table, size
 from specllama.errors import StoreError, UsageError
 from specllama.paths import rounds_dir
-from specllama.store.corpus import Corpus, CorpusFile
 from specllama.store.rounds import delete_run, find_run, list_runs
+
+if TYPE_CHECKING:
+    from specllama.store.corpus import CorpusFile
 
 RM_EPILOG = """\b
 Examples:
@@ -71,6 +74,8 @@ def texts(tokenizers: tuple[str, ...], delete: bool, yes: bool, as_json: bool) -
 
     TOKENIZER is a name from the list or its beginning. Without it: all.
     """
+    from specllama.store.corpus import Corpus  # numpy, which --help does without
+
     corpus = Corpus()
     found = _chosen(corpus.files(), tokenizers)
     if as_json:

@@ -241,6 +241,7 @@ def test_a_conversation_on_a_terminal(driver, home: Path) -> None:
     terminal.type("\x03")  # stops the reply
     terminal.until("stopped; /continue")
     terminal.until(">>> ")
+    time.sleep(0.5)  # the prompt is drawn just before its line editor listens
     terminal.type("half a line\x03")  # drops the line
     terminal.until("/quit leaves")
     terminal.until(">>> ")
