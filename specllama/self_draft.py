@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specllama.heads import HeadTarget
     from specllama.models.gguf import GgufHeader
 
-MUCH = 0.5  # of a target step: a draft that costs more hardly pays even if all of it is accepted
+MUCH = 0.5  # of a target step; a draft that costs more hardly ever pays
 
 
 class SelfProposer:
@@ -115,7 +115,7 @@ def _advice(drop: Sequence[int], work: float) -> str:
         f"the draft is the target without layers {pruned.layer_list(drop)}: "
         f"one of its steps reads {work:.0%} of the bytes of the target's"
     )
-    return f"{said}, too many to pay" if work > MUCH else said
+    return f"{said}, which hardly ever pays" if work > MUCH else said
 
 
 def _require_memory(header: GgufHeader, target: HeadTarget) -> None:
