@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -228,6 +229,8 @@ def _own_terminal() -> None:
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    # Tests started in the background of a shell inherit that Ctrl-C is ignored.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo terminal")
@@ -241,7 +244,6 @@ def test_a_conversation_on_a_terminal(driver, home: Path) -> None:
     terminal.type("\x03")  # stops the reply
     terminal.until("stopped; /continue")
     terminal.until(">>> ")
-    time.sleep(0.5)  # the prompt is drawn just before its line editor listens
     terminal.type("half a line\x03")  # drops the line
     terminal.until("/quit leaves")
     terminal.until(">>> ")
