@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specllama.models.recipe.corpus.attributes import Attribute, Kind
 from specllama.models.recipe.corpus.base import Check, Message, Sample, Source, conversation, turn
-from specllama.models.recipe.corpus.facts import FILLERS, KINDS, Attribute, Kind
+from specllama.models.recipe.corpus.facts import FILLERS, KINDS
 
 _SYSTEM = (
     "Answer from the [passage|text|context] only.",
@@ -153,15 +154,17 @@ def _question(src: Source, groups: list[list[Fact]]) -> tuple[str, str, list[str
     facts = src.pick(groups)
     fact = src.pick(facts)
     flat = [f for g in groups for f in g]
+    # The rarer forms are the harder ones: training meets them more often than evaluation.
+    single, double, summary, reverse = (79, 87, 93, 97) if src.held else (62, 74, 83, 92)
     form = src.between(0, 99)
-    if form < 79:
+    if form < single:
         return _single(src, fact)
-    if form < 87 and len(flat) > 1:
+    if form < double and len(flat) > 1:
         one, two = src.few(flat, 2)
         return _double(src, one, two)
-    if form < 93 and len(facts) > 1:
+    if form < summary and len(facts) > 1:
         return _summary(src, facts)
-    if form < 97 and sum(f.value == fact.value for f in flat) == 1:
+    if form < reverse and sum(f.value == fact.value for f in flat) == 1:
         return _reverse(src, fact)
     if len(facts) < len(fact.kind.attributes):
         return _missing(src, fact, flat)

@@ -1,0 +1,385 @@
+"""People, towns and events: what can be said of them, asked and answered."""
+
+from __future__ import annotations
+
+from specllama.models.recipe.corpus.attributes import Attribute as A
+from specllama.models.recipe.corpus.attributes import Kind
+from specllama.models.recipe.corpus.base import COLOURS, JOBS, PLACES, WEEKDAYS, an
+from specllama.models.recipe.corpus.values import (
+    animal,
+    count,
+    fruit,
+    person,
+    place,
+    thing,
+    town,
+    year,
+)
+
+_JOB = A(
+    "job",
+    lambda s: s.pick(JOBS),
+    (
+        "{e} works as a {v}.",
+        "{e} is a {v} by trade.",
+        "By trade, {e} is a {v}.",
+        "{e} has the job of a {v}.",
+        "{e} has worked as a {v} for years.",
+        "The {v} in the text is {e}.",
+        "As a {v}, {e} is busy every day.",
+        "~The job of {e} is that of a {v}.",
+    ),
+    (
+        "What does {e} do for a living?",
+        "What is the job of {e}?",
+        "What work does {e} do?",
+        "Which trade does {e} have?",
+        "As what does {e} work?",
+        "~What does {e} work as?",
+    ),
+    ("{e} is a {v}.", "{e} works as a {v}."),
+)
+_BORN = A(
+    "birthplace",
+    town,
+    (
+        "{e} was born in {v}.",
+        "{e} comes from {v}.",
+        "{e} grew up in {v}.",
+        "The town of {v} is where {e} was born.",
+        "{v} is the birthplace of {e}.",
+        "{e} has come here from {v}.",
+        "In {v}, {e} was born.",
+        "~{e} was born and grew up in {v}.",
+    ),
+    (
+        "Where was {e} born?",
+        "Where does {e} come from?",
+        "Where did {e} grow up?",
+        "Which town does {e} come from?",
+        "What is the birthplace of {e}?",
+        "~In which town was {e} born?",
+    ),
+    ("{e} comes from {v}.", "{v}.", "{e} was born in {v}."),
+)
+_PET = A(
+    "pet",
+    animal,
+    (
+        "{e} keeps {v} as a pet.",
+        "{e} lives with {v}.",
+        "{e} has {v} at home.",
+        "With {e} lives {v}.",
+        "The animal that {e} keeps is {v}.",
+        "{e} has {v} for a pet.",
+        "~The pet of {e} is {v}.",
+    ),
+    (
+        "Which pet does {e} keep?",
+        "Which animal lives with {e}?",
+        "Which animal does {e} keep?",
+        "What animal is the pet of {e}?",
+        "~What pet does {e} have?",
+    ),
+    ("{e} keeps {v}.", "{e} lives with {v}."),
+)
+_LOST = A(
+    "object",
+    lambda s: an(f"a {thing(s)}"),
+    (
+        "{e} lost {v} on {d}.",
+        "{e} bought {v}.",
+        "{e} found {v} near the {p}.",
+        "{e} has {v}.",
+        "On {d}, {e} found {v}.",
+        "The thing that {e} lost is {v}.",
+        "{e} came here with {v}.",
+        "~{e} lost and found {v}.",
+    ),
+    (
+        "What is the thing of {e} in the text?",
+        "Which object is tied to {e}?",
+        "What object does the text give {e}?",
+        "What does the text say that {e} lost or found?",
+        "Which thing does the text link to {e}?",
+        "~Which object does the text link to {e}?",
+    ),
+    ("It is {v}.", "{v}."),
+)
+_PHONE = A(
+    "desk number",
+    lambda s: str(s.between(100, 9999)),
+    (
+        "The desk number of {e} is {v}.",
+        "You can reach {e} at desk {v}.",
+        "{e} sits at desk {v}.",
+        "{e} has desk {v}.",
+        "At desk {v} sits {e}.",
+        "The desk of {e} has the number {v}.",
+        "Desk {v} is the desk of {e}.",
+        "~Desk {v} belongs to {e}.",
+    ),
+    (
+        "What is the desk number of {e}?",
+        "At which desk can I find {e}?",
+        "Which desk is the desk of {e}?",
+        "What number does the desk of {e} have?",
+        "~Which desk belongs to {e}?",
+    ),
+    ("The desk number of {e} is {v}.", "{e} sits at desk {v}."),
+)
+_LIKES = A(
+    "favourite food",
+    fruit,
+    (
+        "{e} likes {v} more than any other food.",
+        "{e} eats {v} every day.",
+        "{e} likes to eat {v}.",
+        "The favourite food of {e} is {v}.",
+        "What {e} likes most is {v}.",
+        "Every day {e} eats {v}.",
+        "~The food that {e} likes is {v}.",
+    ),
+    (
+        "What does {e} like to eat?",
+        "Which food does {e} like most?",
+        "What food does {e} eat every day?",
+        "What is the food that {e} likes?",
+        "~What is the favourite food of {e}?",
+    ),
+    ("{e} likes {v}.", "{e} likes {v} most."),
+)
+_SHIFT = A(
+    "day off",
+    lambda s: s.pick(WEEKDAYS),
+    (
+        "{e} is away on {v}.",
+        "The day off of {e} is {v}.",
+        "{v} is the day off of {e}.",
+        "Every {v}, {e} is away.",
+        "{e} does not work on {v}.",
+        "{e} has {v} off.",
+        "~On {v}, {e} is away.",
+    ),
+    (
+        "When is {e} away?",
+        "Which day off does {e} have?",
+        "On which day does {e} not work?",
+        "What is the day off of {e}?",
+        "~On which day is {e} away?",
+    ),
+    ("{e} is away on {v}.", "On {v}."),
+)
+
+PERSON = Kind(
+    "person",
+    person,
+    ("{e} is known to everyone here.", "Many people have met {e}.", "This note is about {e}."),
+    (_JOB, _BORN, _PET, _LOST, _PHONE, _LIKES, _SHIFT),
+)
+
+TOWN = Kind(
+    "town",
+    town,
+    ("{e} is a quiet place.", "Few visitors know {e}.", "{e} lies off the main road."),
+    (
+        A(
+            "population",
+            count,
+            (
+                "{e} has {v} inhabitants.",
+                "About {v} people live in {e}.",
+                "The population of {e} is {v}.",
+                "In {e} live {v} people.",
+                "{v} people call {e} their home.",
+                "{e} has a population of {v}.",
+                "{v} is the number of people in {e}.",
+                "~{e} is home to {v} people.",
+            ),
+            (
+                "How many people live in {e}?",
+                "What is the population of {e}?",
+                "What number of people live in {e}?",
+                "How many people call {e} their home?",
+                "~How many inhabitants does {e} have?",
+            ),
+            ("{v} people live in {e}.", "{e} has {v} inhabitants."),
+        ),
+        A(
+            "founding year",
+            year,
+            (
+                "{e} was founded in {v}.",
+                "The founding year of {e} is {v}.",
+                "In {v}, {e} was founded.",
+                "{e} has been a town since {v}.",
+                "{v} is the year in which {e} was founded.",
+                "The year of {e} is {v}.",
+                "~The year {v} saw {e} founded.",
+            ),
+            (
+                "When was {e} founded?",
+                "In which year was {e} founded?",
+                "Which year saw {e} founded?",
+                "Since when has {e} been a town?",
+                "~What is the founding year of {e}?",
+            ),
+            ("{e} was founded in {v}.", "In {v}."),
+        ),
+        A(
+            "river",
+            lambda s: s.proper(),
+            (
+                "The river {v} flows through {e}.",
+                "{e} lies on the river {v}.",
+                "Through {e} flows the river {v}.",
+                "The river of {e} is called {v}.",
+                "The river {v} is the river of {e}.",
+                "{e} was built on the river {v}.",
+                "~The river of {e} is the river {v}.",
+            ),
+            (
+                "Which river flows through {e}?",
+                "On which river does {e} lie?",
+                "What is the name of the river of {e}?",
+                "Which river does {e} lie on?",
+                "~What is the river of {e} called?",
+            ),
+            ("The river {v} flows through {e}.", "It is the river {v}."),
+        ),
+        A(
+            "mayor",
+            person,
+            (
+                "The mayor of {e} is {v}.",
+                "{e} is led by its mayor, {v}.",
+                "{v} leads {e} as its mayor.",
+                "{v} is the mayor of {e}.",
+                "As mayor, {v} leads {e}.",
+                "{e} has elected {v} as its mayor.",
+                "~{v} was elected mayor of {e}.",
+            ),
+            (
+                "Who is the mayor of {e}?",
+                "Who leads {e}?",
+                "Which person is the mayor of {e}?",
+                "By whom is {e} led?",
+                "~Who was elected mayor of {e}?",
+            ),
+            ("The mayor of {e} is {v}.", "{v} is the mayor of {e}."),
+        ),
+        A(
+            "sight",
+            lambda s: f"its {s.pick(COLOURS)} {s.pick(PLACES)}",
+            (
+                "{e} is famous for {v}.",
+                "People visit {e} to see {v}.",
+                "{e} is known for {v}.",
+                "The sight of {e} is {v}.",
+                "What people visit in {e} is {v}.",
+                "In {e}, people like {v} most.",
+                "~Visitors come to {e} to see {v}.",
+            ),
+            (
+                "What is {e} famous for?",
+                "Why do people visit {e}?",
+                "What is the sight of {e}?",
+                "What is {e} known for?",
+                "~What do people visit {e} to see?",
+            ),
+            ("{e} is famous for {v}.", "It is {v}."),
+        ),
+    ),
+)
+
+EVENT = Kind(
+    "event",
+    lambda s: f"the {s.proper()} {s.pick(['fair', 'race', 'festival', 'meeting', 'concert'])}",
+    ("{e} is held every year.", "Tickets for {e} sell fast.", "Everyone talks about {e}."),
+    (
+        A(
+            "place",
+            place,
+            (
+                "{e} takes place at {v}.",
+                "{e} is held at {v}.",
+                "People meet at {v} for {e}.",
+                "The place where {e} is held is {v}.",
+                "At {v}, {e} takes place.",
+                "{e} has its place at {v}.",
+                "~The place of {e} is {v}.",
+            ),
+            (
+                "Where does {e} take place?",
+                "Where is {e} held?",
+                "What is the place of {e}?",
+                "Where do people meet for {e}?",
+                "~At which place is {e} held?",
+            ),
+            ("{e} takes place at {v}.", "It is held at {v}."),
+        ),
+        A(
+            "first day",
+            lambda s: s.date(),
+            (
+                "{e} starts on {v}.",
+                "The first day of {e} is {v}.",
+                "{e} will start on {v}.",
+                "{v} is when {e} starts.",
+                "{e} has its first day on {v}.",
+                "From {v}, {e} takes place.",
+                "~On {v}, {e} starts.",
+            ),
+            (
+                "When does {e} start?",
+                "What is the first day of {e}?",
+                "When will {e} start?",
+                "When does {e} have its first day?",
+                "~On which day does {e} start?",
+            ),
+            ("{e} starts on {v}.", "The first day of {e} is {v}."),
+        ),
+        A(
+            "number of guests",
+            count,
+            (
+                "{e} expects {v} guests.",
+                "{v} people will come to {e}.",
+                "The number of guests at {e} is {v}.",
+                "{e} is planned for {v} guests.",
+                "{v} is the number of people at {e}.",
+                "With {v} guests, {e} is full.",
+                "~{e} expects {v} people.",
+            ),
+            (
+                "How many guests does {e} expect?",
+                "How many people will come to {e}?",
+                "What is the number of guests at {e}?",
+                "For how many guests is {e} planned?",
+                "~How many people does {e} expect?",
+            ),
+            ("{e} expects {v} guests.", "{v} people."),
+        ),
+        A(
+            "winner",
+            person,
+            (
+                "{v} won the first prize at {e}.",
+                "The first prize at {e} went to {v}.",
+                "The winner of {e} is {v}.",
+                "{v} is the winner of {e}.",
+                "At {e}, {v} won the first prize.",
+                "{e} was won by {v}.",
+                "~The winner of the first prize at {e} is {v}.",
+            ),
+            (
+                "Who won the first prize at {e}?",
+                "To whom did the first prize at {e} go?",
+                "By whom was {e} won?",
+                "Who won {e}?",
+                "~Who is the winner of {e}?",
+            ),
+            ("{v} won the first prize at {e}.", "The first prize went to {v}."),
+        ),
+    ),
+)
