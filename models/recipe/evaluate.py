@@ -57,6 +57,19 @@ def score(path: Path, n: int, seed: int, *, examples: int = 0) -> dict[str, Any]
     return result
 
 
+def spans(path: Path, n: int, seed: int) -> dict[str, float]:
+    """Share of `n` greedy answers that hold every asked span, in percent, by passages given."""
+    found = {}
+    with Runner(path) as runner:
+        for size in ("one", "two", "medium"):
+            passed = 0
+            for messages, check, _ in heldout_prompts("rag", n, seed, size=size):
+                prompt = runner.tokenize(chatml(messages, open_reply=True))
+                passed += check_answer(check, runner.text(runner.generate(prompt)))
+            found[size] = round(100 * passed / n, 1)
+    return found
+
+
 def acceptance(
     target: Path, draft: Path, n: int, seed: int, temperature: float, window: int = 4
 ) -> dict[str, Any]:
@@ -114,6 +127,7 @@ def main() -> None:
     a = parser.parse_args()
     report: dict[str, Any] = {
         "target": score(a.target, a.n, a.seed, examples=a.examples),
+        "target, spans by passages": spans(a.target, a.n, a.seed),
     }
     if not a.no_acceptance:
         report["draft"] = score(a.draft, a.n, a.seed)

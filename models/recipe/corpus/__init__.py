@@ -52,14 +52,14 @@ def stream(seed: int | str, split: Split = "train", slice_: str | None = None) -
 
 
 def heldout_prompts(
-    slice_: str, n: int, seed: int | str = 0, *, long: int = 0
+    slice_: str, n: int, seed: int | str = 0, *, long: int = 0, size: str = "mixed"
 ) -> list[tuple[list[Message], Check, str]]:
     """`n` held-out prompts with their check and reference answer; the last `long` have a long
-    context where the slice has one."""
+    context where the slice has one, the others as many passages as `size` says."""
     src = Source(f"prompts/{slice_}/{seed}", "heldout")
     rows = []
     for i in range(n):
-        s = sample(slice_, src, size="long" if i >= n - long else "mixed")
+        s = sample(slice_, src, size="long" if i >= n - long else size)
         rows.append((s.prompt, s.check, s.reference))
     return rows
 

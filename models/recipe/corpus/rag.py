@@ -179,16 +179,15 @@ def _groups(src: Source, entities: int, most: int) -> list[list[Fact]]:
     ]
 
 
+SIZES = {"one": (1, 1), "two": (2, 2), "short": (1, 2), "medium": (3, 5), "long": (12, 38)}
+"""How many passages a conversation is about."""
+
+
 def rag_sample(src: Source, size: str = "mixed") -> Sample:
-    """One conversation about one or more passages; `size` is short, long or mixed."""
+    """One conversation about one or more passages; `size` is one of `SIZES` or mixed."""
     if size == "mixed":
         size = src.pick(["short"] * 34 + ["medium"] * 5 + ["long"])
-    if size == "short":
-        groups = _groups(src, src.between(1, 2), 3)
-    elif size == "medium":
-        groups = _groups(src, src.between(3, 5), 3)
-    else:
-        groups = _groups(src, src.between(12, 38), 3)
+    groups = _groups(src, src.between(*SIZES[size]), 3)
     text = _passages(src, groups)
     question, answer, spans = _question(src, groups)
     turns: list[Message] = [
