@@ -10,29 +10,16 @@ import random
 import re
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from specllama.errors import SpecllamaError
-from specllama.events import (
-    Event,
-    Finished,
-    FinishReason,
-    LoadProgress,
-    PrefillProgress,
-    RoundDone,
-    Started,
-    TargetKind,
-    TextDelta,
-    Timings,
-)
+from specllama.events import Event, LoadProgress
 from specllama.host import EngineFactory
 from specllama.interface import EngineInfo, EngineLike, Message, MethodInfo, ModelInfo
 from specllama.params import GenerateParams
-from specllama.stats import SpecStats
+from specllama.tui.script import N_VOCAB, Guess, Move, Reading, count_tokens, is_drafting, play
 
-STOP_TOKEN = 2
 STEP_MS = 31.0
 ROW_MS = 1.4
 DRAFT_STEP_MS = 2.6
@@ -75,7 +62,7 @@ def demo_info() -> EngineInfo:
             file_bytes=file_bytes,
             n_ctx=4096,
             n_ctx_train=8192,
-            n_vocab=32000,
+            n_vocab=N_VOCAB,
             kv_bytes=64 << 20,
             gpu_layers=0,
         )
@@ -148,9 +135,7 @@ class DemoEngine:
         pass
 
     def count_tokens(self, prompt: str | Sequence[Message]) -> int:
-        if isinstance(prompt, str):
-            return len(pieces(prompt))
-        return sum(len(pieces(m.content)) + 4 for m in prompt)
+        return count_tokens(prompt, pieces)
 
     def generate(
         self,
@@ -161,182 +146,74 @@ class DemoEngine:
     ) -> Iterator[Event]:
         seed = 7 if params.seed is None else params.seed
         rng = random.Random(seed)
-        messages = [m for m in prompt if isinstance(m, Message)]
-        words = prompt if isinstance(prompt, str) else messages
-        prompt_n = self.count_tokens(words) if words else len(prompt)
-        drafting = params.speculate and params.draft_max > 0 and params.proposer != "none"
-        proposer = params.proposer.replace("auto", "mixed") if drafting else "none"
-        yield Started(
-            prompt_n,
-            0,
-            self.info.target.n_ctx,
-            seed,
-            proposer,
-            params.verify,
-            params.draft_max if drafting else 0,
-            self.info.exactness,
-        )
-        prefill_ms = 2.2 * prompt_n
-        for step in (1, 2):
-            self._wait(prefill_ms / 2)
-            yield PrefillProgress(prompt_n * step // 2, prompt_n, 0)
-        todo = [*pieces(self.reply), ""]
-        reason: FinishReason = "stop_token"
-        if params.max_tokens is not None and params.max_tokens < len(todo):
-            todo, reason = todo[: params.max_tokens], "length"
-        stats, text, clock_ms = SpecStats(), "", prefill_ms
-        ids: list[int] = []
-        while todo:
-            if cancel is not None and cancel.is_set():
-                reason = "cancelled"
-                break
-            done = self._round(rng, stats.rounds, prompt_n + len(ids), todo, params, drafting)
-            took = done.draft_ms + done.verify_ms + done.other_ms
-            clock_ms += took
-            done = _at(done, clock_ms / 1000)
-            self._wait(took)
-            stats.observe(done)
-            ids.extend(done.emitted)
-            todo = todo[len(done.emitted) :]
-            yield done
-            if new := "".join(done.emitted_text):
-                text += new
-                yield TextDelta(new)
-        decode_ms = stats.draft_ms + stats.verify_ms + stats.other_ms
-        yield Finished(
-            reason=reason,
-            text=text,
-            token_ids=tuple(ids),
+        return play(
+            self.reply,
+            lambda index, todo: self._move(rng, index, todo, params),
+            info=self.info,
+            params=params,
+            cut=pieces,
+            prompt_n=count_tokens(prompt, pieces),
             seed=seed,
-            rounds=stats.rounds,
-            draft_n=stats.drafted,
-            draft_n_accepted=stats.accepted,
-            cut=stats.cut,
-            prompt_n=prompt_n,
-            cached_n=0,
-            n_ctx=self.info.target.n_ctx,
-            proposer=proposer,
-            verify=params.verify,
-            exactness=self.info.exactness,
-            acceptance_rate=stats.acceptance_rate,
-            mean_acceptance_length=stats.mean_acceptance_length,
-            accepted_per_position=tuple(stats.accepted_at),
-            drafted_per_position=tuple(stats.drafted_at),
-            timings=Timings(
-                load_ms=self.info.load_ms,
-                tokenize_ms=1.1,
-                prefill_ms=prefill_ms,
-                first_decode_ms=STEP_MS,
-                ttft_ms=1.1 + prefill_ms + STEP_MS,
-                decode_ms=decode_ms,
-                draft_ms=stats.draft_ms,
-                verify_ms=stats.verify_ms,
-                other_ms=stats.other_ms,
-                tok_per_s=1000 * len(ids) / decode_ms if decode_ms else None,
-            ),
+            reading=Reading(1.1, 2.2, STEP_MS, steps=2, before_step=self._wait),
+            cancel=cancel,
         )
 
     def _wait(self, ms: float) -> None:
         if self.speed > 0:
             time.sleep(ms / 1000 / self.speed)
 
-    def _round(
-        self,
-        rng: random.Random,
-        index: int,
-        n_past: int,
-        todo: Sequence[str],
-        params: GenerateParams,
-        drafting: bool,
-    ) -> RoundDone:
+    def _move(
+        self, rng: random.Random, index: int, todo: Sequence[str], params: GenerateParams
+    ) -> Move:
         # Every ninth round is plain, as a controller does that keeps its yardstick fresh.
-        plain = index == 0 or not drafting or index % 9 == 8
+        plain = index == 0 or index % 9 == 8 or not is_drafting(params)
         copying = params.proposer in ("auto", "mixed", "ngram") and index % 5 == 4
-        source = "none" if plain else "ngram" if copying else "draft"
         room = 0 if plain else min(params.draft_max + 2 * copying, len(todo))
+        guesses = self._guesses(rng, todo, room, copying)
+        if plain:
+            source, reason = "none", "plain step, to keep the yardstick fresh"
+        elif copying:
+            source, reason = "ngram", "the last 12 tokens match the text above"
+        else:
+            source, reason = "draft", f"drafting {room} pays 1.7x"
+        move = Move(
+            guesses,
+            source=source,
+            draft_max=room,
+            reason=reason,
+            draft_ms=0.0 if plain else 0.2 if copying else DRAFT_STEP_MS * len(guesses),
+            verify_ms=STEP_MS + ROW_MS * len(guesses),
+            other_ms=0.3,
+        )
+        self._wait(move.draft_ms + move.verify_ms + move.other_ms)
+        return move
+
+    def _guesses(
+        self, rng: random.Random, todo: Sequence[str], room: int, copying: bool
+    ) -> list[Guess]:
         accepted = 0
         while accepted < room and rng.random() < self.acceptance + 0.1 * copying:
             accepted += 1
-        tokens: list[int] = []
-        parents: list[int] = []
-        texts: list[str] = []
-        confidence: list[float | None] = []
-        p: list[float | None] = []
-        q: list[float | None] = []
-        path: list[int] = []
+        guesses: list[Guess] = []
 
         def add(text: str, parent: int, right: bool, judged: bool) -> None:
-            tokens.append(_id(text))
-            parents.append(parent)
-            texts.append(text)
             sure = rng.uniform(0.62, 0.98) if right else rng.uniform(0.18, 0.6)
-            confidence.append(round(sure, 2))
-            q.append(None if copying else round(min(0.99, sure * rng.uniform(0.9, 1.05)), 2))
+            q = None if copying else round(min(0.99, sure * rng.uniform(0.9, 1.05)), 2)
             high = rng.uniform(0.6, 0.97) if right else rng.uniform(0.01, 0.2)
-            p.append(round(high, 2) if judged else None)
+            p = round(high, 2) if judged else None
+            guesses.append(Guess(text, parent, right, round(sure, 2), p, q))
 
         at = -1
         for depth in range(room):
             right = depth < accepted
             wrong = rng.choice([w for w in WRONG if w != todo[depth]])
             add(todo[depth] if right else wrong, at, right, depth <= accepted)
-            here = len(tokens) - 1
-            if right:
-                path.append(here)
+            here = len(guesses) - 1
             if self.tree:
-                other = rng.choice([w for w in WRONG if w not in (todo[depth], texts[here])])
+                other = rng.choice([w for w in WRONG if w not in (todo[depth], wrong)])
                 add(other, at, False, depth <= accepted)
             at = here
-        cut = int(not plain and accepted == len(todo))
-        emitted = list(todo[: accepted + 1 - cut])
-        kind: TargetKind = "plain" if plain else "bonus" if accepted == room else "recovered"
-        target = todo[accepted] if accepted < len(todo) else ""
-        reason = (
-            "plain step, to keep the yardstick fresh"
-            if plain
-            else (
-                "the last 12 tokens match the text above"
-                if copying
-                else f"drafting {room} pays 1.7x"
-            )
-        )
-        rows = len(tokens)
-        return RoundDone(
-            index=index,
-            t_s=0.0,
-            n_past=n_past,
-            source=source,
-            draft_max=room,
-            window_reason=reason,
-            drafted=tuple(tokens),
-            parents=tuple(parents),
-            drafted_text=tuple(texts),
-            confidence=tuple(confidence),
-            p=tuple(p),
-            q=tuple(q),
-            accepted=accepted,
-            accepted_path=tuple(path),
-            target_token=_id(target),
-            target_text=target,
-            target_kind=kind,
-            emitted=tuple(_id(t) for t in emitted),
-            emitted_text=tuple(emitted),
-            cut=cut,
-            draft_ms=0.0 if plain else 0.2 if copying else DRAFT_STEP_MS * rows,
-            verify_ms=STEP_MS + ROW_MS * rows,
-            other_ms=0.3,
-            sources=(source,) * rows,
-        )
-
-
-def _id(text: str) -> int:
-    return 3 + zlib.crc32(text.encode()) % 31_000 if text else STOP_TOKEN
-
-
-def _at(done: RoundDone, t_s: float) -> RoundDone:
-    import dataclasses
-
-    return dataclasses.replace(done, t_s=t_s)
+        return guesses
 
 
 @dataclass(frozen=True, slots=True)

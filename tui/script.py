@@ -1,0 +1,241 @@
+"""A reply played back as the events of the engine, from a script of how each round goes.
+
+The demonstration engine and the tests decide what is guessed and what comes through; this module
+keeps the laws that the real engine keeps: round 0 is a plain step, positions grow by what was
+emitted, ``len(token_ids) == draft_n_accepted + rounds - cut``, and the text is what was emitted.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from specllama.events import (
+    Event,
+    Finished,
+    FinishReason,
+    Notice,
+    PrefillProgress,
+    RoundDone,
+    Started,
+    TargetKind,
+    TextDelta,
+    Timings,
+)
+from specllama.interface import EngineInfo, Message
+from specllama.params import GenerateParams
+from specllama.stats import SpecStats
+
+N_VOCAB = 32_000
+STOP_TOKEN = 2
+
+Cut = Callable[[str], list[str]]
+
+
+def token_id(piece: str) -> int:
+    """A stable id above the special ones; the empty piece is the stop token."""
+    if not piece:
+        return STOP_TOKEN
+    return 3 + zlib.crc32(piece.encode("utf-8", "replace")) % (N_VOCAB - 3)
+
+
+def is_drafting(params: GenerateParams) -> bool:
+    return params.speculate and params.draft_max > 0 and params.proposer != "none"
+
+
+def count_tokens(prompt: str | Sequence[int] | Sequence[Message], cut: Cut) -> int:
+    """Tokens of a prompt: the pieces of its text, and four a message for the template's marks."""
+    if isinstance(prompt, str):
+        return len(cut(prompt))
+    messages = [m for m in prompt if isinstance(m, Message)]
+    if not messages:
+        return len(prompt)
+    return sum(len(cut(m.content)) + 4 for m in messages) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """One node of a draft. ``parent`` is another guess of the round, -1 the pending token;
+    ``right`` puts the node on the accepted path."""
+
+    text: str
+    parent: int
+    right: bool
+    confidence: float | None = None
+    p: float | None = None
+    q: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """How one round goes; without guesses it is a plain step."""
+
+    guesses: Sequence[Guess] = ()
+    source: str = "none"
+    draft_max: int = 0
+    reason: str = "plain step"
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    other_ms: float = 0.0
+    near_tie: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How long the prompt takes, in milliseconds, and in how many steps it is read."""
+
+    tokenize_ms: float
+    token_ms: float
+    first_decode_ms: float
+    steps: int = 4
+    before_step: Callable[[float], None] = lambda ms: None
+
+    def prefill_ms(self, tokens: int) -> float:
+        return self.token_ms * tokens
+
+
+def play(
+    text: str,
+    choose: Callable[[int, Sequence[str]], Move],
+    *,
+    info: EngineInfo,
+    params: GenerateParams,
+    cut: Cut,
+    prompt_n: int,
+    seed: int,
+    reading: Reading,
+    reason: FinishReason = "stop_token",
+    notices: Iterable[Notice] = (),
+    cancel: threading.Event | None = None,
+) -> Iterator[Event]:
+    """The events of one request that is answered with ``text``.
+
+    Args:
+        choose: told the index of a round and the pieces still to say, decides the round; it may
+            sleep, or raise what the engine would raise.
+        cut: cuts a text into pieces that join to it again.
+        reason: why the reply ends where the text does; a stop string, ``max_tokens`` or the
+            context may end it before.
+    """
+    drafting = is_drafting(params)
+    proposer = params.proposer.replace("auto", "mixed") if drafting else "none"
+    n_ctx = info.target.n_ctx
+    yield Started(
+        prompt_n=prompt_n,
+        cached_n=0,
+        n_ctx=n_ctx,
+        seed=seed,
+        proposer=proposer,
+        verify=params.verify,
+        draft_max=params.draft_max if drafting else 0,
+        exactness=info.exactness,
+    )
+    yield from notices
+    prefill_ms = reading.prefill_ms(prompt_n)
+    for step in range(1, reading.steps + 1):
+        reading.before_step(prefill_ms / reading.steps)
+        yield PrefillProgress(prompt_n * step // reading.steps, prompt_n, 0)
+
+    todo, reason = _to_say(text, reason, params, cut, room=n_ctx - prompt_n)
+    stats, ids, shown, clock_ms = SpecStats(), list[int](), "", prefill_ms
+    while todo and not (cancel is not None and cancel.is_set()):
+        move = choose(stats.rounds, todo)
+        clock_ms += move.draft_ms + move.verify_ms + move.other_ms
+        done = _round(move, stats.rounds, prompt_n + len(ids) - 1, todo, clock_ms / 1000)
+        stats.observe(done)
+        ids.extend(done.emitted)
+        todo = todo[len(done.emitted) :]
+        yield done
+        if new := "".join(done.emitted_text):
+            shown += new
+            yield TextDelta(new)
+    decode_ms = stats.draft_ms + stats.verify_ms + stats.other_ms
+    yield Finished(
+        reason="cancelled" if todo else reason,
+        text=shown,
+        token_ids=tuple(ids),
+        seed=seed,
+        rounds=stats.rounds,
+        draft_n=stats.drafted,
+        draft_n_accepted=stats.accepted,
+        cut=stats.cut,
+        prompt_n=prompt_n,
+        cached_n=0,
+        n_ctx=n_ctx,
+        proposer=proposer,
+        verify=params.verify,
+        exactness=info.exactness,
+        acceptance_rate=stats.acceptance_rate,
+        mean_acceptance_length=stats.mean_acceptance_length,
+        accepted_per_position=tuple(stats.accepted_at),
+        drafted_per_position=tuple(stats.drafted_at),
+        near_ties=stats.near_ties,
+        timings=Timings(
+            load_ms=info.load_ms,
+            tokenize_ms=reading.tokenize_ms,
+            prefill_ms=prefill_ms,
+            first_decode_ms=reading.first_decode_ms,
+            ttft_ms=reading.tokenize_ms + prefill_ms + reading.first_decode_ms,
+            decode_ms=decode_ms,
+            draft_ms=stats.draft_ms,
+            verify_ms=stats.verify_ms,
+            other_ms=stats.other_ms,
+            tok_per_s=1000 * len(ids) / decode_ms if decode_ms else None,
+        ),
+    )
+
+
+def _to_say(
+    text: str, reason: FinishReason, params: GenerateParams, cut: Cut, room: int
+) -> tuple[list[str], FinishReason]:
+    """The pieces of the reply, the empty one for a stop token included, and why it ends there."""
+    for stop in params.stop:
+        if (at := text.find(stop)) >= 0:
+            text, reason = text[:at], "stop_string"
+    todo = cut(text)
+    if reason == "stop_token":
+        todo.append("")  # emitted, never shown
+    if params.max_tokens is not None and params.max_tokens < min(len(todo), room):
+        return todo[: params.max_tokens], "length"
+    return (todo[:room], "context") if room < len(todo) else (todo, reason)
+
+
+def _round(move: Move, index: int, n_past: int, todo: Sequence[str], t_s: float) -> RoundDone:
+    guesses = move.guesses
+    path = [i for i, guess in enumerate(guesses) if guess.right]
+    accepted = len(path)
+    cut = int(0 < accepted == len(todo))
+    emitted = todo[: accepted + 1 - cut]
+    end = path[-1] if path else -1
+    kind: TargetKind = "recovered" if any(g.parent == end for g in guesses) else "bonus"
+    # After a cut the target's token is judged but unused: any will do.
+    target = todo[accepted] if accepted < len(todo) else ""
+    return RoundDone(
+        index=index,
+        t_s=t_s,
+        n_past=n_past,
+        source=move.source,
+        draft_max=move.draft_max,
+        window_reason=move.reason,
+        drafted=tuple(token_id(g.text) for g in guesses),
+        parents=tuple(g.parent for g in guesses),
+        drafted_text=tuple(g.text for g in guesses),
+        confidence=tuple(g.confidence for g in guesses),
+        p=tuple(g.p for g in guesses),
+        q=tuple(g.q for g in guesses),
+        accepted=accepted,
+        accepted_path=tuple(path),
+        target_token=token_id(target),
+        target_text=target,
+        target_kind=kind if guesses else "plain",
+        emitted=tuple(token_id(piece) for piece in emitted),
+        emitted_text=tuple(emitted),
+        cut=cut,
+        draft_ms=move.draft_ms,
+        verify_ms=move.verify_ms,
+        other_ms=move.other_ms,
+        near_tie=move.near_tie,
+        sources=(move.source,) * len(guesses),
+    )
