@@ -73,13 +73,9 @@ class LoadEngine:
     options: EngineOptions = field(default_factory=EngineOptions)
 
     def __call__(self, progress: OnEvent, /) -> EngineLike:
-        import inspect
-
         from specllama.engine import Engine
 
-        accepts = inspect.signature(Engine.load).parameters
-        extra: dict[str, Any] = {"on_progress": progress} if "on_progress" in accepts else {}
-        return Engine.load(self.target, self.draft, self.options, **extra)
+        return Engine.load(self.target, self.draft, self.options, on_progress=progress)
 
 
 class EngineHost:

@@ -16,14 +16,17 @@ set, which really sleeps. The events obey the laws of the real engine: round 0 i
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from specllama.errors import EngineError, PromptTooLong, SpecllamaError
-from specllama.events import Event, FinishReason, Notice, RoundDone
+from specllama.events import Event, FinishReason, LoadProgress, Notice, RoundDone
 from specllama.interface import EngineInfo, Message, MethodInfo, ModelInfo
 from specllama.params import GenerateParams
 from specllama.tui.script import N_VOCAB, Guess, Move, Reading, count_tokens, is_drafting, play
@@ -228,3 +231,37 @@ def _move(reply: Reply, params: GenerateParams, index: int, todo: Sequence[str])
         other_ms=OTHER_MS,
         near_tie=near_tie,
     )
+
+
+@dataclass(frozen=True)
+class ScriptedRecipe:
+    """A recipe for EngineHost that crosses into the child: the engine answers from ``replies``."""
+
+    replies: tuple[Reply | str, ...] = ("Hello there.",)
+    name: str = "scripted target"
+
+    def __call__(self, progress: Callable[[Event], None], /) -> ScriptedEngine:
+        progress(LoadProgress("target", "scripted.gguf", 1.0))
+        return ScriptedEngine(
+            list(self.replies), engine_info(target=model_info("target", name=self.name))
+        )
+
+
+@dataclass(frozen=True)
+class AbortingRecipe:
+    """Ends its process as a failed ``GGML_ASSERT`` does: words on standard error, then SIGABRT.
+
+    With ``fuse`` it does so only while that file exists, and is ``after`` when it is gone.
+    """
+
+    words: str = "ggml.c:123: GGML_ASSERT(n > 0) failed"
+    fuse: Path | None = None
+    after: ScriptedRecipe = ScriptedRecipe()
+
+    def __call__(self, progress: Callable[[Event], None], /) -> ScriptedEngine:
+        progress(LoadProgress("target", "aborting.gguf", 0.4))
+        if self.fuse is not None and not self.fuse.exists():
+            return self.after(progress)
+        sys.stderr.write(f"llama_model_load: reading\n{self.words}\n")
+        sys.stderr.flush()
+        os.abort()

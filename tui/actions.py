@@ -10,35 +10,21 @@ from textual import work
 
 from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
-from specllama.host import HostLike
 from specllama.params import GenerateParams
-from specllama.session import Session
 from specllama.tui import clipboard
+from specllama.tui.parts import AppPart
 from specllama.tui.reading import code_blocks
-from specllama.tui.screens.chat import ChatScreen
-from specllama.tui.state import VIEWS, Preferences
-from specllama.tui.widgets.base import InkedApp
+from specllama.tui.state import VIEWS
 
 PLAIN_TOKENS = 32
 
 
-class ChatActions(InkedApp):
-    """The half of the app that acts; the other half owns the engine, the store and the screens."""
-
-    prefs: Preferences
-    session: Session
-    host: HostLike
-    engine_ready: bool
-
-    @property
-    def chat(self) -> ChatScreen:
-        raise NotImplementedError
-
-    def save_prefs(self) -> None:
-        raise NotImplementedError
-
-    def set_params(self, params: GenerateParams) -> None:
-        raise NotImplementedError
+class ChatActions(AppPart):
+    async def run_chat_action(self, action: str) -> None:
+        """From the palette and slash commands: where the action lives does not matter."""
+        name = action.partition("(")[0]
+        owner: Any = self if hasattr(self, f"action_{name}") else self.chat
+        await self.run_action(action, owner)
 
     async def action_cycle_view(self) -> None:
         chat = self.chat

@@ -71,6 +71,14 @@ ACTIONS: tuple[Action, ...] = (
         footer=True,
     ),
     Action(
+        "app.reload",
+        "",
+        "reload",
+        "Load again",
+        "Load the same pair again, after a failure or when its files changed",
+        "reload",
+    ),
+    Action(
         "app.sessions",
         "f7",
         "sessions",

@@ -79,11 +79,17 @@ class GatedEngine(ScriptedEngine):
 class Driver:
     """A running app with what tests do to it."""
 
-    def __init__(self, app: SpecllamaApp, pilot: Pilot[int], engine: ScriptedEngine) -> None:
-        self.app, self.pilot, self.engine = app, pilot, engine
+    def __init__(
+        self,
+        app: SpecllamaApp,
+        pilot: Pilot[int],
+        engine: ScriptedEngine,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        self.app, self.pilot, self.engine, self.limit_s = app, pilot, engine, limit_s
 
     async def until(self, true: Callable[[], object]) -> None:
-        end = time.monotonic() + LIMIT_S
+        end = time.monotonic() + self.limit_s
         while not true():
             assert time.monotonic() < end, "waited too long"
             await self.pilot.pause()
@@ -131,19 +137,20 @@ def start() -> Callable[..., Any]:
         size: tuple[int, int] = (100, 30),
         recipe: Recipe | None = None,
         wait: bool = True,
+        limit_s: float = LIMIT_S,
         **options: Any,
     ) -> AsyncIterator[Driver]:
         recipe = recipe or Recipe(ScriptedEngine(list(replies) or [Reply()]))
         app = SpecllamaApp(
             target=options.pop("target", "scripted"),
-            host_class=InlineHost,
+            host_class=options.pop("host_class", InlineHost),
             factory_for=options.pop("factory_for", lambda target, draft: recipe),
             pace=Pace(0.02),
             **options,
         )
         try:
             async with app.run_test(size=size) as pilot:
-                driver = Driver(app, pilot, recipe.engine)
+                driver = Driver(app, pilot, recipe.engine, limit_s)
                 await driver.until(lambda: len(app.screen_stack) > 1)
                 if wait:
                     await driver.ready()

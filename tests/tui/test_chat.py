@@ -10,7 +10,7 @@ from fakes import Reply, ScriptedEngine
 from textual import events
 from textual.widgets import Button
 
-from specllama.errors import BadGguf, EngineDied, PromptTooLong
+from specllama.errors import PromptTooLong
 from specllama.events import Notice
 from specllama.interface import Message
 from specllama.params import GenerateParams
@@ -269,34 +269,6 @@ async def test_a_dead_engine_is_one_note_and_the_next_message_works(start: Any) 
         assert "interrupted" in d.shown
         await d.say("again")
         assert d.texts[-1] == ("assistant", "Alive.")
-
-
-async def test_a_failed_load_says_what_and_what_next(start: Any) -> None:
-    recipe = Recipe(error=BadGguf("the file is cut short", "pull it again"))
-    async with start(recipe=recipe, wait=False) as d:
-        await d.until(lambda: notes(d))
-        assert "the file is cut short" in d.shown
-        assert "pull it again" in d.shown
-        assert "not loaded" in d.shown
-        await d.type("kept")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.app.chat.queue)
-
-
-async def test_a_failed_switch_goes_back_to_the_old_model(start: Any) -> None:
-    good = Recipe(ScriptedEngine(["Old."]))
-    bad = Recipe(error=EngineDied("SIGABRT while loading", "choose another"))
-    recipes = {"good": good, "bad": bad}
-    async with start(
-        recipe=good, target="good", factory_for=lambda target, draft: recipes[target]
-    ) as d:
-        from specllama.tui.screens.models import Choice
-
-        d.app.switch_model(Choice("bad", None))
-        await d.until(lambda: notes(d))
-        assert d.app.wanted == ("good", None)
-        await d.say("still there?")
-        assert d.texts[-1] == ("assistant", "Old.")
 
 
 async def test_a_refused_question_returns_to_the_prompt(start: Any) -> None:

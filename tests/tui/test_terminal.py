@@ -38,7 +38,7 @@ if __name__ == "__main__":
 """
 DEMO = """
     from specllama.tui.demo import DemoFactory
-    SpecllamaApp._load_recipe = lambda self, target, draft: DemoFactory(speed=1.0)
+    SpecllamaApp.load_recipe = lambda self, target, draft: DemoFactory(speed=1.0)
 """
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fakes import Reply, ScriptedEngine, engine_info
+from fakes import AbortingRecipe, Reply, ScriptedEngine, ScriptedRecipe, engine_info
 
 from specllama.errors import BadGguf, EngineDied, EngineError, PromptTooLong
 from specllama.events import Event, Finished, LoadProgress, Notice, TextDelta
@@ -21,27 +21,6 @@ from specllama.params import GenerateParams
 
 LONG = " ".join(f"word{i}" for i in range(400))
 PARAMS = GenerateParams(seed=1)
-
-
-@dataclass(frozen=True)
-class Scripted:
-    """Picklable recipe for a scripted engine in the child."""
-
-    replies: tuple[Reply | str, ...] = ("Hello there.",)
-
-    def __call__(self, progress: Callable[[Event], None], /) -> EngineLike:
-        progress(LoadProgress("target", "scripted.gguf", 1.0))
-        return ScriptedEngine(list(self.replies))
-
-
-@dataclass(frozen=True)
-class AbortsOnLoad:
-    words: str
-
-    def __call__(self, progress: Callable[[Event], None], /) -> EngineLike:
-        sys.stderr.write("llama_model_load: reading\n" + self.words + "\n")
-        sys.stderr.flush()
-        os.abort()
 
 
 @dataclass(frozen=True)
@@ -113,7 +92,7 @@ def text_of(events: list[Event]) -> str:
 def test_events_cross_the_pipe_unchanged() -> None:
     here = list(ScriptedEngine(["Hello there."]).generate("Hi", PARAMS))
     seen: list[Event] = []
-    with EngineHost(Scripted(), on_event=seen.append) as host:
+    with EngineHost(ScriptedRecipe(), on_event=seen.append) as host:
         assert host.start().target.name == "scripted target"
         assert list(host.generate("Hi", PARAMS)) == here
         assert host.count_tokens("one two") == 2
@@ -122,7 +101,7 @@ def test_events_cross_the_pipe_unchanged() -> None:
 
 def test_errors_of_the_engine_keep_their_type_and_the_engine_goes_on() -> None:
     refused = Reply(raise_first=PromptTooLong("too long", "shorten it"))
-    with EngineHost(Scripted((refused, Reply("x", raise_at_round=0), "Fine."))) as host:
+    with EngineHost(ScriptedRecipe((refused, Reply("x", raise_at_round=0), "Fine."))) as host:
         with pytest.raises(PromptTooLong, match="too long") as caught:
             list(host.generate("Hi", PARAMS))
         assert caught.value.hint == "shorten it"
@@ -132,7 +111,7 @@ def test_errors_of_the_engine_keep_their_type_and_the_engine_goes_on() -> None:
 
 
 def test_cancel_ends_within_a_round() -> None:
-    with EngineHost(Scripted((Reply(LONG, delay_s=0.01), "Next."))) as host:
+    with EngineHost(ScriptedRecipe((Reply(LONG, delay_s=0.01), "Next."))) as host:
         cancel = threading.Event()
         events: list[Event] = []
         for event in host.generate("Hi", PARAMS, cancel=cancel):
@@ -146,7 +125,7 @@ def test_cancel_ends_within_a_round() -> None:
 
 
 def test_closing_the_generator_early_leaves_the_engine_ready() -> None:
-    with EngineHost(Scripted((Reply(LONG, delay_s=0.01), "Next."))) as host:
+    with EngineHost(ScriptedRecipe((Reply(LONG, delay_s=0.01), "Next."))) as host:
         stream = host.generate("Hi", PARAMS)
         next(e for e in stream if isinstance(e, TextDelta))
         stream.close()  # type: ignore[attr-defined]
@@ -155,7 +134,7 @@ def test_closing_the_generator_early_leaves_the_engine_ready() -> None:
 
 @pytest.mark.parametrize("after", [0, 1, 5, 17])
 def test_a_killed_child_is_one_error_and_the_next_request_works(after: int) -> None:
-    with EngineHost(Scripted((Reply(LONG, delay_s=0.005),))) as host:
+    with EngineHost(ScriptedRecipe((Reply(LONG, delay_s=0.005),))) as host:
         host.start()
         first = host.pid
         with pytest.raises(EngineDied, match=r"SIGKILL: out of memory\?") as caught:
@@ -168,7 +147,7 @@ def test_a_killed_child_is_one_error_and_the_next_request_works(after: int) -> N
 
 
 def test_abort_on_load_names_the_signal_and_repeats_the_last_words() -> None:
-    host = EngineHost(AbortsOnLoad("ggml.c:123: GGML_ASSERT(n > 0) failed \x1b[2J"))
+    host = EngineHost(AbortingRecipe("ggml.c:123: GGML_ASSERT(n > 0) failed \x1b[2J"))
     with host, pytest.raises(EngineDied) as caught:
         host.start()
     assert "SIGABRT" in caught.value.message
@@ -186,9 +165,9 @@ def test_a_refused_load_keeps_its_type() -> None:
 
 
 def test_switch_goes_back_when_the_new_one_cannot_be_loaded() -> None:
-    with EngineHost(Scripted(("Old.",))) as host:
+    with EngineHost(ScriptedRecipe(("Old.",))) as host:
         host.start()
-        assert host.switch(Scripted(("New.",))).target.name
+        assert host.switch(ScriptedRecipe(("New.",))).target.name
         assert text_of(list(host.generate("Hi", PARAMS))) == "New."
         with pytest.raises(BadGguf):
             host.switch(Refuses())
@@ -218,10 +197,11 @@ def test_close_interrupts_a_waiting_request() -> None:
 PARENT = """
 import sys, time
 sys.path[:0] = {path!r}
-from test_host import LONG, PARAMS, Reply, Scripted
+from fakes import Reply, ScriptedRecipe
+from test_host import LONG, PARAMS
 from specllama.host import EngineHost
 if __name__ == "__main__":
-    host = EngineHost(Scripted((Reply(LONG, delay_s=0.01),)))
+    host = EngineHost(ScriptedRecipe((Reply(LONG, delay_s=0.01),)))
     host.start()
     print(host.pid, flush=True)
     for event in host.generate("Hi", PARAMS):

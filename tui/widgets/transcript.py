@@ -18,7 +18,8 @@ WINDOW = 20
 
 
 class Note(Inked, Static):
-    """A line between messages that is not part of the conversation: an error, a notice."""
+    """A line between messages that is not part of the conversation: an error, a notice. Every line
+    of ``hint`` is one thing to do about it."""
 
     DEFAULT_CSS = """
     Note { height: auto; padding: 0 1; margin: 0 0 1 0; border-left: outer $warning; }
@@ -32,8 +33,8 @@ class Note(Inked, Static):
     def on_mount(self) -> None:
         style = self.ink.bad if self.error else ""
         parts = [(sanitize(self.message), style)]
-        if self.hint:
-            parts.append((f"\n{self.glyphs.arrow} {sanitize(self.hint)}", self.ink.muted))
+        for hint in (self.hint or "").splitlines():
+            parts.append((f"\n{self.glyphs.arrow} {sanitize(hint)}", self.ink.muted))
         self.update(Content.assemble(*parts))
 
 

@@ -1,0 +1,275 @@
+"""The engine's loads as a person sees them: progress, failures, native aborts, switches.
+
+What ends a process must be tested with a process: these apps run a real engine host with a child.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Driver, Recipe
+from fakes import (
+    AbortingRecipe,
+    ScriptedEngine,
+    ScriptedRecipe,
+    engine_info,
+    model_info,
+)
+
+from specllama import paths
+from specllama.errors import BadGguf
+from specllama.events import Event, LoadProgress
+from specllama.host import EngineHost, LoadEngine
+from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.tui.screens.models import Choice, ModelsScreen
+from specllama.tui.state import Preferences
+from specllama.tui.widgets.transcript import Note
+
+ASSERTION = "GGML_ASSERT(n > 0) failed"
+
+
+def notes(driver: Driver) -> list[str]:
+    return [note.message for note in driver.app.chat.query(Note)]
+
+
+def chosen_from(recipes: dict[str, Any]) -> Callable[[str, str | None], Any]:
+    return lambda target, draft: recipes[target]
+
+
+# ---------------------------------------------------------------------- the first load
+
+
+async def test_a_failed_load_says_what_and_what_next(start: Any) -> None:
+    recipe = Recipe(error=BadGguf("the file is cut short", "pull it again"))
+    async with start(recipe=recipe, wait=False) as d:
+        await d.until(lambda: notes(d))
+        for words in ("the file is cut short", "pull it again", "F6 chooses", "not loaded"):
+            assert words in d.shown
+        recipe.error = None
+        await d.type("/reload")
+        await d.pilot.press("enter")
+        await d.ready()
+        assert "not loaded" not in d.shown
+
+
+async def test_a_native_abort_while_loading_keeps_what_was_typed(
+    start: Any, tmp_path: Path
+) -> None:
+    fuse = tmp_path / "fuse"
+    fuse.touch()
+    recipe = AbortingRecipe(f"ggml.c:1: {ASSERTION}", fuse, ScriptedRecipe(("Now.",)))
+    async with start(
+        wait=False, host_class=EngineHost, factory_for=lambda target, draft: recipe
+    ) as d:
+        await d.type("sent early")
+        await d.pilot.press("enter")
+        await d.until(lambda: notes(d))
+        (said,) = notes(d)
+        assert "SIGABRT" in said
+        assert "while loading" in said
+        assert ASSERTION in said
+        assert "not loaded" in d.shown
+        # What waited for the model is in the prompt again, and the next try is one key away.
+        await d.until(lambda: d.app.chat.prompt.text == "sent early")
+        await d.pilot.press("enter")
+        await d.until(lambda: len(notes(d)) == 2)
+        await d.until(lambda: d.app.chat.prompt.text == "sent early")
+        fuse.unlink()
+        await d.pilot.press("enter")
+        await d.until(lambda: len(d.texts) == 2)
+        assert d.texts == [("user", "sent early"), ("assistant", "Now.")]
+        await d.idle()
+        assert d.app.is_running
+
+
+async def test_after_an_abort_another_pair_can_be_chosen(start: Any) -> None:
+    recipes = {"broken": AbortingRecipe(), "sound": ScriptedRecipe(("Sound.",), "sound one")}
+    async with start(
+        target="broken", wait=False, host_class=EngineHost, factory_for=chosen_from(recipes)
+    ) as d:
+        await d.until(lambda: notes(d))
+        await d.type("half a thought")
+        d.app.switch_model(Choice("sound", None))
+        await d.ready()
+        assert "sound one" in d.shown
+        assert d.app.chat.prompt.text == "half a thought"
+        await d.say("whole")
+        assert d.texts[-1] == ("assistant", "Sound.")
+        assert Preferences.load().last_target == "sound"
+
+
+# ---------------------------------------------------------------------- a switch
+
+
+async def test_an_abort_of_the_new_pair_goes_back_to_the_old_one(start: Any) -> None:
+    recipes = {"old": ScriptedRecipe(("Old.",), "the old one"), "new": AbortingRecipe()}
+    async with start(target="old", host_class=EngineHost, factory_for=chosen_from(recipes)) as d:
+        await d.say("first")
+        before = d.app.host.pid
+        await d.type("being written")
+        d.app.switch_model(Choice("new", None))
+        await d.until(lambda: notes(d))
+        assert "SIGABRT" in notes(d)[0]
+        await d.until(lambda: "back to the old one" in d.shown)
+        await d.ready()
+        assert d.app.host.pid not in (None, before)
+        assert d.app.wanted == ("old", None)
+        assert Preferences.load().last_target == "old"
+        assert d.app.chat.prompt.text == "being written"
+        await d.say("second")
+        assert d.texts == [
+            ("user", "first"),
+            ("assistant", "Old."),
+            ("user", "second"),
+            ("assistant", "Old."),
+        ]
+
+
+async def test_an_engine_that_dies_and_aborts_when_it_is_started_again(
+    start: Any, tmp_path: Path
+) -> None:
+    fuse = tmp_path / "fuse"
+    recipe = AbortingRecipe(fuse=fuse, after=ScriptedRecipe(("One.",)))
+    async with start(host_class=EngineHost, factory_for=lambda target, draft: recipe) as d:
+        await d.say("first")
+        fuse.touch()
+        os.kill(d.app.host.pid, signal.SIGKILL)
+        await d.type("second")
+        await d.pilot.press("enter")
+        await d.until(lambda: notes(d))
+        assert "SIGABRT" in notes(d)[0]
+        await d.idle()
+        fuse.unlink()
+        # The question was asked and stands; again answers it.
+        await d.pilot.press("ctrl+r")
+        await d.until(lambda: len(d.texts) == 4)
+        await d.idle()
+        assert d.texts[2:] == [("user", "second"), ("assistant", "One.")]
+
+
+async def test_a_switch_shows_progress_and_the_conversation_goes_with_it(start: Any) -> None:
+    gate = threading.Event()
+    new = ScriptedEngine(["New."], engine_info(target=model_info(name="other model"), draft=None))
+
+    def slowly(progress: Callable[[Event], None], /) -> ScriptedEngine:
+        progress(LoadProgress("target", "other.gguf", 0.25))
+        gate.wait(20)
+        return new
+
+    recipes = {"scripted": Recipe(ScriptedEngine(["Old."])), "other": slowly}
+    async with start(recipe=recipes["scripted"], factory_for=chosen_from(recipes)) as d:
+        await d.say("first")
+        assert "scripted draft" in d.shown
+        d.app.switch_model(Choice("other", None))
+        await d.until(lambda: "loading target 25%" in d.shown)
+        # What is sent meanwhile waits for the new pair.
+        await d.type("second")
+        await d.pilot.press("enter")
+        await d.until(lambda: "waiting: second" in d.shown)
+        gate.set()
+        await d.until(lambda: len(d.texts) == 4)
+        await d.idle()
+        assert d.texts[-1] == ("assistant", "New.")
+        assert "other model" in d.shown
+        assert "scripted draft" not in d.shown
+        assert [m.content for m in new.requests[0].prompt] == ["first", "Old.", "second"]
+
+
+async def test_a_load_that_is_pushed_aside_is_no_failure(start: Any) -> None:
+    """Another pair is chosen while the first still loads: its end is not an error to show."""
+    never = HangingRecipe()
+    recipes = {"slow": never, "quick": ScriptedRecipe(("Quick.",), "quick one")}
+    async with start(
+        target="slow", wait=False, host_class=EngineHost, factory_for=chosen_from(recipes)
+    ) as d:
+        await d.until(lambda: d.app.host.pid)
+        d.app.switch_model(Choice("quick", None))
+        await d.ready()
+        await d.say("hello")
+        assert d.texts[-1] == ("assistant", "Quick.")
+        assert notes(d) == []
+
+
+class HangingRecipe:
+    def __call__(self, progress: Callable[[Event], None], /) -> ScriptedEngine:
+        threading.Event().wait()
+        raise AssertionError
+
+
+# ---------------------------------------------------------------------- the bundled pair
+
+
+@pytest.mark.e2e
+async def test_a_second_pair_is_found_weighed_and_loaded_in_the_middle_of_a_chat(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pair under other names; a damaged file in between; and back."""
+    bundled = paths.bundled_dir()
+    if not (bundled / "tiny-target-q4_0.gguf").is_file():
+        pytest.skip("the bundled pair is not there")
+    folder = tmp_path / "models"
+    folder.mkdir()
+    second = folder / "otter-q4_0.gguf"
+    shutil.copy(bundled / "tiny-target-q4_0.gguf", second)
+    shutil.copy(bundled / "tiny-draft-q8_0.gguf", folder / "heron-q8_0.gguf")
+    whole = second.read_bytes()
+    (folder / "cracked-q4_0.gguf").write_bytes(whole[: len(whole) // 2])
+    monkeypatch.setenv("SPECLLAMA_MODEL_DIRS", str(folder))
+    options = EngineOptions(threads=1)
+    async with start(
+        target="tiny",
+        wait=False,
+        size=(120, 36),
+        host_class=EngineHost,
+        factory_for=lambda target, draft: LoadEngine(target, draft, options),
+        params=GenerateParams(seed=1, max_tokens=12, sampling=SamplingParams(temperature=0)),
+        limit_s=120.0,
+    ) as d:
+        await d.ready()
+        await d.say("Tell me about a fox")
+        said = d.texts[1][1]
+        before = d.app.host.pid
+
+        async def switch(target: str, draft: str) -> None:
+            await d.pilot.press("f6")
+            await d.until(lambda: isinstance(d.app.screen, ModelsScreen))
+            await d.until(lambda: target in d.shown)
+            await d.pilot.press(*target)
+            await d.until(lambda: draft not in d.shown)
+            await d.until(lambda: "needs about" in d.shown or target == "cracked")
+            await d.pilot.press("enter")
+            await d.until(lambda: "belongs to it" in d.shown)
+            await d.pilot.press(*draft)
+            await d.until(lambda: "belongs to it" not in d.shown)
+            await d.pilot.press("enter")
+            await d.until(lambda: d.app.screen is d.app.chat)
+
+        await switch("otter", "heron")
+        await d.until(lambda: d.app.host.pid not in (None, before))
+        await d.ready()
+        assert d.app.wanted == (str(second), str(folder / "heron-q8_0.gguf"))
+        assert d.app.engine_info.target.path == str(second)
+        assert d.texts[1][1] == said
+        # The same weights at temperature 0: the other pair writes the same reply.
+        earlier = d.app.session.last
+        await d.pilot.press("ctrl+r")
+        await d.until(lambda: d.app.session.last is not earlier)
+        await d.idle()
+        assert d.texts[1][1] == said
+
+        await switch("cracked", "heron")
+        await d.until(lambda: notes(d))
+        await d.ready()
+        assert d.app.wanted is not None
+        assert d.app.wanted[0] == str(second)
+        await d.say("And a crow")
+        assert len(d.texts) == 4
+        assert d.texts[1][1] == said
+        assert d.texts[3][1]

@@ -1,0 +1,253 @@
+"""A reply from the request to its last word: the turn's thread is drained at the screen's pace into
+the live message, the row of rounds and the strip."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, cast
+
+from textual import on
+from textual.screen import Screen
+from textual.timer import Timer
+
+from specllama.errors import SpecllamaError
+from specllama.events import Event
+from specllama.session import Session
+from specllama.tui.bridge import Batch, Pace, Turn, processor
+from specllama.tui.messages import TurnWoke
+from specllama.tui.record import Record
+from specllama.tui.screens.inspector import InspectorScreen
+from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.message import AssistantMessage, UserMessage
+from specllama.tui.widgets.prompt import Prompt
+from specllama.tui.widgets.rounds import RoundsRow
+from specllama.tui.widgets.stats_strip import StatsStrip, StripState, WhyLine
+from specllama.tui.widgets.transcript import Transcript
+from specllama.tui.widgets.welcome import TopBar
+
+if TYPE_CHECKING:
+    from specllama.tui.app import SpecllamaApp
+
+
+class TurnScreen(Inked, Screen[None]):
+    """A screen with a transcript, a strip and a prompt on which one turn at a time can run."""
+
+    def __init__(self, session: Session, pace: Pace) -> None:
+        super().__init__()
+        self.session = session
+        self.pace = pace
+        self.strip = StripState()
+        self.turn: Turn | None = None
+        self.records: dict[int, Record] = {}
+        self._live: AssistantMessage | None = None
+        self._timer: Timer | None = None
+        self._used_by_last: float | None = None  # processor seconds at the flush before
+        self._after_turn: Callable[[], None] | None = None
+        self._prompt_n = 0
+
+    async def turn_ended(self, failed: bool) -> None:
+        """A turn is over and nothing was asked to follow it."""
+        raise NotImplementedError
+
+    @property
+    def chat_app(self) -> SpecllamaApp:
+        return cast("SpecllamaApp", self.app)
+
+    # ------------------------------------------------------------------ parts
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.query_one(Transcript)
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.query_one("#prompt", Prompt)
+
+    @property
+    def busy(self) -> bool:
+        return self.turn is not None
+
+    def refresh_strip(self) -> None:
+        self.strip.busy = self.busy
+        self.strip.on_full = self.session.params.on_full
+        self.query_one(StatsStrip).refresh()
+        self.prompt.border_subtitle = (
+            "Esc stops, Enter waits its turn" if self.busy else "Enter sends, Ctrl+J new line"
+        )
+        why = self.query_one(WhyLine)
+        why.set_class(why.is_warning, "-warning")
+        why.refresh()
+
+    def refresh_top(self) -> None:
+        self.query_one(TopBar).refresh()
+
+    @property
+    def speaker(self) -> str:
+        info = self.chat_app.engine_info
+        return info.target.name if info is not None else "assistant"
+
+    def _title_of(self, index: int) -> str:
+        messages = self.session.messages
+        question = next(
+            (m.content for m in reversed(messages[:index]) if m.role == "user"), "reply"
+        )
+        line = " ".join(question.split())
+        return line if len(line) <= 60 else line[:59] + "…"
+
+    def when_idle(self, then: Callable[[], object]) -> None:
+        """Run now, or stop the reply first and run as soon as it has ended."""
+
+        def run() -> None:
+            self.call_next(then)
+
+        if self.turn is None:
+            run()
+        else:
+            self._after_turn = run
+            self.turn.cancel()
+
+    # ------------------------------------------------------------------ a turn
+
+    async def begin(
+        self,
+        ask: Callable[[threading.Event], Iterator[Event]],
+        question: UserMessage | None,
+        reply: AssistantMessage,
+    ) -> None:
+        cancel = threading.Event()
+        try:
+            events = ask(cancel)
+        except SpecllamaError as error:
+            await self.transcript.failed(error)
+            return
+        if question is not None:
+            await self.transcript.add(question)
+        record = reply.record
+        record.title = self._title_of(reply.index)
+        self.records[reply.index] = record
+        if reply.is_attached:
+            reply.live = True
+            await reply.restart()
+        else:
+            await self.transcript.add(reply)
+        self._live = reply
+        self.query_one(RoundsRow).clear()
+        self.strip.prefill = None
+        self.turn = Turn(events, cancel, self._wake)
+        self.turn.start()
+        self._used_by_last = None
+        self.refresh_strip()
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._timer is not None:
+            self._timer.stop()
+        self._timer = self.set_timer(self.pace.period_s, self._flush) if self.turn else None
+
+    def _wake(self) -> None:
+        self.post_message(TurnWoke())
+
+    @on(TurnWoke)
+    async def _woken(self) -> None:
+        await self._flush()
+
+    async def _flush(self) -> None:
+        turn = self.turn
+        if turn is None:
+            return
+        batch = turn.drain()
+        if batch:
+            await self._show(batch)
+        if batch.ended:
+            await self._ended(batch)
+            return
+        # From flush to flush, because layout and drawing come some time after the flush itself.
+        now = processor()
+        if self._used_by_last is not None:
+            self.pace.observe(now - self._used_by_last)
+        self._used_by_last = now
+        self.call_after_refresh(self._flushed)
+
+    def _flushed(self) -> None:
+        if self.turn is not None:
+            self._schedule()
+
+    async def _show(self, batch: Batch) -> None:
+        live, strip = self._live, self.strip
+        assert live is not None
+        record = live.record
+        if batch.started is not None:
+            record.started = batch.started
+            strip.n_ctx = batch.started.n_ctx
+            self._prompt_n = strip.used = batch.started.prompt_n
+            strip.source = batch.started.proposer
+        if batch.prefill is not None:
+            strip.prefill = batch.prefill if not record.rounds and not batch.rounds else None
+        if batch.load is not None:
+            strip.loading = f"loading {batch.load.role} {100 * batch.load.fraction:.0f}%"
+        if batch.rounds:
+            strip.prefill, strip.loading = None, ""
+            record.add(batch.rounds)
+            for done in batch.rounds:
+                strip.meter.observe(done)
+                strip.total.observe(done)
+                if done.index == 0:
+                    strip.ttft_ms = 1000 * done.t_s
+            last = batch.rounds[-1]
+            strip.window = last.draft_max
+            strip.reason = last.window_reason
+            strip.source = last.source
+            strip.used = self._prompt_n + record.stats.emitted
+            self.query_one(RoundsRow).extend(batch.rounds)
+        for notice in batch.notices:
+            if notice.level == "warning":
+                await self.transcript.note(notice.message)
+            elif notice.message:
+                strip.reason = notice.message
+        if batch.finished is not None:
+            record.finished = batch.finished
+            strip.ttft_ms = batch.finished.timings.ttft_ms or strip.ttft_ms
+        await live.stream(batch.text, batch.rounds)
+        self.refresh_strip()
+        if batch.rounds:
+            for screen in self.app.screen_stack:
+                if isinstance(screen, InspectorScreen) and screen.record is record:
+                    screen.rounds_added()
+
+    async def _ended(self, batch: Batch) -> None:
+        live = self._live
+        assert live is not None
+        self.strip.prefill, self.strip.loading = None, ""
+        messages = self.session.messages
+        if live.index < len(messages):
+            foot = "interrupted: C continues, R writes it again" if batch.error else ""
+            await live.settle(messages[live.index].content, foot=foot)
+        else:
+            # Nothing was said. If even the question was refused, it goes back to the prompt.
+            if live.index - 1 >= len(messages) and not self.prompt.text:
+                asked = self.transcript.messages[live.index - 1]
+                self.prompt.put(asked.text)
+            await self.transcript.truncate(len(messages))
+            if batch.finished is not None and batch.error is None:
+                cancelled = batch.finished.reason == "cancelled"
+                await self.transcript.note(
+                    "Stopped before the first token." if cancelled else "The reply is empty."
+                )
+            self.records.pop(live.index, None)
+        if batch.error is not None:
+            await self.transcript.failed(batch.error)
+            self.chat_app.engine_trouble(batch.error)
+        elif batch.finished is not None and batch.finished.reason == "context":
+            await self.transcript.note(
+                "The context is full, so the reply stops here.",
+                "Ctrl+N begins a new chat; F8 can let the oldest turns go instead (on full: shift)",
+            )
+        # Not before everything is drawn: what waits for the end of the turn finds it complete.
+        self.turn = self._live = None
+        self.refresh_strip()
+        then, self._after_turn = self._after_turn, None
+        if then is not None:
+            then()
+        else:
+            await self.turn_ended(failed=batch.error is not None)
