@@ -1,6 +1,7 @@
 """A draft cut out of its own target: the same file without some of its layers.
 
     <cache>/self/<target>-without-2-4.gguf    made when it is first asked for
+    <cache>/self/<target>-layers.json         which layers to drop, where that was searched
 
 ``<target>`` is a fingerprint of the target's file, so that another fine-tune in the same place has
 drafts of its own.
@@ -9,8 +10,11 @@ drafts of its own.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from specllama import paths
 from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel
@@ -18,6 +22,7 @@ from specllama.models import quantize
 from specllama.models.download import disk_error
 from specllama.models.gguf import GgufHeader, read_header
 
+CHOICE_SCHEMA = "specllama.layers.v1"
 _PIECES = 64  # of the weights that go into a fingerprint
 _PIECE = 1 << 14
 
@@ -83,6 +88,50 @@ def fingerprint(header: GgufHeader) -> str:
 
 def folder() -> Path:
     return paths.cache_dir() / "self"
+
+
+def choice_file(header: GgufHeader) -> Path:
+    return folder() / f"{fingerprint(header)}-layers.json"
+
+
+def keep_choice(header: GgufHeader, choice: Mapping[str, Any]) -> bool:
+    """Remember which layers make a target's best draft; False where it cannot be written.
+
+    A search that ran out of time does not replace one that came to its end.
+
+    Args:
+        choice: JSON data with at least ``schema``, ``drop``, ``speed`` and ``complete``.
+    """
+    kept = stored_choice(header)
+    if kept is not None and kept.get("complete") and not choice["complete"]:
+        return False
+    path = choice_file(header)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(json.dumps(dict(choice), indent=1) + "\n", "utf-8")
+        os.replace(scratch, path)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def stored_choice(header: GgufHeader) -> dict[str, Any] | None:
+    """What ``keep_choice`` kept for this target; None without it, or if it makes no sense."""
+    try:
+        data = json.loads(choice_file(header).read_text("utf-8"))
+        drop, speed = data["drop"], data["speed"]
+        sound = (
+            data["schema"] == CHOICE_SCHEMA
+            and all(type(layer) is int and 0 <= layer < header.block_count for layer in drop)
+            and drop == sorted(set(drop))
+            and 0 < len(drop) < header.block_count
+            and isinstance(speed, int | float)
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return dict(data) if sound else None
 
 
 def make_draft(

@@ -38,7 +38,8 @@ _INSTEAD = {
 }  # fmt: skip
 _FLOATS = frozenset({"F32", "F16", "BF16"})
 # per-layer arrays in the metadata are not renumbered when layers are dropped
-PRUNABLE = frozenset({"llama", "qwen2", "qwen3", "gemma", "mistral3", "smollm3", "olmo2"})
+PRUNABLE = frozenset({"llama", "qwen2", "qwen3", "gemma", "mistral3", "olmo2"})
+_ALTERNATING = frozenset({"smollm3"})  # what a layer computes depends on its number
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +173,15 @@ def check_prunable(header: GgufHeader) -> None:
         UnsupportedModel: they cannot, and why.
     """
     arrays = [key for key in header.arrays if key.startswith(f"{header.architecture}.")]
-    if header.architecture not in PRUNABLE or arrays:
-        why = f"its header has values per layer ({arrays[0]})" if arrays else "not tried"
+    alternating = header.architecture in _ALTERNATING or header.sliding_window
+    if header.architecture not in PRUNABLE or arrays or alternating:
+        why = (
+            f"its header has values per layer ({arrays[0]})"
+            if arrays
+            else "its layers differ by their number"
+            if alternating
+            else "not tried"
+        )
         raise UnsupportedModel(
             f"layers cannot be dropped from the architecture {header.architecture}: {why}",
             f"it works for {', '.join(sorted(PRUNABLE))}",

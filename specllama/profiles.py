@@ -20,6 +20,7 @@ import msgspec
 
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.params import GenerateParams
+from specllama.spec.cost import CostTable
 from specllama.spec.learned import Costs, Learned
 from specllama.spec.window import AdaptiveWindow, FixedWindow, Window
 
@@ -135,6 +136,29 @@ def open_profile(info: EngineInfo, folder: Path | None = None) -> Profile:
 
     key = PairKey.of(info)
     return Profile(key.path(folder or profiles_dir()), key)
+
+
+def measured_passes(info: EngineInfo, rows: int, folder: Path | None = None) -> list[float] | None:
+    """Costs of the target's passes of 1 to ``rows`` rows from any profile of it on this machine.
+
+    Index 0 is unused. None where no profile has timed most of these widths.
+    """
+    from specllama.paths import profiles_dir
+
+    mine = PairKey.of(info).to_dict() | {"draft": None}
+    best: tuple[int, list[float]] = (0, [])
+    for path in sorted((folder or profiles_dir()).glob("*.json")):
+        try:
+            data = msgspec.json.decode(path.read_bytes())
+            if data["schema"] != SCHEMA or data["pair"] | {"draft": None} != mine:
+                continue
+            table = CostTable.from_dict(data["costs"]["target"])
+        except (OSError, msgspec.DecodeError, ValueError, TypeError, KeyError, AttributeError):
+            continue
+        timed = sum(table.seen(n) > 0 for n in range(2, rows + 1))
+        if table.one and timed > max(rows // 2, best[0]):
+            best = timed, table.upto(rows)
+    return best[1] or None
 
 
 def window_maker(profile: Profile, info: EngineInfo) -> Callable[[GenerateParams], Window]:

@@ -82,8 +82,8 @@ class SelfProposer:
         from specllama.backend.llama import LlamaModel
 
         target, options = self._target, self._target.options
-        drop = pruned.middle_half(target.header.block_count)
-        self._advice = _advice(drop, pruned.draft_work(target.header, drop))
+        drop, speed = _layers(target.header)
+        self._advice = _advice(drop, pruned.draft_work(target.header, drop), speed)
         header = pruned.make_draft(target.header, drop, threads=target.threads)
         if options.check_memory and not target.model.gpu_layers:
             _require_memory(header, target)
@@ -110,11 +110,22 @@ class SelfProposer:
         )
 
 
-def _advice(drop: Sequence[int], work: float) -> str:
+def _layers(header: GgufHeader) -> tuple[tuple[int, ...], float | None]:
+    """The layers to drop and their expected speed: what a search found, else the middle half."""
+    found = pruned.stored_choice(header)
+    if found is not None:
+        return tuple(found["drop"]), float(found["speed"])
+    return pruned.middle_half(header.block_count), None
+
+
+def _advice(drop: Sequence[int], work: float, speed: float | None) -> str:
     said = (
         f"the draft is the target without layers {pruned.layer_list(drop)}: "
         f"one of its steps reads {work:.0%} of the bytes of the target's"
     )
+    if speed is not None:
+        pays = "" if speed > 1 else ", which cannot pay"
+        return f"{said}; the best choice that was found, at most {speed:.2f}× plain{pays}"
     return f"{said}, which hardly ever pays" if work > MUCH else said
 
 

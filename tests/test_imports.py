@@ -25,6 +25,7 @@ RESTRICTED = {
         "specllama.backend.devices",
         "specllama.backend.ggml_heads",
         "specllama.backend.eagle3",
+        "specllama.backend.layer_skip",
         "specllama.backend.llama",
         "specllama.backend.llama_grammar",
         "specllama.backend.llama_log",

@@ -10,19 +10,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from specllama.bench.arms import EngineArm, Task
 from specllama.bench.measure import PassCosts, measure_costs
 from specllama.bench.runner import Comparison, compare
 from specllama.engine import Engine
+from specllama.errors import SpecllamaError
 from specllama.events import Finished, RoundDone
+from specllama.layer_choice import Choice, choose_layers
+from specllama.models.gguf import read_header
 from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import Prompt
 from specllama.spec.cost import best_plan, plans
 from specllama.spec.proposers.draft_model import DraftModelProposer
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
+LAYER_SECONDS = 20.0
 WORTH = 1.03  # less than this is noise: leave speculation to the window, promise nothing
 
 Progress = Callable[[float, str], None]
@@ -90,6 +95,7 @@ class Tuning:
     groups: list[Group]
     check: Comparison | None
     advice: dict[str, Any]
+    layers: Choice | str  # of the target's own draft, or why there is none
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -98,6 +104,9 @@ class Tuning:
             "groups": [group.to_dict() for group in self.groups],
             "check": None if self.check is None else [s.to_dict() for s in self.check.summaries()],
             "advice": self.advice,
+            "self": {"reason": self.layers}
+            if isinstance(self.layers, str)
+            else self.layers.to_dict(),
         }
 
 
@@ -179,11 +188,21 @@ def tune(
     max_tokens: int = 64,
     repetitions: int = 5,
     check: bool = True,
+    layer_seconds: float = LAYER_SECONDS,
     progress: Progress | None = None,
 ) -> Tuning:
-    """The whole measurement; a few minutes on a desktop."""
+    """The whole measurement; a few minutes on a desktop.
+
+    Args:
+        layer_seconds: time for the search of the layers that ``--proposer self`` should keep.
+    """
     chosen = pick(prompts, per_slice)
-    spans = {"costs": (0.0, 0.25), "acceptance": (0.25, 0.4), "check": (0.65, 0.35)}
+    spans = {
+        "costs": (0.0, 0.25),
+        "acceptance": (0.25, 0.35),
+        "check": (0.6, 0.3),
+        "layers": (0.9, 0.1),
+    }
 
     def say(part: str, share: float, label: str) -> None:
         if progress is not None:
@@ -240,7 +259,39 @@ def tune(
             group.window = comparison.summary(
                 "specllama", "", temperature=group.temperature, slice=group.slice
             ).ratio
-    return Tuning(costs, groups, comparison, advise(groups, comparison))
+    layers = own_layers(
+        engine,
+        prompts,
+        costs.curve(max(LENGTHS) + 1),
+        seconds=layer_seconds,
+        progress=lambda share, label: say("layers", share, f"own layers: {label}"),
+    )
+    return Tuning(costs, groups, comparison, advise(groups, comparison), layers)
+
+
+def own_layers(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    passes: Sequence[float],
+    *,
+    seconds: float,
+    progress: Progress | None = None,
+) -> Choice | str:
+    """The best draft within the target itself at measured costs, or why there is none."""
+    if "self" not in engine.proposers:
+        known = (method.reason for method in engine.info.methods if method.name == "self")
+        return next(known, "") or "layers cannot be dropped from this target"
+    try:
+        return choose_layers(
+            engine,
+            read_header(Path(engine.info.target.path)),
+            prompts,
+            passes=passes,
+            seconds=seconds,
+            progress=progress,
+        )
+    except SpecllamaError as error:  # no memory for a second cache: the rest of the tuning stands
+        return error.message
 
 
 def advise(groups: Sequence[Group], check: Comparison | None) -> dict[str, Any]:

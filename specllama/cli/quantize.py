@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+SECONDS = 120.0  # of a search
+
 EPILOG = """\b
 Types: q4_0 is the INT4 that stays bit-exact in speculation on CPU; q4_k_m is a little better and a
 little larger; q8_0 is the 8-bit type. GGUF has no FP8.
@@ -14,6 +16,13 @@ little larger; q8_0 is the 8-bit type. GGUF has no FP8.
 Examples:
   specllama quantize model-f16.gguf model-q4_0.gguf --type q4_0
   specllama quantize model-f16.gguf draft.gguf --type q8_0 --prune-layers 8-23
+  specllama quantize target.gguf draft.gguf --prune-layers auto
+
+
+--prune-layers auto runs SOURCE: it writes some text, every choice of layers is asked what it would
+have said there, and the choice with the most expected tokens per time wins; where even that is not
+faster than plain decoding, it says so. The file is made either way, and --proposer self of SOURCE
+drafts with the same layers from then on.
 """
 
 
@@ -22,7 +31,15 @@ Examples:
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option("--type", "type_name", help="q4_0, q4_k_m, q8_0, q6_k, f16, …")
 @click.option(
-    "--prune-layers", "prune", help="Drop layers (4-11,20): a draft cut out of its own target."
+    "--prune-layers",
+    "prune",
+    metavar="LIST|auto",
+    help="Drop layers (4-11,20): a draft cut out of its own target. auto: search the best.",
+)
+@click.option(
+    "--search-seconds",
+    type=click.FloatRange(1, 86400),
+    help="Time for --prune-layers auto; default 120.",
 )
 @click.option("--pure", is_flag=True, help="Every matrix at --type, no mixture.")
 @click.option(
@@ -38,6 +55,7 @@ def command(
     destination: Path,
     type_name: str | None,
     prune: str | None,
+    search_seconds: float | None,
     pure: bool,
     output_type: str | None,
     requantize: bool,
@@ -45,29 +63,59 @@ def command(
     as_json: bool,
 ) -> None:
     """Quantize the GGUF file SOURCE into DESTINATION with llama.cpp's own quantizer."""
+    from specllama.cli import prune_auto
     from specllama.cli.listing import note, show_json, size
     from specllama.cli.progress import Bar
-    from specllama.models import quantize
+    from specllama.errors import UsageError
+    from specllama.models import pruned, quantize
     from specllama.models.gguf import exact_rows
 
-    job = quantize.prepare(
-        source,
-        destination,
-        type_name,
-        prune=prune,
-        threads=threads,
-        pure=pure,
-        requantize=requantize,
-        output_type=output_type,
-    )
+    def prepare(prune: str | None) -> quantize.QuantizeJob:
+        return quantize.prepare(
+            source,
+            destination,
+            type_name,
+            prune=prune,
+            threads=threads,
+            pure=pure,
+            requantize=requantize,
+            output_type=output_type,
+        )
+
+    choice = None
+    if prune == "auto":
+        prune_auto.require_layers(source)
+        prepare("0")  # what is wrong with the rest is said before the search
+        choice = prune_auto.choose(source, threads=threads, seconds=search_seconds or SECONDS)
+        prune = pruned.layer_list(choice.best.drop)
+        if not as_json:
+            prune_auto.show(choice)
+    elif search_seconds is not None:
+        raise UsageError("--search-seconds goes with --prune-layers auto only")
+    job = prepare(prune)
     note(f"{source.name}: {size(job.header.file_bytes)} → about {size(job.expected)}")
     with Bar(destination.name, job.header.n_tensors, transfer=False) as bar:
         header = quantize.run(job, lambda done, of: bar.at(done))
     rows = exact_rows(header)
     if as_json:
-        show_json({**header.to_dict(), "exact_rows": rows, "source": str(source)})
+        search = (
+            {}
+            if choice is None
+            else {
+                "search": {
+                    **choice.to_dict(),
+                    "tried": [trial.to_dict() for trial in choice.found.tried],
+                }
+            }
+        )
+        show_json({**header.to_dict(), "exact_rows": rows, "source": str(source), **search})
     exactness = (
         f"bitwise exact up to {rows} rows on CPU" if rows > 1 else "near-ties possible on CPU"
     )
     note(f"{destination}: {size(header.file_bytes)}, {header.quantization}, {exactness}")
-    note(f"next: specllama run -m {destination} “Hello”")
+    if choice is None:
+        note(f"next: specllama run -m {destination} “Hello”")
+    elif choice.best.pays:
+        note(f"next: specllama run -m {source} --proposer self “Hello”")
+    else:
+        note(f"next: another way to draft for it: specllama pair {source}")

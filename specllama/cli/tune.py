@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,8 @@ from specllama.params import EngineOptions
 
 if TYPE_CHECKING:
     from specllama.bench.tune import Tuning
+
+QUICK_SECONDS = 5.0  # of the search for layers
 
 EPILOG = """\b
 Examples:
@@ -30,7 +33,9 @@ Examples:
 )
 @click.option("-n", "--per-slice", default=3, show_default=True, help="Prompts of every slice.")
 @click.option("--max-tokens", default=64, show_default=True, help="Tokens per reply.")
-@click.option("--quick", is_flag=True, help="One prompt a slice, no check of the window.")
+@click.option(
+    "--quick", is_flag=True, help="One prompt a slice, no check of the window, few layers tried."
+)
 @click.option("--save/--no-save", default=True, show_default=True, help="Keep the profile.")
 @click.option("-c", "--ctx-size", type=int, help="Context length.")
 @click.option("-ngl", "--gpu-layers", default="auto", show_default=True)
@@ -55,12 +60,15 @@ def command(
 
     Times the target on passes of 1 to 16 rows and the draft model's steps, measures how many drafts
     survive by slice and temperature, computes what every draft length would gain, checks the
-    adaptive window against plain decoding, and keeps the profile so that later runs start warm.
+    adaptive window against plain decoding, searches the layers with which the target could draft
+    for itself, and keeps the profile so that later runs start warm.
     """
     from specllama.bench.provenance import provenance
-    from specllama.bench.tune import tune
+    from specllama.bench.tune import LAYER_SECONDS, tune
     from specllama.engine import Engine
     from specllama.errors import UsageError
+    from specllama.models.gguf import read_header
+    from specllama.models.pruned import keep_choice
     from specllama.profiles import open_profile
     from specllama.prompts import load_prompts
 
@@ -82,6 +90,7 @@ def command(
             max_tokens=max_tokens,
             repetitions=3 if quick else 5,
             check=not quick,
+            layer_seconds=QUICK_SECONDS if quick else LAYER_SECONDS,
             progress=progress,
         )
         info = engine.info
@@ -92,6 +101,8 @@ def command(
         result.costs.store(profile.costs)
         profile.advice = {**result.advice, "when": facts["when"]}
         where = profile.path if profile.save() else None
+        if not isinstance(result.layers, str):
+            keep_choice(read_header(Path(info.target.path)), result.layers.to_dict())
     if as_json:
         import json
 
@@ -135,7 +146,9 @@ def describe(result: Tuning) -> list[str]:
         lines.append(f"{group.slice}, temperature {group.temperature:g}")
         for k, speed in group.speeds.items():
             lines.append(f"{k:>5} {speed:6.2f}×  {bar(speed / top, 30)}")
-    return lines
+    layers = result.layers
+    said = f"not possible: {layers}" if isinstance(layers, str) else layers.words
+    return [*lines, "", f"drafting with layers of its own (--proposer self) {said}"]
 
 
 class _Meter:

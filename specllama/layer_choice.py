@@ -1,0 +1,198 @@
+"""Choosing the layers of a target's own draft: texts, search, proof, and what to tell people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from specllama.errors import ContextFull, PromptTooLong, UnsupportedModel
+from specllama.events import Finished
+from specllama.layer_search import LONGEST, Drop, Found, Scorer, Trial, search
+from specllama.models import pruned
+from specllama.params import GenerateParams, SamplingParams
+from specllama.prompts import Prompt
+
+if TYPE_CHECKING:
+    from specllama.engine import Engine
+    from specllama.models.gguf import GgufHeader
+
+TOKENS = 64  # of a calibration text
+ENOUGH = 600  # tokens of all texts
+TEXTS = 32  # at most; every third one is kept back for the final figures
+WRITING = 0.4  # of the time, at most, goes into the texts
+SHOWN = 4  # positions that people are told about
+
+Text = tuple[list[int], list[int]]  # a prompt and the target's greedy reply
+Progress = Callable[[float, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The layers that make the best draft, and what they are worth.
+
+    Attributes:
+        best: measured on texts that the search did not see, where there were enough of them.
+        found: the search on the others.
+        positions: tokens that the search compared for each choice; ``checked`` for ``best``.
+        passes: where the cost of wider passes comes from: "measured" or "assumed".
+    """
+
+    best: Trial
+    found: Found
+    n_layers: int
+    positions: int
+    checked: int
+    passes: str
+
+    @property
+    def words(self) -> str:
+        """One sentence: what was chosen and whether it pays."""
+        shares = ", ".join(f"{share:.0%}" for share in self.best.survival[:SHOWN])
+        verdict = "it pays here" if self.best.pays else "it cannot pay here"
+        drop = pruned.layer_list(self.best.drop)
+        return (
+            f"without {'layers' if len(self.best.drop) > 1 else 'layer'} {drop} of 0-"
+            f"{self.n_layers - 1}: {shares} of drafts accepted up to position 1 to "
+            f"{min(SHOWN, len(self.best.survival))}, a step costs {self.best.cost:.0%} of the "
+            f"target's, at best {self.best.speed:.2f}× plain decoding at "
+            f"{self.best.length} a round: {verdict}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": pruned.CHOICE_SCHEMA,
+            "layers": self.n_layers,
+            **self.best.to_dict(),
+            "pays": self.best.pays,
+            "complete": self.found.complete,
+            "positions": self.positions,
+            "checked_positions": self.checked,
+            "passes": self.passes,
+            "words": self.words,
+        }
+
+
+def choose_layers(
+    engine: Engine,
+    header: GgufHeader,
+    prompts: Sequence[Prompt],
+    *,
+    passes: Sequence[float] | None = None,
+    seconds: float = 120.0,
+    progress: Progress | None = None,
+) -> Choice:
+    """Search the layers whose draft gains most.
+
+    Texts, agreement and costs by bytes need no clock, so that the choice repeats; only where the
+    time runs out does it depend on the machine's pace.
+
+    Args:
+        engine: of the target; its conversation is reset.
+        header: of the target's file.
+        passes: the target's costs by rows, ``passes[1]`` a plain step; None takes assumed ones.
+        seconds: time for texts and search together.
+        progress: called with the share of the time or work that is done, and a label.
+
+    Raises:
+        UnsupportedModel: layers cannot be dropped from this target, or it writes nothing.
+        CannotLoad: no memory for a second cache.
+    """
+    from specllama.backend.layer_skip import SkippingContext
+    from specllama.backend.llama import LlamaContext
+
+    if reason := pruned.why_not(header):
+        raise UnsupportedModel(f"there is no draft in this target: {reason}")
+    if not isinstance(engine.target, LlamaContext):
+        raise UnsupportedModel("layers can be left out of models that llama.cpp runs only")
+    begin = monotonic()
+    texts = write_texts(
+        engine, prompts, spent=lambda: monotonic() - begin > WRITING * seconds, progress=progress
+    )
+    if not texts:
+        raise UnsupportedModel("the target writes nothing that a draft could be measured on")
+    kept_back = texts[2::3] or texts
+    seen = [text for i, text in enumerate(texts) if i % 3 != 2]
+    passes_from = "assumed" if passes is None else "measured"
+    scorer = Scorer(lambda drop: pruned.draft_work(header, drop), passes or assumed_passes())
+    context = SkippingContext(engine.target, n_ctx=max(len(p) + len(r) for p, r in texts))
+    try:
+
+        def look(drop: Drop, over: Sequence[Text] = seen) -> Trial:
+            return scorer.trial(drop, [_agreement(context, text, drop) for text in over])
+
+        def tell(n: int, best: Trial) -> None:
+            if progress is not None:
+                share = min((monotonic() - begin) / seconds, 1.0)
+                without = pruned.layer_list(best.drop)
+                progress(share, f"{n} choices tried, best without {without}: {best.speed:.2f}×")
+
+        found = search(
+            header.block_count,
+            look,
+            ceiling=scorer.ceiling,
+            starts=[pruned.middle_half(header.block_count)],
+            spent=lambda: monotonic() - begin > seconds,
+            progress=tell,
+        )
+        best = look(found.best.drop, kept_back)
+    finally:
+        context.close()
+    return Choice(
+        best,
+        found,
+        header.block_count,
+        sum(len(reply) for _, reply in seen),
+        sum(len(reply) for _, reply in kept_back),
+        passes_from,
+    )
+
+
+def write_texts(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    *,
+    spent: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+) -> list[Text]:
+    """What the target answers at temperature 0; prompts it has no room for are passed over."""
+    params = GenerateParams(
+        sampling=SamplingParams(temperature=0.0), max_tokens=TOKENS, seed=1, speculate=False
+    )
+    texts: list[Text] = []
+    written = 0
+    for prompt in prompts[:TEXTS]:
+        if texts and (written >= ENOUGH or spent()):
+            break
+        engine.reset()
+        try:
+            tokens = engine.encode(prompt.content)[0]
+            reply = [
+                token
+                for event in engine.generate(prompt.content, params)
+                if isinstance(event, Finished)
+                for token in event.token_ids
+            ]
+        except (PromptTooLong, ContextFull):
+            continue
+        if reply:
+            texts.append((tokens, reply))
+            written += len(reply)
+        if progress is not None:
+            progress(0.0, f"the target has written {written} of {ENOUGH} tokens")
+    engine.reset()
+    return texts
+
+
+def _agreement(context: Any, text: Text, drop: Drop) -> list[bool]:
+    prompt, reply = text
+    same = context.choices(prompt, reply, drop) == reply
+    return [bool(agrees) for agrees in same]
+
+
+def assumed_passes() -> list[float]:
+    """Costs of passes by rows where nobody measured them: the window's own prior."""
+    from specllama.spec.cost import CostTable
+
+    return CostTable(level_ms=1.0, hopeful=False).upto(LONGEST + 1)
