@@ -3,22 +3,27 @@
 Under ``match`` the two must be equal. Where the target's passes are not bit-identical at every
 width, a near-tie may flip: the first difference is then scored again and its gap is shown. A gap
 larger than rounding can explain is a failure.
+
+The plain text of a prompt and temperature is computed once and serves every proposer and width.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from specllama.engine import Engine
+from specllama.errors import CannotLoad, DoesNotFit, EngineError
 from specllama.events import Finished
-from specllama.interface import Message
-from specllama.params import GenerateParams, SamplingParams
+from specllama.params import GenerateParams, SamplingParams, WindowKind
 from specllama.prompts import Prompt
 from specllama.spec.noise import exp_noise
 from specllama.spec.types import IntArray
@@ -77,6 +82,14 @@ class Case:
         return {"type": "case", **dataclasses.asdict(self), "ok": self.ok}
 
 
+def available(engine: Engine, wanted: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Which of the wanted proposers this engine has, and by name why it lacks the others."""
+    known = {m.name: m.reason for m in engine.info.methods}
+    have = tuple(p for p in wanted if p == "auto" or p in engine.proposers)
+    missing = {p: known.get(p) or "unknown to this engine" for p in wanted if p not in have}
+    return have, missing
+
+
 def prove(
     engine: Engine,
     prompts: Iterable[Prompt],
@@ -87,13 +100,22 @@ def prove(
     max_tokens: int = 64,
     seed: int = 1,
     exact: bool = False,
+    window: WindowKind = "fixed",
     sampling: SamplingParams | None = None,
+    on_skip: Callable[[str, str], None] | None = None,
 ) -> Iterator[Case]:
     """Compare every proposer with plain decoding on every prompt; yields as it goes.
 
-    Each prompt is read once; plain and speculative runs start from the same cached prompt.
+    Each prompt is read once; plain and speculative runs start from the same cached prompt. Prompt
+    number n (from 0) is drawn with ``seed + n``.
+
+    Args:
+        window: "auto" lets measured times decide how far to draft, so that no two runs draft alike.
+        on_skip: told (proposer, reason) of one that cannot be opened when it is first used, and
+            that is left out from then on; without it the error is raised.
     """
     base = sampling or SamplingParams()
+    left = list(proposers)
     for n, prompt in enumerate(prompts):
         engine.reset()
         for temperature in temperatures:
@@ -104,14 +126,21 @@ def prove(
                 proposer="none",
                 min_speculative_tokens=0,
                 exact=exact,
-                window="fixed",
+                window=window,
             )
             plain = _finish(engine, prompt, params)
-            for proposer in proposers:
+            for proposer in tuple(left):
                 for width in draft_max:
-                    spec = _finish(
-                        engine, prompt, params.replace(proposer=proposer, draft_max=width)
-                    )
+                    try:
+                        spec = _finish(
+                            engine, prompt, params.replace(proposer=proposer, draft_max=width)
+                        )
+                    except (CannotLoad, DoesNotFit) as error:
+                        if on_skip is None:
+                            raise
+                        left.remove(proposer)
+                        on_skip(proposer, error.message)
+                        break
                     yield Case(
                         prompt=prompt.id,
                         slice=prompt.slice,
@@ -132,14 +161,40 @@ def prove(
 
 def _finish(engine: Engine, prompt: Prompt, params: GenerateParams) -> Finished:
     last = None
-    for event in engine.generate(_content(prompt), params):
+    for event in engine.generate(prompt.content, params):
         last = event
-    assert isinstance(last, Finished)
+    if not isinstance(last, Finished):
+        raise EngineError(f"prompt {prompt.id}: the engine ended without a result")
     return last
 
 
-def _content(prompt: Prompt) -> str | Sequence[Message]:
-    return prompt.content
+@contextmanager
+def random_pauses(engine: Engine, longest_ms: float, *, seed: int = 0) -> Iterator[None]:
+    """Let target passes and proposers take a random while longer, up to ``longest_ms`` each.
+
+    What a window decides from measured times then differs from run to run; the text must not.
+    """
+    rng = random.Random(seed)
+    slowed: list[tuple[object, str]] = []
+
+    def slow(owner: object, name: str) -> None:
+        inner = getattr(owner, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            time.sleep(rng.random() * longest_ms / 1e3)
+            return inner(*args, **kwargs)
+
+        setattr(owner, name, wrapped)
+        slowed.append((owner, name))
+
+    try:
+        slow(engine.target, "forward")
+        for name in engine.proposers:
+            slow(engine.proposer(name), "propose")
+        yield
+    finally:
+        for owner, name in slowed:
+            delattr(owner, name)
 
 
 def _difference(

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from specllama.params import PROPOSERS, EngineOptions
+from specllama.cli import diagnostics
+from specllama.params import PROPOSERS, WINDOWS, EngineOptions, WindowKind
 
 if TYPE_CHECKING:
     from specllama.engine import Engine
     from specllama.proof import Case
+
+ALL = tuple(p for p in PROPOSERS if p not in ("auto", "none"))
+# a draft cut out of the target is written to disk: only when it is asked for
+DEFAULT = tuple(p for p in ALL if p != "self")
 
 EPILOG = """\b
 Examples:
   specllama prove                              the bundled pair, 20 prompts
   specllama prove -m target.gguf -d draft.gguf
   specllama prove --prompts mine.txt -n 5 --draft-max 4 --draft-max 8
+  specllama prove -n 200 --proposer all        every way to draft there is
+  specllama prove --window auto --pauses 3     the clock must not change a token
+  specllama prove -n 50 --skip 150             prompts 151 to 200
   specllama prove --json > proof.jsonl
 """
 
@@ -30,6 +38,7 @@ Examples:
 @click.option("--head", "heads", multiple=True, metavar="FILE", help="Drafting head of the target.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Prompts, one a line, or .jsonl.")
 @click.option("-n", "--count", default=20, show_default=True, help="How many prompts.")
+@click.option("--skip", default=0, help="Leave out the first SKIP prompts, to go on from there.")
 @click.option("--max-tokens", default=64, show_default=True, help="Tokens per reply.")
 @click.option(
     "--temperature", "temperatures", multiple=True, type=float, help="Default: 0, 0.7 and 1."
@@ -38,10 +47,25 @@ Examples:
     "--proposer",
     "proposers",
     multiple=True,
-    type=click.Choice([p for p in PROPOSERS if p not in ("auto", "none")]),
-    help="Default: every one available.",
+    type=click.Choice(["all", "auto", *ALL]),
+    help="Default: every one available but self; all adds self.",
 )
 @click.option("--draft-max", "widths", multiple=True, type=int, help="Default: 4.")
+@click.option(
+    "--window",
+    type=click.Choice(WINDOWS),
+    default="fixed",
+    show_default=True,
+    help="auto drafts as far as measured times say.",
+)
+@click.option(
+    "--pauses",
+    "pauses_ms",
+    type=click.FloatRange(0, 1000),
+    default=0.0,
+    metavar="MS",
+    help="Let passes and drafts take up to MS milliseconds longer, at random.",
+)
 @click.option("--seed", default=1, show_default=True)
 @click.option("--exact", is_flag=True, help="Cut wide passes into bit-exact ones.")
 @click.option("-c", "--ctx-size", type=int, help="Context length.")
@@ -57,10 +81,13 @@ def command(
     heads: tuple[str, ...],
     prompts: Path | None,
     count: int,
+    skip: int,
     max_tokens: int,
     temperatures: tuple[float, ...],
     proposers: tuple[str, ...],
     widths: tuple[int, ...],
+    window: WindowKind,
+    pauses_ms: float,
     seed: int,
     exact: bool,
     ctx_size: int | None,
@@ -73,15 +100,24 @@ def command(
 
     For every prompt, proposer and temperature the speculative output must equal plain decoding
     with the same seed, token by token. Where floating point flips a near-tie, the tie is shown with
-    the gap of the two scores. Exit status 0 only if nothing is unexplained.
+    the gap of the two scores. The plain text of a prompt and temperature is computed once, for all
+    proposers. A proposer that this pair does not have is listed as skipped, with the reason. Exit
+    status 0 only if nothing is unexplained.
     """
+    from specllama.cli.prove_views import Watch, headline, show_difference, table, verdict
     from specllama.engine import Engine
+    from specllama.errors import UsageError
     from specllama.prompts import load_prompts
-    from specllama.proof import prove
+    from specllama.proof import available, prove, random_pauses
 
     if count < 1:
         raise click.BadParameter("give at least 1", param_hint="-n")
-    chosen = load_prompts(prompts)[:count]
+    loaded = load_prompts(prompts)
+    if not 0 <= skip < len(loaded):
+        raise click.BadParameter(f"there are {len(loaded)} prompts", param_hint="--skip")
+    chosen = loaded[skip : skip + count]
+    temperatures = temperatures or (0.0, 0.7, 1.0)
+    widths = widths or (4,)
     options = EngineOptions(
         n_ctx=ctx_size,
         gpu_layers=gpu_layers,
@@ -89,97 +125,81 @@ def command(
         flash_attn=flash_attn,  # type: ignore[arg-type]
         heads=heads,
     )
-    with Engine.load(target or "tiny", draft, options) as engine:
-        names = proposers or tuple(
-            # a draft cut out of the target is written to disk: only when it is asked for
-            p
-            for p in engine.proposers
-            if p not in ("none", "self")
-        )
+    cases: list[Case] = []
+    finished = False
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(Engine.load(target or "tiny", draft, options))
+        names, skipped = available(engine, _wanted(proposers))
+        if not names:
+            why = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+            raise UsageError(
+                f"none of these can draft here ({why})",
+                f"this pair has {', '.join(p for p in engine.proposers if p != 'none')}",
+            )
         if not as_json:
-            _say(_headline(engine, names, len(chosen)))
-        cases: list[Case] = []
-        for case in prove(
-            engine,
-            chosen,
-            proposers=names,
-            temperatures=temperatures or (0.0, 0.7, 1.0),
-            draft_max=widths or (4,),
-            max_tokens=max_tokens,
-            seed=seed,
-            exact=exact,
-        ):
-            cases.append(case)
+            diagnostics.say(headline(engine, names, len(chosen)))
+        for name, reason in skipped.items():
+            diagnostics.note(f"skipped {name}: {reason}")
+        if pauses_ms:
+            stack.enter_context(random_pauses(engine, pauses_ms, seed=seed))
+        watch = Watch(len(chosen), len(temperatures) * len(names) * len(widths))
+
+        def leave_out(name: str, reason: str) -> None:
+            skipped[name] = reason
+            watch.say(f"skipped {name}: {reason}")
+
+        try:
+            for case in prove(
+                engine,
+                chosen,
+                proposers=names,
+                temperatures=temperatures,
+                draft_max=widths,
+                max_tokens=max_tokens,
+                seed=seed + skip,  # the seed belongs to the prompt, wherever the run begins
+                exact=exact,
+                window=window,
+                on_skip=leave_out,
+            ):
+                cases.append(case)
+                if as_json:
+                    print(json.dumps(case.to_dict(), ensure_ascii=False), flush=True)
+                else:
+                    show_difference(case, watch)
+                watch.advanced()
+            finished = True
+        finally:
+            watch.clear()
+            summary = _summary(engine, cases, skipped)
+            if not finished and cases:
+                done = skip + len(dict.fromkeys(c.prompt for c in cases)) - 1
+                diagnostics.say(f"ended early; go on with --skip {done} -n {skip + count - done}")
             if as_json:
-                print(json.dumps(case.to_dict(), ensure_ascii=False), flush=True)
-            else:
-                _progress(case, len(cases))
-        bad = [c for c in cases if not c.ok]
-        summary = {
-            "type": "summary",
-            "cases": len(cases),
-            "identical": sum(c.identical for c in cases),
-            "near_ties": sum(not c.identical and c.ok for c in cases),
-            "unexplained": len(bad),
-            "tokens": sum(c.tokens for c in cases),
-            "drafted": sum(c.drafted for c in cases),
-            "accepted": sum(c.accepted for c in cases),
-            "exactness": engine.info.exactness,
-        }
-    if as_json:
-        print(json.dumps(summary))
-    else:
-        _verdict(cases, summary)
-    if bad:
+                print(json.dumps({**summary, "finished": finished}), flush=True)
+            elif cases:
+                table(cases)
+                if finished:
+                    verdict(summary)
+    if summary["unexplained"]:
         raise SystemExit(1)
 
 
-def _headline(engine: Engine, proposers: tuple[str, ...], n: int) -> str:
-    info = engine.info
-    draft = f" + {info.draft.name} {info.draft.quantization}" if info.draft else ""
-    return (
-        f"{info.target.name} {info.target.quantization}{draft} on {info.device}, "
-        f"{info.exactness}; {n} prompts, proposers {', '.join(proposers)}"
-    )
+def _wanted(proposers: tuple[str, ...]) -> tuple[str, ...]:
+    """Names to try, each once; ``all`` stands for every one there is."""
+    given = [p for name in proposers or DEFAULT for p in (ALL if name == "all" else (name,))]
+    return tuple(dict.fromkeys(given))
 
 
-def _say(line: str) -> None:
-    from specllama.text import sanitize_line
-
-    print(sanitize_line(line), file=sys.stderr)
-
-
-def _progress(case: Case, n: int) -> None:
-    if case.difference is not None:
-        d = case.difference
-        kind = "near-tie" if case.ok else "DIFFERENT"
-        _say(
-            f"{kind}: prompt {case.prompt} ({case.slice}), {case.proposer}, "
-            f"temperature {case.temperature:g}, draft-max {case.draft_max}, token {d.position}: "
-            f"{d.plain_text!r} or {d.spec_text!r}, gap {d.gap:.4f}"
-        )
-    if not case.law_holds:
-        _say(f"COUNTERS: prompt {case.prompt}: emitted is not accepted + rounds - cut")
-    if sys.stderr.isatty():
-        print(f"\r{n} comparisons", end="", file=sys.stderr, flush=True)
-
-
-def _verdict(cases: list[Case], summary: dict[str, object]) -> None:
-    if sys.stderr.isatty():
-        print("\r" + " " * 24 + "\r", end="", file=sys.stderr, flush=True)
-    rows: dict[tuple[str, float], list[Case]] = {}
-    for case in cases:
-        rows.setdefault((case.proposer, case.temperature), []).append(case)
-    print(f"{'proposer':<10} {'temperature':>11} {'identical':>12} {'tokens':>8} {'accepted':>9}")
-    for (proposer, temperature), group in rows.items():
-        same = f"{sum(c.identical for c in group)}/{len(group)}"
-        drafted = sum(c.drafted for c in group)
-        rate = f"{sum(c.accepted for c in group) / drafted:.0%}" if drafted else "–"
-        tokens = sum(c.tokens for c in group)
-        print(f"{proposer:<10} {temperature:>11g} {same:>12} {tokens:>8} {rate:>9}")
-    if summary["unexplained"]:
-        print(f"NOT lossless here: {summary['unexplained']} unexplained differences")
-    elif summary["near_ties"]:
-        print(f"lossless up to {summary['near_ties']} near-ties of the target's own arithmetic")
-    else:
-        print(f"lossless: {summary['identical']} of {summary['cases']} token for token identical")
+def _summary(engine: Engine, cases: list[Case], skipped: dict[str, str]) -> dict[str, object]:
+    return {
+        "type": "summary",
+        "cases": len(cases),
+        "identical": sum(c.identical for c in cases),
+        "near_ties": sum(not c.identical and c.ok for c in cases),
+        "unexplained": sum(not c.ok for c in cases),
+        "tokens": sum(c.tokens for c in cases),
+        "drafted": sum(c.drafted for c in cases),
+        "accepted": sum(c.accepted for c in cases),
+        "skipped": skipped,
+        "exactness": engine.info.exactness,
+    }

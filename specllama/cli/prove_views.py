@@ -1,0 +1,115 @@
+"""What ``specllama prove`` shows: progress on stderr, the table and the verdict on stdout."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from specllama.cli import diagnostics
+from specllama.text import sanitize_line
+
+if TYPE_CHECKING:
+    from specllama.engine import Engine
+    from specllama.proof import Case
+
+QUIET_S = 30.0  # between lines of progress where there is no terminal
+
+
+class Watch:
+    """How far a proof is and how long it will still take, from the comparisons so far.
+
+    One line that is drawn again on a terminal; elsewhere a line every half minute.
+
+    Args:
+        prompts: how many there are.
+        per_prompt: comparisons of one prompt.
+    """
+
+    def __init__(self, prompts: int, per_prompt: int) -> None:
+        self._total = prompts * per_prompt
+        self._live = sys.stderr.isatty()
+        self._begin = time.monotonic()
+        self._said = self._begin
+        self._done = 0
+        self._length = 0
+
+    def advanced(self) -> None:
+        """One more comparison is done."""
+        self._done += 1
+        now = time.monotonic()
+        if not self._live and now - self._said < QUIET_S:
+            return
+        self._said = now
+        text = f"{self._done} of {self._total} comparisons, about {self._left(now)} left"
+        if self._live:
+            print(f"\r{text.ljust(self._length)}", end="", file=sys.stderr, flush=True)
+            self._length = len(text)
+        else:
+            diagnostics.note(text)
+
+    def say(self, line: str) -> None:
+        """A line of its own, above the progress."""
+        self.clear()
+        diagnostics.say(sanitize_line(line))
+
+    def clear(self) -> None:
+        if self._length:
+            print(f"\r{' ' * self._length}\r", end="", file=sys.stderr, flush=True)
+            self._length = 0
+
+    def _left(self, now: float) -> str:
+        seconds = (now - self._begin) / self._done * max(self._total - self._done, 0)
+        return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def headline(engine: Engine, proposers: Sequence[str], prompts: int) -> str:
+    """The pair, the machine and what is about to be compared, in one line."""
+    info = engine.info
+    draft = f" + {info.draft.name} {info.draft.quantization}" if info.draft else ""
+    return sanitize_line(
+        f"{info.target.name} {info.target.quantization}{draft} on {info.device}, "
+        f"{info.exactness}; {prompts} prompts, proposers {', '.join(proposers)}; "
+        "one plain text per prompt and temperature serves them all"
+    )
+
+
+def show_difference(case: Case, watch: Watch) -> None:
+    """A comparison that did not come out the same; nothing for the others."""
+    if (d := case.difference) is not None:
+        kind = "near-tie" if case.ok else "DIFFERENT"
+        watch.say(
+            f"{kind}: prompt {case.prompt} ({case.slice}), {case.proposer}, "
+            f"temperature {case.temperature:g}, draft-max {case.draft_max}, token {d.position}: "
+            f"{d.plain_text!r} or {d.spec_text!r}, gap {d.gap:.4f}"
+        )
+    if not case.law_holds:
+        watch.say(
+            f"COUNTERS: prompt {case.prompt}, {case.proposer}: "
+            "emitted is not accepted + rounds - cut"
+        )
+
+
+def table(cases: Sequence[Case]) -> None:
+    """One row per proposer and temperature."""
+    rows: dict[tuple[str, float], list[Case]] = {}
+    for case in cases:
+        rows.setdefault((case.proposer, case.temperature), []).append(case)
+    print(f"{'proposer':<10} {'temperature':>11} {'identical':>12} {'tokens':>8} {'accepted':>9}")
+    for (proposer, temperature), group in rows.items():
+        same = f"{sum(c.identical for c in group)}/{len(group)}"
+        drafted = sum(c.drafted for c in group)
+        rate = f"{sum(c.accepted for c in group) / drafted:.0%}" if drafted else "–"
+        tokens = sum(c.tokens for c in group)
+        print(f"{proposer:<10} {temperature:>11g} {same:>12} {tokens:>8} {rate:>9}")
+
+
+def verdict(summary: Mapping[str, object]) -> None:
+    """The last line: lossless, up to what, or not."""
+    if summary["unexplained"]:
+        print(f"NOT lossless here: {summary['unexplained']} unexplained differences")
+    elif summary["near_ties"]:
+        print(f"lossless up to {summary['near_ties']} near-ties of the target's own arithmetic")
+    else:
+        print(f"lossless: {summary['identical']} of {summary['cases']} token for token identical")
