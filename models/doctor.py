@@ -122,8 +122,18 @@ def _from_catalogue(target_ref: str, here: Iterable[Candidate]) -> list[Candidat
     return [Candidate(pair.draft.ref, None, f"specllama hub pull {pair.draft.ref}")]
 
 
-def examine(target: GgufHeader, candidate: Candidate, *, n_ctx: int | None = None) -> Finding:
-    """Compare one draft with the target. Never raises for a draft that does not fit."""
+def examine(
+    target: GgufHeader,
+    candidate: Candidate,
+    *,
+    heads: Sequence[GgufHeader] = (),
+    n_ctx: int | None = None,
+) -> Finding:
+    """Compare one draft with the target. Never raises for a draft that does not fit.
+
+    Args:
+        heads: drafting heads that would be loaded beside the pair, for the memory it needs.
+    """
     if candidate.path is None:
         return Finding(candidate, "not on this machine yet")
     try:
@@ -149,7 +159,7 @@ def examine(target: GgufHeader, candidate: Candidate, *, n_ctx: int | None = Non
         candidate,
         "",
         report,
-        memory.estimate_pair(target, draft, n_ctx=n_ctx),
+        memory.estimate_pair(target, draft, heads=heads, n_ctx=n_ctx),
         step_cost(target, draft),
         draft.n_params,
         draft.quantization,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +26,7 @@ MIB = 1 << 20
 CTX_PADDING = 256
 F32 = 4
 DEFAULT_CTX = 8192
+HEAD_BATCH = 128  # tokens of a pass of an EAGLE-3 head: each costs a row of the output matrix
 
 # Python, numpy, llama.cpp's libraries and our own code and buffers (measured with the tiny pair)
 PROCESS_BYTES = 52 * MIB
@@ -72,26 +74,33 @@ class ModelMemory:
 
 @dataclass(frozen=True, slots=True)
 class PairMemory:
-    """What a target and a draft take in one process."""
+    """What a target, a draft and drafting heads take in one process."""
 
     target: ModelMemory
     draft: ModelMemory | None
+    heads: tuple[ModelMemory, ...] = ()
     process: int = PROCESS_BYTES
+
+    @property
+    def parts(self) -> tuple[ModelMemory, ...]:
+        """Everything that is loaded."""
+        return (self.target, *((self.draft,) if self.draft else ()), *self.heads)
 
     @property
     def total(self) -> int:
         """Resident size of the process when everything was touched."""
-        return self.target.total + (self.draft.total if self.draft else 0) + self.process
+        return sum(part.total for part in self.parts) + self.process
 
     @property
     def required(self) -> int:
         """What cannot be given back: the amount that has to fit."""
-        return self.target.required + (self.draft.required if self.draft else 0) + self.process
+        return sum(part.required for part in self.parts) + self.process
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "target": self.target.to_dict(),
             "draft": None if self.draft is None else self.draft.to_dict(),
+            "heads": [head.to_dict() for head in self.heads],
             "process": self.process,
             "required": self.required,
             "total": self.total,
@@ -282,23 +291,49 @@ def estimate_model(
     )
 
 
+def estimate_head(header: GgufHeader, target: GgufHeader, *, n_ctx: int) -> ModelMemory:
+    """Memory of a drafting head (EAGLE-3 or Medusa) beside its target.
+
+    Raises:
+        PairIncompatible, BadGguf: it is no head that could be loaded.
+    """
+    from specllama.models import medusa
+
+    if header.architecture != medusa.ARCHITECTURE:
+        return estimate_model(header, n_ctx=n_ctx, n_ubatch=HEAD_BATCH, n_outputs=HEAD_BATCH)
+    facts = medusa.read_facts(header)
+    weights = header.tensor_bytes
+    if facts.needs_target_output:  # a copy of its rows
+        output = target.by_name[medusa.output_name(target)]
+        weights += output.n_bytes * facts.rows // max(output.shape[1], 1)
+    values = facts.heads * ((8 * facts.blocks + 4) * facts.width + facts.rows) * F32
+    return ModelMemory(weights, 0, 0, values + MIB, 0, 0, n_ctx)
+
+
 def estimate_pair(
-    target: GgufHeader, draft: GgufHeader | None, *, n_ctx: int | None = None, **options: Any
+    target: GgufHeader,
+    draft: GgufHeader | None,
+    *,
+    heads: Sequence[GgufHeader] = (),
+    n_ctx: int | None = None,
+    **options: Any,
 ) -> PairMemory:
-    """Memory of a target with its draft, both with the same context length.
+    """Memory of a target with its draft and heads, all with the same context length.
 
     Args:
         options: as for ``estimate_model``.
 
     Raises:
         UsageError: an unknown cache type.
+        PairIncompatible, BadGguf: one of ``heads`` is no head.
     """
     first = estimate_model(target, n_ctx=n_ctx, **options)
     second = None
     if draft is not None:
         draft_ctx = min(first.n_ctx, padded_ctx(draft.context_length or first.n_ctx))
         second = estimate_model(draft, n_ctx=draft_ctx, **{**options, "n_outputs": 2})
-    return PairMemory(first, second)
+    beside = tuple(estimate_head(head, target, n_ctx=first.n_ctx) for head in heads)
+    return PairMemory(first, second, beside)
 
 
 def available_memory() -> int:

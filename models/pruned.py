@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,8 @@ def keep_choice(header: GgufHeader, choice: Mapping[str, Any]) -> bool:
         scratch.write_text(json.dumps(dict(choice), indent=1) + "\n", "utf-8")
         os.replace(scratch, path)
     except OSError:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink()
         return False
     return True
 

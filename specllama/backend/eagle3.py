@@ -34,7 +34,7 @@ from specllama.backend.symbols import rows as view
 from specllama.errors import CannotLoad, ContextFull, EngineError
 from specllama.models.eagle3 import EagleFacts, check_target, read_facts
 from specllama.models.gguf import read_header
-from specllama.models.memory import estimate_model, require_fit
+from specllama.models.memory import HEAD_BATCH, estimate_head, require_fit
 from specllama.spec.proposer import Proposer
 from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.proposers.eagle3 import EagleProposer
@@ -43,7 +43,7 @@ from specllama.spec.types import Row, Rows
 if TYPE_CHECKING:
     from specllama.heads import HeadTarget
 
-_BATCH = 128  # tokens a pass: every row of a pass costs a row of the output matrix
+_BATCH = HEAD_BATCH
 _FLAGGED = 16  # a pass of up to as many rows gives all their logits, of which the last are used
 
 
@@ -61,9 +61,7 @@ def open_eagle3(path: Path, target: HeadTarget) -> Proposer:
     check_target(facts, header, target.header)
     target.context.offer_layers(facts.layers)
     if target.options.check_memory and target.model.gpu_layers == 0:
-        require_fit(
-            estimate_model(header, n_ctx=target.context.n_ctx, n_ubatch=_BATCH, n_outputs=_BATCH)
-        )
+        require_fit(estimate_head(header, target.header, n_ctx=target.context.n_ctx))
     model = LlamaModel(
         path,
         pre=header.pre_tokenizer or "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,8 @@ def command(
     header = read_header(path)
     check_loadable(header)
     tried = doctor.candidates(path, target, drafts, folders=extra)
-    findings = doctor.order(doctor.examine(header, one, n_ctx=n_ctx) for one in tried)
+    beside = _heads(header, heads)
+    findings = doctor.order(doctor.examine(header, one, heads=beside, n_ctx=n_ctx) for one in tried)
     best = next((finding for finding in findings if finding.useful), None)
     ways = survey(header, heads, draft=any(finding.fits for finding in findings))
     measured = _measure(path, best.candidate.path, n_ctx) if measure and best else None
@@ -95,6 +97,25 @@ def command(
             else f"{first.candidate.ref} cannot draft for {target}: {first.reason}",
             "drafts that do: specllama pair " + target,
         )
+
+
+def _heads(target: GgufHeader, files: Sequence[str]) -> list[GgufHeader]:
+    """The heads that a run would load: those that were named, and those beside the target.
+
+    Raises:
+        ModelUnavailable, PairIncompatible, CannotLoad: a named file is no head of this target.
+    """
+    from specllama.heads import bundled_heads, survey
+    from specllama.models.gguf import read_header
+    from specllama.models.refs import resolve
+
+    fits = {way.name for way in survey(target, files) if way.available}
+    found: dict[str, GgufHeader] = {}
+    for path in [*bundled_heads(target.path), *(resolve(ref) for ref in files)]:
+        head = read_header(path)
+        if head.architecture in fits:
+            found[head.architecture] = head
+    return list(found.values())
 
 
 def _show_table(header: GgufHeader, target: str, findings: list[Finding]) -> None:
@@ -247,7 +268,7 @@ def _memory_rows(finding: Finding) -> list[list[str]]:
     need = finding.memory
     if need is None:
         return []
-    parts = [need.target, *([need.draft] if need.draft else [])]
+    parts = need.parts
     free = memory.available_memory()
     rows = [
         [
@@ -255,11 +276,14 @@ def _memory_rows(finding: Finding) -> list[list[str]]:
             "memory",
             f"{size(need.required)} at {need.target.n_ctx:,} tokens: weights"
             f" {size(sum(p.weights for p in parts))}, KV {size(sum(p.kv for p in parts))}, buffers"
-            f" {size(sum(p.compute + p.output for p in parts))}; {size(free)} of RAM are free",
+            f" {size(sum(p.compute + p.output for p in parts))}"
+            + (f", heads {size(sum(h.required for h in need.heads))} of it" if need.heads else "")
+            + f"; {size(free)} of RAM are free",
         ]
     ]
     for gpu in _gpus():
-        on_gpu = sum(p.weights + p.kv + p.compute for p in parts)
+        # Medusa heads, which keep no cache, stay on the CPU
+        on_gpu = sum(p.weights + p.kv + p.compute for p in parts if p.kv)
         rows.append(
             [
                 "✓" if on_gpu <= gpu.free else "·",

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import ggufs
 import pytest
@@ -68,10 +69,35 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert by_ref["encoder.gguf"]["report"] is None
 
 
+def test_heads_beside_the_target_are_in_the_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def needs(*arguments: str) -> dict[str, Any]:
+        assert invoke(["pair", *arguments, "--json"]) == 0
+        memory: dict[str, Any] = json.loads(capsys.readouterr().out)["drafts"][0]["memory"]
+        return memory
+
+    beside = needs("tiny", "tiny-draft")
+    assert len(beside["heads"]) == 2
+    copy = tmp_path / "target.gguf"  # no heads beside it
+    shutil.copy(bundled("tiny-target"), copy)
+    alone = needs(str(copy), "tiny-draft")
+    assert alone["heads"] == []
+    heads = sum(head["required"] for head in beside["heads"])
+    assert heads > 0
+    assert beside["required"] == alone["required"] + heads
+    medusa = next(bundled("tiny-target").parent.glob("tiny-medusa*.gguf"))
+    named = needs(str(copy), "tiny-draft", "--head", str(medusa))
+    assert len(named["heads"]) == 1
+    again = needs("tiny", "tiny-draft", "--head", str(medusa))
+    assert again["heads"] == beside["heads"], "the named one takes the place of its kind"
+
+
 def test_one_draft_in_detail(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["pair", "tiny", "tiny-draft"]) == 0
     out = capsys.readouterr().out
-    for words in ("token texts", "100.0% of the ids", "rollback", "chat template", "memory"):
+    words_of_all = ("token texts", "100.0% of the ids", "rollback", "chat template", "memory")
+    for words in (*words_of_all, "heads"):
         assert words in out
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import ggufs
@@ -10,12 +12,14 @@ import pytest
 
 from specllama.backend.layer_skip import SkippingContext, runs
 from specllama.backend.llama import LlamaContext, LlamaModel
+from specllama.cli import invoke
 from specllama.engine import Engine
 from specllama.errors import ContextFull, EngineError, UnsupportedModel
 from specllama.layer_choice import choose_layers, write_texts
 from specllama.models import pruned
 from specllama.models.gguf import read_header
 from specllama.params import EngineOptions
+from specllama.profiles import measured_passes
 from specllama.prompts import load_prompts
 
 pytestmark = pytest.mark.e2e
@@ -149,3 +153,30 @@ def test_a_target_of_one_layer(tmp_path: Path) -> None:
         pytest.raises(UnsupportedModel, match="1 layer"),
     ):
         choose_layers(engine, read_header(path), load_prompts()[:1])
+
+
+def test_tune_measures_it_at_its_own_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = ggufs.write_llama(tmp_path / "idle.gguf", blocks=BLOCKS, weights=idle_layers)
+    flags = ["-m", str(path), "--quick", "--max-tokens", "8", "--temperature", "0", "-t", "1"]
+    assert invoke(["tune", *flags, "--json"]) == 0
+    own = json.loads(capsys.readouterr().out)["self"]
+    assert own["passes"] == "measured"
+    assert own["pays"] is (own["speed"] > 1)
+    assert len(own["survival"]) >= 4
+    kept = pruned.stored_choice(read_header(path))
+    assert kept is not None
+    assert kept["drop"] == own["drop"]
+    with Engine.load(path, None, EngineOptions(threads=1)) as engine:
+        costs = measured_passes(engine.info, 9)
+        other = dataclasses.replace(engine.info, threads=7)
+    assert costs is not None
+    assert len(costs) == 10
+    assert costs[1] > 0
+    assert measured_passes(other, 9) is None
+    capsys.readouterr()
+    assert invoke(["tune", *flags, "--no-save"]) == 0
+    said = capsys.readouterr().out
+    assert "drafting with layers of its own (--proposer self) without layer" in said
+    assert "pays here" in said or "cannot pay here" in said

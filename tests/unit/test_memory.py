@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import ggufs
+import numpy as np
 import pytest
 
 from specllama.errors import DoesNotFit, UsageError
+from specllama.heads import bundled_heads
 from specllama.models import memory
 from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.medusa import write_heads
+from specllama.models.refs import bundled
 
 
 @pytest.fixture
@@ -111,3 +115,32 @@ def test_fit_is_judged_with_a_margin(header: GgufHeader) -> None:
 
 def test_this_machine_has_memory() -> None:
     assert 0 < memory.available_memory() <= memory.total_memory()
+
+
+def test_heads_beside_a_pair_count() -> None:
+    target, draft = (read_header(bundled(name)) for name in ("tiny-target", "tiny-draft"))
+    heads = [read_header(path) for path in bundled_heads(target.path)]
+    assert {head.architecture for head in heads} == {"eagle3", "medusa"}
+    alone = memory.estimate_pair(target, draft, n_ctx=512)
+    beside = memory.estimate_pair(target, draft, heads=heads, n_ctx=512)
+    assert beside.required - alone.required == sum(head.required for head in beside.heads)
+    assert len(beside.to_dict()["heads"]) == 2
+    for head, need in zip(heads, beside.heads, strict=True):
+        assert need.required > head.tensor_bytes
+        assert bool(need.kv) is (head.architecture == "eagle3"), "Medusa heads keep no cache"
+
+
+def test_medusa_heads_without_a_matrix_copy_the_targets_rows(tmp_path: Path) -> None:
+    target = read_header(ggufs.write_llama(tmp_path / "t.gguf", width=64))
+    arrays = {"head.0.proj.weight": np.ones((64, 64), np.float32)}
+    facts = {"name": "h", "heads": 1, "blocks": 0, "width": 64, "vocab": target.vocab_size}
+    write_heads(tmp_path / "all.gguf", arrays, **facts)
+    ids = np.arange(10, dtype=np.int32)
+    write_heads(tmp_path / "some.gguf", arrays | {"ids": ids}, **facts)
+    whole, some = (
+        memory.estimate_head(read_header(tmp_path / name), target, n_ctx=256).weights
+        for name in ("all.gguf", "some.gguf")
+    )
+    output = target.by_name["output.weight"]
+    assert whole == output.n_bytes + read_header(tmp_path / "all.gguf").tensor_bytes
+    assert some < whole - output.n_bytes * 0.9

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from specllama.heads import bundled_heads
 from specllama.models.gguf import read_header
-from specllama.models.memory import estimate_model, estimate_pair
+from specllama.models.memory import estimate_pair
 from specllama.models.refs import resolve_pair
-
-HEAD_BATCH = 128  # as backend/eagle3.py reads
 
 CHILD = """
 import sys
@@ -40,12 +39,10 @@ def test_the_tiny_pair(n_ctx: int) -> None:
     measured = int(done.stdout)
     target, draft = resolve_pair("tiny")
     assert draft is not None
-    estimate = estimate_pair(read_header(target), read_header(draft), n_ctx=n_ctx, n_outputs=65)
-    # the head that ships with the target is open beside the pair
-    head = estimate_model(
-        read_header(target.parent / "tiny-eagle3-q8_0.gguf"),
-        n_ctx=n_ctx,
-        n_ubatch=HEAD_BATCH,
-        n_outputs=HEAD_BATCH,
+    # the heads that ship with the target are open beside the pair
+    heads = [read_header(path) for path in bundled_heads(target)]
+    assert heads
+    estimate = estimate_pair(
+        read_header(target), read_header(draft), heads=heads, n_ctx=n_ctx, n_outputs=65
     )
-    assert estimate.total + head.total == pytest.approx(measured, rel=0.10)
+    assert estimate.total == pytest.approx(measured, rel=0.10)
