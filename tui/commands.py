@@ -44,10 +44,11 @@ class ActionCommands(Provider):
 
 class MethodCommands(Provider):
     async def search(self, query: str) -> Hits:
+        from specllama.tui.screens.methods import choices
+
         matcher = self.matcher(query)
         app = cast("SpecllamaApp", self.app)
-        info = app.engine_info
-        for method in info.methods if info is not None else ():
+        for method in choices(app.engine_info):
             if not method.available:
                 continue
             title = f"Draft with: {sanitize_line(method.label)}"

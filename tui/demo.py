@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from specllama.errors import SpecllamaError
 from specllama.events import Event, LoadProgress
 from specllama.host import EngineFactory
-from specllama.interface import EngineInfo, EngineLike, Message, MethodInfo, ModelInfo
+from specllama.interface import EngineInfo, EngineLike, Message, ModelInfo
+from specllama.methods import methods
 from specllama.params import GenerateParams
 from specllama.tui.script import N_VOCAB, Guess, Move, Reading, count_tokens, is_drafting, play
 
@@ -67,7 +68,6 @@ def demo_info() -> EngineInfo:
             gpu_layers=0,
         )
 
-    later = "not built yet"
     return EngineInfo(
         target=model("target", "Q4_0", 7_000_000_000, 3_900_000_000),
         draft=model("draft", "Q8_0", 300_000_000, 320_000_000),
@@ -78,45 +78,7 @@ def demo_info() -> EngineInfo:
         flash_attn=False,
         load_ms=420.0,
         has_chat_template=True,
-        methods=(
-            MethodInfo(
-                "draft",
-                "Draft model",
-                "A small model of the same vocabulary writes ahead. The classic, good everywhere.",
-                True,
-            ),
-            MethodInfo(
-                "ngram",
-                "N-gram / prompt lookup",
-                "Copies what followed the same words before. Free; best on edits, quotes, code.",
-                True,
-            ),
-            MethodInfo(
-                "mixed", "Mixed", "N-gram where it matches at length, else the draft model.", True
-            ),
-            MethodInfo("none", "Plain", "One token per pass: the yardstick.", True),
-            MethodInfo(
-                "eagle3",
-                "EAGLE-3",
-                "A head on the target's hidden states drafts a tree. Needs a trained head.",
-                False,
-                later,
-            ),
-            MethodInfo(
-                "medusa",
-                "Medusa",
-                "Several heads guess several positions at once. Needs trained heads.",
-                False,
-                later,
-            ),
-            MethodInfo(
-                "lookahead",
-                "Lookahead",
-                "Jacobi iteration inside the target's own pass finds n-grams. No training.",
-                False,
-                later,
-            ),
-        ),
+        methods=methods(("draft", "ngram", "mixed", "suffix", "tree", "merged", "lookahead")),
     )
 
 

@@ -23,7 +23,7 @@ from specllama.tui.parts import AppPart
 if TYPE_CHECKING:
     from specllama.tui.screens.models import Choice
 
-AFTER_FAILURE = "F6 chooses another pair; /reload, or your next message, tries this one again"
+AFTER_FAILURE = "F6 chooses another pair; /reload or your next message tries again"
 
 
 class EngineKeeper(AppPart):
@@ -156,7 +156,8 @@ class EngineKeeper(AppPart):
             self.notify(error.message, severity="error", markup=False)
             return
         self.set_params(params)
-        self.notify(f"Next reply: {'plain decoding' if plain else themes.source_label(name)}")
+        words = {"none": "plain decoding", "auto": "the method is chosen automatically"}
+        self.notify(f"Next reply: {words.get(name) or themes.source_label(name)}")
 
     def set_params(self, params: GenerateParams) -> None:
         chat = self.chat

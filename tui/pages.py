@@ -54,7 +54,6 @@ class Pages(AppPart):
     def action_methods(self) -> None:
         from specllama.tui.screens.methods import MethodsScreen
 
-        methods = self.engine_info.methods if self.engine_info is not None else ()
         params = self.session.params
         now = params.proposer if params.speculate else "none"
 
@@ -62,7 +61,7 @@ class Pages(AppPart):
             if name is not None:
                 self.use_method(name)
 
-        self._open(MethodsScreen(methods, now), chosen)
+        self._open(MethodsScreen(self.engine_info, now), chosen)
 
     def action_models(self) -> None:
         from specllama.tui.screens.models import ModelsScreen

@@ -142,21 +142,31 @@ async def test_the_playground_shows_the_measured_pair(start: Any) -> None:
 async def test_methods_are_switched_live_and_missing_ones_say_why(start: Any) -> None:
     methods = (
         *engine_info().methods,
-        MethodInfo("medusa", "Medusa", "Heads that guess.", False, "not built yet"),
+        MethodInfo("medusa", "Medusa", "Heads that guess.", False, "no head is loaded"),
     )
     engine = ScriptedEngine(["Ok."], info=engine_info(methods=methods))
     async with start(recipe=Recipe(engine)) as d:
-        screen = await opened(d, "f5", MethodsScreen)
-        assert "not built yet" in d.shown
-        screen.query_one(OptionList).highlighted = len(methods) - 1
-        await d.pilot.press("enter")
-        assert isinstance(d.app.screen, MethodsScreen)
-        screen.query_one(OptionList).highlighted = 1
-        await d.pilot.press("enter")
+
+        async def choose(name: str) -> MethodsScreen:
+            screen = await opened(d, "f5", MethodsScreen)
+            options = screen.query_one(OptionList)
+            options.highlighted = options.get_option_index(name)
+            await d.pilot.press("enter")
+            await d.pilot.pause()
+            return screen
+
+        screen = await choose("medusa")
+        assert "no head is loaded" in d.shown
+        assert d.app.screen is screen
+        await d.pilot.press("escape")
+        for name in ("ngram", "auto"):
+            await choose(name)
+            await d.until(lambda: d.app.screen is d.app.chat)
+            await d.say("q")
+            assert engine.requests[-1].params.proposer == name
+            assert engine.requests[-1].params.speculate is True
+        await choose("none")
         await d.until(lambda: d.app.screen is d.app.chat)
-        await d.say("q")
-        assert engine.requests[-1].params.proposer == "ngram"
-        d.app.use_method("none")
         await d.say("q")
         assert engine.requests[-1].params.speculate is False
 

@@ -17,6 +17,7 @@ from specllama.store.sessions import SessionStore, StoredMessage
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
 from specllama.tui.demo import DemoEngine, DemoFactory, InlineHost
+from specllama.tui.screens.methods import MethodsScreen
 from specllama.tui.screenshots import ask, until
 
 Steps = Callable[[Pilot[int]], Awaitable[None]]
@@ -110,8 +111,15 @@ def test_playground(snap_compare: Any, size: tuple[int, int]) -> None:
     assert snap_compare(make(), run_before=after("f4"), terminal_size=size)
 
 
-def test_methods(snap_compare: Any) -> None:
-    assert snap_compare(make(), run_before=after("f5"), terminal_size=USUAL)
+@pytest.mark.parametrize("size", [WIDE, USUAL, SMALL], ids=["120x36", "80x24", "60x16"])
+def test_methods(snap_compare: Any, size: tuple[int, int]) -> None:
+    async def steps(pilot: Pilot[int]) -> None:
+        await after("f5")(pilot)
+        screen = pilot.app.screen
+        assert isinstance(screen, MethodsScreen)
+        await until(pilot, lambda: screen.record is not None)
+
+    assert snap_compare(make(), run_before=steps, terminal_size=size)
 
 
 def test_settings(snap_compare: Any) -> None:

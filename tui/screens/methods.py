@@ -1,37 +1,60 @@
-"""Every way to draft: what it is, whether the loaded target can use it, a key to switch."""
+"""Every way to draft: what it is, whether the loaded target can use it, what it has achieved here,
+a key to switch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from textwrap import wrap
 from typing import ClassVar
 
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Footer, OptionList
 from textual.widgets.option_list import Option
 
-from specllama.interface import MethodInfo
+from specllama.interface import EngineInfo, MethodInfo
 from specllama.text import sanitize_line
 from specllama.tui.screens.base import Page
+from specllama.tui.track_record import TrackRecord, track_record
+
+AUTOMATIC = MethodInfo(
+    "auto",
+    "Automatic",
+    "What suits the pair: copies where the text repeats itself, else the draft model.",
+    True,
+)
+PLAIN = MethodInfo("none", "Plain", "One token per pass of the target: the yardstick.", True)
+
+
+def choices(info: EngineInfo | None) -> list[MethodInfo]:
+    """What can be used stands first, in the engine's order, then what cannot; nothing without a
+    model."""
+    if info is None or not info.methods:
+        return []
+    methods = [m for m in info.methods if m.name not in (AUTOMATIC.name, PLAIN.name)]
+    usable = [m for m in methods if m.available]
+    return [AUTOMATIC, *usable, PLAIN, *(m for m in methods if not m.available)]
 
 
 class MethodsScreen(Page):
     TITLE = "Ways to draft"
     HELP = """
     A method proposes tokens; the target decides, so all of them give the same text. Enter uses
-    the method from the next reply on. What is not available says why.
+    the method from the next reply on. What is not available says why. Figures come from the
+    round logs of this pair on this machine.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "choose", "Use", id="methods.use"),
+        Binding("enter", "choose", "Use", id="methods.use", priority=True),
     ]
 
-    def __init__(self, methods: Sequence[MethodInfo], current: str) -> None:
+    def __init__(self, info: EngineInfo | None, current: str) -> None:
         super().__init__()
-        self.methods = list(methods)
+        self.methods = choices(info)
+        self.info = info
         self.current = current
+        self.record: TrackRecord | None = None
 
     def compose_page(self) -> ComposeResult:
         yield OptionList(id="methods", markup=False)
@@ -40,19 +63,31 @@ class MethodsScreen(Page):
     def on_mount(self) -> None:
         super().on_mount()
         options = self.query_one(OptionList)
-        # What can be used stands first; the order is otherwise the engine's.
-        self.methods.sort(key=lambda m: not m.available)
         for method in self.methods:
             options.add_option(Option(self._row(method), method.name))
         if self.methods:
             at = next((i for i, m in enumerate(self.methods) if m.name == self.current), 0)
             options.highlighted = at
-            auto = "  auto chooses among them" if self.current == "auto" else ""
-            n = sum(m.available for m in self.methods)
-            self.set_title(self.TITLE or "", f"{n} of {len(self.methods)} available{auto}")
+            drafting = [m for m in self.methods if m not in (AUTOMATIC, PLAIN)]
+            n = sum(m.available for m in drafting)
+            self.set_title(self.TITLE or "", f"{n} of {len(drafting)} available for this pair")
         else:
             self.set_title(self.TITLE or "", "load a model to see what it can use: F6")
         options.focus()
+        if self.info is not None:
+            self._look_up(self.info)
+
+    @work(thread=True, exit_on_error=False, group="logs")
+    def _look_up(self, info: EngineInfo) -> None:
+        self.app.call_from_thread(self._looked_up, track_record(info))
+
+    def _looked_up(self, record: TrackRecord) -> None:
+        if not self.is_attached:
+            return
+        self.record = record
+        options = self.query_one(OptionList)
+        for i, method in enumerate(self.methods):
+            options.replace_option_prompt_at_index(i, self._row(method))
 
     def _row(self, method: MethodInfo) -> Content:
         ink, glyphs = self.ink, self.glyphs
@@ -72,8 +107,19 @@ class MethodsScreen(Page):
                 reason = "\n  " + "\n  ".join(wrap(reason.strip(), width))
             parts.append((reason, ink.warn))
         lines = wrap(sanitize_line(method.description), width)
-        parts.append(("\n  " + "\n  ".join(lines) + "\n", ink.muted))
-        return Content.assemble(*parts)
+        parts.append(("\n  " + "\n  ".join(lines), ink.muted))
+        if method.available and method is not AUTOMATIC:
+            parts.append(self._achieved(method.name, width))
+        return Content.assemble(*parts, "\n")
+
+    def _achieved(self, method: str, width: int) -> tuple[str, str]:
+        """A line of its own from the start on, so that nothing moves when the logs are read."""
+        if self.record is None:
+            return "\n", ""
+        words = self.record.words(method)
+        if not words:
+            return "\n  not measured here yet", self.ink.muted
+        return "\n  " + "\n  ".join(wrap(f"here: {words}", width)), self.ink.good
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self._use(self.methods[event.option_index])
