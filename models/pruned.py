@@ -50,11 +50,15 @@ def layer_list(layers: Sequence[int]) -> str:
     return ",".join("-".join(map(str, run)) for run in runs)
 
 
-def middle_half(n_layers: int) -> tuple[int, ...]:
-    """Half of the layers around the middle: the first and the last ones matter most."""
-    n = max(n_layers // 2, 1)
+def middle(n_layers: int, n: int) -> tuple[int, ...]:
+    """``n`` layers around the middle: the first and the last ones matter most."""
     first = (n_layers - n + 1) // 2
     return tuple(range(first, first + n))
+
+
+def middle_half(n_layers: int) -> tuple[int, ...]:
+    """What is dropped where nobody searched for better."""
+    return middle(n_layers, max(n_layers // 2, 1))
 
 
 def draft_work(header: GgufHeader, drop: Sequence[int]) -> float:

@@ -132,7 +132,7 @@ def choose_layers(
             header.block_count,
             look,
             ceiling=scorer.ceiling,
-            starts=[pruned.middle_half(header.block_count)],
+            starts=_usual(header.block_count),
             spent=lambda: monotonic() - begin > seconds,
             progress=tell,
         )
@@ -183,6 +183,12 @@ def write_texts(
             progress(0.0, f"the target has written {written} of {ENOUGH} tokens")
     engine.reset()
     return texts
+
+
+def _usual(n_layers: int) -> list[Drop]:
+    """Runs around the middle, the half first: what a search that has no time falls back on."""
+    sizes = dict.fromkeys((n_layers // 2, n_layers // 4, n_layers // 3, 2 * n_layers // 3))
+    return [pruned.middle(n_layers, n) for n in sizes if n]
 
 
 def _agreement(context: Any, text: Text, drop: Drop) -> list[bool]:

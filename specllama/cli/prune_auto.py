@@ -110,7 +110,11 @@ def show(choice: Choice) -> None:
     ]
     show_table(columns, rows)
     tried = len(choice.found.tried)
-    ended = "" if choice.found.complete else "; the time was over before the search was"
+    ended = (
+        ""
+        if choice.found.complete
+        else "; the time was over before the search was (--search-seconds)"
+    )
     note(
         f"{tried} choices over {choice.positions} tokens of the target's own text{ended};"
         f" wider passes: {choice.passes}"
