@@ -1,0 +1,165 @@
+"""``specllama prove`` on the bundled pair, and the promise with the clock playing tricks."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.cli.prove import command
+from specllama.engine import Engine
+from specllama.errors import CannotLoad, UsageError
+from specllama.params import GenerateParams
+from specllama.prompts import Prompt, load_prompts
+from specllama.proof import available, prove, random_pauses
+from specllama.spec.proposer import NoProposer, Request
+from specllama.spec.window import FixedWindow, Plan
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Prompt]:
+    return load_prompts()
+
+
+WAYS = ("draft", "ngram", "auto", "suffix", "tree", "merged", "eagle3", "medusa", "self")
+
+
+def test_random_pauses_with_the_window_on_never_change_a_token(
+    tiny: Engine, prompts: list[Prompt]
+) -> None:
+    with random_pauses(tiny, 3.0, seed=7):
+        cases = list(
+            prove(
+                tiny,
+                prompts[4:8],  # one of each slice
+                proposers=WAYS,
+                temperatures=(0.0, 0.7, 1.0),
+                draft_max=(6,),
+                max_tokens=20,
+                window="auto",
+            )
+        )
+    assert len(cases) == 12 * len(WAYS)
+    assert [c for c in cases if not c.identical] == []
+    assert all(c.law_holds for c in cases)
+    assert sum(c.drafted for c in cases) > 0
+
+
+class Moody(FixedWindow):
+    """Drafts as far as a die says, whatever anything costs: every decision a clock could cause."""
+
+    def __init__(self, params: GenerateParams, rng: random.Random) -> None:
+        super().__init__(params.draft_max)
+        self._most = params.draft_max
+        self._rng = rng
+
+    def plan(self, room: int) -> Plan:
+        return Plan(min(self._rng.randint(0, self._most), room), "the die")
+
+    def keep_going(self, drafted: int, confidence: float | None) -> bool:
+        return self._rng.random() < 0.8
+
+
+@pytest.mark.parametrize("proposer", WAYS)
+def test_any_decision_of_a_window_gives_the_same_text(
+    tiny: Engine, prompts: list[Prompt], proposer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(proposer)
+    monkeypatch.setattr(tiny, "window", lambda params: Moody(params, rng))
+    cases = list(prove(tiny, prompts[4:8], proposers=(proposer,), draft_max=(6, 6), max_tokens=24))
+    assert len(cases) == 24
+    assert [c for c in cases if not c.identical] == []
+    assert sum(c.drafted for c in cases) > 0
+    pairs = zip(cases[::2], cases[1::2], strict=True)
+    assert any(a.drafted != b.drafted for a, b in pairs), "the die should have made a difference"
+
+
+def test_pauses_really_slow_down_and_go_away(tiny: Engine, prompts: list[Prompt]) -> None:
+    before = tiny.target.forward
+    with random_pauses(tiny, 1.0):
+        assert tiny.target.forward != before
+    assert tiny.target.forward == before
+    assert "propose" not in vars(tiny.proposer("draft"))
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(command, ["-t", "1", "--max-tokens", "12", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_all_ways_to_draft_in_one_command_and_what_is_missing_is_skipped() -> None:
+    code, out, err = run("-n", "1", "--temperature", "0.7", "--proposer", "all", "--json")
+    assert code == 0
+    *lines, summary = map(json.loads, out.splitlines())
+    proved = {line["proposer"] for line in lines}
+    assert {"draft", "ngram", "mixed", "suffix", "tree", "merged", "lookahead"} <= proved
+    assert {"eagle3", "medusa", "self"} <= proved, "heads of the bundled target are found"
+    assert list(summary["skipped"]) == ["mtp"]
+    assert "NextN" in summary["skipped"]["mtp"]
+    assert "skipped mtp" in err
+    assert summary["cases"] == len(lines) == summary["identical"]
+    assert summary["finished"]
+
+
+def test_nothing_left_to_prove_is_an_error_that_names_the_reason() -> None:
+    with pytest.raises(UsageError, match="NextN") as caught:
+        run("-n", "1", "--proposer", "mtp")
+    assert "draft" in (caught.value.hint or "")
+
+
+def test_a_run_that_goes_on_is_the_same_run() -> None:
+    def cases(*arguments: str) -> list[dict[str, object]]:
+        code, out, _ = run(
+            *arguments, "--proposer", "ngram", "--temperature", "1", "--json", "--seed", "5"
+        )
+        assert code == 0
+        return [json.loads(line) for line in out.splitlines()][:-1]
+
+    whole = cases("-n", "4")
+    assert cases("-n", "2", "--skip", "2") == whole[2:]
+
+
+def test_a_prompt_that_is_not_there_cannot_be_the_first(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("one\ntwo\n")
+    code, _, err = run("--prompts", str(file), "--skip", "2")
+    assert code == 2
+    assert "there are 2 prompts" in err
+
+
+class Unopenable(NoProposer):
+    def start(self, request: Request) -> None:
+        raise CannotLoad("no room for a second model")
+
+
+def test_a_method_that_cannot_be_opened_is_neither_passed_nor_failed() -> None:
+    engine = Engine(
+        target=FakeContext(FakeTable(seed=3), n_ctx=256),
+        vocab=FakeVocab(),
+        info=fake_info(256),
+        proposers={"self": Unopenable()},
+    )
+    assert available(engine, ("self", "mtp", "auto"))[0] == ("self", "auto")
+    some = [Prompt(str(i), "own", text="the rain in spain") for i in range(2)]
+    skipped: list[tuple[str, str]] = []
+    cases = list(
+        prove(
+            engine,
+            some,
+            proposers=("self", "none"),
+            max_tokens=8,
+            on_skip=lambda *why: skipped.append(why),
+        )
+    )
+    assert skipped == [("self", "no room for a second model")]
+    assert {c.proposer for c in cases} == {"none"}
+    with pytest.raises(CannotLoad):
+        list(prove(engine, some, proposers=("self",), max_tokens=8))
