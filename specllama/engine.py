@@ -240,7 +240,7 @@ class Engine:
             )
         name = params.proposer
         if name == "auto":
-            name = next((n for n in ("mixed", "ngram") if n in self._proposers), "none")
+            name = next(n for n in ("mixed", "ngram", "none") if n in self._proposers)
         if name not in self._proposers:
             have = ", ".join(sorted(self._proposers))
             reason = next((m.reason for m in self._info.methods if m.name == name), "")

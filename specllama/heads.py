@@ -121,9 +121,9 @@ def survey(
     from specllama.models.refs import resolve
 
     trees = not (target.is_recurrent or target.is_hybrid)
-    have, reasons = {"ngram", "suffix"}, {}
+    have, reasons = {"ngram", "suffix", "mixed"}, {}
     have |= {"lookahead"} if trees else set()
-    have |= {"draft", "mixed"} if draft else set()
+    have |= {"draft"} if draft else set()
     have |= {"tree", "merged"} if draft and trees else set()
     for path in bundled_heads(target.path):
         head = read_header(path)

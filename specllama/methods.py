@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from specllama.interface import MethodInfo
@@ -46,27 +46,38 @@ def make_proposers(
     from specllama.spec.proposers.suffix import SuffixProposer
     from specllama.spec.proposers.translate import RetokenizeProposer
 
+    heads = dict(extra or {})
     trees = target.max_leaves > 1
     proposers: dict[str, Proposer] = {
         "ngram": NgramProposer(),
         "suffix": SuffixProposer(past=past, remember=remember),
     }
+    copiers = [proposers["suffix"], proposers["ngram"]]
     if trees:
         proposers["lookahead"] = LookaheadProposer()
     if isinstance(draft, RetokenizeProposer):
         proposers["draft"] = draft
-        proposers["mixed"] = MixedProposer([NgramProposer(n_min=3), draft])
     elif draft is not None:
         batch = min(512, draft.n_batch)
         chain = DraftModelProposer(draft, n_vocab=target.n_vocab, batch=batch)
         proposers["draft"] = chain
-        # the n-gram source of a mixture only speaks on longer matches: the model is at hand
-        proposers["mixed"] = MixedProposer([NgramProposer(n_min=3), chain])
         if trees:
             tree = DraftTreeProposer(draft, n_vocab=target.n_vocab, batch=batch)
             proposers["tree"] = tree
             proposers["merged"] = MergedProposer(NgramProposer(n_min=3), tree)
-    return {**proposers, **(extra or {})}
+    name = paid_source({*proposers, *heads})
+    paid = [{**proposers, **heads}[name]] if name else []
+    proposers["mixed"] = MixedProposer([*copiers, *paid])
+    return {**proposers, **heads}
+
+
+def paid_source(available: Container[str]) -> str:
+    """The source beside copies of the text that a mixture asks, "" for none.
+
+    A draft model that was given comes first; layers that the target was trained with need no
+    choice, and a head that keeps its own states drafts further than one that does not.
+    """
+    return next((name for name in ("draft", "mtp", "eagle3", "medusa") if name in available), "")
 
 
 def methods(
@@ -93,7 +104,7 @@ def methods(
 
 
 def _why(name: str, have: set[str], trees: bool) -> str:
-    if name in ("draft", "mixed"):
+    if name == "draft":
         return NO_DRAFT
     if name in ("tree", "merged"):
         if "draft" in have and trees:
@@ -122,7 +133,8 @@ _METHODS = (
     (
         "mixed",
         "Mixed",
-        "N-gram where a long match exists, the draft model everywhere else.",
+        "Suffix and n-gram copies compete with the draft model (or a head of the target): "
+        "every round goes to what promises most for its time.",
     ),
     (
         "suffix",

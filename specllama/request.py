@@ -27,6 +27,7 @@ from specllama.reply import Reply
 from specllama.spec.loop import Round, SpeculativeLoop
 from specllama.spec.proposer import Advising, PromptReader, Proposer, Request
 from specllama.spec.proposers.draft_model import common_prefix
+from specllama.spec.proposers.mixed import MixedProposer
 from specllama.spec.verify import RandomCoins
 from specllama.spec.window import AdaptiveWindow, FixedWindow, Window
 from specllama.stats import SpecStats
@@ -124,8 +125,10 @@ class RequestRun:
         self._window = window
         read_ms = (prefilled - started) * 1e3
         if isinstance(window, AdaptiveWindow):
+            paid = _paid(proposer)
+            window.drafts_with(proposer.name, paid)
             window.prefilled(len(ids) - 1 - cached, read_ms)
-            if proposer.name not in _FREE and (why := window.cannot_gain()):
+            if paid and (why := window.cannot_gain()):
                 yield Notice(message=why, topic="routing")
         loop = SpeculativeLoop(
             target=self._target,
@@ -327,6 +330,13 @@ class RequestRun:
         agreed = common_prefix(self._target.tokens, self._tokens)
         if n_past != len(self._target.tokens) or agreed < len(self._target.tokens):
             self._target.rollback(min(agreed, len(self._target.tokens)))
+
+
+def _paid(proposer: Proposer) -> str:
+    """The source of a proposer that costs time, "" if all it does is copy."""
+    if isinstance(proposer, MixedProposer):
+        return proposer.paid
+    return "" if proposer.name in _FREE else proposer.name
 
 
 def _show(piece: bytes) -> str:

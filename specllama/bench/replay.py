@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specllama.spec.types import Draft
+from specllama.spec.types import Draft, Guess
 from specllama.spec.window import Outcome, Window
 
 _GUESS, _TRUTH = 1, 2  # token ids: a wrong guess and what the target wrote
@@ -126,7 +126,7 @@ def replay(
         if plan.draft_max and room is not None and copy is not None:
             length, offered, correct = copy
             guesses = [_TRUTH if i < correct else _GUESS for i in range(offered)]
-            sent = min(room.trim("ngram", guesses, length), offered)
+            sent = room.pick((Guess("ngram", tuple(guesses), length),))[1]
             if sent:
                 source, right = "ngram", min(correct, sent)
         if plan.draft_max and room is not None and not sent and use_model:

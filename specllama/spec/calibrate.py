@@ -17,13 +17,16 @@ _FORGET = 0.998
 _MEAN_GAIN = 0.04
 _NEW_TEXT = 5.0  # guesses of earlier texts that count as much as what a new text shows
 _TRACE_LIMIT = 3.0
+_LONG = 64  # beyond this a longer match says nothing more
+_SURE = 4.0  # log odds of a share of 1
 _BINS = 10
 _RECENT = 24  # looks remembered
 # Looks before the first one: many of a good draft model's guesses are all but certain, the others
 # are anything.
 _PRIOR_LOOKS = (*(0.4,) * (_BINS - 1), 1.6)
 _PATIENCE = 6  # looks that a source is given before it may be laid to rest
-_SECOND_CHANCE = 2  # and in every new text
+_SECOND_CHANCE = 2  # and in a new text
+_CHANCE_EVERY = 128  # tokens from one second chance to the next: short replies share one
 _WAIT_LEAST = 2
 _WAIT_MOST = 256
 
@@ -54,13 +57,23 @@ def draft_features(confidence: float | None, lead: float | None) -> Features:
     return (0.0 if lead is None else min(max(lead, 0.0), 8.0) / 2.0, z)
 
 
-def match_features(match_length: int, depth: int) -> Features:
-    """Features of a copied token: how long the match behind it is, how far ahead it lies."""
-    return (math.log2(max(match_length, 1)) / 2.0, math.log2(1 + depth) / 2.0)
+def match_features(match_length: int, depth: int, share: float = 1.0) -> Features:
+    """Features of a copied token.
+
+    Where it is tested, the ``depth`` tokens before it were right, so they lengthen the match: one
+    number says what both do.
+
+    Args:
+        match_length: tokens that agree before the first copied one.
+        depth: copied tokens before this one.
+        share: how often this token, of all that followed there, came next.
+    """
+    matched = min(max(match_length + depth, 1), _LONG)
+    return (math.log2(matched) / 2.0, (logit(share, _SURE) - _SURE) / 2.0)
 
 
 # Priors: a draft model's confidence means roughly what it says, long matches copy well.
-_PRIOR = {"draft": (-0.3, 0.5, 0.5), "copy": (-0.5, 0.8, 0.2)}
+_PRIOR = {"draft": (-0.3, 0.5, 0.5), "copy": (-0.9, 1.4, 1.0)}
 
 
 class SourceState:
@@ -82,6 +95,7 @@ class SourceState:
         "patience",
         "recent",
         "theta",
+        "unlooked",
         "wait",
         "weight",
         "weight_next",
@@ -98,11 +112,13 @@ class SourceState:
         self._spread: list[tuple[float, float]] | None = None
         self.wait = 0
         self.patience = _PATIENCE
+        self.unlooked = 0  # tokens written since the last second chance
 
     def fresh(self) -> None:
         """A new text begins: it may be of another kind, so what it shows counts more."""
-        self.wait = 0
-        self.patience = max(self.patience, _SECOND_CHANCE)
+        if self.unlooked >= _CHANCE_EVERY:
+            self.unlooked = self.wait = 0
+            self.patience = max(self.patience, _SECOND_CHANCE)
         self.weight = min(self.weight, _NEW_TEXT)
         self.weight_next = min(self.weight_next, _NEW_TEXT)
 
@@ -154,10 +170,9 @@ class SourceState:
         theta = self.theta
         for i in range(3):
             theta[i] += (p[i][0] * x[0] + p[i][1] * x[1] + p[i][2] * x[2]) * (y - a)
-        # confidence must never count against a guess; a copy's depth may
+        # confidence must never count against a guess
         theta[1] = min(max(theta[1], 0.02), 3.0)
-        low = -1.0 if self.kind == "copy" else 0.0
-        theta[2] = min(max(theta[2], low), 3.0)
+        theta[2] = min(max(theta[2], 0.0), 3.0)
         theta[0] = min(max(theta[0], -8.0), 8.0)
         if depth:
             self.weight_next += 1.0
@@ -193,6 +208,8 @@ class SourceState:
             "mean_next": self.mean_next,
             "labels": self.labels,
             "patience": self.patience,
+            "unlooked": self.unlooked,
+            "wait": self.wait,
             "recent": [list(f) for f in self.recent],
         }
 
@@ -213,6 +230,8 @@ class SourceState:
         state.mean_next = min(max(mean_next, 0.0), 1.0)
         state.labels = int(data["labels"])
         state.patience = min(max(int(data.get("patience", 0)), 0), _PATIENCE)
+        state.unlooked = max(int(data.get("unlooked", 0)), 0)
+        state.wait = min(max(int(data.get("wait", 0)), 0), _WAIT_MOST)
         for features in data["recent"]:
             first, second = _numbers(features, 2)
             state.recent.append((first, second))

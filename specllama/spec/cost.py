@@ -82,6 +82,10 @@ class CostTable:
     def seen(self, rows: int) -> int:
         return self._seen.get(_cell(rows), 0)
 
+    def known(self, rows: int) -> bool:
+        """Whether passes of so many rows were timed, so that a dear one is an outlier."""
+        return self.seen(rows) >= _WARM_UP + _FIRST
+
     def ratio(self, rows: int) -> float:
         """Cost of ``rows`` rows in single passes."""
         known = self._ratio

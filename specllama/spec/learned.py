@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,8 +10,17 @@ from specllama.spec.calibrate import SourceState
 from specllama.spec.cost import CostTable
 
 CREDIT_FIRST = 8.0  # plain steps that a new pair may lose while it is learnt
+CREDIT_LEAST = -8.0  # a measuring error must not forbid drafting for ever
 CREDIT_MOST = 9.5  # and that a good run can save up; with what plain steps earn: 3 % of 500 tokens
-HEADS = ("eagle3", "medusa", "mtp")  # proposers that step through something else than a draft model
+_REPLY = 128.0  # tokens of a reply, before the first one
+_REPLY_GAIN = 0.1
+_REPLY_MOST = 2048
+HEADS = (
+    "eagle3",
+    "medusa",
+    "mtp",
+    "self",
+)  # proposers that step through something else than a draft model
 
 
 @dataclass(slots=True)
@@ -49,19 +59,80 @@ class Costs:
 
 
 @dataclass(slots=True)
+class Blind:
+    """What rounds of a proposer that never asks gave and cost: running means of tokens accepted
+    and target steps beyond a plain one. ``wait`` is how many rounds to leave it alone."""
+
+    rounds: int = 0
+    accepted: float = 0.0
+    excess: float = 0.0
+    wait: int = 0
+
+
+@dataclass(slots=True)
+class Account:
+    """What one method (a choice of ``--proposer``) may still lose, and how it does.
+
+    Each has its own, so that one method cannot spend what another has gained, and keeps it between
+    replies, so that many short ones lose no more than a long one. ``credit`` is in target steps.
+    ``tokens`` and ``ms`` are decayed sums: the throughput.
+    """
+
+    credit: float = CREDIT_FIRST
+    blind: Blind = field(default_factory=Blind)
+    tokens: float = 0.0
+    ms: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        blind = self.blind
+        return {
+            "credit": self.credit,
+            "blind": [blind.rounds, blind.accepted, blind.excess, blind.wait],
+        }
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Account:
+        """The inverse.
+
+        Raises:
+            ValueError, TypeError, KeyError: the data is not such an account.
+        """
+        credit = float(data["credit"])
+        rounds, accepted, excess, wait = data["blind"]
+        accepted, excess = float(accepted), float(excess)
+        if not all(math.isfinite(x) for x in (credit, accepted, excess)):
+            raise ValueError("not finite numbers")
+        credit = min(max(credit, CREDIT_LEAST), CREDIT_MOST)
+        blind = Blind(max(int(rounds), 0), accepted, excess, max(int(wait), 0))
+        return Account(credit, blind)
+
+
+@dataclass(slots=True)
 class Learned:
     """What a window learns and keeps between requests of one pair, rule and temperature band.
 
-    ``credit`` is in target steps. ``tokens`` and ``ms`` are decayed sums: the throughput.
-    ``paying`` is the name of the source that pays per step, "" without one.
+    ``paying`` is the name of the source that pays per step, "" without one; ``reply`` the usual
+    length of a reply in tokens, of ``replies`` ones.
     """
 
     costs: Costs
     sources: dict[str, SourceState] = field(default_factory=dict)
-    credit: float = CREDIT_FIRST
-    tokens: float = 0.0
-    ms: float = 0.0
+    accounts: dict[str, Account] = field(default_factory=dict)
     paying: str = ""
+    reply: float = _REPLY
+    replies: int = 0
+
+    def ended(self, tokens: int) -> None:
+        """A reply of so many tokens is over."""
+        self.replies += 1
+        gain = max(_REPLY_GAIN, 1.0 / (self.replies + 1))
+        self.reply += gain * (min(tokens, _REPLY_MOST) - self.reply)
+
+    def account(self, method: str) -> Account:
+        found = self.accounts.get(method)
+        if found is None:
+            found = self.accounts[method] = Account()
+        return found
 
     def source(self, name: str, kind: str) -> SourceState:
         state = self.sources.get(name)
@@ -71,7 +142,8 @@ class Learned:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "credit": self.credit,
+            "reply": [self.reply, self.replies],
+            "accounts": {name: account.to_dict() for name, account in self.accounts.items()},
             "sources": {name: state.to_dict() for name, state in self.sources.items()},
         }
 
@@ -82,7 +154,9 @@ class Learned:
             ValueError, TypeError, KeyError: the data is not such a state.
         """
         sources = {str(n): SourceState.from_dict(s) for n, s in data["sources"].items()}
-        credit = min(max(float(data["credit"]), 0.0), CREDIT_MOST)
-        if credit != credit:
-            raise ValueError("credit is not a number")
-        self.sources, self.credit = sources, credit
+        accounts = {str(n): Account.from_dict(a) for n, a in data["accounts"].items()}
+        reply, replies = float(data["reply"][0]), int(data["reply"][1])
+        if not 0.0 <= reply <= _REPLY_MOST or replies < 0:
+            raise ValueError("not a length")
+        self.sources, self.accounts = sources, accounts
+        self.reply, self.replies = reply, replies

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from specllama.params import VerifyRule
 from specllama.spec.sampling import SamplerChain
-from specllama.spec.types import EMPTY_DRAFT, Draft, HiddenNeed, Room, Row, Verdict
+from specllama.spec.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Row, Verdict
 from specllama.spec.verify import Coins
 
 
@@ -79,6 +79,19 @@ class PromptReader(Protocol):
 
     def read_prompt(self) -> None:
         """The target has read a further part of the prompt."""
+        ...
+
+
+@runtime_checkable
+class Copier(Protocol):
+    """A free source: its guesses can be weighed against others before one is sent."""
+
+    def guesses(self, tokens: Sequence[int], most: int) -> Sequence[Guess]:
+        """What might follow ``tokens``, at most ``most`` tokens each, the likeliest first."""
+        ...
+
+    def send(self, guess: Guess, length: int) -> Draft:
+        """The first ``length`` tokens of one of this round's guesses as a draft."""
         ...
 
 

@@ -143,8 +143,22 @@ def _all_of(n: int) -> int:
     return n
 
 
-def _whole(source: str, tokens: Sequence[int], match_length: int) -> int:
-    return len(tokens)
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What a free source would copy, and what it knows of its worth.
+
+    ``match_length`` tokens at the end of the text equal those before the copied ones.
+    ``shares[i]`` is how often, of all that followed there before, token i did; () for unknown.
+    """
+
+    source: str
+    tokens: tuple[int, ...]
+    match_length: int
+    shares: tuple[float, ...] = ()
+
+
+def _first_whole(guesses: Sequence[Guess]) -> tuple[int, int]:
+    return 0, len(guesses[0].tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +177,9 @@ class Room:
     ``keep_going(depth, confidence)``: asked before a further step (depth = nodes drafted so far
     on this chain, confidence = of the last one).
 
-    ``trim(source, tokens, match_length)``: a free guess is complete; the answer is how many of its
-    tokens to send, 0 to leave the round to the next source.
+    ``pick(guesses)``: all that the free sources would copy; the answer is which one to send and how
+    many of its tokens, 0 to leave the round to a source that pays. Asked again when that source
+    stayed out or found nothing to send.
 
     ``beside(likely)``: a tree may get a node off the path of its best guesses, which the target
     reaches with this probability; is it worth a row?
@@ -176,6 +191,11 @@ class Room:
     keep_going: Callable[[int, float | None], bool] = field(default=_always)
     begin: Callable[[str, int], int] = field(default=_read_all)
     include: Callable[[float | None, float | None, int | None], bool] = field(default=_take)
-    trim: Callable[[str, Sequence[int], int], int] = field(default=_whole)
+    pick: Callable[[Sequence[Guess]], tuple[int, int]] = field(default=_first_whole)
     beside: Callable[[float], bool] = field(default=_worth)
     rows: Callable[[int], int] = field(default=_all_of)
+
+    @property
+    def judged(self) -> bool:
+        """Whether a window weighs the guesses, rather than taking the first."""
+        return self.pick is not _first_whole

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from specllama.spec.calibrate import Features, SourceState, draft_features, match_features
 from specllama.spec.cost import CostTable, ceiling
-from specllama.spec.learned import CREDIT_MOST, Learned
-from specllama.spec.types import Draft, Room
+from specllama.spec.learned import CREDIT_LEAST, CREDIT_MOST, Blind, Learned
+from specllama.spec.types import Draft, Guess, Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +102,12 @@ _RESERVE = 1.5  # steps of credit that reading a backlog must leave
 _KNOWN = 12  # judged guesses after which a source is known
 _SHORT = 0.02  # share of a reply's time that reading it anew may cost a source that did not pay
 _BLIND_ROUNDS = 3  # that a proposer which never asks is given
+_BLIND_STAKE = 1.5  # steps that each of them may cost beyond a plain one
 _BLIND_GAIN = 0.08
 _PROBING = 0.008  # share of the time that probes may take while nothing pays
 _BEST_ACCEPTANCE = 0.97  # what no draft model keeps up for long: for the can-it-gain-at-all test
 _MIN_GAIN = 1.02
+_EARNING = "drafts lost time lately: plain decoding until that is made up"
 _SURE = 4  # passes of two rows before a machine is judged
 
 
@@ -120,13 +122,15 @@ class _Offer:
 
 
 @dataclass(slots=True)
-class _Blind:
-    """What rounds of a proposer that never asks gave and cost, as running means."""
+class _Copy:
+    """A free guess, weighed: its best length, and the tokens that gains and is expected to give."""
 
-    rounds: int = 0
-    accepted: float = 0.0
-    excess_ms: float = 0.0  # beyond a plain step
-    wait: int = 0
+    offer: _Offer
+    survival: list[float] = field(default_factory=list)  # of the target following it so far
+    gain: float = 0.0
+    length: int = 0
+    expected: float = 1.0
+    likely: float = 0.0  # the first token alone
 
 
 class AdaptiveWindow:
@@ -172,9 +176,11 @@ class AdaptiveWindow:
         self._steps_cost = steps or learned.costs.draft
         self._clock = clock
         self._on_finish = on_finish
+        self._emitted = 0
         self._left = math.inf if tokens is None else float(tokens)
         self._prefill_row: float | None = None
-        self._blind = _Blind()
+        self._account = learned.account("")
+        self._lag = 0  # tokens that the paying source has not read
         self._stuck = ""
         self._v: list[float] = [0.0]
         for state in learned.sources.values():
@@ -194,10 +200,27 @@ class AdaptiveWindow:
         self._why = ""
         self._begun = 0.0
         self._offers: list[_Offer] = []
-        self._current: _Offer | None = None
+        self._current: _Offer | None = None  # of the paying source
+        self._copies: list[_Copy] = []
+        self._sent: _Offer | None = None  # the copy that goes
+        self._asked = False  # whether the paying source had its turn
+
+    def drafts_with(self, method: str, paid: str = "") -> None:
+        """Before the first round: who drafts.
+
+        Args:
+            method: the account that pays.
+            paid: the source among its sources that costs time, if that is not the method itself.
+        """
+        self._account = self._learned.account(method)
+        if paid:
+            self._learned.paying = paid
+            self._steps_cost = self._learned.costs.steps(paid)
 
     def finish(self) -> None:
         """The reply is over."""
+        if self._emitted:
+            self._learned.ended(self._emitted)
         if self._on_finish is not None:
             self._on_finish()
 
@@ -205,6 +228,7 @@ class AdaptiveWindow:
 
     def prefilled(self, tokens: int, ms: float) -> None:
         """A prompt was read: a lower bound of a row's cost in wide passes, before v(n) is known."""
+        self._lag += tokens
         target = self._learned.costs.target
         if tokens >= 16 and ms > 0:
             self._prefill_row = ms / tokens
@@ -235,16 +259,17 @@ class AdaptiveWindow:
         v = self._v = costs.target.upto(limit + 1)
         self._one = one
         self._step = self._steps_cost.ms(1)
-        credit = self._learned.credit * one
+        account = self._account
+        credit = account.credit * one
         # one guess is always worth its price; a longer draft risks a share of the credit only
         self._stake = max(_STAKE * credit, min(credit, v[2] - one + self._step))
-        rate = self._learned.tokens / self._learned.ms if self._learned.ms > 0 else 0.0
+        rate = account.tokens / account.ms if account.ms > 0 else 0.0
         self._rate = max(rate, 1.0 / one)
         while limit > 0 and v[limit + 1] - one > self._stake:
             limit -= 1
         if limit == 0:
-            return Plan(0, f"credit {self._learned.credit:.1f} steps, too little to draft")
-        if self._blind.rounds and not self._blind_pays():
+            return Plan(0, _EARNING)
+        if account.blind.rounds and not self._blind_pays(account.blind):
             return Plan(0, self._why)
         self._limit = limit
         return Plan(
@@ -255,7 +280,7 @@ class AdaptiveWindow:
                 self.keep_going,
                 self.begin,
                 self.include,
-                self.trim,
+                self.pick,
                 self.beside,
                 self.rows,
             ),
@@ -286,15 +311,16 @@ class AdaptiveWindow:
     def begin(self, source: str, lag: int) -> int:
         learned = self._learned
         learned.paying = source
+        self._lag, self._asked = lag, True
         state = learned.source(source, "draft")
         draft = self._steps_cost
         first = draft.ms(lag)
-        credit_ms = learned.credit * self._one
+        credit_ms = self._account.credit * self._one
         least = self._v[2] - self._one  # a first drafted token costs at least a row more
-        if self._n:  # a copy goes already: a branch beside it pays where its first guess fails
-            self._survival = 1.0 - self._offers[-1].state.predict(self._offers[-1].features[0])
+        if self._sent:  # a copy goes already: a branch beside it pays where its first guess fails
+            self._survival = 1.0 - self._sent.state.predict(self._sent.features[0])
         value = self._look(state, self._n, self._survival)
-        price = self._rate * (self._step + (first - self._step) / _AMORTISE)
+        price = self._price(lag)
         budget = self._stake - least
         if value <= price and self._n:
             return 0
@@ -302,10 +328,11 @@ class AdaptiveWindow:
             if state.wait > 0:
                 state.wait -= 1
                 cost = self._rate * (self._step + least)
-                slow = f"draft too slow here: {state.mean:.2f} expected < {cost:.2f} cost"
+                gives = f"{state.mean:.2f} tokens expected in the time of {cost:.2f}"
+                slow = f"draft too slow here: {gives}"
                 self._why = self._stuck or slow
                 return 0
-            if state.labels >= _KNOWN and first - self._step > _SHORT * self._left * self._one:
+            if state.labels >= _KNOWN and first - self._step > _SHORT * self._horizon() * self._one:
                 self._why = "too little left to write to try the draft again"
                 return 0
             self._probing = True
@@ -319,7 +346,7 @@ class AdaptiveWindow:
                 budget = min(budget, credit_ms - _RESERVE * self._one)
         read = self._readable(lag, budget)
         if read == 0:
-            self._why = f"credit {learned.credit:.1f} steps, too little to catch up {lag} tokens"
+            self._why = f"reading {lag} tokens into the draft model is too dear now"
             if self._probing:  # ask again later, not at every step that earns a little credit
                 state.rest(0)
             self._probing = False
@@ -329,7 +356,7 @@ class AdaptiveWindow:
             state.rest(loss / (_PROBING * self._one))
         self._current = _Offer(state)
         self._offers.append(self._current)
-        self._read = read
+        self._read, self._lag = read, 0
         self._since = self._begun = self._clock()
         return read
 
@@ -379,7 +406,7 @@ class AdaptiveWindow:
             self._why = (
                 "probing"
                 if self._probing
-                else f"unsure: {a:.2f} likely, {self._needed(offer.state):.2f} needed"
+                else f"unsure: {a:.0%} likely, {self._needed(offer.state):.0%} needed"
             )
         return False
 
@@ -399,9 +426,13 @@ class AdaptiveWindow:
 
     def rows(self, most: int) -> int:
         target = self._learned.costs.target
+        blind = self._account.blind
+        stake = self._stake
+        if blind.rounds < _BLIND_ROUNDS or blind.accepted / self._rate < blind.excess * self._one:
+            stake = min(stake, _BLIND_STAKE * self._one)
         fits = 1
         for n in range(2, most + 1):
-            if target.ms(n) - self._one <= self._stake:
+            if target.ms(n) - self._one <= stake:
                 fits = n
         return fits
 
@@ -417,39 +448,79 @@ class AdaptiveWindow:
         self._expected += likely
         return True
 
-    def trim(self, source: str, tokens: Sequence[int], match_length: int) -> int:
-        state = self._learned.source(source, "copy")
-        offer = _Offer(state)
-        self._offers.append(offer)
-        v, rate = self._v, self._rate
-        survival, total, best, length, expected = 1.0, 0.0, 0.0, 0, 1.0
-        for i, token in enumerate(tokens[: self._limit]):
-            features = match_features(match_length, i)
-            survival *= state.predict(features)
-            total += survival
-            offer.tokens.append(token)
-            offer.features.append(features)
-            gain = total - rate * (v[i + 2] - v[1])
-            if gain > best:
-                best, length, expected = gain, i + 1, 1.0 + total
-        if length and best < self._model_value():
+    def pick(self, guesses: Sequence[Guess]) -> tuple[int, int]:
+        if not self._copies:
+            self._copies = [self._weigh(guess) for guess in guesses]
+            self._oppose()
+        which = max(range(len(guesses)), key=lambda i: self._copies[i].gain)
+        best = self._copies[which]
+        length = best.length
+        if length and best.gain < self._model_value():
             length = 0
             self._why = "the draft model promises more than a copy"
-        elif length == 0 and offer.tokens:
-            self._why = f"copy unsure: {state.predict(offer.features[0]):.2f} likely"
+        elif length == 0 and not self._why:
+            likely = max(copy.likely for copy in self._copies)
+            self._why = f"copy unsure: {likely:.0%} likely"
         if length < self._draft_min:
             length = 0
-        offer.used = self._n = length
-        self._expected = expected
-        return length
+        if length and self._spent + self._v[length + 1] - self._one > self._stake:
+            length = 0  # looking at the draft model's guess took what the copy would have risked
+        if length:
+            self._sent, self._n, self._expected = best.offer, length, best.expected
+            self._probing = False
+            best.offer.used = length
+        return which, length
+
+    def _weigh(self, guess: Guess) -> _Copy:
+        """How far a guess would be followed; it is judged later, sent or not."""
+        state = self._learned.source(guess.source, "copy")
+        offer = _Offer(state)
+        self._offers.append(offer)
+        copy = _Copy(offer)
+        survival = 1.0
+        for i, token in enumerate(guess.tokens[: self._limit]):
+            share = guess.shares[i] if guess.shares else 1.0
+            features = match_features(guess.match_length, i, share)
+            survival *= state.predict(features)
+            copy.survival.append(survival)
+            offer.tokens.append(token)
+            offer.features.append(features)
+        return copy
+
+    def _oppose(self) -> None:
+        """The gain of every copy. Of several that begin differently one at most can be right."""
+        first: dict[int | None, float] = {}
+        for copy in self._copies:
+            token = copy.offer.tokens[0]
+            first[token] = max(first.get(token, 0.0), copy.survival[0])
+        fair = 1.0 / max(sum(first.values()), 1.0)
+        v, rate = self._v, self._rate
+        for copy in self._copies:
+            total = 0.0
+            copy.likely = fair * copy.survival[0]
+            for i, survival in enumerate(copy.survival):
+                total += fair * survival
+                gain = total - rate * (v[i + 2] - v[1])
+                if gain > copy.gain:
+                    copy.gain, copy.length, copy.expected = gain, i + 1, 1.0 + total
+
+    def _price(self, lag: int) -> float:
+        """Tokens that the time of a look at the paying source's next guess is worth."""
+        first = self._steps_cost.ms(lag)
+        rounds = min(_AMORTISE, max(self._horizon() / 2.0, 1.0))
+        return self._rate * (self._step + (first - self._step) / rounds)
+
+    def _horizon(self) -> float:
+        """Tokens still to be written: what is left of a usual reply; a long one goes on."""
+        usual = self._learned.reply
+        return min(self._left, max(usual - self._emitted, (usual + self._emitted) / 4.0))
 
     def _model_value(self) -> float:
         """Expected tokens that the paying source would gain this round beyond their price."""
-        name = self._learned.paying
-        state = self._learned.sources.get(name)
-        if state is None or state.wait > 0:
+        state = self._learned.sources.get(self._learned.paying)
+        if state is None or self._asked:
             return 0.0
-        return self._look(state, 0, 1.0) - self._rate * self._step
+        return self._look(state, 0, 1.0) - self._price(max(self._lag, 1))
 
     # -- the arithmetic of a decision --
 
@@ -492,13 +563,13 @@ class AdaptiveWindow:
             total += weight * best
         return total
 
-    def _blind_pays(self) -> bool:
+    def _blind_pays(self, blind: Blind) -> bool:
         """Whether to let a proposer that never asks draft this round, as far as it likes."""
-        blind = self._blind
-        if blind.excess_ms > self._stake:
-            self._why = f"credit {self._learned.credit:.1f} steps, too little to draft"
+        excess = blind.excess * self._one
+        if excess > self._stake:
+            self._why = _EARNING
             return False
-        loss = blind.excess_ms - blind.accepted / self._rate
+        loss = excess - blind.accepted / self._rate
         if loss <= 0.0 or blind.rounds < _BLIND_ROUNDS:
             return True
         if blind.wait > 0:
@@ -520,15 +591,16 @@ class AdaptiveWindow:
             return Plan(n, "probing")
         if self._offers and self._one > 0:
             steps = (self._spent + self._v[min(n + 1, len(self._v) - 1)]) / self._one
-            return Plan(n, f"{self._expected:.1f} tokens expected for {steps:.1f} steps")
+            took = f"in the time of {max(steps, 1.0):.1f}"
+            return Plan(n, f"{self._expected:.1f} tokens expected {took}")
         return Plan(n, "drafting")
 
     def observe(self, outcome: Outcome) -> None:
-        learned = self._learned
-        target = learned.costs.target
+        account = self._account
+        target = self._learned.costs.target
         verify_ms = outcome.round_ms - outcome.draft_ms
         n = outcome.drafted
-        was = target.one
+        was, known = target.one, target.known(n + 1)
         target.observe(n + 1, verify_ms)
         one = target.one
         if one is None:
@@ -538,20 +610,26 @@ class AdaptiveWindow:
         for offer in self._offers:
             self._judge(offer, outcome)
         if n and not self._offers:
-            self._judge_blind(outcome)
+            self._judge_blind(account.blind, outcome, one)
         self._left -= outcome.emitted
-        learned.tokens = learned.tokens * _RATE_DECAY + outcome.emitted
-        learned.ms = learned.ms * _RATE_DECAY + outcome.round_ms
+        self._emitted += outcome.emitted
+        if state := self._learned.sources.get(self._learned.paying):
+            state.unlooked += outcome.emitted
+        self._lag += outcome.emitted
+        account.tokens = account.tokens * _RATE_DECAY + outcome.emitted
+        account.ms = account.ms * _RATE_DECAY + outcome.round_ms
         if n == 0 and self._steps == 0:
             # the pass cost what plain decoding costs, however long it took; looking for a draft did
-            learned.credit += _EPS - min(outcome.draft_ms / one, 1.0)
+            account.credit += _EPS - min(outcome.draft_ms / one, 1.0)
         else:
-            ms = min(outcome.round_ms, _OUTLIER * (outcome.draft_ms + target.ms(n + 1)))
-            learned.credit += (1.0 + _EPS) * outcome.emitted - ms / one
+            ms = outcome.round_ms
+            if known:  # what a busy machine adds is not the draft's fault
+                ms = min(ms, _OUTLIER * (outcome.draft_ms + target.ms(n + 1)))
+            account.credit += (1.0 + _EPS) * outcome.emitted - ms / one
             sent = self._current is not None and self._current.used > 0
             if sent and self._current and outcome.accepted and outcome.emitted * one > ms:
                 self._current.state.paid()
-        learned.credit = min(learned.credit, CREDIT_MOST)
+        account.credit = min(max(account.credit, CREDIT_LEAST), CREDIT_MOST)
         self._reset(0)
 
     def _judge(self, offer: _Offer, outcome: Outcome) -> None:
@@ -570,10 +648,9 @@ class AdaptiveWindow:
             if not hit:
                 return
 
-    def _judge_blind(self, outcome: Outcome) -> None:
-        blind = self._blind
+    @staticmethod
+    def _judge_blind(blind: Blind, outcome: Outcome, one: float) -> None:
         blind.rounds += 1
         gain = max(_BLIND_GAIN, 1.0 / blind.rounds)
         blind.accepted += gain * (outcome.accepted - blind.accepted)
-        excess = outcome.round_ms - (self._learned.costs.target.one or 0.0)
-        blind.excess_ms += gain * (excess - blind.excess_ms)
+        blind.excess += gain * (outcome.round_ms / one - 1.0 - blind.excess)

@@ -17,7 +17,7 @@ from specllama.spec.proposer import Request
 from specllama.spec.proposers.ngram import NgramProposer
 from specllama.spec.proposers.suffix import BREAK, SuffixAutomaton, SuffixProposer
 from specllama.spec.sampling import SamplerChain
-from specllama.spec.types import Draft, Room, Verdict
+from specllama.spec.types import Draft, Guess, Room, Verdict
 from specllama.spec.verify import RandomCoins
 
 
@@ -128,22 +128,34 @@ def test_nothing_is_drafted_without_a_match_and_nothing_behind_a_stop() -> None:
 def test_the_window_may_trim_a_copy() -> None:
     text = [*range(1, 30), *range(1, 15)]
     for limit in (0, 2, 99):
-        asked: list[tuple[str, int, int]] = []
+        asked: list[Guess] = []
 
-        def trim(
-            source: str,
-            tokens: Sequence[int],
-            length: int,
-            limit: int = limit,
-            asked: list[tuple[str, int, int]] = asked,
-        ) -> int:
-            asked.append((source, len(tokens), length))
-            return min(limit, len(tokens))
+        def pick(
+            guesses: Sequence[Guess], limit: int = limit, asked: list[Guess] = asked
+        ) -> tuple[int, int]:
+            asked.extend(guesses)
+            return 0, min(limit, len(guesses[0].tokens))
 
         proposer = started(SuffixProposer(), 4)
-        draft = proposer.propose(text, SamplerChain(FULL, tokens=text), Room(6, trim=trim))
-        assert asked == [("suffix", 6, 14)]
+        draft = proposer.propose(text, SamplerChain(FULL, tokens=text), Room(6, pick=pick))
+        assert asked == [Guess("suffix", tuple(range(15, 21)), 14, (1.0,) * 6)]
         assert draft.tokens == tuple(range(15, 15 + min(limit, 6)))
+
+
+@pytest.mark.parametrize("worth", [0.0, 0.1, 1.1])
+def test_branches_beside_a_copy_are_asked_for(worth: float) -> None:
+    text = [1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 1, 2, 3, 4, 8, 1, 2, 3]
+    room = Room(8, pick=lambda guesses: (0, 2), beside=lambda likely: likely >= worth)
+    draft = started(SuffixProposer(), 4).propose(text, SamplerChain(FULL, tokens=text), room)
+    assert draft.tokens[:2] == (4, 8)  # most often 4 followed, and 8 the last time
+    assert draft.parents[:2] == (-1, 0)
+    beside = {(parent, token) for parent, token in zip(draft.parents, draft.tokens, strict=True)}
+    assert ((-1, 6) in beside) is (worth < 0.3)
+    assert draft.is_chain is (worth > 1.0)
+    copy = started(SuffixProposer(), 4)
+    guess = copy.guesses(text, 8)[0]
+    assert copy.send(guess, 2).tokens == (4, 8)
+    assert copy.send(guess, 2).is_chain
 
 
 def test_reliability_is_learnt_from_tested_guesses() -> None:

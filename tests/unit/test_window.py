@@ -173,7 +173,7 @@ def test_reasons_are_words_for_people() -> None:
     )
     for phrase in (
         "measuring a plain step",
-        "tokens expected for",
+        "tokens expected in the time of",
         "draft too slow here",
         "probing",
     ):
@@ -294,7 +294,7 @@ def test_state_survives_a_round_trip_and_damage_is_refused() -> None:
     state, restored = learned.sources["draft"], again.sources["draft"]
     for features in ((0.0, 0.0), (1.0, 2.0), (4.0, -1.0)):
         assert restored.predict(features) == pytest.approx(state.predict(features))
-    assert again.credit == pytest.approx(learned.credit)
+    assert again.account("").credit == pytest.approx(learned.account("").credit)
     source = data["sources"]["draft"]
     for damage in (
         {**source, "theta": [1, 2]},
@@ -303,9 +303,17 @@ def test_state_survives_a_round_trip_and_damage_is_refused() -> None:
         {**source, "recent": [[1]]},
     ):
         with pytest.raises((ValueError, TypeError, KeyError)):
-            Learned(Costs()).restore({"credit": 1.0, "sources": {"draft": damage}})
-    with pytest.raises(ValueError):
-        Learned(Costs()).restore({"credit": float("nan"), "sources": {}})
+            Learned(Costs()).restore({**data, "sources": {"draft": damage}})
+    for account in (
+        {"credit": float("nan"), "blind": [0, 0.0, 0.0, 0]},
+        {"credit": 1.0, "blind": [0, 0.0]},
+        {"credit": 1.0},
+    ):
+        with pytest.raises((ValueError, TypeError, KeyError)):
+            Learned(Costs()).restore({**data, "accounts": {"mixed": account}})
+    for reply in ([float("nan"), 1], [-1.0, 1], [50.0, -1], 7):
+        with pytest.raises((ValueError, TypeError)):
+            Learned(Costs()).restore({**data, "reply": reply})
 
 
 def test_params_know_the_window() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.spec.types import Room
+from specllama.spec.types import Guess, Room
 from specllama.spec.window import FixedWindow, Outcome, Plan
 
 
@@ -40,4 +40,6 @@ def test_a_room_answers_yes_to_everything_by_default() -> None:
     assert room.keep_going(3, None)
     assert room.begin("draft", 17) == 17
     assert room.include(0.1, None, None)
-    assert room.trim("ngram", (1, 2, 3), 2) == 3
+    assert room.pick((Guess("suffix", (1, 2, 3), 2), Guess("ngram", (4,), 9))) == (0, 3)
+    assert not room.judged
+    assert Room(4, pick=lambda guesses: (0, 0)).judged

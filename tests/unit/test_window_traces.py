@@ -91,7 +91,7 @@ def test_the_credit_bounds_the_loss(
     for seed in (1, 2):
         result, learned = play(trace(kind, seed), verify, step, peek=peek)
         assert result.worst_loss(EPS) <= CREDIT_FIRST + 1e-6
-        assert -1e-6 <= learned.credit <= CREDIT_MOST
+        assert -1e-6 <= learned.account("").credit <= CREDIT_MOST
         assert result.speed > 0.98
         assert result.slowest(500) > 0.97
 

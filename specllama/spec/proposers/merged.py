@@ -39,7 +39,7 @@ class MergedProposer:
         self._model.start(request)
 
     def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
-        self._guess = self._copier.propose(tokens, chain, Room(room.n, trim=room.trim))
+        self._guess = self._copier.propose(tokens, chain, Room(room.n, pick=room.pick))
         return self._model.grow(tokens, chain, room, self._guess)
 
     def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:

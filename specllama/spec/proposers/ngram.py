@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from specllama.spec.proposer import Request
 from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.sampling import SamplerChain
-from specllama.spec.types import EMPTY_DRAFT, Draft, HiddenNeed, Room, Verdict
+from specllama.spec.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Verdict
 
 LONG_MATCH = 32  # beyond this a longer match says nothing more
 
@@ -35,7 +35,8 @@ class NgramProposer:
         self._newest: dict[tuple[int, ...], int] = {}
         self._before: dict[tuple[int, ...], int] = {}
         self._hits: dict[int, list[int]] = {n: [0, 0] for n in self._sizes}
-        self._last_size = 0
+        self._found_size = 0  # of this round's match
+        self._last_size = 0  # and of the one that was sent
         self._request: Request | None = None
 
     def start(self, request: Request) -> None:
@@ -43,24 +44,37 @@ class NgramProposer:
         self._hits = {n: [0, 0] for n in self._sizes}
 
     def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
-        if room.n <= 0:
+        guesses = self.guesses(tokens, room.n)
+        if not guesses:
             return EMPTY_DRAFT
+        which, length = room.pick(guesses)
+        return self.send(guesses[which], length)
+
+    def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
+        """The continuation of the best match, up to the end of a turn; [] without a match."""
+        self._last_size = 0
+        if most <= 0:
+            return []
         at, size = self.lookup(tokens)
         if size == 0:
-            return EMPTY_DRAFT
-        guess = self._tokens[at : at + room.n]
+            return []
+        copied = self._tokens[at : at + most]
         is_eog = self._request.is_eog if self._request else None
         if is_eog is not None:
-            stop = next((i for i, t in enumerate(guess) if is_eog(t)), None)
+            stop = next((i for i, t in enumerate(copied) if is_eog(t)), None)
             if stop is not None:
-                guess = guess[: stop + 1]
-        guess = guess[: room.trim(self.name, guess, self._agreement(at))]
-        if not guess:
+                copied = copied[: stop + 1]
+        self._found_size = size
+        return [Guess(self.name, tuple(copied), self._agreement(at))]
+
+    def send(self, guess: Guess, length: int) -> Draft:
+        """The first ``length`` tokens of this round's guess as a draft."""
+        if length <= 0:
             return EMPTY_DRAFT
-        self._last_size = size
-        hits, tries = self._hits[size]
+        self._last_size = self._found_size
+        hits, tries = self._hits[self._last_size]
         score = (hits + 1.0) / (tries + 2.0)
-        return Draft.chain(guess, self.name, confidence=[score] * len(guess))
+        return Draft.chain(guess.tokens[:length], self.name, confidence=[score] * length)
 
     def _agreement(self, at: int) -> int:
         """How many tokens before ``at`` equal those at the end of the text, up to LONG_MATCH."""

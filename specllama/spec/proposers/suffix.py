@@ -19,7 +19,7 @@ from specllama.spec.proposer import Request
 from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.sampling import SamplerChain
 from specllama.spec.tree import TreeBuilder
-from specllama.spec.types import EMPTY_DRAFT, Draft, HiddenNeed, Room, Verdict
+from specllama.spec.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Verdict
 
 BREAK = -1  # stands between texts; never proposed
 _COUNTED = 32  # suffixes of a token whose counts grow with it: bounds the work per token
@@ -135,6 +135,7 @@ class SuffixProposer:
         self._request: Request | None = None
         self._tested: list[list[float]] = [[0.0, 0.0] for _ in _RELIABLE]  # [hits, expected]
         self._used: tuple[int, float] | None = None  # (size class, reliability) of this round
+        self._states: dict[Guess, int] = {}  # of this round's guesses, the longest match first
         self._text: list[int] = []
         self._automaton = SuffixAutomaton()
         self._start_over(())
@@ -144,60 +145,114 @@ class SuffixProposer:
         self._used = None
 
     def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
-        self._used = None
-        if room.n <= 0:
-            return EMPTY_DRAFT
-        self._follow(tokens)
-        best, best_score, best_length = EMPTY_DRAFT, 0.0, 0
-        for state, length in self._automaton.ends():
-            if length < self._min_match:
-                break
-            size = _size(length)
-            trust = self._trust(size)
-            draft, score = self._grow(state, trust, room.n)
+        if room.judged:
+            guesses = self.guesses(tokens, room.n)
+            if not guesses:
+                return EMPTY_DRAFT
+            which, length = room.pick(guesses)
+            if length == 0:
+                return EMPTY_DRAFT
+            return self._grow(guesses[which], length, room.n, room.beside)[0]
+        best, best_score = EMPTY_DRAFT, 0.0
+        for guess in self._found(tokens, room.n, _ENDS_TRIED):
+            draft, score = self._grow(guess, 0, room.n, lambda likely: True)
             if score > best_score:  # the longest match wins a tie: it comes first
-                best, best_score, best_length = draft, score, length
-                self._used = (size, trust)
-        if not len(best):
-            return EMPTY_DRAFT
-        trunk = _trunk(best)
-        allowed = room.trim(self.name, [best.tokens[i] for i in trunk], best_length)
-        if allowed < len(trunk):
-            best = _chain_of(best, trunk[:allowed])
+                best, best_score = draft, score
+                self._used = (_size(guess.match_length), self._trust(guess))
         return best
 
-    def _grow(self, state: int, trust: float, most: int) -> tuple[Draft, float]:
-        """The best nodes below a state of the automaton, and how many are expected to be right."""
-        request = self._request
-        tree = TreeBuilder(max_nodes=most, max_leaves=request.leaves if request else 1)
+    def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
+        """The most frequent way on behind the longest match; [] without one.
+
+        Shorter matches are left out: the best of several doubtful promises is mostly the one that
+        was estimated too high.
+        """
+        return self._found(tokens, most, 1)
+
+    def _found(self, tokens: Sequence[int], most: int, ends: int) -> list[Guess]:
+        """A guess for each of the longest matches, the longest match first."""
+        self._used = None
+        self._states.clear()
+        if most <= 0:
+            return []
+        self._follow(tokens)
+        is_eog = self._request.is_eog if self._request else None
+        for state, length in self._automaton.ends()[:ends]:
+            if length < self._min_match:
+                break
+            copied: list[int] = []
+            shares: list[float] = []
+            at = state
+            while len(copied) < most and (after := self._automaton.followers(at)):
+                token, at, share = after[0]
+                copied.append(token)
+                shares.append(share)
+                if is_eog is not None and is_eog(token):
+                    break
+            if copied:
+                guess = Guess(self.name, tuple(copied), length, tuple(shares))
+                self._states.setdefault(guess, state)
+        return list(self._states)
+
+    def send(self, guess: Guess, length: int) -> Draft:
+        """The first ``length`` tokens of one of this round's guesses as a draft."""
+        return self._grow(guess, length, length, None)[0] if length > 0 else EMPTY_DRAFT
+
+    def _grow(
+        self, guess: Guess, trunk: int, most: int, worth: Callable[[float], bool] | None
+    ) -> tuple[Draft, float]:
+        """A tree below the match of a guess, and how many of its nodes are expected to be right.
+
+        Args:
+            trunk: tokens of the guess that are in it in any case.
+            most: nodes.
+            worth: which others to add, the likeliest first; None for a chain.
+        """
+        request, trust = self._request, self._trust(guess)
+        self._used = (_size(guess.match_length), trust)
+        leaves = request.leaves if request and worth is not None else 1
+        tree = TreeBuilder(max_nodes=most, max_leaves=leaves)
         heap: list[tuple[float, int, int, int, int]] = []
         pushed = 0
-        score = 0.0
 
-        def offer(node: int, state: int, weight: float) -> None:
+        def offer(node: int, state: int, weight: float, but: int | None = None) -> None:
             nonlocal pushed
             for token, after, share in self._automaton.followers(state):
                 likely = weight * share * trust
                 if likely < _LIKELY:
                     break
-                pushed += 1
-                heapq.heappush(heap, (-likely, pushed, node, token, after))
+                if token != but:
+                    pushed += 1
+                    heapq.heappush(heap, (-likely, pushed, node, token, after))
 
-        offer(-1, state, 1.0)
+        node, state, weight, score = -1, self._states[guess], 1.0, 0.0
         weights = {-1: 1.0}
-        while heap and tree.room > 0:
-            negative, _, parent, token, after = heapq.heappop(heap)
-            weight = -negative
-            node = tree.add(parent, token, self.name, confidence=weight / weights[parent])
-            if node is None:
-                continue
+        for token, share in zip(guess.tokens[:trunk], guess.shares, strict=False):
+            offer(node, state, weight, but=token)
+            added = tree.add(node, token, self.name, confidence=share * trust)
+            assert added is not None  # a chain of at most ``most`` nodes always fits
+            node, state = added, self._automaton.next[state][token]
+            weight *= share * trust
             weights[node] = weight
             score += weight
+        if trunk == 0:
+            offer(-1, state, 1.0)
+        while worth is not None and heap and tree.room > 0:
+            negative, _, parent, token, after = heapq.heappop(heap)
+            weight = -negative
+            if not worth(weight):
+                break
+            found = tree.add(parent, token, self.name, confidence=weight / weights[parent])
+            if found is None:
+                continue
+            weights[found] = weight
+            score += weight
             if request is None or not request.is_eog(token):
-                offer(node, after, weight)
+                offer(found, after, weight)
         return tree.build(), score
 
-    def _trust(self, size: int) -> float:
+    def _trust(self, guess: Guess) -> float:
+        size = _size(guess.match_length)
         hits, expected = self._tested[size]
         return min((hits + _PRIOR * _RELIABLE[size]) / (expected + _PRIOR), 0.98)
 
@@ -258,22 +313,3 @@ class SuffixProposer:
 def _size(length: int) -> int:
     """The class of a match length: 1, 2-3, 4-7, ... as an index of _RELIABLE."""
     return min(length.bit_length(), len(_RELIABLE)) - 1
-
-
-def _trunk(draft: Draft) -> list[int]:
-    """The path of first children."""
-    path: list[int] = []
-    for i, parent in enumerate(draft.parents):
-        if parent == (path[-1] if path else -1):
-            path.append(i)
-    return path
-
-
-def _chain_of(draft: Draft, nodes: Sequence[int]) -> Draft:
-    if not nodes:
-        return EMPTY_DRAFT
-    return Draft.chain(
-        [draft.tokens[i] for i in nodes],
-        draft.sources[nodes[0]],
-        confidence=[draft.confidence[i] for i in nodes],
-    )
