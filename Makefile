@@ -7,7 +7,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: chat test lint types check screenshots clean
+PICTURES := .github/screenshots
+PAIR     ?=
+TUNE     ?= --temperature 0 --no-save
+BENCH    ?= --count 8
+
+.PHONY: chat test lint types check screenshots recordings clean
 
 chat: $(STAMP)
 	$(BIN)/specllama chat
@@ -40,6 +45,17 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy specllama
+
+# the README's pictures: of the app on its demo engine, of commands from recordings of real runs
+screenshots: $(VENV)/.installed-dev
+	$(BIN)/python -m specllama.tui.screenshots $(PICTURES)
+
+# measures anew (some minutes, on an idle machine), then draws; a pair of your own:
+#   make recordings PAIR="-m target.gguf -d draft.gguf"
+recordings: $(VENV)/.installed-dev
+	$(BIN)/python -m specllama.tui.recordings $(PICTURES)/data/tune.json tune $(PAIR) $(TUNE)
+	$(BIN)/python -m specllama.tui.recordings $(PICTURES)/data/bench.json bench run $(PAIR) $(BENCH)
+	$(BIN)/python -m specllama.tui.screenshots $(PICTURES)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

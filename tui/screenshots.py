@@ -2,7 +2,8 @@
 specllama.tui.screenshots FOLDER``.
 
 The demonstration engine stands in for a model, so that the pictures are the same on every machine;
-it is named as such in the pictures.
+it is named as such in the pictures. What commands print is drawn from the recordings of real runs
+in ``FOLDER/data`` (recordings.py).
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
+from specllama.errors import SpecllamaError
 from specllama.params import GenerateParams
 from specllama.paths import HOME_VARIABLE
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
 from specllama.tui.demo import DemoFactory, InlineHost
+from specllama.tui.recordings import Recording, picture
 
 LIMIT_S = 30.0
 QUESTION = "What is speculative decoding?"
@@ -118,6 +121,16 @@ async def draw(folder: Path, size: tuple[int, int] = (110, 34)) -> list[Path]:
     return drawn
 
 
+def draw_recordings(folder: Path) -> list[Path]:
+    """A picture of every recording in ``folder/data``."""
+    drawn: list[Path] = []
+    for path in sorted((folder / "data").glob("*.json")):
+        target = folder / f"{path.stem}.svg"
+        target.write_text(picture(Recording.load(path)), "utf-8")
+        drawn.append(target)
+    return drawn
+
+
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if len(arguments) != 1:
@@ -128,8 +141,12 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("NO_COLOR", "LC_ALL"):
         os.environ.pop(name, None)
     os.environ["LANG"], os.environ["COLORTERM"] = "C.UTF-8", "truecolor"
-    for path in asyncio.run(draw(folder)):
-        print(path)
+    try:
+        drawn = [*asyncio.run(draw(folder)), *draw_recordings(folder)]
+    except SpecllamaError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    print(*drawn, sep="\n")
     return 0
 
 
