@@ -39,15 +39,20 @@ def why_not(header: GgufHeader) -> str:
     return ""
 
 
-def layer_list(layers: Sequence[int]) -> str:
-    """Sorted layer numbers as ``parse_layers`` reads them: "2-4,7"."""
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and runs[-1][-1] == layer - 1:
-            runs[-1][1:] = [layer]
+def runs(layers: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of every run of neighbours: [1, 2, 3, 5] is (1, 3), (5, 5)."""
+    found: list[tuple[int, int]] = []
+    for layer in sorted(layers):
+        if found and found[-1][1] == layer - 1:
+            found[-1] = (found[-1][0], layer)
         else:
-            runs.append([layer])
-    return ",".join("-".join(map(str, run)) for run in runs)
+            found.append((layer, layer))
+    return found
+
+
+def layer_list(layers: Sequence[int]) -> str:
+    """Layer numbers as ``parse_layers`` reads them: "2-4,7"."""
+    return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in runs(layers))
 
 
 def middle(n_layers: int, n: int) -> tuple[int, ...]:

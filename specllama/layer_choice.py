@@ -49,15 +49,24 @@ class Choice:
     @property
     def words(self) -> str:
         """One sentence: what was chosen and whether it pays."""
-        shares = ", ".join(f"{share:.0%}" for share in self.best.survival[:SHOWN])
+        shown = self.best.survival[:SHOWN]
+        shares = ", ".join(f"{share:.0%}" for share in shown)
         verdict = "it pays here" if self.best.pays else "it cannot pay here"
-        drop = pruned.layer_list(self.best.drop)
         return (
-            f"without {'layers' if len(self.best.drop) > 1 else 'layer'} {drop} of 0-"
-            f"{self.n_layers - 1}: {shares} of drafts accepted up to position 1 to "
-            f"{min(SHOWN, len(self.best.survival))}, a step costs {self.best.cost:.0%} of the "
-            f"target's, at best {self.best.speed:.2f}× plain decoding at "
-            f"{self.best.length} a round: {verdict}"
+            f"without {'layers' if len(self.best.drop) > 1 else 'layer'} "
+            f"{pruned.layer_list(self.best.drop)} of 0-{self.n_layers - 1}: {shares} of the rounds "
+            f"accept all of 1 to {len(shown)} drafts, a step costs {self.best.cost:.0%} of the "
+            f"target's; at best {self.best.speed:.2f}× plain decoding, with {self.best.length} a "
+            f"round: {verdict}"
+        )
+
+    @property
+    def extent(self) -> str:
+        """How much the search looked at, and whether it came to its end."""
+        ended = "" if self.found.complete else "; the time was over before the search was"
+        return (
+            f"{len(self.found.tried)} choices over {self.positions} tokens of the target's own "
+            f"text{ended}"
         )
 
     def to_dict(self) -> dict[str, Any]:

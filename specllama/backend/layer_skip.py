@@ -19,6 +19,7 @@ import numpy as np
 from specllama.backend.llama import LlamaContext, decode_error
 from specllama.backend.llama_log import last_words, recent
 from specllama.errors import CannotLoad, ContextFull, EngineError
+from specllama.models.pruned import runs
 from specllama.spec.types import IntArray
 
 _BATCH = 64  # tokens a pass: as many rows of logits are kept
@@ -47,17 +48,6 @@ def _ggml() -> dict[str, Any]:
             ) from None
         function.argtypes, function.restype = arguments, result
         found[name] = function
-    return found
-
-
-def runs(layers: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of every run of neighbours: [1, 2, 3, 5] is (1, 3), (5, 5)."""
-    found: list[tuple[int, int]] = []
-    for layer in sorted(layers):
-        if found and found[-1][1] == layer - 1:
-            found[-1] = (found[-1][0], layer)
-        else:
-            found.append((layer, layer))
     return found
 
 

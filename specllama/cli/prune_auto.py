@@ -57,7 +57,10 @@ def choose(source: Path, *, threads: int, seconds: float) -> Choice:
             engine, header, load_prompts(), passes=passes, seconds=seconds, progress=progress
         )
     if not pruned.keep_choice(header, choice.to_dict()):
-        note("the choice is not kept for --proposer self: an earlier one is better, or no room")
+        note(
+            "not kept for --proposer self: an earlier search went further, or the cache cannot be"
+            " written"
+        )
     return choice
 
 
@@ -109,15 +112,7 @@ def show(choice: Choice) -> None:
         for trial in choice.found.tried[:SHOWN]
     ]
     show_table(columns, rows)
-    tried = len(choice.found.tried)
-    ended = (
-        ""
-        if choice.found.complete
-        else "; the time was over before the search was (--search-seconds)"
-    )
-    note(
-        f"{tried} choices over {choice.positions} tokens of the target's own text{ended};"
-        f" wider passes: {choice.passes}"
-        + ("" if choice.passes == "measured" else " (specllama tune measures them)")
-    )
+    more = "" if choice.found.complete else " (--search-seconds)"
+    how = "" if choice.passes == "measured" else " (specllama tune measures them)"
+    note(f"{choice.extent}{more}; cost of wider passes: {choice.passes}{how}")
     note(f"on {choice.checked} further tokens: {choice.words}")

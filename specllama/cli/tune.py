@@ -147,8 +147,8 @@ def describe(result: Tuning) -> list[str]:
         for k, speed in group.speeds.items():
             lines.append(f"{k:>5} {speed:6.2f}×  {bar(speed / top, 30)}")
     layers = result.layers
-    said = f"not possible: {layers}" if isinstance(layers, str) else layers.words
-    return [*lines, "", f"drafting with layers of its own (--proposer self) {said}"]
+    said = [f"not possible: {layers}"] if isinstance(layers, str) else [layers.words, layers.extent]
+    return [*lines, "", "drafting with layers of its own (--proposer self)", *said]
 
 
 class _Meter:

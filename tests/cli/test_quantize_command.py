@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import ggufs
 import pytest
+from ggufs_nextn import write_qwen35
 
 from specllama.cli import invoke
 from specllama.models import pruned
@@ -123,14 +125,20 @@ def test_layers_that_cannot_be_chosen(
     assert not (tmp_path / "x.gguf").exists()
 
 
+@pytest.mark.parametrize(
+    ("write", "architecture"), [(ggufs.write_mamba, "mamba"), (write_qwen35, "qwen35")]
+)
 def test_an_architecture_whose_layers_stay(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    write: Callable[[Path], Path],
+    architecture: str,
 ) -> None:
-    source = ggufs.write_mamba(tmp_path / "m.gguf")
+    source = write(tmp_path / "m.gguf")
     auto = ["--prune-layers", "auto"]
     assert invoke(["quantize", str(source), str(tmp_path / "x.gguf"), *auto]) == 5
     captured = capsys.readouterr()
-    assert "layers cannot be dropped from the architecture mamba" in captured.err
+    assert f"layers cannot be dropped from the architecture {architecture}" in captured.err
     assert "specllama pair" in captured.err
     missing = str(tmp_path / "none.gguf")
     assert invoke(["quantize", missing, str(tmp_path / "x.gguf"), *auto]) == 3

@@ -77,7 +77,7 @@ def test_tune_says_why_the_target_cannot_draft_for_itself(
 ) -> None:
     flags = ["--quick", "--max-tokens", "8", "--temperature", "0", "--no-save"]
     assert invoke(["tune", *flags]) == 0
-    assert "(--proposer self) not possible: " in capsys.readouterr().out
+    assert "(--proposer self)\nnot possible: " in capsys.readouterr().out
     assert invoke(["tune", *flags, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["self"]["reason"]
 

@@ -10,7 +10,7 @@ import ggufs
 import numpy as np
 import pytest
 
-from specllama.backend.layer_skip import SkippingContext, runs
+from specllama.backend.layer_skip import SkippingContext
 from specllama.backend.llama import LlamaContext, LlamaModel
 from specllama.cli import invoke
 from specllama.engine import Engine
@@ -37,11 +37,6 @@ def open_context(path: Path) -> tuple[LlamaModel, LlamaContext]:
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     return ggufs.write_llama(tmp_path / "m.gguf", blocks=BLOCKS)
-
-
-def test_runs_of_layers() -> None:
-    assert runs([5, 1, 2, 3]) == [(1, 3), (5, 5)]
-    assert runs([]) == []
 
 
 def faint_tokens(name: str, values: np.ndarray) -> np.ndarray:
@@ -193,5 +188,5 @@ def test_tune_measures_it_at_its_own_costs(
     capsys.readouterr()
     assert invoke(["tune", *flags, "--no-save"]) == 0
     said = capsys.readouterr().out
-    assert "drafting with layers of its own (--proposer self) without layer" in said
+    assert "drafting with layers of its own (--proposer self)\nwithout layer" in said
     assert "pays here" in said or "cannot pay here" in said

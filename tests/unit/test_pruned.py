@@ -20,6 +20,11 @@ def test_layer_lists_read_back(layers: tuple[int, ...], text: str) -> None:
     assert quantize.parse_layers(text, 9) == layers
 
 
+def test_runs_of_neighbours() -> None:
+    assert pruned.runs([5, 1, 2, 3]) == [(1, 3), (5, 5)]
+    assert pruned.runs([]) == []
+
+
 @pytest.mark.parametrize(("n", "dropped"), [(4, (1, 2)), (7, (2, 3, 4)), (3, (1,))])
 def test_the_first_and_the_last_layers_stay(n: int, dropped: tuple[int, ...]) -> None:
     assert pruned.middle_half(n) == dropped
