@@ -19,10 +19,10 @@ Examples:
   specllama quantize target.gguf draft.gguf --prune-layers auto
 
 
---prune-layers auto runs SOURCE: it writes some text at temperature 0, every choice of layers is asked
-what it would have said there, and the one with the most expected tokens per time wins; where even that
-is not faster than plain decoding, it says so (above temperature 0 less still is accepted). The file is
-made either way, and --proposer self of SOURCE drafts with the same layers from then on.
+--prune-layers auto runs SOURCE: it writes some text at temperature 0, every choice of layers is
+asked what it would have said there, and the one with the most expected tokens per time wins. Where
+even that is not faster than plain decoding, it says so; at higher temperatures less is accepted.
+The file is made either way, and --proposer self of SOURCE drafts with the same layers from then on.
 """
 
 
