@@ -103,20 +103,18 @@ class LlamaGrammar:
 
     @classmethod
     def from_json_schema(cls, vocab: LlamaVocab, schema: str) -> LlamaGrammar:
-        """A grammar for JSON text that satisfies a JSON schema."""
-        import json
+        """A grammar for JSON text that satisfies a JSON schema.
 
-        from llama_cpp.llama_grammar import json_schema_to_gbnf
+        Raises:
+            UsageError: it is no schema, or one that cannot be a grammar.
+        """
+        from specllama.backend.llama_schema import schema_to_gbnf
 
         try:
-            parsed = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"the JSON schema is not JSON: {error}") from None
-        if not isinstance(parsed, dict):
-            raise UsageError("a JSON schema must be an object")
-        try:
-            gbnf = json_schema_to_gbnf(schema)
-        except Exception as error:
+            gbnf = schema_to_gbnf(schema)
+        except UsageError:
+            raise
+        except Exception as error:  # the converter raises whatever it trips over
             raise UsageError(
                 f"the JSON schema cannot be turned into a grammar: {_shorten(str(error))}"
             ) from None

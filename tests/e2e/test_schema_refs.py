@@ -1,0 +1,249 @@
+"""JSON schemas that refer to themselves: what the grammar lets through is what the schema says."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ggufs import write_llama
+
+from specllama.backend.llama import LlamaModel
+from specllama.backend.llama_grammar import LlamaGrammar
+from specllama.engine import Engine
+from specllama.errors import UsageError
+from specllama.events import Finished
+from specllama.params import GenerateParams, SamplingParams
+
+pytestmark = pytest.mark.e2e
+
+TREE = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["a", "b"]},
+        "children": {"type": "array", "items": {"$ref": "#"}, "maxItems": 2},
+    },
+    "required": ["name", "children"],
+}
+CHAIN = {
+    "$ref": "#/$defs/link",
+    "$defs": {
+        "link": {
+            "type": "object",
+            "properties": {
+                "n": {"enum": [0, 1]},
+                "next": {"anyOf": [{"$ref": "#/$defs/link"}, {"type": "null"}]},
+            },
+            "required": ["n", "next"],
+        }
+    },
+}
+# a sum holds products, a product holds sums; the names need escapes
+SUMS = {
+    "$ref": "#/$defs/a~1sum",
+    "$defs": {
+        "a/sum": {
+            "oneOf": [
+                {"enum": [1, 2]},
+                {
+                    "type": "object",
+                    "properties": {"add": {"type": "array", "items": {"$ref": "#/$defs/p%20~0"}}},
+                    "required": ["add"],
+                },
+            ]
+        },
+        "p ~": {
+            "type": "object",
+            "properties": {"times": {"type": "array", "items": {"$ref": "#/$defs/a~1sum"}}},
+            "required": ["times"],
+        },
+    },
+}
+
+
+def tree(rng: random.Random, depth: int) -> Any:
+    n = rng.randint(0, 2) if depth else 0
+    return {"name": rng.choice("ab"), "children": [tree(rng, depth - 1) for _ in range(n)]}
+
+
+def chain(rng: random.Random, depth: int) -> Any:
+    ends = not depth or rng.random() < 0.2
+    return {"n": rng.randint(0, 1), "next": None if ends else chain(rng, depth - 1)}
+
+
+def sums(rng: random.Random, depth: int) -> Any:
+    if not depth or rng.random() < 0.3:
+        return rng.randint(1, 2)
+    n = rng.randint(0, 2)
+    return {"add": [{"times": [sums(rng, depth - 1) for _ in range(n)]} for _ in range(n)]}
+
+
+def is_tree(v: Any) -> bool:
+    return (
+        isinstance(v, dict)
+        and set(v) == {"name", "children"}
+        and v["name"] in ("a", "b")
+        and isinstance(v["children"], list)
+        and len(v["children"]) <= 2
+        and all(map(is_tree, v["children"]))
+    )
+
+
+def is_chain(v: Any) -> bool:
+    return (
+        isinstance(v, dict)
+        and set(v) == {"n", "next"}
+        and v["n"] in (0, 1)
+        and v["n"] is not True
+        and (v["next"] is None or is_chain(v["next"]))
+    )
+
+
+def is_sum(v: Any) -> bool:
+    if type(v) is int:
+        return v in (1, 2)
+    if not isinstance(v, dict) or set(v) != {"add"} or not isinstance(v["add"], list):
+        return False
+    return all(
+        isinstance(p, dict)
+        and set(p) == {"times"}
+        and isinstance(p["times"], list)
+        and all(map(is_sum, p["times"]))
+        for p in v["add"]
+    )
+
+
+CASES = [
+    pytest.param(TREE, tree, is_tree, id="itself"),
+    pytest.param(CHAIN, chain, is_chain, id="by name"),
+    pytest.param(SUMS, sums, is_sum, id="each other"),
+]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
+    folder: Path = tmp_path_factory.mktemp("files")
+    model = LlamaModel(write_llama(folder / "target.gguf", quant="Q8_0"), pre="gpt-2")
+    yield model
+    model.close()
+
+
+def fits(model: LlamaModel, grammar: LlamaGrammar, value: Any) -> bool:
+    g = grammar.fork()
+    for token in model.vocab.tokenize(json.dumps(value), add_special=False, parse_special=False):
+        if not g.allowed(np.array([token], np.int32))[0]:
+            return False
+        g.accept(token)
+    ends = [t for t in range(model.vocab.n_tokens) if model.vocab.is_eog(t)]
+    return bool(g.allowed(np.array(ends, np.int32)).any())
+
+
+def broken(value: Any, rng: random.Random) -> Any:
+    """The same document with one inner place replaced by something else."""
+    copy = json.loads(json.dumps(value))
+    place: Any = copy
+    while True:
+        key = rng.choice(list(place) if isinstance(place, dict) else list(range(len(place))))
+        inner = place[key]
+        if not isinstance(inner, dict | list) or not inner or rng.random() < 0.3:
+            place[key] = rng.choice(["x", True, {"y": 1}, [None]])
+            return copy
+        place = inner
+
+
+@pytest.mark.parametrize(("schema", "make", "check"), CASES)
+def test_generated_documents_pass_and_damaged_ones_do_not(
+    llama: LlamaModel, schema: Any, make: Any, check: Any
+) -> None:
+    grammar = LlamaGrammar.from_json_schema(llama.vocab, json.dumps(schema))
+    rng = random.Random(1)
+    refused = 0
+    for _ in range(60):
+        value = make(rng, rng.randint(0, 5))
+        assert check(value)
+        assert fits(llama, grammar, value), value
+        if isinstance(value, dict):
+            other = broken(value, rng)
+            assert fits(llama, grammar, other) is check(other), other
+            refused += not check(other)
+    assert refused > 20
+
+
+@pytest.mark.parametrize(("schema", "make", "check"), CASES)
+def test_the_bundled_pair_writes_such_documents_alike_with_and_without_drafts(
+    tiny: Engine, schema: Any, make: Any, check: Any
+) -> None:
+    params = GenerateParams(
+        sampling=SamplingParams(temperature=1.0),
+        max_tokens=150,
+        json_schema=json.dumps(schema),
+        window="fixed",
+    )
+    whole = 0
+    for seed in range(4):
+        replies = []
+        for proposer in ("none", "mixed"):
+            *_, last = tiny.generate("As JSON: ", params.replace(seed=seed, proposer=proposer))
+            assert isinstance(last, Finished)
+            replies.append(last)
+        assert replies[0].token_ids == replies[1].token_ids
+        if replies[0].reason == "stop_token":
+            assert check(json.loads(replies[0].text))
+            whole += 1
+    assert whole > 0
+
+
+def test_references_of_one_name_in_two_places_and_odd_names(llama: LlamaModel) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"$ref": "#/$defs/one/x"},
+            "ref-x": {"$ref": "#/$defs/two/x"},
+            "": {"$ref": "#/$defs/string"},
+            "$ref": {"type": "null"},
+        },
+        "required": ["a", "ref-x", "", "$ref"],
+        "$defs": {
+            "one": {"x": {"type": "integer"}},
+            "two": {"x": {"type": "boolean"}},
+            "string": {"enum": ["only"]},
+        },
+    }
+    grammar = LlamaGrammar.from_json_schema(llama.vocab, json.dumps(schema))
+    good = {"a": 3, "ref-x": True, "": "only", "$ref": None}
+    assert fits(llama, grammar, good)
+    for key, value in (("a", True), ("ref-x", 3), ("", "other"), ("$ref", 1)):
+        assert not fits(llama, grammar, {**good, key: value})
+
+
+NOWHERE = {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"$ref": "https://example.com/s.json"}, "another document"),
+        ({"items": {"$ref": "other.json#/a"}}, "another document"),
+        ({"$ref": "#/$defs/none"}, "has no #/$defs/none"),
+        ({"$ref": "#anchor"}, "leads to no schema"),
+        ({"$ref": "#/title", "title": "x"}, "leads to no schema"),
+        ({"$ref": 3}, "not text"),
+        ({"$ref": "#"}, "by itself alone"),
+        ({**NOWHERE, "$defs": {**NOWHERE["$defs"], "b": {"$ref": "#/$defs/a"}}}, "by itself alone"),  # type: ignore[dict-item]
+        ({"properties": {"x": False}}, "x must be an object"),
+        (json.loads('{"items":' * 150 + "{}" + "}" * 150), "too big"),
+        ({"enum": [1], "oneOf": [{"type": "null"}] * 20000}, "too big"),
+    ],
+    ids=lambda v: str(v)[:30],
+)
+def test_what_cannot_be_a_grammar_is_explained(
+    llama: LlamaModel, schema: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        LlamaGrammar.from_json_schema(llama.vocab, json.dumps(schema))
+    assert says in caught.value.message
+    assert len(caught.value.message) < 300
