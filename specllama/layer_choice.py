@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
 
 TOKENS = 64  # of a calibration text
-ENOUGH = 600  # tokens of all texts
-TEXTS = 32  # at most; every third one is kept back for the final figures
+ENOUGH = 1500  # tokens of all texts: fewer and the search fits itself to their accidents
+TEXTS = 64  # at most; every third one is kept back for the final figures
 WRITING = 0.4  # of the time, at most, goes into the texts
 SHOWN = 4  # positions that people are told about
 
