@@ -1,99 +1,27 @@
-"""Peers as arms of a comparison: llama-server over HTTP, llama.cpp's tools as programs.
+"""Peers as arms of a comparison: llama.cpp's server and its command-line tools.
 
 A peer gets the same prompt tokens (as ids, or as the text they spell), the same limits, seed and
-sampler settings. The user starts the server, or names the program; nothing is fetched or built.
+sampler settings. The user starts a server, or names a program; nothing is fetched or built.
 """
 
 from __future__ import annotations
 
-import json
 import re
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any
-from urllib.error import URLError
-from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
-from specllama.bench.arms import Run, Task
+from specllama.bench.arms import Arm, Run, Task
+from specllama.bench.peer_server import TIMEOUT_S, ServerPeer, StartedServer
 from specllama.engine import Engine
 from specllama.errors import EngineError, UsageError
 from specllama.params import SamplingParams
 
 KINDS = ("plain", "llama-server", "llama-cli", "llama-speculative-simple")
-_TIMEOUT_S = 600.0
-
-
-class ServerPeer:
-    """A running llama-server; whether it speculates is up to how it was started."""
-
-    exact = False
-
-    def __init__(self, url: str, engine: Engine, sampling: SamplingParams, name: str = "") -> None:
-        if urlsplit(url).scheme not in ("http", "https"):
-            raise UsageError(f"{url!r} is not the address of a server", "http://127.0.0.1:8080")
-        self.name = name or "llama-server"
-        self._url = url.rstrip("/")
-        self._engine = engine
-        self._sampling = sampling
-
-    def run(self, task: Task, repetition: int) -> Run:
-        ids = self._engine.encode(task.prompt.content)[0]
-        s = self._sampling
-        body: dict[str, Any] = {
-            "prompt": ids,
-            "n_predict": task.max_tokens,
-            "temperature": task.temperature,
-            "top_k": s.top_k,
-            "top_p": s.top_p,
-            "min_p": s.min_p,
-            "repeat_penalty": s.repeat_penalty,
-            "seed": task.seed % 2**31,
-            "ignore_eos": task.ignore_eos,
-            "cache_prompt": False,
-            "return_tokens": True,
-        }
-        begin = perf_counter()
-        answer = self._post("/completion", body)
-        total = perf_counter() - begin
-        t = answer.get("timings", {})
-        tokens = int(answer.get("tokens_predicted", t.get("predicted_n", 0)))
-        return Run(
-            arm=self.name,
-            prompt=task.prompt.id,
-            slice=task.prompt.slice,
-            temperature=task.temperature,
-            repetition=repetition,
-            tokens=tokens,
-            # its predicted_ms covers the tokens behind the first
-            decode_s=float(t.get("predicted_ms", 0.0)) / 1e3,
-            total_s=total,
-            ttft_s=float(t.get("prompt_ms", 0.0)) / 1e3,
-            drafted=int(t.get("draft_n", 0)),
-            accepted=int(t.get("draft_n_accepted", 0)),
-            token_ids=tuple(int(i) for i in answer.get("tokens", ())),
-            text=str(answer.get("content", "")),
-        )
-
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        request = Request(
-            self._url + path,
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        try:
-            with urlopen(request, timeout=_TIMEOUT_S) as response:
-                answer: dict[str, Any] = json.loads(response.read())
-        except (URLError, OSError, ValueError) as error:
-            raise EngineError(f"no usable answer from {self._url}: {error}") from None
-        return answer
-
-    def close(self) -> None:
-        pass
-
+DRAFT_LENGTH = "--spec-draft-n-max"
 
 _SPECULATIVE = re.compile(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds")
 _DRAFTED = re.compile(r"n_drafted\s*=\s*(\d+)")
@@ -174,7 +102,7 @@ class ProgramPeer:
                     self.command(task, str(prompt_file)),
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
-                    timeout=_TIMEOUT_S,
+                    timeout=TIMEOUT_S,
                     check=False,
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
@@ -223,21 +151,38 @@ def _number(pattern: re.Pattern[str], log: str) -> int:
     return int(found[1]) if found else 0
 
 
-def make_peer(text: str, engine: Engine, sampling: SamplingParams) -> ServerPeer | ProgramPeer:
-    """A peer from ``--against``: "llama-server URL", "llama-cli PATH [ARG…]".
+def make_peers(
+    text: str, engine: Engine, sampling: SamplingParams, lengths: Sequence[int] = ()
+) -> list[Arm]:
+    """Peers from one ``--against``: "llama-server URL", or a kind and the path of a program.
+
+    Args:
+        lengths: draft lengths to time a program at, one arm each, unless its own arguments say
+            how far it drafts. A server that runs already keeps the length it was started with.
 
     Raises:
-        UsageError: it names no peer.
+        UsageError: it names no peer, or no draft model is there for one that drafts.
     """
-    import shlex
-
-    parts = shlex.split(text)
-    if len(parts) < 2 or parts[0] not in KINDS:
+    try:
+        parts = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"cannot read the peer {text!r}: {error}") from None
+    if len(parts) < 2 or parts[0] not in KINDS[1:]:
         raise UsageError(
             f"cannot compare with {text!r}",
-            "write plain, 'llama-server URL', 'llama-cli PATH' or 'llama-speculative-simple PATH'",
+            "write plain, 'llama-server URL', 'llama-server PATH', 'llama-cli PATH' or "
+            "'llama-speculative-simple PATH'",
         )
     kind, where, extra = parts[0], parts[1], parts[2:]
+    if kind == "llama-server" and "://" in where:
+        return [ServerPeer(where, engine, sampling)]
+    path = Path(where).expanduser()
+    if not path.is_file():
+        raise UsageError(f"there is no program {path}", f"the path of a {kind} that you have")
+    name = " ".join([kind, *extra])
+    ways = [(f"{name} {n}", [*extra, DRAFT_LENGTH, str(n)]) for n in lengths]
+    if not lengths or kind == "llama-cli" or DRAFT_LENGTH in extra:
+        ways = [(name, extra)]
     if kind == "llama-server":
-        return ServerPeer(where, engine, sampling)
-    return ProgramPeer(kind, Path(where).expanduser(), engine, sampling, extra=extra)
+        return [StartedServer(path, engine, sampling, extra=e, name=name) for name, e in ways]
+    return [ProgramPeer(kind, path, engine, sampling, extra=e, name=name) for name, e in ways]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import click
 from specllama.params import PROPOSERS, VERIFY_RULES, WINDOWS, EngineOptions, GenerateParams
 
 if TYPE_CHECKING:
+    from specllama.bench.arms import Arm
     from specllama.bench.runner import Comparison
     from specllama.prompts import Prompt
 
@@ -20,8 +22,9 @@ Examples:
   specllama bench run                                   the bundled pair, on and off
   specllama bench run -m t.gguf -d d.gguf --slice code --temperature 0
   specllama bench run --against "llama-server http://127.0.0.1:8080"
-  specllama bench run --against "llama-speculative-simple ./llama-speculative-simple
-                                 --spec-draft-n-max 4"
+  specllama bench run --against "llama-speculative-simple ./llama-speculative-simple"
+                      --against "llama-server ./llama-server"
+                      --length 1 --length 4 --length 8     peers at these lengths
   specllama bench run --proposer draft --proposer tree --proposer suffix   methods side by side
   specllama bench run --out report                      report.json, .md and .html
 """
@@ -66,15 +69,16 @@ def command() -> None:
     "lengths",
     multiple=True,
     type=int,
-    help="Also a fixed window of this length; may be given several times.",
+    help="Also a fixed window of this length, and each program given with --against at it; "
+    "may be given several times.",
 )
 @click.option(
     "--against",
     "peers",
     multiple=True,
     metavar="KIND WHERE",
-    help='plain (the default), "llama-server URL", "llama-cli PATH" or '
-    '"llama-speculative-simple PATH [ARG…]".',
+    help='plain (the default), "llama-server URL" of one that runs, or a program to start: '
+    '"llama-server PATH [ARG…]", "llama-cli PATH", "llama-speculative-simple PATH [ARG…]".',
 )
 @click.option("-c", "--ctx-size", type=int, help="Context length.")
 @click.option("-ngl", "--gpu-layers", default="auto", show_default=True)
@@ -118,9 +122,9 @@ def run(
     that equal plain decoding token by token, "own time" is the share of a round that is neither
     the target's nor the draft model's, "worst 500" the slowest 500 tokens over plain.
     """
-    from specllama.bench.arms import Arm, EngineArm, Task, make_useless
+    from specllama.bench.arms import EngineArm, Task, make_useless
     from specllama.bench.energy import EnergyMeter
-    from specllama.bench.peers import make_peer
+    from specllama.bench.peers import make_peers
     from specllama.bench.provenance import provenance
     from specllama.bench.runner import compare
     from specllama.engine import Engine
@@ -131,7 +135,8 @@ def run(
     chosen = _chosen(prompts, slices, count)
     options = EngineOptions(n_ctx=ctx_size, gpu_layers=gpu_layers, threads=threads, heads=heads)
     sampling = SamplingParams()
-    with Engine.load(target or "tiny", draft, options) as engine:
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(Engine.load(target or "tiny", draft, options))
         if useless_draft:
             make_useless(engine)
         base = GenerateParams(verify=verify, window=window)
@@ -146,7 +151,12 @@ def run(
                 fixed = own.replace(window="fixed", draft_max=k)
                 name = f"{proposer} fixed {k}" if several else f"fixed {k}"
                 arms.append(EngineArm(name, engine, fixed))
-        arms += [make_peer(peer, engine, sampling) for peer in peers if peer != "plain"]
+        for peer in peers:
+            if peer != "plain":
+                arms += make_peers(peer, engine, sampling, lengths)
+        for arm in arms:
+            stack.callback(arm.close)
+        _tell_apart(arms)
         tasks = [
             Task(prompt, temperature, max_tokens, seed + n, ignore_eos)
             for n, prompt in enumerate(chosen)
@@ -238,6 +248,15 @@ def scale(
         click.echo(path)
 
 
+def _tell_apart(arms: list[Arm]) -> None:
+    """Number arms of one name: figures are gathered by name."""
+    seen: dict[str, int] = {}
+    for arm in arms:
+        seen[arm.name] = seen.get(arm.name, 0) + 1
+        if seen[arm.name] > 1:
+            arm.name = f"{arm.name} #{seen[arm.name]}"
+
+
 def _chosen(path: Path | None, slices: tuple[str, ...], count: int) -> list[Prompt]:
     from specllama.errors import UsageError
     from specllama.prompts import load_prompts
@@ -273,6 +292,7 @@ def _show(result: Comparison, out: Path | None, as_json: bool) -> None:
     for summary in result.summaries():
         row = cells(summary)
         rows.append([row[i] for i in picked])
+    width = (max(width[0], *(len(row[0]) + 2 for row in rows)), *width[1:])
     kept = _fitting(rows, width)
     for row in rows:
         texts = [row[i].ljust(width[i]) if i < 2 else row[i].rjust(width[i]) for i in kept]

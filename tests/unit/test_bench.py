@@ -17,7 +17,8 @@ from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.bench.arms import EngineArm, Run, Task, make_useless, percentile, slowest_stretch
 from specllama.bench.energy import EnergyMeter
 from specllama.bench.measure import PassCosts, measure_costs
-from specllama.bench.peers import ProgramPeer, ServerPeer, make_peer, read_speed
+from specllama.bench.peer_server import ServerPeer, StartedServer
+from specllama.bench.peers import ProgramPeer, make_peers, read_speed
 from specllama.bench.provenance import provenance
 from specllama.bench.report import difference, read_report, to_html, to_markdown, write_reports
 from specllama.bench.runner import Comparison, compare
@@ -324,7 +325,7 @@ def test_a_server_gets_the_same_tokens_and_settings(engine: Engine) -> None:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        peer = make_peer(
+        (peer,) = make_peers(
             f"llama-server http://127.0.0.1:{server.server_port}/", engine, SamplingParams()
         )
         run = peer.run(tasks()[1], 0)
@@ -367,7 +368,7 @@ def program(path: Path, output: str, status: int = 0) -> Path:
 
 def test_programs_are_timed_by_their_own_clock(engine: Engine, tmp_path: Path) -> None:
     simple = program(tmp_path / "simple", SIMPLE)
-    peer = make_peer(
+    (peer,) = make_peers(
         f"llama-speculative-simple {simple} --spec-draft-n-max 4", engine, SamplingParams()
     )
     run = peer.run(tasks()[0], 0)
@@ -386,7 +387,69 @@ def test_programs_are_timed_by_their_own_clock(engine: Engine, tmp_path: Path) -
         broken.run(tasks()[0], 0)
 
 
-@pytest.mark.parametrize("text", ["", "llama-cli", "ollama http://x", "llama-cli /no/such/file"])
+SERVER = """
+import json, pathlib, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def answer(self, data):
+        body = json.dumps(data).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+    def do_GET(self):
+        self.answer({"status": "ok"})
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        n = int(sys.argv[sys.argv.index("--spec-draft-n-max") + 1])
+        self.answer({"tokens_predicted": 3, "timings": {"draft_n": n, "predicted_ms": 1.0}})
+    def log_message(self, *args):
+        pass
+if "broken" in sys.argv:
+    sys.exit("error: no model")
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+def test_a_server_is_started_at_every_length_and_ended(engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "server"
+    path.write_text(f"#!{sys.executable}\n{SERVER}")
+    path.chmod(path.stat().st_mode | stat.S_IEXEC)
+    peers = make_peers(f"llama-server {path}", engine, SamplingParams(), (1, 8))
+    assert [p.name for p in peers] == ["llama-server 1", "llama-server 8"]
+    try:
+        assert [p.run(tasks()[0], 0).drafted for p in peers] == [1, 8]
+    finally:
+        for peer in peers:
+            peer.close()
+    for peer in peers:
+        assert isinstance(peer, StartedServer)
+        with pytest.raises(EngineError, match="no usable answer"):
+            ServerPeer(peer.url, engine, SamplingParams()).run(tasks()[0], 0)
+    (broken,) = make_peers(f"llama-server {path} broken", engine, SamplingParams())
+    with pytest.raises(EngineError, match="ended at once: error: no model"):
+        broken.run(tasks()[0], 0)
+    broken.close()
+
+
+def test_lengths_make_an_arm_each_where_they_can(engine: Engine, tmp_path: Path) -> None:
+    def names(text: str) -> list[str]:
+        return [p.name for p in make_peers(text, engine, SamplingParams(), (2, 4))]
+
+    path = program(tmp_path / "simple", SIMPLE)
+    simple = f"llama-speculative-simple {path}"
+    assert names(simple) == ["llama-speculative-simple 2", "llama-speculative-simple 4"]
+    assert len(names(f"{simple} --spec-draft-n-max 3")) == 1
+    assert names(f"llama-cli {path}") == ["llama-cli"]
+    assert names("llama-server http://127.0.0.1:9") == ["llama-server"]
+    last = make_peers(simple, engine, SamplingParams(), (2, 4))[1]
+    last.run(tasks()[0], 0)
+    assert "'--spec-draft-n-max', '4'" in Path(f"{path}.args").read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "llama-cli 'x", "plain x", "llama-cli", "ollama http://x", "llama-cli /no/such/file"],
+)
 def test_unknown_peers_are_refused(engine: Engine, text: str) -> None:
     with pytest.raises(UsageError):
-        make_peer(text, engine, SamplingParams())
+        make_peers(text, engine, SamplingParams())
