@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from specllama.errors import ContextFull, PromptTooLong, UnsupportedModel
 from specllama.events import Finished
-from specllama.layer_search import LONGEST, Drop, Found, Scorer, Trial, search
+from specllama.layer_search import LONGEST, Drop, Scorer, Trial, search
 from specllama.models import pruned
 from specllama.params import GenerateParams, SamplingParams
-from specllama.prompts import Prompt
+from specllama.prompts import Prompt, interleaved
 
 if TYPE_CHECKING:
     from specllama.engine import Engine
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 TOKENS = 64  # of a calibration text
 ENOUGH = 1500  # tokens of all texts: fewer and the search fits itself to their accidents
 TEXTS = 64  # at most; every third one is kept back for the final figures
-WRITING = 0.4  # of the time, at most, goes into the texts
+FEW = 250  # tokens that every choice is tried on; the best ones are then tried on all of them
+FINALISTS = 6
+WRITING, SEARCHING = 0.35, 0.75  # shares of the time after which the texts, the search must end
 SHOWN = 4  # positions that people are told about
 
 Text = tuple[list[int], list[int]]  # a prompt and the target's greedy reply
@@ -34,13 +36,17 @@ class Choice:
 
     Attributes:
         best: measured on texts that the search did not see, where there were enough of them.
-        found: the search on the others.
-        positions: tokens that the search compared for each choice; ``checked`` for ``best``.
+        finalists: what the search found, measured on all of the others; the best first.
+        tried: how many choices were looked at.
+        complete: the search came to its end; False where the time ran out before.
+        positions: tokens that finalists were measured on; ``checked`` for ``best``.
         passes: where the cost of wider passes comes from: "measured" or "assumed".
     """
 
     best: Trial
-    found: Found
+    finalists: tuple[Trial, ...]
+    tried: int
+    complete: bool
     n_layers: int
     positions: int
     checked: int
@@ -63,10 +69,10 @@ class Choice:
     @property
     def extent(self) -> str:
         """How much the search looked at, and whether it came to its end."""
-        ended = "" if self.found.complete else "; the time was over before the search was"
+        ended = "" if self.complete else "; the time was over before the search was"
         return (
-            f"{len(self.found.tried)} choices over {self.positions} tokens of the target's own "
-            f"text{ended}"
+            f"{self.tried} choices tried, the best of them over {self.positions} tokens of the "
+            f"target's own text{ended}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,7 +81,9 @@ class Choice:
             "layers": self.n_layers,
             **self.best.to_dict(),
             "pays": self.best.pays,
-            "complete": self.found.complete,
+            "complete": self.complete,
+            "tried": self.tried,
+            "finalists": [trial.to_dict() for trial in self.finalists],
             "positions": self.positions,
             "checked_positions": self.checked,
             "passes": self.passes,
@@ -109,53 +117,73 @@ def choose_layers(
         CannotLoad: no memory for a second cache.
     """
     from specllama.backend.layer_skip import SkippingContext
-    from specllama.backend.llama import LlamaContext
+    from specllama.backend.llama_context import LlamaContext
 
     if reason := pruned.why_not(header):
         raise UnsupportedModel(f"there is no draft in this target: {reason}")
     if not isinstance(engine.target, LlamaContext):
         raise UnsupportedModel("layers can be left out of models that llama.cpp runs only")
     begin = monotonic()
-    texts = write_texts(
-        engine, prompts, spent=lambda: monotonic() - begin > WRITING * seconds, progress=progress
-    )
+
+    def spent(share: float = 1.0) -> bool:
+        return monotonic() - begin > share * seconds
+
+    short = shortest_first(engine, prompts)
+    texts = write_texts(engine, short, spent=lambda: spent(WRITING), progress=progress)
     if not texts:
         raise UnsupportedModel("the target writes nothing that a draft could be measured on")
     kept_back = texts[2::3] or texts
     seen = [text for i, text in enumerate(texts) if i % 3 != 2]
-    passes_from = "assumed" if passes is None else "measured"
+    few = [text for i, text in enumerate(seen) if _tokens(seen[:i]) < FEW]
     scorer = Scorer(lambda drop: pruned.draft_work(header, drop), passes or assumed_passes())
     context = SkippingContext(engine.target, n_ctx=max(len(p) + len(r) for p, r in texts))
+
+    def look(drop: Drop, over: Sequence[Text] = few) -> Trial:
+        return scorer.trial(drop, [_agreement(context, text, drop) for text in over])
+
+    def tell(n: int, best: Trial) -> None:
+        if progress is not None:
+            share = min((monotonic() - begin) / seconds, 1.0)
+            without = pruned.layer_list(best.drop)
+            progress(share, f"{n} choices tried, best without {without}: {best.speed:.2f}×")
+
     try:
-
-        def look(drop: Drop, over: Sequence[Text] = seen) -> Trial:
-            return scorer.trial(drop, [_agreement(context, text, drop) for text in over])
-
-        def tell(n: int, best: Trial) -> None:
-            if progress is not None:
-                share = min((monotonic() - begin) / seconds, 1.0)
-                without = pruned.layer_list(best.drop)
-                progress(share, f"{n} choices tried, best without {without}: {best.speed:.2f}×")
-
         found = search(
             header.block_count,
             look,
             ceiling=scorer.ceiling,
             starts=_usual(header.block_count),
-            spent=lambda: monotonic() - begin > seconds,
+            spent=lambda: spent(SEARCHING),
             progress=tell,
         )
-        best = look(found.best.drop, kept_back)
+        finalists: list[Trial] = []
+        for trial in found.tried[:FINALISTS]:
+            if finalists and spent():
+                break
+            finalists.append(look(trial.drop, seen) if len(few) < len(seen) else trial)
+        finalists.sort(key=lambda trial: trial.speed, reverse=True)
+        best = look(finalists[0].drop, kept_back)
     finally:
         context.close()
     return Choice(
         best,
-        found,
+        tuple(finalists),
+        len(found.tried),
+        found.complete and len(finalists) == min(FINALISTS, len(found.tried)),
         header.block_count,
-        sum(len(reply) for _, reply in seen),
-        sum(len(reply) for _, reply in kept_back),
-        passes_from,
+        _tokens(seen),
+        _tokens(kept_back),
+        "assumed" if passes is None else "measured",
     )
+
+
+def shortest_first(engine: Engine, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Prompts by length, the slices in turn: every choice of layers has to read them."""
+    return interleaved(sorted(prompts, key=lambda prompt: engine.count_tokens(prompt.content)))
+
+
+def _tokens(texts: Sequence[Text]) -> int:
+    return sum(len(reply) for _, reply in texts)
 
 
 def write_texts(

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from specllama.layer_choice import Choice
     from specllama.models.gguf import GgufHeader
 
-SHOWN = 8  # rows of the table
 _STEPS = 1000
 
 
@@ -109,10 +108,10 @@ def show(choice: Choice) -> None:
             str(trial.length),
             f"{trial.speed:.2f}×",
         ]
-        for trial in choice.found.tried[:SHOWN]
+        for trial in choice.finalists
     ]
     show_table(columns, rows)
-    more = "" if choice.found.complete else " (--search-seconds)"
+    more = "" if choice.complete else " (--search-seconds)"
     how = "" if choice.passes == "measured" else " (specllama tune measures them)"
     note(f"{choice.extent}{more}; cost of wider passes: {choice.passes}{how}")
     note(f"on {choice.checked} further tokens: {choice.words}")

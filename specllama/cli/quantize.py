@@ -98,16 +98,7 @@ def command(
         header = quantize.run(job, lambda done, of: bar.at(done))
     rows = exact_rows(header)
     if as_json:
-        search = (
-            {}
-            if choice is None
-            else {
-                "search": {
-                    **choice.to_dict(),
-                    "tried": [trial.to_dict() for trial in choice.found.tried],
-                }
-            }
-        )
+        search = {} if choice is None else {"search": choice.to_dict()}
         show_json({**header.to_dict(), "exact_rows": rows, "source": str(source), **search})
     exactness = (
         f"bitwise exact up to {rows} rows on CPU" if rows > 1 else "near-ties possible on CPU"

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from specllama.backend.layer_skip import SkippingContext
-from specllama.backend.llama import LlamaContext, LlamaModel
+from specllama.backend.llama import LlamaModel
+from specllama.backend.llama_context import LlamaContext
 from specllama.cli import invoke
 from specllama.engine import Engine
 from specllama.errors import ContextFull, EngineError, UnsupportedModel
@@ -136,14 +137,14 @@ def test_layers_that_do_nothing_are_dropped(tmp_path: Path) -> None:
     assert choice.best.pays
     assert "layers 1,3 of 0-4" in choice.words
     assert "it pays here" in choice.words
-    assert choice.found.complete
+    assert choice.complete
     assert again == choice
 
 
 def test_time_that_is_over_still_gives_a_choice(target: Path) -> None:
     with Engine.load(target, None, EngineOptions(threads=1, n_ctx=512)) as engine:
         choice = choose_layers(engine, read_header(target), load_prompts()[:2], seconds=1e-6)
-    assert not choice.found.complete
+    assert not choice.complete
     assert choice.best.drop == pruned.middle_half(BLOCKS)
     assert choice.checked == choice.positions > 0, "the only text serves for both"
 
