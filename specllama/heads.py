@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from specllama.errors import PairIncompatible, SpecllamaError
 
 if TYPE_CHECKING:
-    from specllama.backend.llama import LlamaContext, LlamaModel
+    from specllama.backend.llama import LlamaModel
+    from specllama.backend.llama_context import LlamaContext
     from specllama.interface import MethodInfo
     from specllama.models.gguf import GgufHeader
     from specllama.params import EngineOptions

@@ -18,7 +18,8 @@ from specllama.params import EngineOptions, GenerateParams
 if TYPE_CHECKING:
     from specllama.backend.base import Context
     from specllama.backend.devices import OffloadPlan
-    from specllama.backend.llama import LlamaContext, LlamaModel
+    from specllama.backend.llama import LlamaModel
+    from specllama.backend.llama_context import LlamaContext
     from specllama.models.gguf import GgufHeader
     from specllama.spec.proposers.translate import RetokenizeProposer
 

@@ -27,6 +27,7 @@ RESTRICTED = {
         "specllama.backend.eagle3",
         "specllama.backend.layer_skip",
         "specllama.backend.llama",
+        "specllama.backend.llama_context",
         "specllama.backend.llama_grammar",
         "specllama.backend.llama_log",
         "specllama.backend.llama_schema",

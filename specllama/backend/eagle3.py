@@ -27,7 +27,8 @@ import numpy.typing as npt
 
 from specllama.backend.base import Outputs
 from specllama.backend.hidden import HiddenRows
-from specllama.backend.llama import SEQ, LlamaContext, LlamaModel, decode_error
+from specllama.backend.llama import LlamaModel
+from specllama.backend.llama_context import SEQ, LlamaContext, decode_error
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.symbols import function
 from specllama.backend.symbols import rows as view

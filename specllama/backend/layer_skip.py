@@ -16,7 +16,7 @@ from typing import Any
 import llama_cpp as ll
 import numpy as np
 
-from specllama.backend.llama import LlamaContext, decode_error
+from specllama.backend.llama_context import LlamaContext, decode_error
 from specllama.backend.llama_log import last_words, recent
 from specllama.errors import CannotLoad, ContextFull, EngineError
 from specllama.models.pruned import runs

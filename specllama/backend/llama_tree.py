@@ -20,7 +20,7 @@ import llama_cpp as ll
 import numpy as np
 
 from specllama.backend.base import Outputs
-from specllama.backend.llama import SEQ, LlamaContext, decode_error
+from specllama.backend.llama_context import SEQ, LlamaContext, decode_error
 from specllama.errors import EngineError
 from specllama.spec.tree import Layout, layout
 from specllama.spec.types import IntArray, Rows

@@ -17,7 +17,7 @@ import llama_cpp as ll
 import numpy as np
 import numpy.typing as npt
 
-from specllama.backend.llama import SEQ, decode_error
+from specllama.backend.llama_context import SEQ, decode_error
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.symbols import function, rows
 from specllama.errors import CannotLoad, ContextFull, EngineError
@@ -25,7 +25,8 @@ from specllama.spec.proposers.mtp import MtpProposer
 from specllama.spec.types import IntArray, Row, Rows
 
 if TYPE_CHECKING:
-    from specllama.backend.llama import LlamaContext, LlamaModel
+    from specllama.backend.llama import LlamaModel
+    from specllama.backend.llama_context import LlamaContext
     from specllama.heads import HeadTarget
 
 

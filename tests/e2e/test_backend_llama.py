@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from ggufs import write_llama, write_mamba, write_spm
 
-from specllama.backend.llama import LlamaContext, LlamaModel
+from specllama.backend.llama import LlamaModel
+from specllama.backend.llama_context import LlamaContext
 from specllama.backend.llama_grammar import LlamaGrammar
 from specllama.engine import Engine
 from specllama.errors import CannotLoad, ContextFull, EngineError, UsageError

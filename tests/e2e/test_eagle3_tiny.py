@@ -9,7 +9,7 @@ import pytest
 from eagle_files import NumpyHead, write_eagle3
 
 from specllama.backend.eagle3 import EagleContext
-from specllama.backend.llama import LlamaContext
+from specllama.backend.llama_context import LlamaContext
 from specllama.cli import invoke
 from specllama.engine import Engine
 from specllama.events import Finished

@@ -9,7 +9,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from specllama.backend.llama import LlamaContext
+from specllama.backend.llama_context import LlamaContext
 from specllama.engine import Engine
 from specllama.params import EngineOptions
 from specllama.prompts import Prompt, load_prompts

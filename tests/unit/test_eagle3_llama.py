@@ -17,7 +17,8 @@ from ggufs import bpe_tokens, write_llama
 
 from specllama.backend import capture
 from specllama.backend.eagle3 import EagleContext
-from specllama.backend.llama import LlamaContext, LlamaModel
+from specllama.backend.llama import LlamaModel
+from specllama.backend.llama_context import LlamaContext
 from specllama.engine import Engine
 from specllama.errors import BadGguf, CannotLoad, PairIncompatible, SpecllamaError
 from specllama.events import Finished, RoundDone

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from ggufs import write_llama, write_mamba
 
-from specllama.backend.llama import LlamaContext, LlamaModel
+from specllama.backend.llama import LlamaModel
+from specllama.backend.llama_context import LlamaContext
 from specllama.errors import ContextFull, EngineError
 from specllama.params import EngineOptions
 from specllama.spec.tree import layout
