@@ -171,6 +171,12 @@ class Meter:
         return sum(r.accepted for r in self.recent) / drafted if drafted else None
 
     @property
+    def mean_length(self) -> float | None:
+        """Mean acceptance length over the recent rounds: 1 + accepted ÷ rounds."""
+        rounds = len(self.recent)
+        return 1.0 + sum(r.accepted for r in self.recent) / rounds if rounds else None
+
+    @property
     def alpha(self) -> float | None:
         """Acceptance of a drafted token that was tested."""
         return self._kept / self._tested if self._tested else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from specllama.errors import SpecllamaError
@@ -19,7 +19,8 @@ from specllama.store.rounds import RunRecord, list_runs, read_run
 
 NEWEST = 40  # logs that are read
 BYTES = 24 << 20  # and how much of them at most: the screen must not wait for old runs
-ENOUGH = 8  # rounds before a mean is worth showing
+ENOUGH = 8  # rounds that drafted before their mean is worth showing
+ENOUGH_FOR_SPEED = 64  # rounds before a ratio of times is: one hiccup of the machine must not show
 
 
 @dataclass(slots=True)
@@ -58,7 +59,12 @@ class Achieved:
 
     def speedup(self, plain_ms: float | None) -> float | None:
         """Speed over plain steps of ``plain_ms``, all rounds counted, plain ones too."""
-        if self.rounds < ENOUGH or not plain_ms or self.ms <= 0:
+        if (
+            self.rounds < ENOUGH_FOR_SPEED
+            or not self.drafting_rounds
+            or not plain_ms
+            or self.ms <= 0
+        ):
             return None
         return self.tokens * plain_ms / self.ms
 
@@ -69,9 +75,10 @@ class TrackRecord:
 
     @property
     def plain_ms(self) -> float | None:
-        """A plain step of this pair: the median over every reply."""
+        """A plain step of this pair: the mean over every reply, as the times of the rounds that it
+        is compared with are summed."""
         times = [ms for achieved in self.by_method.values() for ms in achieved.plain_ms]
-        return median(times) if len(times) >= ENOUGH else None
+        return fmean(times) if len(times) >= ENOUGH else None
 
     def words(self, method: str) -> str:
         """ "1.24× plain, 2.6 tokens per drafted round (12 replies)"; empty if never measured."""

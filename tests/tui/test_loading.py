@@ -167,18 +167,24 @@ async def test_a_switch_shows_progress_and_the_conversation_goes_with_it(start: 
     async with start(recipe=recipes["scripted"], factory_for=chosen_from(recipes)) as d:
         await d.say("first")
         assert "scripted draft" in d.shown
+        assert d.app.chat.strip.total.drafted > 0
         d.app.switch_model(Choice("other", None))
         await d.until(lambda: "loading target 25%" in d.shown)
         # What is sent meanwhile waits for the new pair.
         await d.type("second")
         await d.pilot.press("enter")
         await d.until(lambda: "waiting: second" in d.shown)
+        assert " other " in d.shown.splitlines()[0]
+        assert "scripted target" not in d.shown.splitlines()[0]
         gate.set()
         await d.until(lambda: len(d.texts) == 4)
         await d.idle()
         assert d.texts[-1] == ("assistant", "New.")
         assert "other model" in d.shown
         assert "scripted draft" not in d.shown
+        # What was measured on the old pair says nothing about the new one.
+        done = d.app.session.last
+        assert d.app.chat.strip.total.drafted == done.draft_n
         assert [m.content for m in new.requests[0].prompt] == ["first", "Old.", "second"]
 
 

@@ -82,6 +82,7 @@ def test_the_tail_behind_a_rejection_does_not_count_as_judged() -> None:
         meter.observe(done)
     assert meter.alpha == 0.0
     assert meter.acceptance == 0.0
+    assert meter.mean_length == 1.0
 
 
 def test_costs_between_and_beyond_the_measured_rows() -> None:

@@ -133,7 +133,7 @@ async def test_the_playground_shows_the_measured_pair(start: Any) -> None:
         assert "◆ Your pair, here" in d.shown
         assert screen.model.alpha == pytest.approx(min(0.99, screen.pair.alpha), abs=0.006)
         assert "Time to first token" in d.shown
-        assert "read prompt" in d.shown
+        assert "first step" in d.shown
 
 
 # ---------------------------------------------------------------------- methods

@@ -16,7 +16,7 @@ from specllama.store.rounds import RoundLog, logged
 from specllama.tui.screens.methods import MethodsScreen
 from specllama.tui.track_record import track_record
 
-LONG = " ".join(f"word{i}" for i in range(60))
+LONG = " ".join(f"word{i}" for i in range(150))
 PLAIN_MS = VERIFY_MS + OTHER_MS
 
 
@@ -70,6 +70,8 @@ def test_without_plain_steps_there_is_no_speed_and_a_few_rounds_are_no_figure() 
     log(info, Reply(LONG, accept=(2,)), proposer="draft")
     log(info, Reply("Two words.", accept=(1,)), proposer="ngram")
     record = track_record(info)
+    assert record.by_method["draft"].speedup(None) is None
+    assert record.by_method["ngram"].speedup(PLAIN_MS) is None
     assert "plain" not in record.words("draft")
     assert "tokens per drafted round" in record.words("draft")
     assert record.words("ngram") == ""

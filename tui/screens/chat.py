@@ -15,6 +15,7 @@ from textual.widgets import Footer, Static
 from specllama.errors import UsageError
 from specllama.interface import EngineInfo
 from specllama.session import Session
+from specllama.stats import SpecStats
 from specllama.tui import keymap
 from specllama.tui.bridge import Pace
 from specllama.tui.messages import InkChanged, PromptSubmitted, StorageFailed, TurnAction
@@ -328,6 +329,8 @@ class ChatScreen(TurnScreen):
     def engine_changed(self, info: EngineInfo) -> None:
         """Another pair: what was measured on the old one no longer holds."""
         self.strip.meter.clear()
+        self.strip.total = SpecStats()
+        self.query_one(RoundsRow).clear()
         self.strip.n_ctx = info.target.n_ctx
         self.strip.loading = ""
         self.strip.reason = ""

@@ -142,14 +142,18 @@ def estimate(target: str, draft: str | None, options: EngineOptions, muted: str)
     except SpecllamaError as error:
         return Content.assemble((sanitize_line(error.message), "$error"))
     free = memory.available_memory()
+    weights = need.target.weights + need.target.repacked
+    draft_bytes = need.draft.total if need.draft is not None else 0
+    rest = need.total - weights - need.target.kv - draft_bytes
     parts: list[tuple[str, str]] = [
         (sanitize_line(head.name or head.architecture), "bold"),
         (f"  {sanitize_line(head.architecture)}, {sanitize_line(head.quantization)}\n", muted),
         (f"needs about {gigabytes(need.total)}", "bold"),
         (
-            f": weights {gigabytes(need.target.weights)}, "
-            f"context of {need.target.n_ctx} {gigabytes(need.target.kv)}"
-            + (f", draft {gigabytes(need.draft.total)}" if need.draft is not None else ""),
+            f": weights {gigabytes(weights)}, "
+            f"context of {need.target.n_ctx} {gigabytes(need.target.kv)}, "
+            + (f"draft {gigabytes(draft_bytes)}, " if draft_bytes else "")
+            + f"computing {gigabytes(rest)}",
             muted,
         ),
     ]

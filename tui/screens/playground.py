@@ -64,7 +64,7 @@ class PlaygroundScreen(Page):
         if t is not None:
             bar.parts = (
                 Part("tokenize", t.tokenize_ms, "$secondary"),
-                Part("read prompt", t.prefill_ms, "$primary"),
+                Part("prompt", t.prefill_ms, "$primary"),
                 Part("first step", t.first_decode_ms, "$success"),
             )
         self.query_one("#alpha").focus()

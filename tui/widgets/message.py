@@ -217,7 +217,7 @@ class AssistantMessage(MessageView):
         done = self.record.finished
         if done is None:
             return Content("")
-        return footer_line(self, done, self.record)
+        return footer_line(self, done, self.record, self.app.size.width - 6)
 
     # ------------------------------------------------------------------ streaming
 
@@ -327,8 +327,8 @@ class AssistantMessage(MessageView):
             self.notify(target, title="Link", markup=False)
 
 
-def footer_line(widget: Inked, done: Finished, record: Record) -> Content:
-    """What is left of the strip when a reply is over."""
+def footer_line(widget: Inked, done: Finished, record: Record, width: int) -> Content:
+    """What is left of the strip when a reply is over, for lines of ``width`` columns."""
     ink, dot = widget.ink, f" {widget.glyphs.dot} "
     tokens = len(done.token_ids)
     parts = [f"{tokens} token{'s' if tokens != 1 else ''}", f"{rate(record.tokens_per_s())} tok/s"]
@@ -340,7 +340,10 @@ def footer_line(widget: Inked, done: Finished, record: Record) -> Content:
     else:
         parts.append("plain")
     parts.append(f"TTFT {duration(done.timings.ttft_ms)}")
-    parts.append(f"seed {done.seed}")
+    # A seed that was drawn has nineteen digits: it is in the log too, and not worth another line.
+    with_seed = [*parts, f"seed {done.seed}"]
+    if len(dot.join(with_seed)) // width == len(dot.join(parts)) // width:
+        parts = with_seed
     words: list[tuple[str, str]] = [(dot.join(parts), ink.muted)]
     if done.near_ties:
         words.append((f"{dot}{done.near_ties} near-ties", ink.warn))

@@ -27,6 +27,7 @@ class ModelPicker(Inked, Vertical):
 
     DEFAULT_CSS = """
     ModelPicker { height: 1fr; }
+    ModelPicker OptionList { text-wrap: nowrap; text-overflow: ellipsis; }
     """
 
     @dataclass
@@ -38,6 +39,7 @@ class ModelPicker(Inked, Vertical):
         self._models: list[LocalModel] = []
         self._shown: list[LocalModel | None] = []
         self._extra: str | None = None
+        self._current: str | None = None
         self._note = ""
 
     def compose(self) -> ComposeResult:
@@ -47,15 +49,16 @@ class ModelPicker(Inked, Vertical):
     def offer(
         self, models: Sequence[LocalModel], *, extra: str | None = None, current: str | None = None
     ) -> None:
-        """Show these; ``extra`` is a first entry that stands for none of them."""
+        """Show these; ``extra`` is a first entry that stands for none of them, ``current`` the one
+        in use."""
         self._models = list(models)
-        self._extra = extra
+        self._extra, self._current = extra, current
         with self.prevent(Input.Changed):
             self.query_one(Input).value = ""
-        self._list(current)
+        self._list()
         self.query_one(Input).focus()
 
-    def _list(self, current: str | None = None) -> None:
+    def _list(self) -> None:
         words = self.query_one(Input).value.lower().split()
         found = [
             m for m in self._models if all(w in f"{m.ref} {m.path.name}".lower() for w in words)
@@ -67,18 +70,23 @@ class ModelPicker(Inked, Vertical):
             options.add_option(Option(self._row(model)))
         if self._shown:
             refs = [m.ref if m is not None else None for m in self._shown]
-            options.highlighted = refs.index(current) if current in refs else 0
+            options.highlighted = refs.index(self._current) if self._current in refs else 0
         else:
             self.post_message(self.Highlighted(self.chosen))
 
     def _row(self, model: LocalModel | None) -> Content:
         ink = self.ink
         if model is None:
-            return Content.assemble((self._extra or "", "bold"))
+            return Content.assemble((f"  {self._extra or ''}", "bold"))
+        # Of a path, the file's name is what people look for; where it lies comes last.
+        by_path = model.ref == str(model.path)
+        where = str(model.path.parent) if by_path else model.source
+        mine = model.ref == self._current
         parts = [
-            (sanitize_line(model.ref), "bold"),
+            (f"{self.glyphs.bullet if mine else ' '} ", ink.accent),
+            (sanitize_line(model.path.name if by_path else model.ref), "bold"),
             (f"  {gigabytes(model.bytes)}", ""),
-            (f"  {model.source}", ink.muted),
+            (f"  {sanitize_line(where)}", ink.muted),
         ]
         if not model.complete:
             parts.append(("  parts are missing", ink.warn))

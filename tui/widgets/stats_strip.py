@@ -120,7 +120,7 @@ class StatsStrip(Inked, Widget):
             context.append((f"{s.used}/{s.n_ctx}" if s.n_ctx else "–", context_style))
         else:
             context.append((percent(used) if s.n_ctx else "–", context_style))
-        mean = s.total.mean_acceptance_length
+        mean = meter.mean_length
         bars = glyphs.spark([p or 0.0 for p in s.total.per_position][:8])
         window = "–" if s.window is None else str(s.window)
         cells += [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import TYPE_CHECKING, cast
 
 from textual.content import Content
@@ -30,7 +31,11 @@ class TopBar(Inked, Widget):
         status, style = app.status
         info = app.engine_info
         right = Content.assemble((status, style))
-        if info is not None:
+        if not app.engine_ready and app.wanted is not None:
+            # What is to come, not what was loaded before it.
+            names = [sanitize_line(PurePath(ref).name) for ref in app.wanted if ref]
+            left.append((" + ".join(names), ink.muted))
+        elif info is not None:
             target = f"{info.target.name} {info.target.quantization}"
             left.append((sanitize_line(target), "bold"))
             if info.draft is not None:
