@@ -13,7 +13,6 @@ from specllama.errors import ModelUnavailable, UsageError
 if TYPE_CHECKING:
     from specllama.models.catalog import CatalogPair
     from specllama.models.library import LocalModel
-    from specllama.models.pull import PullItem
 
 CONFIRM_BYTES = 1_000_000_000
 
@@ -187,6 +186,7 @@ def pull_command(
     as_json: bool,
 ) -> None:
     """Bring models to this machine. Interrupted downloads continue when run again."""
+    from specllama.cli.hub_pull import check_headers, fetch, say_next_step
     from specllama.cli.listing import note, show_json, size
     from specllama.models import hub, pull
 
@@ -210,10 +210,10 @@ def pull_command(
         confirm(f"download {size(total)} ({', '.join(item.ref for item in items)})?")
     for item in items:
         if item.missing:
-            _fetch(client, item)
+            fetch(client, item)
         else:
             note(f"{item.ref} is already here, {size(item.model.bytes)}: {item.path}")
-    _check_headers(items)
+    check_headers(items)
     if as_json:
         show_json(
             [
@@ -227,58 +227,7 @@ def pull_command(
                 for item in items
             ]
         )
-    _next_step(refs, items)
-
-
-def _fetch(client: Any, item: PullItem) -> None:
-    from specllama.cli.listing import note
-    from specllama.cli.progress import transfer_progress
-    from specllama.models import pull
-
-    for file in item.missing:
-        try:
-            with transfer_progress(file.name, file.size) as progress:
-                pull.fetch(item, client, progress, name=file.name)
-        except KeyboardInterrupt:
-            note("what arrived is kept: the same command continues there")
-            raise
-
-
-def _check_headers(items: list[PullItem]) -> None:
-    """Read what arrived: a file that cannot be run is known now, not at the first chat."""
-    from specllama.cli.listing import context, note, params, size
-    from specllama.errors import SpecllamaError
-    from specllama.models.gguf import check_loadable, read_header
-
-    for item in items:
-        try:
-            header = read_header(item.path)
-            if not item.model.auxiliary:
-                check_loadable(header)
-        except SpecllamaError as error:
-            note(f"warning: {error.message}")
-            continue
-        note(
-            f"{item.ref}: {header.architecture}, {params(header.n_params)} parameters,"
-            f" {header.quantization}, context {context(header.context_length)},"
-            f" {size(header.file_bytes)}"
-        )
-
-
-def _next_step(refs: tuple[str, ...], items: list[PullItem]) -> None:
-    from specllama.cli.listing import note
-    from specllama.models import catalog
-
-    if len(refs) == 1 and catalog.find(refs[0]) is not None:
-        note(f"next: specllama chat -m {refs[0]}")
-        return
-    runnable = [item for item in items if not item.model.auxiliary]
-    if len(runnable) == 2:
-        big, small = sorted(runnable, key=lambda item: -item.model.bytes)
-        note(f"next: specllama chat -m {big.ref} -d {small.ref}")
-    elif runnable:
-        note(f"next: specllama chat -m {runnable[0].ref}")
-        note(f"      specllama pair {runnable[0].ref}   which drafts fit it")
+    say_next_step(refs, items)
 
 
 @command.command("ls")

@@ -1,0 +1,63 @@
+"""Steps of ``specllama hub pull``: the transfer, a look at what came, the next command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specllama.models.hub import HubClient
+    from specllama.models.pull import PullItem
+
+
+def fetch(client: HubClient, item: PullItem) -> None:
+    """Download what is missing of one model, with a bar; interrupted, it says how to go on."""
+    from specllama.cli.listing import note
+    from specllama.cli.progress import transfer_progress
+    from specllama.models import pull
+
+    for file in item.missing:
+        try:
+            with transfer_progress(file.name, file.size) as progress:
+                pull.fetch(item, client, progress, name=file.name)
+        except KeyboardInterrupt:
+            note("what arrived is kept: the same command continues there")
+            raise
+
+
+def check_headers(items: list[PullItem]) -> None:
+    """Read what arrived: a file that cannot be run is known now, not at the first chat."""
+    from specllama.cli.listing import context, note, params, size
+    from specllama.errors import SpecllamaError
+    from specllama.models.gguf import check_loadable, read_header
+
+    for item in items:
+        try:
+            header = read_header(item.path)
+            if not item.model.auxiliary:
+                check_loadable(header)
+        except SpecllamaError as error:
+            note(f"warning: {error.message}")
+            continue
+        note(
+            f"{item.ref}: {header.architecture}, {params(header.n_params)} parameters,"
+            f" {header.quantization}, context {context(header.context_length)},"
+            f" {size(header.file_bytes)}"
+        )
+
+
+def say_next_step(refs: Sequence[str], items: list[PullItem]) -> None:
+    """Which command uses what was pulled."""
+    from specllama.cli.listing import note
+    from specllama.models import catalog
+
+    if len(refs) == 1 and catalog.find(refs[0]) is not None:
+        note(f"next: specllama chat -m {refs[0]}")
+        return
+    runnable = [item for item in items if not item.model.auxiliary]
+    if len(runnable) == 2:
+        big, small = sorted(runnable, key=lambda item: -item.model.bytes)
+        note(f"next: specllama chat -m {big.ref} -d {small.ref}")
+    elif runnable:
+        note(f"next: specllama chat -m {runnable[0].ref}")
+        note(f"      specllama pair {runnable[0].ref}   which drafts fit it")
