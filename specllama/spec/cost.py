@@ -82,6 +82,11 @@ class CostTable:
     def seen(self, rows: int) -> int:
         return self._seen.get(_cell(rows), 0)
 
+    @property
+    def widest(self) -> int:
+        """The most rows that were timed, in one of the cells."""
+        return max((cell for cell in self._ratio if self._seen.get(cell, 0)), default=0)
+
     def known(self, rows: int) -> bool:
         """Whether passes of so many rows were timed, so that a dear one is an outlier."""
         return self.seen(rows) >= _WARM_UP + _FIRST

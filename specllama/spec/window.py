@@ -93,6 +93,7 @@ _NEGLIGIBLE = 0.02  # survival below which looking further ahead is pointless
 _PROBE_STEPS = 0.8  # reading a probe may cost, in steps of the target
 _PROBE_MOST = 2.0  # or this, where a draft model reads so slowly
 _READ_LEAST = 16  # a draft model that has read less than this of a text cannot guess
+_READ_FIRST = 24  # tokens read to find out what reading costs
 # Unmeasured costs are hoped to be low (a short or disturbed prompt pass says otherwise): too high a
 # prior would never be put to the test, too low a one is corrected by the first rounds.
 _HOPE = 0.4
@@ -105,9 +106,11 @@ _BLIND_ROUNDS = 3  # that a proposer which never asks is given
 _BLIND_STAKE = 1.5  # steps that each of them may cost beyond a plain one
 _BLIND_GAIN = 0.08
 _PROBING = 0.008  # share of the time that probes may take while nothing pays
+_TRYING = 0.02  # and the first ones where copies are earning
+_EARNING = 1.03  # times the speed of plain decoding
 _BEST_ACCEPTANCE = 0.97  # what no draft model keeps up for long: for the can-it-gain-at-all test
 _MIN_GAIN = 1.02
-_EARNING = "drafts lost time lately: plain decoding until that is made up"
+_BEHIND = "drafts lost time lately: plain decoding until that is made up"
 _SURE = 4  # passes of two rows before a machine is judged
 
 
@@ -268,7 +271,7 @@ class AdaptiveWindow:
         while limit > 0 and v[limit + 1] - one > self._stake:
             limit -= 1
         if limit == 0:
-            return Plan(0, _EARNING)
+            return Plan(0, _BEHIND)
         if account.blind.rounds and not self._blind_pays(account.blind):
             return Plan(0, self._why)
         self._limit = limit
@@ -321,6 +324,7 @@ class AdaptiveWindow:
             self._survival = 1.0 - self._sent.state.predict(self._sent.features[0])
         value = self._look(state, self._n, self._survival)
         price = self._price(lag)
+        earning = self._rate * self._one > _EARNING  # without this source, or it would pay
         budget = self._stake - least
         if value <= price and self._n:
             return 0
@@ -338,12 +342,15 @@ class AdaptiveWindow:
             self._probing = True
             self._stuck = self.cannot_gain()
             # the emitted text will tell what a drawn guess was worth: it need not be sent
-            least_read = min(draft.ms(min(lag, _READ_LEAST)), _PROBE_MOST * self._one)
+            least_read = min(draft.ms(min(lag, _READ_FIRST)), _PROBE_MOST * self._one)
             cheap = max(_PROBE_STEPS * self._one, least_read)
             budget = min(self._stake if self._peek else budget, cheap)
             # what is read now must be put to use: keep enough to send a few guesses afterwards
             if first > 2.0 * self._step:
-                budget = min(budget, credit_ms - _RESERVE * self._one)
+                keep = _RESERVE * self._one
+                if earning:
+                    keep = max(keep, self._v[self._limit + 1] - self._one)
+                budget = min(budget, credit_ms - keep)
         read = self._readable(lag, budget)
         if read == 0:
             self._why = f"reading {lag} tokens into the draft model is too dear now"
@@ -352,8 +359,11 @@ class AdaptiveWindow:
             self._probing = False
             return 0
         if self._probing:
-            loss = draft.ms(read) + (price - value) / self._rate - self._step
-            state.rest(loss / (_PROBING * self._one))
+            loss = (draft.ms(read) + (price - value) / self._rate - self._step) / self._one
+            if earning and state.patience:
+                state.wait = int(loss / _TRYING)  # copies do without: no hurry
+            else:
+                state.rest(loss / _PROBING)
         self._current = _Offer(state)
         self._offers.append(self._current)
         self._read, self._lag = read, 0
@@ -363,6 +373,8 @@ class AdaptiveWindow:
     def _readable(self, lag: int, budget_ms: float) -> int:
         """How many of ``lag`` unread tokens the budget allows; 0 if too few to be of use."""
         draft = self._steps_cost
+        if draft.widest < _READ_FIRST < lag:  # what reading costs is not known yet
+            return _READ_FIRST if draft.ms(_READ_FIRST) <= budget_ms else 0
         if draft.ms(lag) <= budget_ms:
             return lag
         low, high = 0, lag  # ms(low) fits, ms(high) does not
@@ -567,7 +579,7 @@ class AdaptiveWindow:
         """Whether to let a proposer that never asks draft this round, as far as it likes."""
         excess = blind.excess * self._one
         if excess > self._stake:
-            self._why = _EARNING
+            self._why = _BEHIND
             return False
         loss = excess - blind.accepted / self._rate
         if loss <= 0.0 or blind.rounds < _BLIND_ROUNDS:
