@@ -6,8 +6,9 @@ and the rounds that greedy speculation would have had are counted off. With the 
 bytes that the draft reads and the cost of wider passes this gives the expected speed, without a
 clock: the same texts and costs give the same choice.
 
-The search starts from the whole model and drops one layer after the other, the best one each time;
-the best choice on the way is then improved by single layers dropped, put back and exchanged.
+The search improves the best of some usual choices by single layers dropped, put back and exchanged.
+Then it starts from the whole model and drops one layer after the other, the best one each time; the
+best choice on the way is improved as well.
 """
 
 from __future__ import annotations
@@ -171,6 +172,8 @@ def search(
     try:
         for drop in starts:
             at(drop)
+        if tried:  # the way down takes long to get anywhere: first what can be had soon
+            _improve(n_layers, at, ceiling, _fastest(tried.values()))
         _step_down(n_layers, at)
         _improve(n_layers, at, ceiling, _fastest(tried.values()))
     except _SpentError:

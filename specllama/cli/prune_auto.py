@@ -75,7 +75,6 @@ class _Progress:
         from specllama.cli.progress import Bar
 
         self._bar = Bar("trying layers", _STEPS, transfer=False)
-        self._said = ""
 
     def __enter__(self) -> _Progress:
         self._bar.__enter__()

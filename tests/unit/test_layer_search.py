@@ -77,6 +77,13 @@ def test_time_is_kept_and_one_choice_is_always_looked_at() -> None:
     assert search(8, model.look, starts=[(3, 4)], spent=lambda: True).best.drop == (3, 4)
 
 
+def test_little_time_goes_into_the_usual_choices_first() -> None:
+    model = Planted({2, 3, 4, 6})
+    found = search(8, model.look, starts=[(2, 3)], spent=lambda: len(model.asked) >= 20)
+    assert set(found.best.drop) == {2, 3, 4, 6}
+    assert not found.complete
+
+
 def test_the_same_answer_every_time() -> None:
     model = Planted({1, 6}, seed=3)
     first, second = (search(8, model.look, ceiling=model.ceiling) for _ in range(2))
