@@ -24,14 +24,13 @@ from specllama.params import SEED_LIMIT, GenerateParams
 from specllama.stats import SpecStats
 from specllama.store.codec import params_from_dict, params_to_dict
 from specllama.store.rounds import RoundLog, logged
+from specllama.store.session_export import to_json, to_markdown
 from specllama.store.sessions import (
     UNTITLED,
     MessageState,
     SessionStore,
     StoredMessage,
     StoredSession,
-    to_json,
-    to_markdown,
 )
 
 FLUSH_S = 0.25

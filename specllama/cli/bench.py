@@ -17,20 +17,26 @@ if TYPE_CHECKING:
     from specllama.bench.runner import Comparison
     from specllama.prompts import Prompt
 
+EPILOG = """\b
+Examples:
+  specllama bench run                      the bundled pair, on and off
+  specllama bench run --out before         keep it: before.json, .md and .html
+  specllama bench compare before.json after.json
+  specllama bench scale --to 1b pair/      the bundled pair at the cost of 1 B
+"""
 RUN_EPILOG = """\b
 Examples:
   specllama bench run                                   the bundled pair, on and off
   specllama bench run -m t.gguf -d d.gguf --slice code --temperature 0
   specllama bench run --against "llama-server http://127.0.0.1:8080"
-  specllama bench run --against "llama-speculative-simple ./llama-speculative-simple"
-                      --against "llama-server ./llama-server"
-                      --length 1 --length 4 --length 8     peers at these lengths
-  specllama bench run --proposer draft --proposer tree --proposer suffix   methods side by side
+  specllama bench run --length 1 --length 4 --against "llama-server ./llama-server" \\
+    --against "llama-speculative-simple ./llama-speculative-simple"
+  specllama bench run --proposer draft --proposer tree     methods side by side
   specllama bench run --out report                      report.json, .md and .html
 """
 
 
-@click.group("bench")
+@click.group("bench", epilog=EPILOG)
 def command() -> None:
     """Measure speed with and without speculation."""
 
@@ -43,9 +49,13 @@ def command() -> None:
 @click.option("--slice", "slices", multiple=True, help="Only these slices: chat, code, rag, json.")
 @click.option("-n", "--count", default=8, show_default=True, help="How many prompts.")
 @click.option("--max-tokens", default=128, show_default=True, help="Tokens per reply.")
-@click.option("-r", "--repetitions", default=3, show_default=True)
+@click.option(
+    "-r", "--repetitions", default=3, show_default=True, help="How often everything is measured."
+)
 @click.option("--temperature", "temperatures", multiple=True, type=float, help="Default: 0 and 1.")
-@click.option("--seed", default=1, show_default=True)
+@click.option(
+    "--seed", default=1, show_default=True, help="Of the first prompt; each next one adds 1."
+)
 @click.option(
     "--ignore-eos/--no-ignore-eos",
     default=True,
@@ -61,8 +71,20 @@ def command() -> None:
     show_default=True,
     help="May be given several times: one arm each.",
 )
-@click.option("--verify", type=click.Choice(VERIFY_RULES), default="match", show_default=True)
-@click.option("--window", type=click.Choice(WINDOWS), default="auto", show_default=True)
+@click.option(
+    "--verify",
+    type=click.Choice(VERIFY_RULES),
+    default="match",
+    show_default=True,
+    help="match gives the text of plain decoding, the others its distribution.",
+)
+@click.option(
+    "--window",
+    type=click.Choice(WINDOWS),
+    default="auto",
+    show_default=True,
+    help="auto drafts as far as it pays, fixed always --draft-max.",
+)
 @click.option("--draft-max", type=int, help="Most tokens drafted per round.")
 @click.option(
     "--length",
@@ -81,8 +103,15 @@ def command() -> None:
     '"llama-server PATH [ARG…]", "llama-cli PATH", "llama-speculative-simple PATH [ARG…]".',
 )
 @click.option("-c", "--ctx-size", type=int, help="Context length.")
-@click.option("-ngl", "--gpu-layers", default="auto", show_default=True)
-@click.option("-t", "--threads", type=int)
+@click.option(
+    "-ngl",
+    "--gpu-layers",
+    default="auto",
+    metavar="auto|all|N",
+    show_default=True,
+    help="Layers of the target on the GPU.",
+)
+@click.option("-t", "--threads", type=int, help="CPU threads; physical cores unless given.")
 @click.option(
     "--useless-draft",
     is_flag=True,
@@ -115,12 +144,12 @@ def run(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare plain decoding, speculation and peers on the same prompts, interleaved.
+    """Time plain decoding, speculation and peers.
 
-    Every arm answers every prompt in turn, with the same tokens, limits and seeds. Ratios are of
-    totals within a repetition; their median and range are shown. "same text" counts the replies
-    that equal plain decoding token by token, "own time" is the share of a round that is neither
-    the target's nor the draft model's, "worst 500" the slowest 500 tokens over plain.
+    Every arm answers every prompt in turn (interleaved), with the same tokens, limits and seeds.
+    Ratios are of totals within a repetition; their median and range are shown. "same text" counts
+    the replies that equal plain decoding token by token, "own time" is the share of a round that is
+    neither the target's nor the draft model's, "worst 500" the slowest 500 tokens over plain.
     """
     from specllama.bench.arms import EngineArm, Task, make_useless
     from specllama.bench.energy import EnergyMeter
@@ -173,9 +202,9 @@ def run(
 @command.command("compare")
 @click.argument("first", type=click.Path(path_type=Path))
 @click.argument("second", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def compare_reports(first: Path, second: Path, as_json: bool) -> None:
-    """Two reports of ``bench run --out`` side by side."""
+    """Show two reports of `bench run --out` side by side."""
     from specllama.bench.report import difference, provenance_lines, read_report
 
     a, b = read_report(first), read_report(second)
@@ -207,14 +236,14 @@ def compare_reports(first: Path, second: Path, as_json: bool) -> None:
 @click.option("-d", "--draft-model", "draft", help="Draft model.")
 @click.option("--to", default="1b", show_default=True, help="Cost of the target: 300m, 1b, 3b, 7b.")
 @click.option("--draft-to", help="Cost of the draft; default: about a sixteenth of the target.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: the two paths.")
 def scale(
     out: Path, target: str | None, draft: str | None, to: str, draft_to: str | None, as_json: bool
 ) -> None:
-    """Write a pair that costs as much as a large one and computes what the small one does.
+    """Write a pair that costs like a large one.
 
-    For measurements where no large model is at hand: real cost, unchanged text. Whatever is
-    measured on a scaled pair should say so.
+    It computes what the small one does: real cost, unchanged text, for measurements where no large
+    model is at hand. Whatever is measured on a scaled pair should say so.
     """
     from specllama.errors import SpecllamaError, UsageError
     from specllama.models.refs import resolve_pair

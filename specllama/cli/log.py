@@ -33,6 +33,7 @@ Examples:
   specllama log rm --all                 delete every log
   specllama log texts                    what --keep-texts has kept
 
+\b
 Every log is a JSON Lines file, so other tools read it as it is:
   jq 'select(.type == "round") | .accepted' "$(specllama log path last)"
   duckdb -c "select source, avg(accepted) from '$(specllama log path last)'
@@ -57,7 +58,9 @@ command.add_command(texts)
 
 
 @command.command("ls")
-@click.option("-n", "--limit", default=20, show_default=True, type=click.IntRange(1))
+@click.option(
+    "-n", "--limit", default=20, show_default=True, type=click.IntRange(1), help="How many."
+)
 @json_option
 def ls(limit: int, as_json: bool) -> None:
     """List runs, newest first."""
@@ -137,7 +140,13 @@ def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
 @command.command("stats")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--all", "every", is_flag=True, help="All runs together.")
-@click.option("--slices", default=5, show_default=True, type=click.IntRange(1, 1000))
+@click.option(
+    "--slices",
+    default=5,
+    show_default=True,
+    type=click.IntRange(1, 1000),
+    help="Parts that the time of one run is cut into.",
+)
 @json_option
 def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> None:
     """Totals, and acceptance by position, by source and over time."""
@@ -250,10 +259,10 @@ def plot(run: str, png: Path | None, as_json: bool) -> None:
 
 @command.command("export")
 @run_argument
-@click.option("--csv/--json", "as_csv", default=True, show_default="csv", help="Which form.")
+@click.option("--csv/--json", "as_csv", default=True, help="Which form; CSV unless told.")
 @click.option("-o", "--output", "target", type=click.Path(path_type=Path), help="Write a file.")
 def export(run: str, as_csv: bool, target: Path | None) -> None:
-    """Write the rounds of a run as CSV, or all of it as one JSON document."""
+    """Write a run: its rounds as CSV, or all as JSON."""
     record = read_run(find_run(run))
     if as_csv:
         buffer = io.StringIO()

@@ -23,7 +23,7 @@ Examples:
   specllama log rm 20261121-0152 20261121-0160
   specllama log rm --all --yes
 """
-TEXTS_EPILOG = """\b
+TEXTS_EPILOG = """\
 Texts are kept with --keep-texts only (or `specllama config set keep-texts true`), as token ids, on
 this machine. The proposer `suffix` copies drafts from them.
 

@@ -50,7 +50,13 @@ Examples:
     type=click.Choice(["all", "auto", *ALL]),
     help="Default: every one available but self; all adds self.",
 )
-@click.option("--draft-max", "widths", multiple=True, type=int, help="Default: 4.")
+@click.option(
+    "--draft-max",
+    "widths",
+    multiple=True,
+    type=int,
+    help="Most tokens drafted per round, may be repeated. Default: 4.",
+)
 @click.option(
     "--window",
     type=click.Choice(WINDOWS),
@@ -66,13 +72,26 @@ Examples:
     metavar="MS",
     help="Let passes and drafts take up to MS milliseconds longer, at random.",
 )
-@click.option("--seed", default=1, show_default=True)
+@click.option(
+    "--seed", default=1, show_default=True, help="Of the first prompt; each next one adds 1."
+)
 @click.option("--exact", is_flag=True, help="Cut wide passes into bit-exact ones.")
 @click.option("-c", "--ctx-size", type=int, help="Context length.")
-@click.option("-ngl", "--gpu-layers", default="auto", show_default=True)
-@click.option("-t", "--threads", type=int)
 @click.option(
-    "--flash-attn", type=click.Choice(["auto", "on", "off"]), default="auto", show_default=True
+    "-ngl",
+    "--gpu-layers",
+    default="auto",
+    metavar="auto|all|N",
+    show_default=True,
+    help="Layers of the target on the GPU.",
+)
+@click.option("-t", "--threads", type=int, help="CPU threads; physical cores unless given.")
+@click.option(
+    "--flash-attn",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    show_default=True,
+    help="Flash attention.",
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON Lines: cases, then a summary.")
 def command(

@@ -13,6 +13,7 @@ with one notice and generation goes on.
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import secrets
@@ -145,7 +146,7 @@ class RoundLog:
         assert self._fd is not None
         data = encode(line) + b"\n"
         if os.write(self._fd, data) != len(data):
-            raise OSError(28, "No space left on device")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _model(info: ModelInfo) -> dict[str, Any]:

@@ -384,31 +384,3 @@ def _dictionary(text: str | None) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
-
-
-def to_markdown(session: StoredSession) -> str:
-    """A conversation as Markdown, one heading per turn."""
-    parts = [f"# {session.title}"]
-    if session.system:
-        parts.append(f"## System\n\n{session.system}")
-    for message in session.messages:
-        mark = " (interrupted)" if message.state == "partial" else ""
-        parts.append(f"## {message.role.capitalize()}{mark}\n\n{message.content}")
-    return "\n\n".join(parts) + "\n"
-
-
-def to_json(session: StoredSession) -> str:
-    """A conversation as JSON, with settings and the counters of each reply."""
-    data = {
-        "id": session.id,
-        "title": session.title,
-        "created_s": session.created_s,
-        "updated_s": session.updated_s,
-        "system": session.system,
-        "settings": session.settings,
-        "messages": [
-            {"role": m.role, "content": m.content, "state": m.state, "stats": m.stats}
-            for m in session.messages
-        ],
-    }
-    return json.dumps(data, ensure_ascii=False, indent=2) + "\n"

@@ -16,12 +16,11 @@ import pytest
 from specllama.errors import StoreError, UsageError
 from specllama.paths import sessions_file
 from specllama.store import sessions
+from specllama.store.session_export import to_json, to_markdown
 from specllama.store.sessions import (
     UNTITLED,
     SessionStore,
     StoredMessage,
-    to_json,
-    to_markdown,
 )
 
 
