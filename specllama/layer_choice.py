@@ -57,7 +57,8 @@ class Choice:
         """One sentence: what was chosen and whether it pays."""
         shown = self.best.survival[:SHOWN]
         shares = ", ".join(f"{share:.0%}" for share in shown)
-        verdict = "it pays here" if self.best.pays else "it cannot pay here"
+        no = "it cannot pay here" if self.complete else "none that was tried pays here"
+        verdict = "it pays here" if self.best.pays else no
         return (
             f"without {'layers' if len(self.best.drop) > 1 else 'layer'} "
             f"{pruned.layer_list(self.best.drop)} of 0-{self.n_layers - 1}: {shares} of the rounds "
