@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
-from specllama.spec.calibrate import Features, SourceState, draft_features, match_features
+from specllama.spec.calibrate import SourceState, draft_features
 from specllama.spec.cost import CostTable, ceiling
 from specllama.spec.learned import CREDIT_LEAST, CREDIT_MOST, Blind, Learned
+from specllama.spec.offers import Copy, Offer, compare, weigh
 from specllama.spec.types import Draft, Guess, Room
 
 
@@ -114,28 +115,6 @@ _BEHIND = "drafts lost time lately: plain decoding until that is made up"
 _SURE = 4  # passes of two rows before a machine is judged
 
 
-@dataclass(slots=True)
-class _Offer:
-    """Guesses of one source this round, sent or not, in order; judged by what was emitted."""
-
-    state: SourceState
-    tokens: list[int | None] = field(default_factory=list)
-    features: list[Features] = field(default_factory=list)
-    used: int = 0
-
-
-@dataclass(slots=True)
-class _Copy:
-    """A free guess, weighed: its best length, and the tokens that gains and is expected to give."""
-
-    offer: _Offer
-    survival: list[float] = field(default_factory=list)  # of the target following it so far
-    gain: float = 0.0
-    length: int = 0
-    expected: float = 1.0
-    likely: float = 0.0  # the first token alone
-
-
 class AdaptiveWindow:
     """Drafts as far as it pays, measured, and keeps the loss of trying within a credit.
 
@@ -202,10 +181,10 @@ class AdaptiveWindow:
         self._probing = False
         self._why = ""
         self._begun = 0.0
-        self._offers: list[_Offer] = []
-        self._current: _Offer | None = None  # of the paying source
-        self._copies: list[_Copy] = []
-        self._sent: _Offer | None = None  # the copy that goes
+        self._offers: list[Offer] = []
+        self._current: Offer | None = None  # of the paying source
+        self._copies: list[Copy] = []
+        self._sent: Offer | None = None  # the copy that goes
         self._asked = False  # whether the paying source had its turn
 
     def drafts_with(self, method: str, paid: str = "") -> None:
@@ -364,7 +343,7 @@ class AdaptiveWindow:
                 state.wait = int(loss / _TRYING)  # copies do without: no hurry
             else:
                 state.rest(loss / _PROBING)
-        self._current = _Offer(state)
+        self._current = Offer(state)
         self._offers.append(self._current)
         self._read, self._lag = read, 0
         self._since = self._begun = self._clock()
@@ -463,7 +442,7 @@ class AdaptiveWindow:
     def pick(self, guesses: Sequence[Guess]) -> tuple[int, int]:
         if not self._copies:
             self._copies = [self._weigh(guess) for guess in guesses]
-            self._oppose()
+            compare(self._copies, self._v, self._rate)
         which = max(range(len(guesses)), key=lambda i: self._copies[i].gain)
         best = self._copies[which]
         length = best.length
@@ -483,38 +462,10 @@ class AdaptiveWindow:
             best.offer.used = length
         return which, length
 
-    def _weigh(self, guess: Guess) -> _Copy:
-        """How far a guess would be followed; it is judged later, sent or not."""
-        state = self._learned.source(guess.source, "copy")
-        offer = _Offer(state)
-        self._offers.append(offer)
-        copy = _Copy(offer)
-        survival = 1.0
-        for i, token in enumerate(guess.tokens[: self._limit]):
-            share = guess.shares[i] if guess.shares else 1.0
-            features = match_features(guess.match_length, i, share)
-            survival *= state.predict(features)
-            copy.survival.append(survival)
-            offer.tokens.append(token)
-            offer.features.append(features)
+    def _weigh(self, guess: Guess) -> Copy:
+        copy = weigh(guess, self._learned.source(guess.source, "copy"), self._limit)
+        self._offers.append(copy.offer)
         return copy
-
-    def _oppose(self) -> None:
-        """The gain of every copy. Of several that begin differently one at most can be right."""
-        first: dict[int | None, float] = {}
-        for copy in self._copies:
-            token = copy.offer.tokens[0]
-            first[token] = max(first.get(token, 0.0), copy.survival[0])
-        fair = 1.0 / max(sum(first.values()), 1.0)
-        v, rate = self._v, self._rate
-        for copy in self._copies:
-            total = 0.0
-            copy.likely = fair * copy.survival[0]
-            for i, survival in enumerate(copy.survival):
-                total += fair * survival
-                gain = total - rate * (v[i + 2] - v[1])
-                if gain > copy.gain:
-                    copy.gain, copy.length, copy.expected = gain, i + 1, 1.0 + total
 
     def _price(self, lag: int) -> float:
         """Tokens that the time of a look at the paying source's next guess is worth."""
@@ -620,7 +571,9 @@ class AdaptiveWindow:
         if was is None:
             self._set_slope(one)
         for offer in self._offers:
-            self._judge(offer, outcome)
+            if self._probing and offer is self._current and offer.hit(outcome.tokens):
+                offer.state.surprised(offer.state.predict(offer.features[0]))
+            offer.judge(outcome.tokens, outcome.accepted)
         if n and not self._offers:
             self._judge_blind(account.blind, outcome, one)
         self._left -= outcome.emitted
@@ -643,22 +596,6 @@ class AdaptiveWindow:
                 self._current.state.paid()
         account.credit = min(max(account.credit, CREDIT_LEAST), CREDIT_MOST)
         self._reset(0)
-
-    def _judge(self, offer: _Offer, outcome: Outcome) -> None:
-        """Learn from every guess that the emitted text tests, whether it was sent or not."""
-        if any(token is None for token in offer.tokens):
-            for i in range(min(offer.used, outcome.accepted + 1)):
-                offer.state.learn(offer.features[i], i < outcome.accepted, i)
-            return
-        for i, token in enumerate(offer.tokens):
-            if i >= len(outcome.tokens):
-                return
-            hit = token == outcome.tokens[i]
-            if i == 0 and hit and self._probing and offer is self._current:
-                offer.state.surprised(offer.state.predict(offer.features[0]))
-            offer.state.learn(offer.features[i], hit, i)
-            if not hit:
-                return
 
     @staticmethod
     def _judge_blind(blind: Blind, outcome: Outcome, one: float) -> None:

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.errors import EngineError
+from specllama.methods import make_proposers
 from specllama.params import SamplingParams, VerifyRule
 from specllama.spec.noise import draw
 from specllama.spec.proposer import NoProposer, Proposer, Request
 from specllama.spec.proposers.draft_model import DraftModelProposer, common_prefix
 from specllama.spec.proposers.mixed import MixedProposer
 from specllama.spec.proposers.ngram import NgramProposer
+from specllama.spec.proposers.suffix import SuffixProposer
 from specllama.spec.sampling import SamplerChain
-from specllama.spec.types import EMPTY_DRAFT, Draft, Room, Verdict
+from specllama.spec.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Verdict
 from specllama.spec.verify import RandomCoins
 
 V = 20
@@ -345,6 +347,70 @@ def test_mixed_takes_the_first_that_has_something() -> None:
     assert proposer.propose(later, chain(later), Room(3)).tokens == alone.tokens
     proposer.close()
     assert context_of(drafts).closed
+
+
+def test_all_copies_are_weighed_and_the_model_is_asked_only_without_one() -> None:
+    weighed: list[list[Guess]] = []
+    answers: list[tuple[int, int]] = []
+
+    def pick(guesses: Sequence[Guess]) -> tuple[int, int]:
+        weighed.append(list(guesses))
+        return answers.pop(0)
+
+    drafts = model()
+    proposer = MixedProposer([SuffixProposer(), NgramProposer(), drafts])
+    assert proposer.paid == "draft"
+    proposer.start(request())
+    # the newest way on behind (2, 3) is 9, the most frequent one is 4
+    text = [2, 3, 4, 5, 2, 3, 4, 6, 2, 3, 9, 8, 2, 3]
+    answers = [(1, 2)]
+    draft = proposer.propose(text, chain(text), Room(4, pick=pick))
+    assert (draft.source, draft.tokens) == ("ngram", (9, 8))
+    assert [(g.source, g.tokens[0]) for g in weighed[0]] == [("suffix", 4), ("ngram", 9)]
+    assert weighed[0][0].shares[0] == pytest.approx(2 / 3)
+    assert not context_of(drafts).passes
+    answers = [(0, 0)]
+    assert proposer.propose(text, chain(text), Room(4, pick=pick)).source == "draft"
+    # a model that stays out leaves the round to the copies again
+    answers = [(0, 0), (0, 1)]
+    silent = Room(4, pick=pick, begin=lambda source, lag: 0)
+    assert proposer.propose(text, chain(text), silent).tokens == (4,)
+    assert not answers
+    # with nobody to weigh them, a match has to be long to go before the model
+    assert proposer.propose(text, chain(text), Room(4)).source == "draft"
+
+
+def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
+    class Head(NoProposer):
+        def __init__(self, name: str, needs: HiddenNeed) -> None:
+            self.name, self.needs = name, needs
+            self.read = 0
+
+        def read_prompt(self) -> None:
+            self.read += 1
+
+    head = Head("eagle3", "layer_inputs")
+    mixed = make_proposers(FakeContext(FakeTable(V)), None, extra={"eagle3": head})["mixed"]
+    assert isinstance(mixed, MixedProposer)
+    assert (mixed.paid, mixed.needs) == ("eagle3", "layer_inputs")
+    mixed.read_prompt()
+    assert head.read == 1
+    assert "EAGLE-3" in mixed.advice()
+    assert mixed.advice() == "", "said once"
+
+    heads = {"eagle3": head, "mtp": Head("mtp", "nextn"), "self": Head("self", "nothing")}
+    best = make_proposers(FakeContext(FakeTable(V)), None, extra=heads)["mixed"]
+    assert best.needs == "nextn"
+    pair = make_proposers(FakeContext(FakeTable(V)), FakeContext(FakeTable(V)), extra=heads)
+    assert isinstance(pair["mixed"], MixedProposer)
+    assert (pair["mixed"].paid, pair["mixed"].needs) == ("draft", "nothing")
+    assert pair["mixed"].advice() == ""
+    bare = make_proposers(FakeContext(FakeTable(V)), None)["mixed"]
+    assert isinstance(bare, MixedProposer)
+    assert bare.paid == ""
+    assert bare.describe() == "copies of the text"
+    with pytest.raises(ValueError, match="nextn"):
+        MixedProposer([heads["mtp"], head])
 
 
 def test_mixed_of_nothing() -> None:

@@ -22,6 +22,7 @@ from specllama.spec.cost import CostTable
 from specllama.spec.proposers.draft_model import DraftModelProposer
 from specllama.spec.proposers.mixed import MixedProposer
 from specllama.spec.proposers.ngram import NgramProposer
+from specllama.spec.proposers.suffix import SuffixProposer
 from specllama.spec.types import Rows
 from specllama.spec.window import AdaptiveWindow, FixedWindow
 
@@ -59,7 +60,7 @@ def make(
         proposers={
             "ngram": NgramProposer(),
             "draft": model,
-            "mixed": MixedProposer([NgramProposer(n_min=3), model]),
+            "mixed": MixedProposer([SuffixProposer(), NgramProposer(), model]),
         },
         make_window=window_maker(profile, info),
     )
