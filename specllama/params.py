@@ -101,7 +101,7 @@ class GenerateParams:
         max_tokens: upper bound on generated tokens; None means until the context is full.
         seed: 0 <= seed < 2**64; None draws one, which every ``finish`` reports.
         stop: strings that end the reply; matched across token boundaries, never shown.
-        proposer: one of PROPOSERS; "auto" takes mixed if there is a draft model, else ngram.
+        proposer: one of PROPOSERS; "auto" is mixed: copies, and a draft model or head if any.
         draft_max: most tokens drafted per round (0 means plain decoding). The default keeps a pass
             within the 7 rows that are bit-identical to single ones with Q4_0 weights on CPUs.
         window: "auto" drafts as far as it pays here, measured, down to not at all; "fixed" always

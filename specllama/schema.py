@@ -205,7 +205,7 @@ SCHEMA: tuple[Setting, ...] = (
         "proposer",
         "text",
         "generate.proposer",
-        "Who drafts: auto is mixed with a draft model, else ngram.",
+        "Who drafts: auto is mixed, copies of the text and what the pair has to draft with.",
         _S,
         choices=PROPOSERS,
     ),
