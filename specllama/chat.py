@@ -9,7 +9,6 @@ content and checking that the template gives the same text without them.
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
 from collections.abc import Callable, Sequence
@@ -19,8 +18,6 @@ from typing import Any
 from specllama.errors import UsageError
 from specllama.interface import Message
 from specllama.template import TemplateFailed, render_template
-
-logger = logging.getLogger(__name__)
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -43,29 +40,6 @@ class Rendered:
     @property
     def text(self) -> str:
         return "".join(segment.text for segment in self.segments)
-
-
-def render_segments(
-    template: str | None,
-    messages: Sequence[Message],
-    *,
-    bos: str,
-    eos: str,
-    add_generation_prompt: bool = True,
-    continue_last: bool = False,
-) -> list[Segment]:
-    """As ``render``, with the notice going to the log instead of the caller."""
-    rendered = render(
-        template,
-        messages,
-        bos=bos,
-        eos=eos,
-        add_generation_prompt=add_generation_prompt,
-        continue_last=continue_last,
-    )
-    if rendered.notice:
-        logger.warning(rendered.notice)
-    return rendered.segments
 
 
 def render(

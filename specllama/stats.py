@@ -13,6 +13,12 @@ from specllama.events import RoundDone
 
 @dataclass(slots=True)
 class SpecStats:
+    """Sums over rounds.
+
+    ``drafted_at[i]`` and ``accepted_at[i]`` count the rounds that drafted to depth i + 1 at least,
+    and those that accepted so far. Times in milliseconds.
+    """
+
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -26,6 +32,7 @@ class SpecStats:
     accepted_at: list[int] = field(default_factory=list)
 
     def observe(self, done: RoundDone) -> None:
+        """Count one more round."""
         self.rounds += 1
         self.drafted += len(done.drafted)
         self.accepted += done.accepted
@@ -45,6 +52,7 @@ class SpecStats:
             self.accepted_at[i] += 1
 
     def merge(self, other: SpecStats) -> None:
+        """Add the counts of another stretch of rounds."""
         for name in ("rounds", "drafted", "accepted", "emitted", "cut", "near_ties"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("draft_ms", "verify_ms", "other_ms"):

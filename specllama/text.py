@@ -14,7 +14,7 @@ decoding agree also where a stop string begins in one round and ends in the next
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 
 class Utf8Stream:
@@ -33,18 +33,6 @@ class Utf8Stream:
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return text
-
-
-def piece_texts(pieces: Iterable[bytes]) -> list[str]:
-    """One string per piece that join to the whole text.
-
-    A character that spans several pieces belongs to the piece that completes it.
-    """
-    stream = Utf8Stream()
-    texts = [stream.feed(piece) for piece in pieces]
-    if rest := stream.finish():
-        texts[-1] += rest
-    return texts
 
 
 class TextStream:

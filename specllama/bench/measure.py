@@ -8,7 +8,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from specllama.backend.base import Context
+from specllama.backend.base import Context, Outputs
 from specllama.spec.learned import Costs
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
@@ -78,7 +78,7 @@ def time_passes(
     tokens: Sequence[int],
     sizes: Sequence[int],
     *,
-    outputs: str,
+    outputs: Outputs,
     repetitions: int,
     progress: Callable[[], None] | None = None,
 ) -> dict[int, float]:
@@ -96,7 +96,7 @@ def time_passes(
         for n in sizes:
             for again in range(2):  # the second pass of a shape in a row reuses its graph
                 begin = perf_counter()
-                context.forward(filler[:n], outputs="all" if outputs == "all" else "last")
+                context.forward(filler[:n], outputs=outputs)
                 elapsed = (perf_counter() - begin) * 1e3
                 context.rollback(past)
                 if repetition and again:

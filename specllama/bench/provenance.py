@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import sys
@@ -11,26 +10,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from specllama.backend.devices import cpu_name
+from specllama.errors import ModelUnavailable
 from specllama.interface import EngineInfo, ModelInfo
+from specllama.models.receipts import sha256_of
+from specllama.store.rounds import package_versions
 
 
 def provenance(
     info: EngineInfo, arguments: Sequence[str] | None = None, *, hashes: bool = True
 ) -> dict[str, Any]:
     """A JSON-ready block. Files are named without their folder; hashing reads them once."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    import specllama
-
-    versions = {"specllama": specllama.__version__, "python": platform.python_version()}
-    for name in ("llama-cpp-python", "numpy"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions,
+        "versions": package_versions(),
         "machine": {
             "system": f"{platform.system()} {platform.release()}",
             "cpu": cpu_name(),
@@ -56,24 +49,15 @@ def _model(model: ModelInfo, hashes: bool) -> dict[str, Any]:
         "quantization": model.quantization,
         "n_params": model.n_params,
         "bytes": model.file_bytes,
-        "sha256": model.sha256 or (file_hash(path) if hashes and path.is_file() else None),
+        "sha256": model.sha256 or (_hash(path) if hashes else None),
     }
 
 
-def file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def cpu_name() -> str:
-    """The processor's marketing name where the system tells, else its architecture."""
+def _hash(path: Path) -> str | None:
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return sha256_of(path)
+    except ModelUnavailable:  # replaced or deleted since it was loaded
+        return None
 
 
 def _cores() -> int:

@@ -67,6 +67,7 @@ def cells(s: Summary) -> list[str]:
 
 
 def to_json(comparison: Comparison, *, texts: bool = False) -> dict[str, Any]:
+    """The whole comparison as plain data; ``texts`` adds the replies and their token ids."""
     return {
         "schema": SCHEMA,
         "provenance": comparison.provenance,
@@ -120,6 +121,7 @@ def provenance_lines(data: dict[str, Any]) -> list[str]:
 
 
 def to_markdown(comparison: Comparison) -> str:
+    """The table of all summaries, then the provenance as a list."""
     out = [_row(COLUMNS), _row("-" * 3 for _ in COLUMNS)]
     out += [_row(cells(s)) for s in comparison.summaries()]
     out += ["", *(f"- {line}" for line in provenance_lines(comparison.provenance)), ""]
@@ -171,6 +173,7 @@ def to_html(comparison: Comparison) -> str:
 
 
 def page(title: str, body: str) -> str:
+    """A whole HTML document; ``body`` is HTML already, ``title`` is text."""
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>'

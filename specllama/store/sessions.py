@@ -1,7 +1,8 @@
 """Stored conversations: one SQLite file, write-ahead logging, ordered migrations.
 
 A turn is stored before it is answered, and the reply is updated while it grows, so a killed process
-loses at most the last update. Deleting only marks a session, so it can be undone.
+loses at most the last update. Deleting only marks a session, so it can be undone; what was
+deleted a month ago is removed when the store is opened.
 
 A store never stops a conversation: where the file cannot be written (disk full, read-only, a newer
 schema), the store goes on in memory or without writing, and ``notices`` says so once. A damaged
@@ -16,7 +17,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -54,6 +55,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
 )
 UNTITLED = "untitled"
+KEEP_DELETED_S = 30 * 86400.0  # how long a deleted session can be brought back
 _TITLE_CHARS = 60
 _CHECK_BYTES = 32 * 2**20
 
@@ -109,7 +111,7 @@ class SessionStore:
         path = path or sessions_file()
         notices: list[str] = []
         try:
-            return cls(_open_file(path, notices), path, notices)
+            store = cls(_open_file(path, notices), path, notices)
         except (sqlite3.Error, OSError, StoreError) as error:
             notices.append(
                 f"conversations cannot be stored in {path} ({error}); this one is kept in memory"
@@ -117,6 +119,9 @@ class SessionStore:
             connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
             _prepare(connection)
             return cls(connection, path, notices)
+        with suppress(StoreError):  # an unreadable table is told about when it is needed
+            store.purge()
+        return store
 
     def close(self) -> None:
         with self._lock:
@@ -210,8 +215,10 @@ class SessionStore:
         self._write(("UPDATE sessions SET deleted_s = NULL WHERE id = ?", session))
         return session
 
-    def purge(self, older_than_s: float = 30 * 86400.0) -> None:
+    def purge(self, older_than_s: float = KEEP_DELETED_S) -> None:
         """Really remove sessions that were deleted longer ago than this."""
+        if not self._rows("SELECT 1 FROM sessions WHERE deleted_s IS NOT NULL LIMIT 1"):
+            return
         self._write(("DELETE FROM sessions WHERE deleted_s < ?", time.time() - older_than_s))
 
     def summaries(self, *, query: str = "", limit: int = 100) -> list[SessionSummary]:

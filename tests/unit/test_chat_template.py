@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from specllama.chat import Segment, render, render_segments
+from specllama.chat import Segment, render
 from specllama.errors import UsageError
 from specllama.interface import Message
 from specllama.template import TemplateFailed, render_template
@@ -41,9 +41,10 @@ HISTORY = [*ASK, Message("assistant", "<think>hm</think>\n\nHello."), Message("u
 def shape(
     template: str | None, messages: list[Message], *, gen: bool = True, cont: bool = False
 ) -> list[Segment]:
-    return render_segments(
+    rendered = render(
         template, messages, bos="<s>", eos="</s>", add_generation_prompt=gen, continue_last=cont
     )
+    return rendered.segments
 
 
 def test_contents_are_never_special() -> None:

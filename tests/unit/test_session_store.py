@@ -102,6 +102,21 @@ def test_listing_search_delete_and_undo() -> None:
             store.get(first)
 
 
+def test_what_was_deleted_long_ago_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    with SessionStore.open(path) as store:
+        old, new = (store.create(title=title) for title in ("old", "new"))
+        store.delete(old)
+        store.delete(new)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE sessions SET deleted_s = deleted_s - 31 * 86400 WHERE id = ?", (old,))
+    db.close()
+    with SessionStore.open(path) as store:
+        with pytest.raises(StoreError):
+            store.get(old)
+        assert store.undelete() == new
+
+
 def test_find() -> None:
     with SessionStore.open() as store:
         with pytest.raises(StoreError, match="no stored session yet"):
