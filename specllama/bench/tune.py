@@ -266,6 +266,7 @@ def tune(
         seconds=layer_seconds,
         progress=lambda share, label: say("layers", share, f"own layers: {label}"),
     )
+    say("layers", 1.0, "done")
     return Tuning(costs, groups, comparison, advise(groups, comparison), layers)
 
 
