@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from specllama.cli import diagnostics
+from specllama.cli import diagnostics, output
 from specllama.params import PROPOSERS, WINDOWS, EngineOptions, WindowKind
 
 if TYPE_CHECKING:
@@ -182,7 +181,7 @@ def command(
             ):
                 cases.append(case)
                 if as_json:
-                    print(json.dumps(case.to_dict(), ensure_ascii=False), flush=True)
+                    output.json_line(case.to_dict())
                 else:
                     show_difference(case, watch)
                 watch.advanced()
@@ -194,7 +193,7 @@ def command(
                 done = skip + len(dict.fromkeys(c.prompt for c in cases)) - 1
                 diagnostics.say(f"ended early; go on with --skip {done} -n {skip + count - done}")
             if as_json:
-                print(json.dumps({**summary, "finished": finished}), flush=True)
+                output.json_line({**summary, "finished": finished})
             elif cases:
                 table(cases)
                 if finished:

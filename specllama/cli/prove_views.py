@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from specllama.cli import diagnostics
+from specllama.cli import diagnostics, output
 from specllama.text import sanitize_line
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def headline(engine: Engine, proposers: Sequence[str], prompts: int) -> str:
     draft = f" + {info.draft.name} {info.draft.quantization}" if info.draft else ""
     return sanitize_line(
         f"{info.target.name} {info.target.quantization}{draft} on {info.device}, "
-        f"{info.exactness}; {prompts} prompts, proposers {', '.join(proposers)}; "
+        f"{info.exactness}; {prompts} {'prompt' if prompts == 1 else 'prompts'}, "
+        f"proposers {', '.join(proposers)}; "
         "one plain text per prompt and temperature serves them all"
     )
 
@@ -96,20 +97,26 @@ def table(cases: Sequence[Case]) -> None:
     rows: dict[tuple[str, float], list[Case]] = {}
     for case in cases:
         rows.setdefault((case.proposer, case.temperature), []).append(case)
-    print(f"{'proposer':<10} {'temperature':>11} {'identical':>12} {'tokens':>8} {'accepted':>9}")
+    output.line(
+        f"{'proposer':<10} {'temperature':>11} {'identical':>12} {'tokens':>8} {'accepted':>9}"
+    )
     for (proposer, temperature), group in rows.items():
         same = f"{sum(c.identical for c in group)}/{len(group)}"
         drafted = sum(c.drafted for c in group)
         rate = f"{sum(c.accepted for c in group) / drafted:.0%}" if drafted else "–"
         tokens = sum(c.tokens for c in group)
-        print(f"{proposer:<10} {temperature:>11g} {same:>12} {tokens:>8} {rate:>9}")
+        output.line(f"{proposer:<10} {temperature:>11g} {same:>12} {tokens:>8} {rate:>9}")
 
 
 def verdict(summary: Mapping[str, object]) -> None:
     """The last line: lossless, up to what, or not."""
     if summary["unexplained"]:
-        print(f"NOT lossless here: {summary['unexplained']} unexplained differences")
+        output.line(f"NOT lossless here: {summary['unexplained']} unexplained differences")
     elif summary["near_ties"]:
-        print(f"lossless up to {summary['near_ties']} near-ties of the target's own arithmetic")
+        output.line(
+            f"lossless up to {summary['near_ties']} near-ties of the target's own arithmetic"
+        )
     else:
-        print(f"lossless: {summary['identical']} of {summary['cases']} token for token identical")
+        output.line(
+            f"lossless: {summary['identical']} of {summary['cases']} token for token identical"
+        )
