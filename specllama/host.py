@@ -347,6 +347,15 @@ class _Child:
             self._log.unlink()
 
 
+_CAUSES = {
+    "SIGKILL": "out of memory?",
+    "SIGABRT": "llama.cpp gave up",
+    "SIGSEGV": "a crash in native code",
+    "SIGBUS": "the file changed or the disk failed while it was read?",
+    "SIGILL": "built for another processor?",
+}
+
+
 def _obituary(exitcode: int | None, log: Path, *, loading: bool) -> EngineDied:
     when = "while loading the model" if loading else "in the middle of its work"
     if exitcode is not None and exitcode < 0:
@@ -354,7 +363,7 @@ def _obituary(exitcode: int | None, log: Path, *, loading: bool) -> EngineDied:
             name = signal.Signals(-exitcode).name
         except ValueError:
             name = f"signal {-exitcode}"
-        cause = f"{name}: out of memory?" if -exitcode == 9 else name
+        cause = f"{name}: {_CAUSES[name]}" if name in _CAUSES else name
     else:
         cause = f"exit status {exitcode}"
     words = last_words(log)

@@ -51,7 +51,7 @@ async def test_a_failed_load_says_what_and_what_next(start: Any) -> None:
     async with start(recipe=recipe, wait=False) as d:
         await d.until(lambda: notes(d))
         for words in ("the file is cut short", "pull it again", "F6 chooses", "not loaded"):
-            assert words in d.shown
+            await d.until(lambda words=words: words in d.shown)
         recipe.error = None
         await d.type("/reload")
         await d.pilot.press("enter")
@@ -75,7 +75,7 @@ async def test_a_native_abort_while_loading_keeps_what_was_typed(
         assert "SIGABRT" in said
         assert "while loading" in said
         assert ASSERTION in said
-        assert "not loaded" in d.shown
+        await d.until(lambda: "not loaded" in d.shown)
         # What waited for the model is in the prompt again, and the next try is one key away.
         await d.until(lambda: d.app.chat.prompt.text == "sent early")
         await d.pilot.press("enter")

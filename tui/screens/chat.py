@@ -331,6 +331,7 @@ class ChatScreen(TurnScreen):
         self.strip.meter.clear()
         self.strip.total = SpecStats()
         self.query_one(RoundsRow).clear()
+        self.strip.window = self.strip.ttft_ms = None
         self.strip.n_ctx = info.target.n_ctx
         self.strip.loading = ""
         self.strip.reason = ""

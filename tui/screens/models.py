@@ -151,7 +151,7 @@ def estimate(target: str, draft: str | None, options: EngineOptions, muted: str)
         (f"needs about {gigabytes(need.total)}", "bold"),
         (
             f": weights {gigabytes(weights)}, "
-            f"context of {need.target.n_ctx} {gigabytes(need.target.kv)}, "
+            f"context ({need.target.n_ctx}) {gigabytes(need.target.kv)}, "
             + (f"draft {gigabytes(draft_bytes)}, " if draft_bytes else "")
             + f"computing {gigabytes(rest)}",
             muted,

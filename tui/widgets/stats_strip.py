@@ -18,7 +18,7 @@ from specllama.tui.themes import source_label
 from specllama.tui.widgets.base import Inked
 
 LOSES_BELOW = 0.97
-ENOUGH_ROUNDS = 8
+ENOUGH_ROUNDS = 16  # that drafted, before it is said that speculation loses
 
 
 @dataclass(slots=True)
@@ -171,7 +171,7 @@ class WhyLine(Inked, Widget):
             return Content.assemble((sanitize_line(s.loading), ink.muted))
         if s.n_ctx and s.used >= 0.8 * s.n_ctx:
             then = (
-                "then the reply stops: new chat ctrl+n, undo ctrl+z in the list, or F8 to shift"
+                "then the reply stops: Ctrl+N new chat, F8 let the oldest go"
                 if s.on_full == "stop"
                 else "then the oldest turns leave the context"
             )
