@@ -185,18 +185,17 @@ class AdaptiveWindow:
         self._current: Offer | None = None  # of the paying source
         self._copies: list[Copy] = []
         self._sent: Offer | None = None  # the copy that goes
-        self._asked = False  # whether the paying source had its turn
 
     def drafts_with(self, method: str, paid: str = "") -> None:
         """Before the first round: who drafts.
 
         Args:
             method: the account that pays.
-            paid: the source among its sources that costs time, if that is not the method itself.
+            paid: the one of its sources that costs time, "" without one.
         """
         self._account = self._learned.account(method)
+        self._learned.paying = paid
         if paid:
-            self._learned.paying = paid
             self._steps_cost = self._learned.costs.steps(paid)
 
     def finish(self) -> None:
@@ -293,7 +292,7 @@ class AdaptiveWindow:
     def begin(self, source: str, lag: int) -> int:
         learned = self._learned
         learned.paying = source
-        self._lag, self._asked = lag, True
+        self._lag = lag
         state = learned.source(source, "draft")
         draft = self._steps_cost
         first = draft.ms(lag)
@@ -440,13 +439,14 @@ class AdaptiveWindow:
         return True
 
     def pick(self, guesses: Sequence[Guess]) -> tuple[int, int]:
-        if not self._copies:
+        first = not self._copies  # otherwise the paying source had its turn
+        if first:
             self._copies = [self._weigh(guess) for guess in guesses]
             compare(self._copies, self._v, self._rate)
         which = max(range(len(guesses)), key=lambda i: self._copies[i].gain)
         best = self._copies[which]
         length = best.length
-        if length and best.gain < self._model_value():
+        if length and first and best.gain < self._model_value():
             length = 0
             self._why = "the draft model promises more than a copy"
         elif length == 0 and not self._why:
@@ -481,7 +481,7 @@ class AdaptiveWindow:
     def _model_value(self) -> float:
         """Expected tokens that the paying source would gain this round beyond their price."""
         state = self._learned.sources.get(self._learned.paying)
-        if state is None or self._asked:
+        if state is None:
             return 0.0
         return self._look(state, 0, 1.0) - self._price(max(self._lag, 1))
 
