@@ -22,6 +22,10 @@ FIRST_COMPARED_ID = 5
 GOOD_RATIO = (1 / 30, 1 / 10)
 
 ProblemKind = Literal["tokenizer", "bos", "eos", "vocabulary", "token", "rollback"]
+# what a draft may differ in whose guesses are translated
+VOCABULARY_KINDS: frozenset[ProblemKind] = frozenset(
+    {"tokenizer", "bos", "eos", "vocabulary", "token"}
+)
 
 # llama-vocab.cpp: what a tokenizer adds when the file does not say
 _ADDS_BOS = {"llama": True, "bert": True}
@@ -368,6 +372,8 @@ def require_pair(
             the reason.
     """
     report = compare(target, draft)
+    translatable = {problem.kind for problem in report.problems} <= VOCABULARY_KINDS
+    allowed = "; or let its guesses be translated: --allow-other-vocab" if translatable else ""
     for problem in report.problems:
         if problem.kind == "rollback" and allow_checkpoints:
             continue
@@ -376,6 +382,6 @@ def require_pair(
         first = token if problem.kind == "vocabulary" else problem
         raise PairIncompatible(
             f"{report.draft} cannot draft for {report.target}: {first.message}",
-            f"see which drafts fit: specllama pair {target.path}",
+            f"see which drafts fit: specllama pair {target.path}{allowed}",
         )
     return report

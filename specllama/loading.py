@@ -250,10 +250,10 @@ def _offload(
 
 def _only_vocabularies_differ(target: GgufHeader, draft: GgufHeader) -> bool:
     """Whether the pair would fit if the draft spoke the target's tokens."""
-    from specllama.models.pairing import compare
+    from specllama.models.pairing import VOCABULARY_KINDS, compare
 
     kinds = {problem.kind for problem in compare(target, draft).problems}
-    return bool(kinds) and kinds <= {"tokenizer", "bos", "eos", "vocabulary", "token"}
+    return bool(kinds) and kinds <= VOCABULARY_KINDS
 
 
 def _corpus(

@@ -23,7 +23,7 @@ from gguf.quants import quantize
 
 from specllama.models.recipe.model import Tiny
 from specllama.models.recipe.shape import Shape
-from specllama.models.recipe.tokenizer import BOS, CHAT_TEMPLATE, IM_END, SPECIAL
+from specllama.models.recipe.tokenizer import CHAT_TEMPLATE, SPECIAL
 
 TYPES = {"f32": Q.F32, "q4_0": Q.Q4_0, "q8_0": Q.Q8_0}
 EDGE = {"token_embd.weight", "output.weight"}
@@ -66,28 +66,31 @@ def add_hyperparameters(w: gguf.GGUFWriter, s: Shape) -> None:
     w.add_vocab_size(s.vocab)
 
 
-def add_tokenizer(w: gguf.GGUFWriter, path: Path) -> None:
-    """Tokens, merges, special ids and the chat template."""
+def add_tokenizer(w: gguf.GGUFWriter, path: Path, pre: str = "gpt-2") -> None:
+    """Tokens, merges, special ids and the chat template; `pre` is llama.cpp's name of the split."""
     data = json.loads(path.read_text())
     vocab: dict[str, int] = data["model"]["vocab"]
     tokens = sorted(vocab, key=lambda t: vocab[t])
     merges = [m if isinstance(m, str) else " ".join(m) for m in data["model"]["merges"]]
+    bos, _, im_end = (vocab[mark] for mark in SPECIAL)
     control, normal = int(gguf.TokenType.CONTROL), int(gguf.TokenType.NORMAL)
     w.add_tokenizer_model("gpt2")
-    w.add_tokenizer_pre("gpt-2")
+    w.add_tokenizer_pre(pre)
     w.add_token_list(tokens)
     w.add_token_types([control if t in SPECIAL else normal for t in tokens])
     w.add_token_merges(merges)
-    w.add_bos_token_id(BOS)
-    w.add_eos_token_id(IM_END)
-    w.add_eot_token_id(IM_END)
-    w.add_pad_token_id(BOS)
+    w.add_bos_token_id(bos)
+    w.add_eos_token_id(im_end)
+    w.add_eot_token_id(im_end)
+    w.add_pad_token_id(bos)
     w.add_add_bos_token(False)
     w.add_add_eos_token(False)
     w.add_chat_template(CHAT_TEMPLATE)
 
 
-def export(checkpoint: Path, tokenizer: Path, out: Path, kind: str, name: str) -> None:
+def export(
+    checkpoint: Path, tokenizer: Path, out: Path, kind: str, name: str, pre: str = "gpt-2"
+) -> None:
     """Write `out`, whole or not at all."""
     model, info = load_checkpoint(checkpoint)
     part = out.with_suffix(".part")
@@ -107,7 +110,7 @@ def export(checkpoint: Path, tokenizer: Path, out: Path, kind: str, name: str) -
     )
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
     add_hyperparameters(w, model.s)
-    add_tokenizer(w, tokenizer)
+    add_tokenizer(w, tokenizer, pre)
     for key, value in model.state_dict().items():
         to = tensor_type(key, TYPES[kind])
         data = value.float().numpy()

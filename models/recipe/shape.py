@@ -31,4 +31,6 @@ class Shape:
 
 TARGET = Shape(width=256, layers=7, hidden=704, heads=4, kv_heads=2)
 DRAFT = Shape(width=128, layers=2, hidden=352, heads=2, kv_heads=1, tied=True)
-SHAPES = {"target": TARGET, "draft": DRAFT}
+# The draft that speaks a vocabulary of its own (`other_vocab`).
+OTHER = Shape(width=128, layers=2, hidden=256, heads=2, kv_heads=1, vocab=2048, tied=True)
+SHAPES = {"target": TARGET, "draft": DRAFT, "other": OTHER}

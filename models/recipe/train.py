@@ -24,7 +24,7 @@ from specllama.models.recipe.corpus import SLICES, chatml, stream
 from specllama.models.recipe.induction import seed_induction
 from specllama.models.recipe.model import Tiny
 from specllama.models.recipe.shape import SHAPES
-from specllama.models.recipe.tokenizer import IM_END, IM_START, load_tokenizer
+from specllama.models.recipe.tokenizer import SPECIAL, load_tokenizer
 
 # Answers from passages are the hardest to learn.
 ANSWER_WEIGHT = {"rag": 2.2, "json": 1.3}
@@ -60,15 +60,16 @@ def length_at(progress: float, fresh: bool = True) -> int:
 def encode(tokenizer: Tokenizer, text: str, header: list[int]) -> tuple[list[int], list[bool]]:
     """Token ids and, for each, whether it belongs to an answer (its end mark included)."""
     ids: list[int] = tokenizer.encode(text).ids
+    im_start, im_end = (tokenizer.token_to_id(mark) for mark in SPECIAL[1:])
     answer = [False] * len(ids)
     inside = False
     start = 0
     for i, token in enumerate(ids):
-        if token == IM_START:
+        if token == im_start:
             inside = ids[i + 1 : i + 1 + len(header)] == header
             start = i + 1 + len(header)
         answer[i] = inside and i >= start
-        if token == IM_END:
+        if token == im_end:
             inside = False
     return ids, answer
 
@@ -225,7 +226,7 @@ def train(
     fuse: bool = False,
     teacher: Path | None = None,
 ) -> Tiny:
-    """Train `target` or `draft`; checkpoints go to ``out/NAME.pt``, the log beside it.
+    """Train one of `SHAPES`; checkpoints go to ``out/NAME.pt``, the log beside it.
 
     `start` is a checkpoint whose weights (not whose optimiser state) the run begins with; `fuse`
     compiles the blocks, a third faster after a minute of compiling. `teacher` is the checkpoint
