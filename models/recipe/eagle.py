@@ -4,13 +4,18 @@ The head is one decoder layer. It reads the embedding of the next token beside a
 text is known, three hidden states of the target fused by a matrix; beyond that, its own output. It
 learns the target's law, not the text, and borrows the target's embedding and output matrices.
 
-Training-time test (Li et al. 2025, EAGLE-3): the head is unrolled for `STEPS` steps from every
-place at once. In step k the state at place j is the head's own output of step k - 1 at place
-j - 1, and attention sees what it would see while drafting: fused states up to place j - k, then
-one key of each step on the diagonal up to the place itself.
+A new head is set by least squares (`eagle_seed`). Then it learns its first step on whole rows, the
+cheapest way to see much text; its output is drawn towards the target's last hidden state as well
+(Li et al. 2024, EAGLE), so that state and output stay of one kind.
 
-The target reads generated text with its weights rounded as in its file; one window of each row is
-unrolled at a time, against the keys of the whole row.
+Training-time test (Li et al. 2025, EAGLE-3) follows: the head is unrolled for `STEPS` steps from
+every place at once. In step k the state at place j is the head's own output of step k - 1 at place
+j - 1, and attention sees what it would see while drafting: fused states up to place j - k, then
+one key of each step on the diagonal up to the place itself. One window of each row is unrolled at
+a time, against the keys of the whole row.
+
+The target reads generated text with its weights rounded as in its file. What it says of a batch is
+kept and learnt from several times.
 
 ``python -m specllama.models.recipe.eagle runs/target.pt runs/tokenizer.json OUT.gguf --minutes 20``
 """
@@ -20,9 +25,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import dataclass, replace
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import gguf
 import numpy as np
@@ -31,148 +36,35 @@ import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Q
 from gguf.quants import quantize
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 
+from specllama.models.recipe.eagle_head import EagleHead, Lesson, layers_read, lesson
+from specllama.models.recipe.eagle_seed import seed_head
 from specllama.models.recipe.export import AUTHOR, add_tokenizer, load_checkpoint
-from specllama.models.recipe.model import Linear, Tiny, fake_q4_0, rope_tables, rotate
-from specllama.models.recipe.shape import Shape
+from specllama.models.recipe.model import Linear, Tiny, fake_q4_0
 from specllama.models.recipe.tokenizer import load_tokenizer
 from specllama.models.recipe.train import Muon, Packer
 
 STEPS = 5  # of the unrolled head
-DISCOUNT = 0.8  # a step counts this much less than the one before it
-LENGTH = 512  # of the rows of text
+DISCOUNT = 0.9  # a step counts this much less than the one before it
+ALIKE = 0.4  # weight of the distance to the target's last hidden state
 WINDOW = 128  # places of a row that are unrolled
 
 
-def layers_read(target: Shape) -> tuple[int, int, int]:
-    """The head reads what enters these layers: low, middle and high."""
-    return 2, (target.layers + 1) // 2, target.layers - 1
-
-
-class EagleHead(nn.Module):  # type: ignore[misc]
-    """llama.cpp's `eagle3` graph; parameters are named as in the file."""
-
-    def __init__(self, target: Shape, hidden: int) -> None:
-        super().__init__()
-        # the token comes in through keys and values alone: they are as wide as the stream
-        s = self.s = replace(target, kv_heads=target.heads)
-        self.hidden = hidden
-        wide = 2 * s.width
-        self.fc = nn.Linear(3 * s.width, s.width, bias=False)
-        self.attn_norm = nn.RMSNorm(s.width, eps=s.eps)
-        self.attn_norm_2 = nn.RMSNorm(s.width, eps=s.eps)
-        self.attn_q = nn.Linear(wide, s.heads * s.head_size, bias=False)
-        self.attn_k = nn.Linear(wide, s.kv_heads * s.head_size, bias=False)
-        self.attn_v = nn.Linear(wide, s.kv_heads * s.head_size, bias=False)
-        self.attn_output = nn.Linear(s.heads * s.head_size, s.width, bias=False)
-        self.ffn_norm = nn.RMSNorm(s.width, eps=s.eps)
-        self.ffn_gate = nn.Linear(s.width, hidden, bias=False)
-        self.ffn_up = nn.Linear(s.width, hidden, bias=False)
-        self.ffn_down = nn.Linear(hidden, s.width, bias=False)
-        self.output_norm = nn.RMSNorm(s.width, eps=s.eps)
+def first_step(head: EagleHead, target: Tiny, given: Lesson) -> Tensor:
+    """Loss of the step whose states are all known: cross-entropy, and distance of hidden states."""
+    judged = given.judged
+    with torch.autocast("cpu", torch.bfloat16):
+        state = head.fc(given.features).float()
+        token = head.attn_norm(target.token_embd(given.tokens))
+        brought = head.attend(token, head.attn_norm_2(state))
+        h = head.finish(state[judged], brought[judged])
+        wanted = given.final[:, 1:][judged].float()
         with torch.no_grad():
-            for matrix in (self.attn_q, self.attn_k, self.attn_v, self.ffn_gate, self.ffn_up):
-                nn.init.normal_(matrix.weight, std=0.5 / matrix.weight.shape[1] ** 0.5)
-            nn.init.zeros_(self.attn_output.weight)
-            nn.init.zeros_(self.ffn_down.weight)
-            # the state begins as what enters the target's last layer
-            nn.init.zeros_(self.fc.weight)
-            self.fc.weight[:, 2 * s.width :] = torch.eye(s.width)
-        cos, sin = rope_tables(s, s.context)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
-
-    def split(self, x: Tensor) -> Tensor:
-        """[batch, heads, places, size]"""
-        return x.unflatten(-1, (self.s.heads, self.s.head_size)).transpose(1, 2)
-
-    def unroll(
-        self, embedded: Tensor, features: Tensor, places: Tensor, steps: int
-    ) -> list[Tensor]:
-        """What the output matrix reads, for every step and each of `places`.
-
-        Args:
-            embedded: [batch, n, width] embedding of the token after each place.
-            features: [batch, n, 3 * width] the target's states.
-            places: [batch, window] neighbouring places to unroll from, ascending.
-        """
-        s, n = self.s, embedded.shape[1]
-        cos, sin = self.get_buffer("cos"), self.get_buffer("sin")
-        row = torch.arange(len(places))[:, None]
-        token = self.attn_norm(embedded)
-        state = self.fc(features).float()
-        z = torch.cat((token, self.attn_norm_2(state)), -1)
-        # what is known: keys of fused states, for every place
-        known = rotate(self.split(self.attn_k(z)), cos[:n], sin[:n]).transpose(-1, -2)
-        known_v = self.split(self.attn_v(z))
-        token, state, z = token[row, places], state[row, places], z[row, places]
-        cos, sin = cos[places][:, None], sin[places][:, None]
-        keys: list[Tensor] = []  # of guessed states, by step
-        values: list[Tensor] = []
-        rows: list[Tensor] = []
-        for k in range(steps):
-            if k:
-                z = torch.cat((token, self.attn_norm_2(state)), -1)
-                keys.append(rotate(self.split(self.attn_k(z)), cos, sin))
-                values.append(self.split(self.attn_v(z)))
-            q = rotate(self.split(self.attn_q(z)), cos, sin)
-            hidden = torch.arange(n) > places[..., None] - k  # [batch, window, n]
-            scores = q @ known + hidden[:, None] * -1e4
-            # one key of each guessed step: step i stands k - i places back
-            own = [
-                (q * shift(key, k - i)).sum(-1, keepdim=True) for i, key in enumerate(keys, start=1)
-            ]
-            weights = torch.cat((scores, *own), -1).float() / s.head_size**0.5
-            weights = weights.softmax(-1).to(known_v.dtype)
-            out = weights[..., :n] @ known_v
-            for i, value in enumerate(values, start=1):
-                out = out + weights[..., n + i - 1, None] * shift(value, k - i)
-            h = state + self.attn_output(out.transpose(1, 2).flatten(-2)).float()
-            x = self.ffn_norm(h)
-            h = h + self.ffn_down(F.silu(self.ffn_gate(x)) * self.ffn_up(x)).float()
-            rows.append(self.output_norm(h))
-            state = shift(h, 1, dim=1)
-        return rows
-
-
-def shift(x: Tensor, by: int, dim: int = 2) -> Tensor:
-    """Each place gets what stands `by` places before it; what comes from beyond the start is 0."""
-    if by == 0:
-        return x
-    n = x.shape[dim]
-    return torch.cat((torch.zeros_like(x.narrow(dim, 0, by)), x.narrow(dim, 0, n - by)), dim)
-
-
-class Lesson(NamedTuple):
-    """What the target makes of rows of text; `judged` are the places that count."""
-
-    embedded: Tensor  # [batch, n, width]
-    features: Tensor  # [batch, n, 3 * width]
-    final: (
-        Tensor  # [batch, n, width] what the output matrix reads behind the token after each place
-    )
-    judged: Tensor  # [batch, n] bool
-
-
-def lesson(target: Tiny, packer: Packer, rows: int) -> Lesson:
-    """A batch. The target's weights are not touched."""
-    ids, mask = packer.rows(rows, LENGTH + 1)
-    tokens = torch.from_numpy(ids[:, : LENGTH + 1])
-    judged = torch.from_numpy(mask[:, 2 : LENGTH + 2] > 0)
-    kept = layers_read(target.s)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        n = tokens.shape[1]
-        cos, sin = target.get_buffer("cos")[:n], target.get_buffer("sin")[:n]
-        x = target.token_embd(tokens)
-        embedded = x[:, 1:]
-        states = []
-        for i, layer in enumerate(target.blk):
-            if i in kept:
-                states.append(x[:, :-1])
-            x = layer(x, cos, sin)
-        final = target.output_norm(x)[:, 1:]
-    return Lesson(embedded, torch.cat(states, -1).float(), final, judged)
+            laws = target.head(target.output_norm(wanted)).float().softmax(-1)
+        logits = target.head(head.output_norm(h)).float()
+    spread = wanted.std()
+    return F.cross_entropy(logits, laws) + ALIKE * F.smooth_l1_loss(h / spread, wanted / spread)
 
 
 def losses(
@@ -193,9 +85,11 @@ def losses(
     agreed: list[float] = []
     with torch.autocast("cpu", torch.bfloat16):
         with torch.no_grad():
-            laws = target.head(given.final[row, places][judged]).float().softmax(-1)
+            wanted = given.final[row, places + 1][judged].float()
+            laws = target.head(target.output_norm(wanted)).float().softmax(-1)
         best = laws.argmax(-1)
-        for x in head.unroll(given.embedded, given.features, places, steps):
+        embedded = target.token_embd(given.tokens)
+        for x in head.unroll(embedded, given.features, places, steps):
             logits = target.head(x[judged]).float()
             found.append(F.cross_entropy(logits, laws))
             agreed.append(float((logits.detach().argmax(-1) == best).float().mean()))
@@ -207,20 +101,31 @@ class Plan:
     """How long and how fast to train."""
 
     minutes: float = 20.0
-    rows: int = 4  # of text per batch
-    windows: int = 3  # steps taken from a batch
-    short: float = 0.4  # share of the time in which two steps are unrolled, not all
+    rows: int = 8  # of text per batch
+    visits: int = 4  # steps for every new batch; one is on it, the others on batches kept
+    kept: int = 16  # batches
+    short: float = 0.45  # share of the time in which the first step alone is learnt
     adam: float = 2e-3
     muon: float = 0.02
     seed: int = 1
 
+    def rate(self, step: int, progress: float) -> float:
+        """Learning-rate factor: a few steps up, a plateau, linearly down."""
+        return min(1.0, (step + 1) / 8) * max(0.03, min(1.0, (1 - progress) / 0.7))
 
-def new_head(target: Tiny, hidden: int, start: Path | None = None) -> EagleHead:
-    """An untrained head for `target`, or what an earlier run kept."""
+
+def new_head(target: Tiny, hidden: int, packer: Packer, rows: int = 16) -> EagleHead:
+    """A head for `target`, set on `rows` rows of text."""
     head = EagleHead(target.s, hidden)
     head.output_norm.load_state_dict(target.output_norm.state_dict())
-    if start is not None:
-        head.load_state_dict(torch.load(start, map_location="cpu", weights_only=True))
+    seed_head(head, target, lesson(target, packer, rows))
+    return head
+
+
+def kept_head(target: Tiny, hidden: int, path: Path) -> EagleHead:
+    """What an earlier run kept."""
+    head = EagleHead(target.s, hidden)
+    head.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     return head
 
 
@@ -235,12 +140,14 @@ def train(
     vectors = [p for p in head.parameters() if p.ndim == 1]
     muon = Muon(matrices, plan.muon)
     adam = torch.optim.AdamW(vectors, lr=plan.adam, betas=(0.9, 0.98), weight_decay=0.0)
+    batches: deque[Lesson] = deque(maxlen=plan.kept)
     begin = time.monotonic()
     step = 0
     while True:
         progress = (time.monotonic() - begin) / (60 * plan.minutes)
         if step % 50 == 0 or progress >= 1:
-            with torch.no_grad():
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)  # the same windows every time, or figures jump
                 parts, agreed = losses(head, target, check)
             shown = " ".join(f"{float(p):.2f}/{a:.2f}" for p, a in zip(parts, agreed, strict=True))
             print(f"step {step} {progress:4.0%} nats/agreement by depth: {shown}", flush=True)
@@ -248,12 +155,19 @@ def train(
                 torch.save(head.state_dict(), keep)
         if progress >= 1:
             return
-        for group, most in ((muon.param_groups[0], plan.muon), (adam.param_groups[0], plan.adam)):
-            group["lr"] = most * min(1.0, (step + 1) / 30) * max(0.02, 1 - progress)
-        if step % plan.windows == 0:
-            given = lesson(target, packer, plan.rows)
-        parts, _ = losses(head, target, given, 2 if progress < plan.short else STEPS)
-        torch.stack([DISCOUNT**k * part for k, part in enumerate(parts)]).sum().backward()
+        factor = plan.rate(step, progress)
+        muon.param_groups[0]["lr"] = plan.muon * factor
+        adam.param_groups[0]["lr"] = plan.adam * factor
+        if step % plan.visits == 0:
+            batches.append(lesson(target, packer, plan.rows))
+            given = batches[-1]
+        else:
+            given = batches[int(torch.randint(len(batches), ()))]
+        if progress < plan.short:
+            first_step(head, target, given).backward()
+        else:
+            parts, _ = losses(head, target, given)
+            torch.stack([DISCOUNT**k * part for k, part in enumerate(parts)]).sum().backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         muon.step()
         adam.step()
@@ -318,6 +232,12 @@ def main() -> None:
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument(
+        "--short",
+        type=float,
+        default=Plan.short,
+        help="share of the time in which the first step alone is learnt",
+    )
     parser.add_argument("--hidden", type=int, default=448)
     parser.add_argument("--start", type=Path, help="go on from weights that --keep wrote")
     parser.add_argument("--keep", type=Path, help="write the weights unrounded as well")
@@ -328,9 +248,12 @@ def main() -> None:
     torch.manual_seed(a.seed)
     target, _ = load_checkpoint(a.checkpoint)
     as_in_its_file(target)
-    head = new_head(target, a.hidden, a.start)
-    plan = Plan(a.minutes, seed=a.seed, short=Plan.short if a.start is None else 0.0)
-    train(head, target, load_tokenizer(a.tokenizer), plan, a.keep)
+    tokenizer = load_tokenizer(a.tokenizer)
+    if a.start is None:
+        head = new_head(target, a.hidden, Packer(tokenizer, f"eagle/{a.seed}/new"))
+    else:
+        head = kept_head(target, a.hidden, a.start)
+    train(head, target, tokenizer, Plan(a.minutes, short=a.short, seed=a.seed), a.keep)
     export(head, a.tokenizer, a.out, a.out.stem)
     size = sum(p.numel() for p in head.parameters())
     print(json.dumps({"parameters": size, "bytes": a.out.stat().st_size}))

@@ -20,14 +20,14 @@ from specllama.models.recipe.model import Layer, Tiny
 CODE = 24
 
 
-def _ridge(x: Tensor, y: Tensor, strength: float = 1e-2) -> Tensor:
+def ridge(x: Tensor, y: Tensor, strength: float = 1e-2) -> Tensor:
     """The matrix w with x @ w.T close to y."""
     gram = x.T @ x
     gram += strength * gram.diagonal().mean() * torch.eye(x.shape[1])
     return torch.linalg.solve(gram, x.T @ y).T
 
 
-def _codes(h: Tensor, size: int, generator: torch.Generator) -> Tensor:
+def token_codes(h: Tensor, size: int, generator: torch.Generator) -> Tensor:
     """Random codes of unit variance and without correlation, one row per token."""
     x = h - h.mean(0)
     values, vectors = torch.linalg.eigh(x.T @ x / len(x))
@@ -41,7 +41,7 @@ def _previous_token_head(layer: Layer, h: Tensor, codes: Tensor) -> None:
     """Query head 0 attends one token back and writes that token's code into the first columns."""
     s = layer.s
     size = s.head_size
-    constant = _ridge(h, torch.ones(len(h), 1), 1e-3)[0]
+    constant = ridge(h, torch.ones(len(h), 1), 1e-3)[0]
     theta = s.rope_base ** -(torch.arange(0, size, 2) / size)
     weight = torch.where(theta > 0.35, 1.0, torch.where(theta > 0.01, 0.5, 0.0)).sqrt()
     sharp = 9.0
@@ -51,7 +51,7 @@ def _previous_token_head(layer: Layer, h: Tensor, codes: Tensor) -> None:
     layer.attn_q.weight[:size] = query[:, None] * constant
     layer.attn_k.weight[:size] = key[:, None] * constant
     width = codes.shape[1]
-    layer.attn_v.weight[:width] = _ridge(h, codes, 1e-3)
+    layer.attn_v.weight[:width] = ridge(h, codes, 1e-3)
     layer.attn_output.weight[:width, :width] = torch.eye(width)
 
 
@@ -80,16 +80,16 @@ def seed_induction(model: Tiny, seed: int = 0, boost: float = 5.0) -> None:
             model.output.weight.copy_(0.02 * embedded @ turn)
 
         h0 = first.attn_norm(embedded)
-        match = _codes(h0, wide, generator)
+        match = token_codes(h0, wide, generator)
         _previous_token_head(first, h0, match)
 
         h1 = second.attn_norm(first(model.token_embd(ids), cos, sin))[:, 8:].flatten(0, 1)
         current, previous = ids[:, 8:].flatten(), ids[:, 7:-1].flatten()
-        query = _ridge(h1, match[current]) * hot
-        key = _ridge(h1, match[previous]) * hot
-        spoken = _codes(h0, size * s.kv_heads, generator)
-        value = _ridge(h1, spoken[current])
-        out = turn.T @ _ridge(spoken, embedded - embedded.mean(0))
+        query = ridge(h1, match[current]) * hot
+        key = ridge(h1, match[previous]) * hot
+        spoken = token_codes(h0, size * s.kv_heads, generator)
+        value = ridge(h1, spoken[current])
+        out = turn.T @ ridge(spoken, embedded - embedded.mean(0))
         rows = model.token_embd.weight if model.output is None else model.output.weight
         logits = (rows * model.output_norm.weight) @ out @ spoken.T
         out *= boost / logits.diagonal().mean()
