@@ -22,6 +22,7 @@ from specllama.tui.widgets.stats_strip import duration, percent, rate
 
 FOLD_CHARS = 3000
 CHUNK_CHARS = 4000
+SHORT_SEED = 10**6  # below it a person chose it, and wants to see it
 
 REASONS = {
     "cancelled": "stopped",
@@ -340,9 +341,9 @@ def footer_line(widget: Inked, done: Finished, record: Record, width: int) -> Co
     else:
         parts.append("plain")
     parts.append(f"TTFT {duration(done.timings.ttft_ms)}")
-    # A seed that was drawn has nineteen digits: it is in the log too, and not worth another line.
     with_seed = [*parts, f"seed {done.seed}"]
-    if len(dot.join(with_seed)) // width == len(dot.join(parts)) // width:
+    # One that was drawn has nineteen digits: it is in the log too, and not worth another line.
+    if done.seed < SHORT_SEED or len(dot.join(with_seed)) // width == len(dot.join(parts)) // width:
         parts = with_seed
     words: list[tuple[str, str]] = [(dot.join(parts), ink.muted)]
     if done.near_ties:
