@@ -1,0 +1,47 @@
+"""A bundled model with its tokens renumbered and some renamed; the weights stay its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf
+import numpy as np
+from ggufs import _Writer
+
+_IDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "padding"))
+_ROWS = ("token_embd.weight", "output.weight")
+
+
+def with_tokens(source: Path, out: Path, order: Sequence[int], renamed: Sequence[int] = ()) -> Path:
+    """Write ``source`` with token ``order[i]`` as number i.
+
+    Args:
+        renamed: old numbers of tokens that get a text that no tokenizer here has.
+    """
+    reader = gguf.GGUFReader(source)
+    names = {key: field.contents() for key, field in reader.fields.items()}
+    tokens = list(names["tokenizer.ggml.tokens"])
+    for old in renamed:
+        tokens[old] = f"unheard{old}"
+    place = {old: new for new, old in enumerate(order)}
+    w = _Writer(out, names["general.architecture"])
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":
+            continue
+        kind, value = field.types[0], names[key]
+        if key == "tokenizer.ggml.tokens":
+            w.add_token_list([tokens[old] for old in order])
+        elif key == "tokenizer.ggml.token_type":
+            w.add_token_types([value[old] for old in order])
+        elif kind == gguf.GGUFValueType.ARRAY:
+            w.add_array(key, value)
+        else:
+            w.add_key_value(key, place[value] if key in _IDS else value, kind)
+    for tensor in reader.tensors:
+        data = np.array(tensor.data)
+        if tensor.name in _ROWS:
+            data = data[np.array(order)]
+        w.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
+    w.finish()
+    return out
