@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from specllama.cli.options import allow_other_vocab
 from specllama.params import PROPOSERS, VERIFY_RULES, WINDOWS, EngineOptions, GenerateParams
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def command() -> None:
     help='plain (the default), "llama-server URL" of one that runs, or a program to start: '
     '"llama-server PATH [ARG…]", "llama-cli PATH", "llama-speculative-simple PATH [ARG…]".',
 )
+@allow_other_vocab
 @click.option("-c", "--ctx-size", type=int, help="Context length.")
 @click.option(
     "-ngl",
@@ -138,6 +140,7 @@ def run(
     lengths: tuple[int, ...],
     peers: tuple[str, ...],
     useless_draft: bool,
+    other_vocab: bool,
     ctx_size: int | None,
     gpu_layers: str,
     threads: int | None,
@@ -162,7 +165,13 @@ def run(
     if count < 1 or repetitions < 1 or max_tokens < 2:
         raise click.UsageError("give at least 1 prompt, 1 repetition and 2 tokens")
     chosen = _chosen(prompts, slices, count)
-    options = EngineOptions(n_ctx=ctx_size, gpu_layers=gpu_layers, threads=threads, heads=heads)
+    options = EngineOptions(
+        n_ctx=ctx_size,
+        gpu_layers=gpu_layers,
+        threads=threads,
+        heads=heads,
+        allow_other_vocab=other_vocab,
+    )
     sampling = SamplingParams()
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(Engine.load(target or "tiny", draft, options))

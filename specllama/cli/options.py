@@ -55,6 +55,15 @@ def grouped(*names: str, group: str, **kwargs: Any) -> Callable[[Decorated], Dec
     return click.option(*names, cls=GroupedOption, group=group, **kwargs)
 
 
+allow_other_vocab = click.option(
+    "--allow-other-vocab",
+    "other_vocab",
+    is_flag=True,
+    help=next(s.help for s in SCHEMA if s.name == "allow-other-vocab"),
+)
+"""For measuring commands, which read no settings."""
+
+
 def settings_options(*, leave_out: Sequence[str] = ()) -> Callable[[Decorated], Decorated]:
     """Add a flag for every setting but those named."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specllama.cli import diagnostics, output
+from specllama.cli.options import allow_other_vocab
 from specllama.params import PROPOSERS, WINDOWS, EngineOptions, WindowKind
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ Examples:
     "--seed", default=1, show_default=True, help="Of the first prompt; each next one adds 1."
 )
 @click.option("--exact", is_flag=True, help="Cut wide passes into bit-exact ones.")
+@allow_other_vocab
 @click.option("-c", "--ctx-size", type=int, help="Context length.")
 @click.option(
     "-ngl",
@@ -108,6 +110,7 @@ def command(
     pauses_ms: float,
     seed: int,
     exact: bool,
+    other_vocab: bool,
     ctx_size: int | None,
     gpu_layers: str,
     threads: int | None,
@@ -142,6 +145,7 @@ def command(
         threads=threads,
         flash_attn=flash_attn,  # type: ignore[arg-type]
         heads=heads,
+        allow_other_vocab=other_vocab,
     )
     cases: list[Case] = []
     finished = False

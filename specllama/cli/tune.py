@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from specllama.cli.options import allow_other_vocab
 from specllama.params import EngineOptions
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ Examples:
     "--quick", is_flag=True, help="One prompt a slice, no check of the window, few layers tried."
 )
 @click.option("--save/--no-save", default=True, show_default=True, help="Keep the profile.")
+@allow_other_vocab
 @click.option("-c", "--ctx-size", type=int, help="Context length.")
 @click.option("-ngl", "--gpu-layers", default="auto", show_default=True)
 @click.option("-t", "--threads", type=int)
@@ -51,6 +53,7 @@ def command(
     max_tokens: int,
     quick: bool,
     save: bool,
+    other_vocab: bool,
     ctx_size: int | None,
     gpu_layers: str,
     threads: int | None,
@@ -76,7 +79,13 @@ def command(
         raise UsageError("name the model once: as an argument or with -m")
     if per_slice < 1:
         raise click.BadParameter("give at least 1", param_hint="-n")
-    options = EngineOptions(n_ctx=ctx_size, gpu_layers=gpu_layers, threads=threads, heads=heads)
+    options = EngineOptions(
+        n_ctx=ctx_size,
+        gpu_layers=gpu_layers,
+        threads=threads,
+        heads=heads,
+        allow_other_vocab=other_vocab,
+    )
     prompts = load_prompts()
     with (
         Engine.load(pair or target or "tiny", draft, options) as engine,

@@ -6,6 +6,7 @@ shares nearly all tokens is the bundled one, renumbered, with every twentieth to
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -193,3 +194,17 @@ def test_it_is_refused_until_it_is_allowed(tmp_path: Path) -> None:
         command.insert(-1, "--allow-other-vocab")
         done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
         assert done.returncode == 0, done.stderr
+
+
+def test_the_measuring_commands_take_it_too(tmp_path: Path) -> None:
+    env = {**os.environ, "SPECLLAMA_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "specllama", "prove", "-d", str(OTHER), "-t", "1", "-n", "2"]
+    command += ["--proposer", "draft", "--temperature", "0", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
+    assert done.returncode == 4, done.stderr
+    command.append("--allow-other-vocab")
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (summary["cases"], summary["identical"]) == (2, 2)
+    assert summary["drafted"] > 0
