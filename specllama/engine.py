@@ -119,6 +119,11 @@ class Engine:
     def proposer(self, name: str) -> Proposer:
         return self._proposers[name]
 
+    @property
+    def windows(self) -> Callable[[GenerateParams], Window]:
+        """What makes the draft window of a request."""
+        return self._make_window
+
     def __enter__(self) -> Engine:
         return self
 
@@ -279,9 +284,6 @@ class Engine:
         return SamplerChain(
             sampling, seed=seed, tokens=tokens, breakers=breakers, constraint=constraint
         )
-
-    def window(self, params: GenerateParams) -> Window:
-        return self._make_window(params)
 
     def _all_eog(self) -> dict[int, float]:
         if self._eog_bias is None:

@@ -86,7 +86,7 @@ def load_parts(
     from specllama.backend.devices import fewer_layers, physical_cores
     from specllama.backend.llama_grammar import LlamaGrammar
     from specllama.heads import HeadTarget, open_heads
-    from specllama.profiles import open_profile, window_maker
+    from specllama.profiles import Windows, open_profile
     from specllama.spec.proposers.translate import join_vocabularies
 
     def report(role: str, path: Path) -> Callable[[float], None]:
@@ -206,7 +206,7 @@ def load_parts(
         return None
 
     return {
-        "make_window": window_maker(open_profile(info), info),
+        "make_window": Windows(open_profile(info), info),
         "target": target,
         "vocab": vocab,
         "info": info,

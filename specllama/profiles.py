@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,16 +160,22 @@ def measured_passes(info: EngineInfo, rows: int, folder: Path | None = None) -> 
     return best[1] or None
 
 
-def window_maker(profile: Profile, info: EngineInfo) -> Callable[[GenerateParams], Window]:
+class Windows:
     """The draft windows of an engine: adaptive ones that learn into ``profile``, or fixed ones."""
-    if info.draft is not None and info.target.file_bytes:
-        profile.costs.draft_share = min(
-            max(1.2 * info.draft.file_bytes / info.target.file_bytes, 0.01), 2.0
-        )
 
-    def make(params: GenerateParams) -> Window:
+    def __init__(self, profile: Profile, info: EngineInfo) -> None:
+        self.profile = profile
+        self._info = info
+        if info.draft is not None and info.target.file_bytes:
+            profile.costs.draft_share = min(
+                max(1.2 * info.draft.file_bytes / info.target.file_bytes, 0.01), 2.0
+            )
+
+    def __call__(self, params: GenerateParams) -> Window:
+        """The window of one request."""
         if params.window == "fixed":
             return FixedWindow(params.draft_max, params.draft_min)
+        info, profile = self._info, self.profile
         limit = params.draft_max
         if params.exact:  # a pass of more rows would be cut into several
             limit = min(limit, info.exact_rows - 1)
@@ -187,5 +192,3 @@ def window_maker(profile: Profile, info: EngineInfo) -> Callable[[GenerateParams
             tokens=params.max_tokens,
             on_finish=profile.save,
         )
-
-    return make

@@ -121,7 +121,7 @@ class RequestRun:
         )
         if isinstance(proposer, Advising) and (advice := proposer.advice()):
             yield Notice(message=advice, topic="routing")
-        window = FixedWindow(0) if proposer.name == "none" else engine.window(params)
+        window = FixedWindow(0) if proposer.name == "none" else engine.windows(params)
         self._window = window
         read_ms = (prefilled - started) * 1e3
         if isinstance(window, AdaptiveWindow):

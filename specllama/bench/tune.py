@@ -3,6 +3,8 @@
 Three parts: costs of passes, acceptance per position (a fixed window of the longest length tested,
 so that every shorter one is a prefix of it), and an interleaved check of the adaptive window
 against plain decoding. From the first two follows the bound: the best fixed length and its speed.
+The check is of a window as the next run will find it: it knows the costs and has learnt from other
+prompts.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from specllama.events import Finished, RoundDone
 from specllama.layer_choice import Choice, choose_layers
 from specllama.models.gguf import read_header
 from specllama.params import GenerateParams, SamplingParams
+from specllama.profiles import Windows
 from specllama.prompts import Prompt
 from specllama.spec.cost import best_plan, plans
 from specllama.spec.proposers.draft_model import DraftModelProposer
@@ -119,14 +122,13 @@ def draft_context(engine: Engine) -> Any:
     return None
 
 
-def pick(prompts: Sequence[Prompt], per_slice: int) -> list[Prompt]:
-    """The first few prompts of every slice."""
-    taken: dict[str, int] = {}
+def pick(prompts: Sequence[Prompt], per_slice: int, skip: int = 0) -> list[Prompt]:
+    """A few prompts of every slice, after the first ``skip`` of it."""
+    seen: dict[str, int] = {}
     out: list[Prompt] = []
     for prompt in prompts:
-        n = taken.get(prompt.slice, 0)
-        if n < per_slice:
-            taken[prompt.slice] = n + 1
+        n = seen[prompt.slice] = seen.get(prompt.slice, 0) + 1
+        if skip < n <= skip + per_slice:
             out.append(prompt)
     return out
 
@@ -199,8 +201,9 @@ def tune(
     chosen = pick(prompts, per_slice)
     spans = {
         "costs": (0.0, 0.25),
-        "acceptance": (0.25, 0.35),
-        "check": (0.6, 0.3),
+        "acceptance": (0.25, 0.3),
+        "learning": (0.55, 0.1),
+        "check": (0.65, 0.25),
         "layers": (0.9, 0.1),
     }
 
@@ -223,6 +226,8 @@ def tune(
 
     say("costs", 0.0, "cost of passes")
     costs = measure_costs(engine.target, draft, text, repetitions=repetitions, progress=tick)
+    if isinstance(engine.windows, Windows):
+        costs.store(engine.windows.profile.costs)
     longest = min(max(LENGTHS), engine.target.max_rows - 1)
     runs = 0
 
@@ -242,16 +247,22 @@ def tune(
     groups = [predict(tally, costs) for tally in tallies]
     comparison = None
     if check:
-        comparison = compare(
-            [
-                EngineArm("plain", engine, GenerateParams(speculate=False)),
-                EngineArm("specllama", engine, GenerateParams()),
-            ],
-            [
+        window = EngineArm("specllama", engine, GenerateParams())
+
+        def tasks(some: Sequence[Prompt]) -> list[Task]:
+            return [
                 Task(prompt, temperature, max_tokens, seed=1 + n)
-                for n, prompt in enumerate(chosen)
+                for n, prompt in enumerate(some)
                 for temperature in temperatures
-            ],
+            ]
+
+        lessons = tasks(pick(prompts, per_slice, skip=per_slice))
+        for done, task in enumerate(lessons):
+            say("learning", done / len(lessons), "the window learns")
+            window.run(task, 0)
+        comparison = compare(
+            [EngineArm("plain", engine, GenerateParams(speculate=False)), window],
+            tasks(chosen),
             repetitions=1,
             progress=lambda done, total, label: say("check", done / total, f"check: {label}"),
         )

@@ -72,7 +72,7 @@ def command(
     from specllama.errors import UsageError
     from specllama.models.gguf import read_header
     from specllama.models.pruned import keep_choice
-    from specllama.profiles import open_profile
+    from specllama.profiles import Profile, Windows
     from specllama.prompts import load_prompts
 
     if pair is not None and target is not None:
@@ -91,6 +91,9 @@ def command(
         Engine.load(pair or target or "tiny", draft, options) as engine,
         _Meter("measuring") as progress,
     ):
+        profile = engine.windows.profile if isinstance(engine.windows, Windows) else Profile()
+        if not save:
+            profile.path = None
         result = tune(
             engine,
             prompts,
@@ -105,9 +108,8 @@ def command(
         info = engine.info
         facts = provenance(info, hashes=not quick)
     where = None
-    if save:  # the engine is closed: what its own windows learnt is on disk by now
-        profile = open_profile(info)
-        result.costs.store(profile.costs)
+    if save:
+        result.costs.store(profile.costs)  # passes beside other work have blurred them
         profile.advice = {**result.advice, "when": facts["when"]}
         where = profile.path if profile.save() else None
         if not isinstance(result.layers, str):

@@ -11,8 +11,11 @@ import pytest
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.cli import invoke
 from specllama.engine import Engine
-from specllama.profiles import open_profile, window_maker
+from specllama.profiles import Windows, open_profile
 from specllama.spec.proposers.draft_model import DraftModelProposer
+from specllama.spec.proposers.mixed import MixedProposer
+from specllama.spec.proposers.ngram import NgramProposer
+from specllama.spec.window import AdaptiveWindow, Plan
 
 
 @pytest.fixture(autouse=True)
@@ -25,12 +28,13 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
         table = FakeTable(seed=3, order=1)
         model = FakeContext(FakeTable(seed=9, order=1, of=table, agreement=0.8), n_ctx=2048)
         info = fake_info(2048)
+        drafts = DraftModelProposer(model, n_vocab=64)
         return Engine(
             target=FakeContext(table, n_ctx=2048),
             vocab=FakeVocab(),
             info=info,
-            proposers={"draft": DraftModelProposer(model, n_vocab=64)},
-            make_window=window_maker(open_profile(info), info),
+            proposers={"draft": drafts, "mixed": MixedProposer([NgramProposer(), drafts])},
+            make_window=Windows(open_profile(info), info),
         )
 
     monkeypatch.setattr(Engine, "load", staticmethod(load))
@@ -70,6 +74,28 @@ def test_tune_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["profile"] is None
     assert data["check"]
     assert data["advice"]["temperatures"]["1"]["measured"] is not None
+
+
+def test_without_saving_nothing_is_kept() -> None:
+    flags = ["--max-tokens", "8", "-n", "1", "--temperature", "0"]
+    assert invoke(["tune", *flags, "--no-save"]) == 0
+    assert not open_profile(fake_info(2048)).warm
+    assert invoke(["tune", *flags]) == 0
+    assert open_profile(fake_info(2048)).warm
+
+
+def test_the_check_is_of_a_window_that_knows_the_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Any] = []
+    plan = AdaptiveWindow.plan
+
+    def watched(self: AdaptiveWindow, room: int) -> Plan:
+        plans.append(plan(self, room))
+        return plans[-1]
+
+    monkeypatch.setattr(AdaptiveWindow, "plan", watched)
+    assert invoke(["tune", "--max-tokens", "8", "-n", "1", "--temperature", "0", "--no-save"]) == 0
+    assert plans
+    assert not any(p.reason == "measuring a plain step" for p in plans)
 
 
 def test_tune_says_why_the_target_cannot_draft_for_itself(

@@ -17,7 +17,7 @@ from specllama.engine import Engine
 from specllama.events import Finished, Notice, RoundDone
 from specllama.interface import EngineInfo
 from specllama.params import GenerateParams, SamplingParams
-from specllama.profiles import PairKey, Profile, band, open_profile, window_maker
+from specllama.profiles import PairKey, Profile, Windows, band, open_profile
 from specllama.spec.cost import CostTable
 from specllama.spec.proposers.draft_model import DraftModelProposer
 from specllama.spec.proposers.mixed import MixedProposer
@@ -62,7 +62,7 @@ def make(
             "draft": model,
             "mixed": MixedProposer([SuffixProposer(), NgramProposer(), model]),
         },
-        make_window=window_maker(profile, info),
+        make_window=Windows(profile, info),
     )
     return engine, info
 
@@ -131,8 +131,8 @@ def test_every_round_says_why() -> None:
 
 def test_a_fixed_window_keeps_adapting_off() -> None:
     engine, _ = make(Profile())
-    assert isinstance(engine.window(GenerateParams(window="fixed")), FixedWindow)
-    assert isinstance(engine.window(GenerateParams()), AdaptiveWindow)
+    assert isinstance(engine.windows(GenerateParams(window="fixed")), FixedWindow)
+    assert isinstance(engine.windows(GenerateParams()), AdaptiveWindow)
     _, rounds = ask(engine, window="fixed", draft_max=3, proposer="draft")
     assert {len(r.drafted) for r in rounds[1:-3]} == {3}
 
