@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 NEAR_TIE = 0.1
 
 PREFILL_CHUNK = 512
+_SAID_AGAIN = 8  # reading fewer tokens again than this is not worth a word
 _FREE = ("ngram", "suffix", "lookahead")  # proposers without a draft model
 
 
@@ -76,11 +77,11 @@ class RequestRun:
 
         if isinstance(self._target, Capturing):
             self._target.capture(proposer.needs)
-        cached = self._reuse(ids)
+        self._proposer = proposer
+        cached, again = self._reuse(ids)
         self._tokens = ids
         self._prompt_n = len(ids)
         self._cached_n = cached
-        self._proposer = proposer
         exactness = engine.info.exactness
         yield Started(
             prompt_n=len(ids),
@@ -96,6 +97,12 @@ class RequestRun:
             yield Notice(message=notice, level="warning", topic="template")
         if skipped:
             yield Notice(message=skipped, topic="routing")
+        if again > _SAID_AGAIN:
+            yield Notice(
+                message=f"reading {again} tokens again: {proposer.name} draws on what the target "
+                "makes of them",
+                topic="routing",
+            )
 
         started = perf_counter()
         reason: FinishReason | None = None
@@ -189,11 +196,17 @@ class RequestRun:
 
     # -- steps --
 
-    def _reuse(self, ids: list[int]) -> int:
-        """Keep the cached prefix of the prompt; its last token is always evaluated anew."""
-        keep = min(common_prefix(self._target.tokens, ids), len(ids) - 1)
+    def _reuse(self, ids: list[int]) -> tuple[int, int]:
+        """Keep the cached prefix of the prompt; its last token is always evaluated anew.
+
+        Returns the tokens kept, and how many more are in the cache but have to be read again
+        because the proposer needs the hidden states that such a pass gives away.
+        """
+        cached = keep = min(common_prefix(self._target.tokens, ids), len(ids) - 1)
+        if isinstance(self._proposer, PromptReader):
+            keep = self._proposer.reusable(ids, cached)
         self._target.rollback(keep)
-        return keep
+        return keep, cached - keep
 
     def _prefill(self, ids: list[int], done: int) -> Iterator[int]:
         while done < len(ids):

@@ -174,6 +174,10 @@ class EagleContext:
         self._read = text[: self._fused.end]
         hidden.forget(hidden.end)
 
+    def covers(self, tokens: Sequence[int]) -> int:
+        """How many of the first of these tokens belong to the text that was fused."""
+        return common_prefix(self._read, tokens)
+
     def settle(self) -> None:
         """Drop what was read with guessed states: a new round begins."""
         self._own.clear()

@@ -77,6 +77,13 @@ class RowReader(Protocol):
 class PromptReader(Protocol):
     """A proposer that takes hidden states of the prompt while it is read."""
 
+    def reusable(self, tokens: Sequence[int], cached: int) -> int:
+        """How many of the ``cached`` first tokens of a new prompt the target need not read again.
+
+        Where another proposer drafted in between, their states were not kept.
+        """
+        ...
+
     def read_prompt(self) -> None:
         """The target has read a further part of the prompt."""
         ...

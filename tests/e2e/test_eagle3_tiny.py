@@ -12,7 +12,7 @@ from specllama.backend.eagle3 import EagleContext
 from specllama.backend.llama_context import LlamaContext
 from specllama.cli import invoke
 from specllama.engine import Engine
-from specllama.events import Finished
+from specllama.events import Finished, Notice
 from specllama.models.refs import resolve
 from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import load_prompts
@@ -102,6 +102,35 @@ def test_what_it_drafts_is_accepted(tiny: Engine) -> None:
         rounds += done.rounds
         accepted += done.draft_n_accepted
     assert 1 + accepted / rounds > 2.0
+
+
+def test_it_loses_nothing_when_another_method_answered_before(tiny: Engine) -> None:
+    """What is in the cache without its states is read again, and said; the rest is not."""
+    prompt = next(p for p in load_prompts() if p.slice == "code").content
+    params = GenerateParams(
+        sampling=SamplingParams(temperature=0.0), max_tokens=48, window="fixed", draft_max=4
+    )
+    with_head = params.replace(proposer="eagle3")
+
+    def ask(params: GenerateParams) -> tuple[Finished, list[str]]:
+        events = list(tiny.generate(prompt, params))
+        done = events[-1]
+        assert isinstance(done, Finished)
+        return done, [e.message for e in events if isinstance(e, Notice)]
+
+    tiny.reset()
+    ask(params.replace(proposer="ngram"))
+    fresh, _ = ask(params.replace(proposer="ngram"))
+    after, said = ask(with_head)
+    assert any("again" in message for message in said)
+    again, said = ask(with_head)
+    assert not said
+    tiny.reset()
+    alone, said = ask(with_head)
+    assert not said
+    assert after.token_ids == again.token_ids == alone.token_ids == fresh.token_ids
+    assert after.draft_n_accepted == alone.draft_n_accepted > 0
+    assert again.cached_n > after.cached_n
 
 
 def test_wrong_files_end_with_a_word_and_exit_code_4(

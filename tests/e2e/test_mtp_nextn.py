@@ -79,6 +79,25 @@ def test_the_text_with_mtp_is_that_of_plain_decoding(fitted: Engine) -> None:
     assert 0 < accepted < drafted
 
 
+def test_it_loses_nothing_when_another_method_answered_before(fitted: Engine) -> None:
+    prompt = load_prompts()[1].content
+    params = GenerateParams(
+        sampling=SamplingParams(temperature=0.0), max_tokens=48, window="fixed", draft_max=4
+    )
+
+    def ask(name: str) -> Finished:
+        *_, done = fitted.generate(prompt, params.replace(proposer=name))
+        assert isinstance(done, Finished)
+        return done
+
+    fitted.reset()
+    alone = ask("mtp")
+    ask("ngram")
+    after, again = ask("mtp"), ask("mtp")
+    assert alone.token_ids == after.token_ids == again.token_ids
+    assert alone.draft_n_accepted == after.draft_n_accepted == again.draft_n_accepted > 0
+
+
 def test_wide_drafts_are_identical_when_cut_into_exact_passes(fitted: Engine) -> None:
     cases = list(
         prove(

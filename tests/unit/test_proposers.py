@@ -386,6 +386,9 @@ def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
             self.name, self.needs = name, needs
             self.read = 0
 
+        def reusable(self, tokens: Sequence[int], cached: int) -> int:
+            return cached // 2
+
         def read_prompt(self) -> None:
             self.read += 1
 
@@ -395,6 +398,7 @@ def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
     assert (mixed.paid, mixed.needs) == ("eagle3", "layer_inputs")
     mixed.read_prompt()
     assert head.read == 1
+    assert mixed.reusable([1] * 9, 8) == 4
     assert "EAGLE-3" in mixed.advice()
     assert mixed.advice() == "", "said once"
 
@@ -408,6 +412,7 @@ def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
     bare = make_proposers(FakeContext(FakeTable(V)), None)["mixed"]
     assert isinstance(bare, MixedProposer)
     assert bare.paid == ""
+    assert bare.reusable([1] * 9, 8) == 8
     assert bare.describe() == "copies of the text"
     with pytest.raises(ValueError, match="nextn"):
         MixedProposer([heads["mtp"], head])

@@ -45,6 +45,10 @@ class EagleStates(Context, Protocol):
         """Take the states of the target's passes since the last call."""
         ...
 
+    def covers(self, tokens: Sequence[int]) -> int:
+        """How many of the first of these tokens belong to the text that was fused."""
+        ...
+
     def settle(self) -> None:
         """Drop what was read with guessed states."""
         ...
@@ -69,6 +73,14 @@ class EagleProposer(DraftTreeProposer):
         super().__init__(
             context, n_vocab=n_vocab, batch=context.n_ctx, siblings=siblings, floor=floor
         )
+
+    def reusable(self, tokens: Sequence[int], cached: int) -> int:
+        states = self._states
+        states.fuse()
+        covered = states.covers(tokens)
+        if covered >= cached:
+            return cached
+        return covered if states.first_known == 0 else 0
 
     def read_prompt(self) -> None:
         """Fuse the states of a part of the prompt, so that the target need not keep them."""

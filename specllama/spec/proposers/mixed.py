@@ -72,6 +72,10 @@ class MixedProposer:
         for source in self._sources:
             source.start(request)
 
+    def reusable(self, tokens: Sequence[int], cached: int) -> int:
+        readers = (source for source in self._paid if isinstance(source, PromptReader))
+        return min((reader.reusable(tokens, cached) for reader in readers), default=cached)
+
     def read_prompt(self) -> None:
         for source in self._paid:
             if isinstance(source, PromptReader):

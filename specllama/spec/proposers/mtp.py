@@ -107,6 +107,13 @@ class MtpProposer:
     def start(self, request: Request) -> None:
         self._request = request
 
+    def reusable(self, tokens: Sequence[int], cached: int) -> int:
+        # the first pair to be read needs the state before it
+        if self._target.hidden.end >= cached:
+            return max(cached - 1, 0) if self._target.hidden.first >= cached else cached
+        covered = min(common_prefix(self._text, tokens), self._nextn.end, cached) - 1
+        return covered if self._nextn.first == 0 and covered > 0 else 0
+
     def read_prompt(self) -> None:
         """Take the states of the prompt while they come, so that they need not be kept."""
         tokens = self._target.tokens
