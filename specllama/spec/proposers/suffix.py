@@ -6,8 +6,9 @@ choose. Continuations are followed by their counts, as in SuffixDecoding (Oliaro
 automaton is that of SAM-Decoding (Hu et al. 2024).
 
 A guess's probability is the share of its count among its siblings' times the reliability of matches
-as long as this one, which is learnt. The best nodes by path probability make the draft: a chain
-where the target takes chains, a tree where it takes trees.
+as long as this one, which is learnt; where it comes to be tested, the guesses before it were right
+and have lengthened the match. The best nodes by path probability make the draft: a chain where the
+target takes chains, a tree where it takes trees.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ BREAK = -1  # stands between texts; never proposed
 _COUNTED = 32  # suffixes of a token whose counts grow with it: bounds the work per token
 _ENDS_TRIED = 4  # match lengths compared per round
 _OVERLAP = 64  # tokens before an edit that are read again, so that matches can reach back
-_LIKELY = 0.1  # path probability below which a copy is not worth a row
+_LIKELY = 0.03  # path probability below which a copy is not worth a row
 
 # Reliability of a match of 1, 2-3, 4-7, 8-15, 16-31, 32+ tokens before anything was seen, worth
 # _PRIOR tested guesses.
@@ -134,7 +135,7 @@ class SuffixProposer:
         self._most = most
         self._request: Request | None = None
         self._tested: list[list[float]] = [[0.0, 0.0] for _ in _RELIABLE]  # [hits, expected]
-        self._used: tuple[int, float] | None = None  # (size class, reliability) of this round
+        self._used: int | None = None  # match length of this round's draft
         self._states: dict[Guess, int] = {}  # of this round's guesses, the longest match first
         self._text: list[int] = []
         self._automaton = SuffixAutomaton()
@@ -158,7 +159,7 @@ class SuffixProposer:
             draft, score = self._grow(guess, 0, room.n, lambda likely: True)
             if score > best_score:  # the longest match wins a tie: it comes first
                 best, best_score = draft, score
-                self._used = (_size(guess.match_length), self._trust(guess))
+                self._used = guess.match_length
         return best
 
     def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
@@ -208,27 +209,30 @@ class SuffixProposer:
             most: nodes.
             worth: which others to add, the likeliest first; None for a chain.
         """
-        request, trust = self._request, self._trust(guess)
-        self._used = (_size(guess.match_length), trust)
+        request, match = self._request, guess.match_length
+        self._used = match
         leaves = request.leaves if request and worth is not None else 1
         tree = TreeBuilder(max_nodes=most, max_leaves=leaves)
-        heap: list[tuple[float, int, int, int, int]] = []
+        heap: list[tuple[float, int, int, int, int, int]] = []
         pushed = 0
 
-        def offer(node: int, state: int, weight: float, but: int | None = None) -> None:
+        def offer(node: int, depth: int, state: int, weight: float, but: int | None = None) -> None:
             nonlocal pushed
+            trust = self._trust(match + depth)
             for token, after, share in self._automaton.followers(state):
                 likely = weight * share * trust
                 if likely < _LIKELY:
                     break
                 if token != but:
                     pushed += 1
-                    heapq.heappush(heap, (-likely, pushed, node, token, after))
+                    heapq.heappush(heap, (-likely, pushed, node, depth, token, after))
 
         node, state, weight, score = -1, self._states[guess], 1.0, 0.0
         weights = {-1: 1.0}
-        for token, share in zip(guess.tokens[:trunk], guess.shares, strict=False):
-            offer(node, state, weight, but=token)
+        pairs = zip(guess.tokens[:trunk], guess.shares, strict=False)
+        for depth, (token, share) in enumerate(pairs):
+            offer(node, depth, state, weight, but=token)
+            trust = self._trust(match + depth)
             added = tree.add(node, token, self.name, confidence=share * trust)
             assert added is not None  # a chain of at most ``most`` nodes always fits
             node, state = added, self._automaton.next[state][token]
@@ -236,9 +240,9 @@ class SuffixProposer:
             weights[node] = weight
             score += weight
         if trunk == 0:
-            offer(-1, state, 1.0)
+            offer(-1, 0, state, 1.0)
         while worth is not None and heap and tree.room > 0:
-            negative, _, parent, token, after = heapq.heappop(heap)
+            negative, _, parent, depth, token, after = heapq.heappop(heap)
             weight = -negative
             if not worth(weight):
                 break
@@ -248,11 +252,12 @@ class SuffixProposer:
             weights[found] = weight
             score += weight
             if request is None or not request.is_eog(token):
-                offer(found, after, weight)
+                offer(found, depth + 1, after, weight)
         return tree.build(), score
 
-    def _trust(self, guess: Guess) -> float:
-        size = _size(guess.match_length)
+    def _trust(self, match: int) -> float:
+        """Probability that the target goes on as the text did after a match of this length."""
+        size = _size(match)
         hits, expected = self._tested[size]
         return min((hits + _PRIOR * _RELIABLE[size]) / (expected + _PRIOR), 0.98)
 
@@ -290,13 +295,14 @@ class SuffixProposer:
         """Compare what the tested guesses promised with what was accepted."""
         if self._used is None or not len(draft) or draft.sources[0] != self.name:
             return
-        size, trust = self._used
         promised: dict[int, float] = {}
         for parent, likely in zip(draft.parents, draft.confidence, strict=True):
-            promised[parent] = promised.get(parent, 0.0) + (likely or 0.0) / trust
-        tested = self._tested[size]
-        tested[0] += len(verdict.path)
-        tested[1] += sum(promised.get(node, 0.0) for node in (-1, *verdict.path))
+            promised[parent] = promised.get(parent, 0.0) + (likely or 0.0)
+        trusts = [self._trust(self._used + depth) for depth in range(len(verdict.path) + 1)]
+        for depth, node in enumerate((-1, *verdict.path)):
+            tested = self._tested[_size(self._used + depth)]
+            tested[0] += depth < len(verdict.path)
+            tested[1] += promised.get(node, 0.0) / trusts[depth]
         self._used = None
 
     def forget(self) -> None:
