@@ -26,7 +26,7 @@ BREAK = -1  # stands between texts; never proposed
 _COUNTED = 32  # suffixes of a token whose counts grow with it: bounds the work per token
 _ENDS_TRIED = 4  # match lengths compared per round
 _OVERLAP = 64  # tokens before an edit that are read again, so that matches can reach back
-_LIKELY = 0.03  # path probability below which a copy is not worth a row
+_LIKELY = 0.01  # path probability below which a copy is not worth a row
 
 # Reliability of a match of 1, 2-3, 4-7, 8-15, 16-31, 32+ tokens before anything was seen, worth
 # _PRIOR tested guesses.
