@@ -97,8 +97,11 @@ class Copier(Protocol):
         """What might follow ``tokens``, at most ``most`` tokens each, the likeliest first."""
         ...
 
-    def send(self, guess: Guess, length: int) -> Draft:
-        """The first ``length`` tokens of one of this round's guesses as a draft."""
+    def send(self, guess: Guess, length: int, room: Room) -> Draft:
+        """The first ``length`` tokens of one of this round's guesses as a draft.
+
+        Where a window judges, other ways on may stand beside them if it finds them worth a row.
+        """
         ...
 
 

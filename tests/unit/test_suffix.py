@@ -154,8 +154,10 @@ def test_branches_beside_a_copy_are_asked_for(worth: float) -> None:
     assert draft.is_chain is (worth > 1.0)
     copy = started(SuffixProposer(), 4)
     guess = copy.guesses(text, 8)[0]
-    assert copy.send(guess, 2).tokens == (4, 8)
-    assert copy.send(guess, 2).is_chain
+    assert copy.send(guess, 2, room) == draft
+    alone = copy.send(guess, 2, Room(8))
+    assert alone.tokens == (4, 8)
+    assert alone.is_chain
 
 
 def test_reliability_is_learnt_from_tested_guesses() -> None:

@@ -91,7 +91,7 @@ class MixedProposer:
                     return draft
             if guesses and self._paid:
                 which, length = room.pick(guesses)
-        return owners[which].send(guesses[which], length) if length else EMPTY_DRAFT
+        return owners[which].send(guesses[which], length, room) if length else EMPTY_DRAFT
 
     def _guesses(self, tokens: Sequence[int], room: Room) -> tuple[list[Guess], list[Copier]]:
         """Every different guess of a source, and whose it is."""

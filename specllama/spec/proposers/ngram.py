@@ -48,7 +48,7 @@ class NgramProposer:
         if not guesses:
             return EMPTY_DRAFT
         which, length = room.pick(guesses)
-        return self.send(guesses[which], length)
+        return self.send(guesses[which], length, room)
 
     def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
         """The continuation of the best match, up to the end of a turn; [] without a match."""
@@ -67,7 +67,7 @@ class NgramProposer:
         self._found_size = size
         return [Guess(self.name, tuple(copied), self._agreement(at))]
 
-    def send(self, guess: Guess, length: int) -> Draft:
+    def send(self, guess: Guess, length: int, room: Room) -> Draft:
         """The first ``length`` tokens of this round's guess as a draft."""
         if length <= 0:
             return EMPTY_DRAFT

@@ -151,9 +151,7 @@ class SuffixProposer:
             if not guesses:
                 return EMPTY_DRAFT
             which, length = room.pick(guesses)
-            if length == 0:
-                return EMPTY_DRAFT
-            return self._grow(guesses[which], length, room.n, room.beside)[0]
+            return self.send(guesses[which], length, room)
         best, best_score = EMPTY_DRAFT, 0.0
         for guess in self._found(tokens, room.n, _ENDS_TRIED):
             draft, score = self._grow(guess, 0, room.n, lambda likely: True)
@@ -195,9 +193,15 @@ class SuffixProposer:
                 self._states.setdefault(guess, state)
         return list(self._states)
 
-    def send(self, guess: Guess, length: int) -> Draft:
-        """The first ``length`` tokens of one of this round's guesses as a draft."""
-        return self._grow(guess, length, length, None)[0] if length > 0 else EMPTY_DRAFT
+    def send(self, guess: Guess, length: int, room: Room) -> Draft:
+        """The first ``length`` tokens of one of this round's guesses, and likely ways beside them.
+
+        Without a window to weigh them the other ways are left out.
+        """
+        if length == 0:
+            return EMPTY_DRAFT
+        most, worth = (room.n, room.beside) if room.judged else (length, None)
+        return self._grow(guess, length, most, worth)[0]
 
     def _grow(
         self, guess: Guess, trunk: int, most: int, worth: Callable[[float], bool] | None
