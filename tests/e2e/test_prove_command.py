@@ -71,7 +71,7 @@ def test_any_decision_of_a_window_gives_the_same_text(
     tiny: Engine, prompts: list[Prompt], proposer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(proposer)
-    monkeypatch.setattr(tiny, "window", lambda params: Moody(params, rng))
+    monkeypatch.setattr(tiny, "_make_window", lambda params: Moody(params, rng))
     cases = list(prove(tiny, prompts[4:8], proposers=(proposer,), draft_max=(6, 6), max_tokens=24))
     assert len(cases) == 24
     assert [c for c in cases if not c.identical] == []
