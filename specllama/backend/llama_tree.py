@@ -5,6 +5,10 @@
               lets a query see the cells that carry its first id, which are its ancestors
     after     the winning leaf becomes sequence 0, everything else is dropped
 
+Attention adds cells up in the order in which they lie. Cells of a dropped branch before kept ones
+are filled by later tokens, which would change that order, and with it now and then a last bit.
+Where bits count, on a CPU, such kept tokens are dropped as well and read again behind the others.
+
 Chain passes are those of ``LlamaContext``, unchanged. What llama.cpp would abort on (a leaf number
 beyond ``n_seq_max``, diverged sequences, a second tree on top of an unsettled one) is refused here
 before the call.
@@ -89,12 +93,16 @@ class LlamaTreeContext(LlamaContext):
             if not 0 <= node < len(tree.parents) or tree.parents[node] != above:
                 raise ValueError("not a path from the root of the tree")
             above = node
-        keep = len(self._tokens) + len(path)
+        stay = len(path)
+        if self.model.gpu_layers == 0:
+            stay = next((i for i, node in enumerate(path) if node != i), stay)
         with self._lock:
             winner = tree.layout.leaves[above][0] if path else SEQ
-            self._only(winner, keep)
-            self._capture.hidden.keep_path(len(self._tokens), path)
-            self._tokens += [tree.tokens[node] for node in path]
+            self._only(winner, len(self._tokens) + stay)
+            self._capture.hidden.keep_path(len(self._tokens), path[:stay])
+            self._tokens += [tree.tokens[node] for node in path[:stay]]
+        if stay < len(path):
+            super().forward([tree.tokens[node] for node in path[stay:]], outputs="all")
 
     def rollback(self, keep_len: int) -> None:
         if self._tree is not None and 0 <= keep_len <= len(self._tokens):
