@@ -25,8 +25,9 @@ from specllama.interface import Message
 from specllama.params import GenerateParams
 from specllama.reply import Reply
 from specllama.spec.loop import Round, SpeculativeLoop
-from specllama.spec.proposer import Advising, PromptReader, Proposer, Request
+from specllama.spec.proposer import Advising, Copier, PromptReader, Proposer, Request
 from specllama.spec.proposers.draft_model import common_prefix
+from specllama.spec.proposers.merged import MergedProposer
 from specllama.spec.proposers.mixed import MixedProposer
 from specllama.spec.verify import RandomCoins
 from specllama.spec.window import AdaptiveWindow, FixedWindow, Window
@@ -133,7 +134,7 @@ class RequestRun:
         read_ms = (prefilled - started) * 1e3
         if isinstance(window, AdaptiveWindow):
             paid = _paid(proposer)
-            window.drafts_with(proposer.name, paid)
+            window.drafts_with(proposer.name, paid, copies=_copies(proposer))
             window.prefilled(len(ids) - 1 - cached, read_ms)
             if paid and (why := window.cannot_gain()):
                 yield Notice(message=why, topic="routing")
@@ -350,6 +351,13 @@ def _paid(proposer: Proposer) -> str:
     if isinstance(proposer, MixedProposer):
         return proposer.paid
     return "" if proposer.name in _FREE else proposer.name
+
+
+def _copies(proposer: Proposer) -> bool:
+    """Whether it copies from the text, among other things."""
+    if isinstance(proposer, MixedProposer):
+        return any(isinstance(source, Copier) for source in proposer.sources)
+    return isinstance(proposer, MergedProposer)
 
 
 def _show(piece: bytes) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 # Wide passes share a cell per step of about a third: nobody drafts that far, prompts are that long.
@@ -20,12 +19,14 @@ _NARROW = 17  # rows up to here have a cell each
 _GROUPS = (4, 8, 12, 16)
 
 _WARM_UP = 1  # the first pass of a shape builds graphs and buffers: not counted
-_FIRST = 3  # samples whose median starts a cell
+_FIRST = 3  # samples whose lower quartile starts a cell
+_FIRST_SINGLE = 9  # and the level: everything is compared with it
 _LEVEL_GAIN = 0.08
 _LEVEL_GAIN_WIDE = 0.03
 _CELL_GAIN = 0.03
 _CLAMP = 0.4  # largest believed change of a log time per observation (one outlier moves little)
 _TRUSTED = 5
+_ABOVE = 1.25  # times the time of a pass of more rows: above this the level cannot be right
 
 
 def _cell(rows: int) -> int:
@@ -134,7 +135,7 @@ class CostTable:
             self._level = ms
         elif self._level:
             self._ratio[_cell(rows)] = max(ms / self._level, 1e-3)
-        self._seen[_cell(rows)] = max(trust, _WARM_UP + _FIRST)
+        self._seen[_cell(rows)] = max(trust, _WARM_UP + (_FIRST_SINGLE if rows == 1 else _FIRST))
 
     def observe(self, rows: int, ms: float) -> None:
         """One pass of ``rows`` rows took ``ms``."""
@@ -148,13 +149,18 @@ class CostTable:
             return
         if cell > 1:
             self._flat = []
+            if self._level and ms * _ABOVE < self._level:
+                # more rows are never cheaper: the single ones were slowed
+                self._level_is(ms * _ABOVE)
+                self._early[1] = [x for x in self._early.get(1, []) if x <= self._level]
         ms *= cell / rows if rows > _NARROW else 1.0
-        if seen < warm_up + _FIRST:
+        if seen < warm_up + (_FIRST_SINGLE if cell == 1 else _FIRST):
             early = self._early.setdefault(cell, [])
             early.append(ms)
-            value = median(early)
+            # a busy machine only makes passes longer, and what looks too dear is not tried again
+            value = sorted(early)[len(early) // 4]
             if cell == 1:
-                self._level = value
+                self._level_is(value)
             elif self._level:
                 self._ratio[cell] = value / self._level
             return
@@ -168,6 +174,15 @@ class CostTable:
             return
         self._level *= math.exp(_LEVEL_GAIN_WIDE * surprise)
         self._ratio[cell] *= math.exp(max(_CELL_GAIN, 1.0 / (seen + 1)) * surprise)
+
+    def _level_is(self, ms: float) -> None:
+        """Correct the level; until it is settled the other passes keep the time they took."""
+        if self._level and self._seen.get(1, 0) <= _WARM_UP + _FIRST_SINGLE:
+            for cell in self._ratio:
+                if cell > 1:
+                    self._ratio[cell] *= self._level / ms
+            self._flat = []
+        self._level = ms
 
     # -- persistence --
 
@@ -197,6 +212,8 @@ class CostTable:
             table._ratio[rows] = _positive(ratio)
             table._seen[rows] = min(int(seen), _TRUSTED)
         table._ratio[1] = 1.0
+        if table.known(1):
+            table._seen[1] = _WARM_UP + _FIRST_SINGLE
         return table
 
 

@@ -12,6 +12,8 @@ from specllama.spec.cost import CostTable
 CREDIT_FIRST = 8.0  # plain steps that a new pair may lose while it is learnt
 CREDIT_LEAST = -8.0  # a measuring error must not forbid drafting for ever
 CREDIT_MOST = 9.5  # and that a good run can save up; with what plain steps earn: 3 % of 500 tokens
+CREDIT_ASIDE = 3.5  # of that, where copies and a paying source share: what only copies may lose
+_START_ASIDE = 1.0  # given on top, before copies have gained anything
 _REPLY = 128.0  # tokens of a reply, before the first one
 _REPLY_GAIN = 0.1
 _REPLY_MOST = 2048
@@ -75,18 +77,43 @@ class Account:
 
     Each has its own, so that one method cannot spend what another has gained, and keeps it between
     replies, so that many short ones lose no more than a long one. ``credit`` is in target steps.
+    Of an account that copies share with a source that pays per step, ``aside`` is kept for copies:
+    ``reserve`` is what they may lose before they touch ``credit``, so that looking at a draft model
+    (or a disturbed measurement of it) does not stop copies that have proved themselves.
     ``tokens`` and ``ms`` are decayed sums: the throughput.
     """
 
     credit: float = CREDIT_FIRST
+    reserve: float = 0.0
+    aside: float = 0.0
     blind: Blind = field(default_factory=Blind)
     tokens: float = 0.0
     ms: float = 0.0
+
+    def share(self) -> None:
+        """Copies and a paying source draw on this account."""
+        if not self.aside:
+            self.aside = CREDIT_ASIDE
+            self.book(_START_ASIDE, copy=True)
+
+    def book(self, steps: float, *, copy: bool = False) -> None:
+        """Add what a round gained, or take what it lost; ``copy``: by way of a copy."""
+        if copy:
+            whole = self.reserve + steps
+            self.reserve = min(max(whole, 0.0), self.aside)
+            steps = whole - self.reserve
+        most = CREDIT_MOST - max(self.reserve - _START_ASIDE, 0.0)
+        self.credit = min(max(self.credit + steps, CREDIT_LEAST), most)
+
+    def earn(self, steps: float) -> None:
+        """What a plain step adds (or what looking for a draft in vain took from it)."""
+        self.book(steps, copy=self.reserve < min(_START_ASIDE, self.aside))
 
     def to_dict(self) -> dict[str, Any]:
         blind = self.blind
         return {
             "credit": self.credit,
+            "reserve": [self.reserve, self.aside],
             "blind": [blind.rounds, blind.accepted, blind.excess, blind.wait],
         }
 
@@ -97,14 +124,16 @@ class Account:
         Raises:
             ValueError, TypeError, KeyError: the data is not such an account.
         """
-        credit = float(data["credit"])
+        credit, (reserve, aside) = float(data["credit"]), data.get("reserve", (0.0, 0.0))
+        reserve, aside = float(reserve), min(max(float(aside), 0.0), CREDIT_ASIDE)
         rounds, accepted, excess, wait = data["blind"]
         accepted, excess = float(accepted), float(excess)
-        if not all(math.isfinite(x) for x in (credit, accepted, excess)):
+        if not all(math.isfinite(x) for x in (credit, reserve, aside, accepted, excess)):
             raise ValueError("not finite numbers")
         credit = min(max(credit, CREDIT_LEAST), CREDIT_MOST)
+        reserve = min(max(reserve, 0.0), aside)
         blind = Blind(max(int(rounds), 0), accepted, excess, max(int(wait), 0))
-        return Account(credit, blind)
+        return Account(credit, reserve, aside, blind)
 
 
 @dataclass(slots=True)

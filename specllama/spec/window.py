@@ -10,7 +10,7 @@ from typing import Protocol
 
 from specllama.spec.calibrate import SourceState, draft_features
 from specllama.spec.cost import CostTable, ceiling
-from specllama.spec.learned import CREDIT_LEAST, CREDIT_MOST, Blind, Learned
+from specllama.spec.learned import Blind, Learned
 from specllama.spec.offers import Copy, Offer, compare, weigh
 from specllama.spec.types import Draft, Guess, Room
 
@@ -112,6 +112,8 @@ _EARNING = 1.03  # times the speed of plain decoding
 _BEST_ACCEPTANCE = 0.97  # what no draft model keeps up for long: for the can-it-gain-at-all test
 _MIN_GAIN = 1.02
 _BEHIND = "drafts lost time lately: plain decoding until that is made up"
+_MEASURING = "measuring a plain step"
+_STALE = 96  # rounds with drafts after which a plain step is measured again
 _SURE = 4  # passes of two rows before a machine is judged
 
 
@@ -162,6 +164,7 @@ class AdaptiveWindow:
         self._left = math.inf if tokens is None else float(tokens)
         self._prefill_row: float | None = None
         self._account = learned.account("")
+        self._unmeasured = 0  # rounds since the last plain step
         self._lag = 0  # tokens that the paying source has not read
         self._stuck = ""
         self._v: list[float] = [0.0]
@@ -170,7 +173,7 @@ class AdaptiveWindow:
         self._reset(0)
 
     def _reset(self, limit: int) -> None:
-        self._limit = limit
+        self._limit = self._copy_limit = limit
         self._n = 0
         self._survival = 1.0
         self._expected = 1.0
@@ -186,14 +189,17 @@ class AdaptiveWindow:
         self._copies: list[Copy] = []
         self._sent: Offer | None = None  # the copy that goes
 
-    def drafts_with(self, method: str, paid: str = "") -> None:
+    def drafts_with(self, method: str, paid: str = "", *, copies: bool = False) -> None:
         """Before the first round: who drafts.
 
         Args:
             method: the account that pays.
             paid: the one of its sources that costs time, "" without one.
+            copies: whether others of its sources copy from the text.
         """
         self._account = self._learned.account(method)
+        if paid and copies:
+            self._account.share()
         self._learned.paying = paid
         if paid:
             self._steps_cost = self._learned.costs.steps(paid)
@@ -232,27 +238,30 @@ class AdaptiveWindow:
             return Plan(0, f"room for {limit}, below draft-min")
         costs = self._learned.costs
         one = costs.target.one
-        if one is None:
-            return Plan(0, "measuring a plain step")
+        if one is None or not costs.target.known(1):
+            return Plan(0, _MEASURING)
+        # what drafts are compared with may be wrong at first, and change later
+        singles = costs.target.seen(1)
+        if self._unmeasured >= (_STALE if singles > _SURE + 3 else 8 << max(singles - _SURE, 0)):
+            return Plan(0, _MEASURING)
         if not self._steps_cost.measured:
             self._steps_cost.slope = min(costs.target.slope, _HOPE_READING)
             self._steps_cost.guess(one * costs.draft_share)
-        v = self._v = costs.target.upto(limit + 1)
+        self._v = costs.target.upto(limit + 1)
         self._one = one
         self._step = self._steps_cost.ms(1)
         account = self._account
-        credit = account.credit * one
-        # one guess is always worth its price; a longer draft risks a share of the credit only
-        self._stake = max(_STAKE * credit, min(credit, v[2] - one + self._step))
+        self._stake = self._risk(account.credit * one)
+        self._copy_stake = self._risk((account.reserve + max(account.credit, 0.0)) * one)
         rate = account.tokens / account.ms if account.ms > 0 else 0.0
         self._rate = max(rate, 1.0 / one)
-        while limit > 0 and v[limit + 1] - one > self._stake:
-            limit -= 1
+        self._limit = self._affordable(limit, self._stake)
+        self._copy_limit = self._affordable(limit, self._copy_stake)
+        limit = max(self._limit, self._copy_limit)
         if limit == 0:
             return Plan(0, _BEHIND)
         if account.blind.rounds and not self._blind_pays(account.blind):
             return Plan(0, self._why)
-        self._limit = limit
         return Plan(
             limit,
             "",
@@ -267,6 +276,17 @@ class AdaptiveWindow:
             ),
             explain=self.explain,
         )
+
+    def _risk(self, credit: float) -> float:
+        """Milliseconds that a round may lose of such a credit."""
+        # one guess is always worth its price; a longer draft risks a share of the credit only
+        return max(_STAKE * credit, min(credit, self._v[2] - self._one + self._step))
+
+    def _affordable(self, longest: int, stake: float) -> int:
+        """The most tokens whose pass risks no more than ``stake``."""
+        while longest > 0 and self._v[longest + 1] - self._one > stake:
+            longest -= 1
+        return longest
 
     def cannot_gain(self) -> str:
         """Why no draft model can pay on this machine, "" if one could.
@@ -298,6 +318,9 @@ class AdaptiveWindow:
         first = draft.ms(lag)
         credit_ms = self._account.credit * self._one
         least = self._v[2] - self._one  # a first drafted token costs at least a row more
+        if self._limit == 0:
+            self._why = _BEHIND
+            return 0
         if self._sent:  # a copy goes already: a branch beside it pays where its first guess fails
             self._survival = 1.0 - self._sent.state.predict(self._sent.features[0])
         value = self._look(state, self._n, self._survival)
@@ -326,7 +349,7 @@ class AdaptiveWindow:
             # what is read now must be put to use: keep enough to send a few guesses afterwards
             if first > 2.0 * self._step:
                 keep = _RESERVE * self._one
-                if earning:
+                if earning and not self._account.aside:
                     keep = max(keep, self._v[self._limit + 1] - self._one)
                 budget = min(budget, credit_ms - keep)
         read = self._readable(lag, budget)
@@ -379,7 +402,7 @@ class AdaptiveWindow:
         a = offer.state.predict(features)
         offer.state.look(features)
         n = self._n
-        fits = self._spent + self._v[n + 2] - self._one <= self._stake
+        fits = self._fits(n + 1)
         forced = self._probing and n == 0 and (not self._peek or token is None)
         if fits and (forced or self._gain(offer.state, n, self._survival, a) > 0.0):
             offer.tokens.append(token)
@@ -407,12 +430,17 @@ class AdaptiveWindow:
             return True
         if n >= self._limit or n + 2 >= len(self._v):
             return False
-        if self._spent + self._step + self._v[n + 2] - self._one > self._stake:
+        if not self._fits(n + 1, self._step):
             return False
         if self._look(offer.state, n, self._survival) <= self._rate * self._step:
             return False
         self._since = self._clock()
         return True
+
+    def _fits(self, drafted: int, further: float = 0.0) -> bool:
+        """Whether a draft of this length, and ``further`` ms for it, risk no more than they may."""
+        stake = self._copy_stake if self._sent else self._stake
+        return self._spent + further + self._v[drafted + 1] - self._one <= stake
 
     def rows(self, most: int) -> int:
         target = self._learned.costs.target
@@ -430,7 +458,7 @@ class AdaptiveWindow:
         n = self._n
         if n >= self._limit or n + 2 >= len(self._v):
             return False
-        if self._spent + self._v[n + 2] - self._one > self._stake:
+        if not self._fits(n + 1):
             return False
         if likely <= self._rate * (self._v[n + 2] - self._v[n + 1]):
             return False
@@ -454,16 +482,17 @@ class AdaptiveWindow:
             self._why = f"copy unsure: {likely:.0%} likely"
         if length < self._draft_min:
             length = 0
-        if length and self._spent + self._v[length + 1] - self._one > self._stake:
+        if length and self._spent + self._v[length + 1] - self._one > self._copy_stake:
             length = 0  # looking at the draft model's guess took what the copy would have risked
         if length:
             self._sent, self._n, self._expected = best.offer, length, best.expected
+            self._limit = self._copy_limit
             self._probing = False
             best.offer.used = length
         return which, length
 
     def _weigh(self, guess: Guess) -> Copy:
-        copy = weigh(guess, self._learned.source(guess.source, "copy"), self._limit)
+        copy = weigh(guess, self._learned.source(guess.source, "copy"), self._copy_limit)
         self._offers.append(copy.offer)
         return copy
 
@@ -565,6 +594,7 @@ class AdaptiveWindow:
         n = outcome.drafted
         was, known = target.one, target.known(n + 1)
         target.observe(n + 1, verify_ms)
+        self._unmeasured = self._unmeasured + 1 if n else 0
         one = target.one
         if one is None:
             return
@@ -585,16 +615,21 @@ class AdaptiveWindow:
         account.ms = account.ms * _RATE_DECAY + outcome.round_ms
         if n == 0 and self._steps == 0:
             # the pass cost what plain decoding costs, however long it took; looking for a draft did
-            account.credit += _EPS - min(outcome.draft_ms / one, 1.0)
+            account.earn(_EPS - min(outcome.draft_ms / one, 1.0))
         else:
             ms = outcome.round_ms
             if known:  # what a busy machine adds is not the draft's fault
                 ms = min(ms, _OUTLIER * (outcome.draft_ms + target.ms(n + 1)))
-            account.credit += (1.0 + _EPS) * outcome.emitted - ms / one
+            gain = (1.0 + _EPS) * outcome.emitted - ms / one
+            if self._sent:  # looking elsewhere first is not the copy's fault
+                looked = min(self._spent, ms) / one
+                account.book(-looked)
+                account.book(gain + looked, copy=True)
+            else:
+                account.book(gain)
             sent = self._current is not None and self._current.used > 0
             if sent and self._current and outcome.accepted and outcome.emitted * one > ms:
                 self._current.state.paid()
-        account.credit = min(max(account.credit, CREDIT_LEAST), CREDIT_MOST)
         self._reset(0)
 
     @staticmethod

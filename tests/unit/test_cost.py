@@ -65,6 +65,23 @@ def test_one_outlier_moves_little() -> None:
     assert table.ms(4) < 22.5
 
 
+def test_slowed_first_passes_are_seen_through() -> None:
+    """A busy moment at the start must not become the yardstick."""
+    table = CostTable()
+    for ms in (99.0, 40.0, 40.0, 40.0):
+        table.observe(1, ms)
+    assert table.known(1)
+    for _ in range(3):
+        table.observe(2, 16.0)
+    assert table.one == pytest.approx(20.0)  # two rows took 16: one cannot take 40
+    table.observe(1, 10.0)
+    assert table.one == pytest.approx(10.0, rel=0.01)
+    assert table.ms(2) == pytest.approx(16.0, rel=0.01)
+    again = CostTable.from_dict(json.loads(json.dumps(table.to_dict())))
+    again.observe(1, 60.0)
+    assert again.one == pytest.approx(10.0, rel=0.05)
+
+
 def test_wide_passes_share_cells() -> None:
     table = fed({1: 2.0, 100: 20.0})
     assert table.ms(96) < table.ms(100) <= table.ms(128)

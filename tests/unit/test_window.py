@@ -187,7 +187,8 @@ def test_off_and_last_token_and_room() -> None:
     w = window(Learned(Costs()), clock)
     assert w.plan(0).reason == "last token"
     assert w.plan(5).draft_max == 0  # a plain step is not measured yet
-    for _ in range(3):
+    for _ in range(4):
+        assert w.plan(5).reason == "measuring a plain step"
         w.observe(Outcome("none", 0, 0, 1, (), 0.0, 10.0, 10.0, (5,)))
     assert 0 < w.plan(3).draft_max <= 3
 

@@ -250,6 +250,23 @@ def test_many_short_replies_lose_no_more_than_a_long_one(
     assert bench.speed() > 0.97
 
 
+def test_a_disturbed_draft_model_does_not_stop_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looking at the draft model lost is its own loss: copies have proved themselves."""
+    rng = random.Random(3)
+    bench = Bench("mixed", "measured", monkeypatch)
+    alone = Bench("suffix", "measured", monkeypatch)
+    for i in range(16):
+        spoken = talk(rng, [("new", 12, 0.6), ("quote", 24, 0.6)] * 3)
+        bench.step = 4.0 if i == 4 else 0.19
+        bench.keep_time(monkeypatch)
+        bench.reply(spoken)
+        alone.keep_time(monkeypatch)
+        alone.reply(spoken)
+    after = 5 * 108
+    assert alone.speed(after) > 1.15
+    assert bench.speed(after) > 0.97 * alone.speed(after)
+
+
 def test_one_method_cannot_spend_what_another_gained(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(1)
     rich = Bench("ngram", "measured", monkeypatch)

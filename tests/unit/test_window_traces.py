@@ -141,6 +141,38 @@ def test_a_cold_start_loses_little_more(kind: str) -> None:
         assert result.speed > 0.98
 
 
+class Disturbed(VirtualClock):
+    """A busy machine: some passes take several times as long, the first single ones among them."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._rng = random.Random(seed)
+        self.slow = 2 + seed % 3  # passes from the second on
+
+    def steps(self, count: float) -> None:
+        self.slow -= 1
+        hit = self.slow >= 0 or self._rng.random() < 0.03
+        super().steps(count * (self._rng.choice((2, 3, 4)) if hit else 1.0))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_plain_step_that_was_slowed_does_not_make_drafts_look_good(seed: int) -> None:
+    """What plain decoding takes is the yardstick: it is settled first and checked again."""
+    verify, step = [0.0, 1.0, 1.82, 2.58, 2.60, 3.6, 4.3, 5.1], 0.19
+    rng = random.Random(seed)
+    spots = []
+    for _ in range(900):
+        p = min(max(rng.gauss(0.6, 0.3), 0.02), 0.98)
+        spots.append(Spot(rng.random() < p, p, 4 * p))
+    clock = Disturbed(seed)
+    window = AdaptiveWindow(Learned(Costs(draft_share=step)), draft_max=6, clock=clock)
+    replayed = replay(spots, window, clock, verify=verify, draft=step)
+    plain = Disturbed(seed)
+    for _ in spots:
+        plain.steps(1.0)
+    assert plain.now / clock.now > 0.95, replayed.reasons
+
+
 def test_good_text_is_not_held_back_by_the_credit() -> None:
     result, _ = play(trace("good", 1), GPU, 0.1, peek=True)
     assert result.speed > 2.0
