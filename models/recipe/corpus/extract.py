@@ -28,12 +28,16 @@ _ASK_KEYS = (
     "{t}\n\n[Return|Give me|Write] JSON with the keys {k}.",
     "[Fill|Return] a JSON object with {k}.\n\nText: {t}",
     "Text: {t}\nKeys: {k}\nJSON:",
+    "[Here is|This is] a text: {t}\n[Turn it into|Make it] JSON with {k}.",
+    "[Wanted|Keys]: {k}\n\n{t}",
     "~Write a JSON object with the keys {k} from: {t}",
 )
 _ASK_SCHEMA = (
     "Schema: {k}\n[Text|Sentence]: {t}",
     "[Fill this schema|Use this schema]:\n{k}\n\n{t}",
     "{t}\n\n[Answer with JSON of this form|Follow this schema]: {k}",
+    "[Take|Get] what {k} asks for from this: {t}",
+    "{k}\n\n{t}",
     "~Here is a schema: {k}\nFill it from this text: {t}",
 )
 
@@ -157,6 +161,7 @@ def _many(src: Source) -> tuple[str, list[dict[str, Any]]]:
         (
             "[Return|Write|Give me] a JSON array of objects with {k}.\n\n{t}",
             "{t}\n\n[Make|Return] a JSON list, one object [each|per sentence], keys: {k}",
+            "For each [sentence|line] an object with {k}, all in one JSON array:\n\n{t}",
             "~Make an array of JSON objects with the keys {k}:\n\n{t}",
         ),
         k=keys,
