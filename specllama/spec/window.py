@@ -113,7 +113,8 @@ _BEST_ACCEPTANCE = 0.97  # what no draft model keeps up for long: for the can-it
 _MIN_GAIN = 1.02
 _BEHIND = "drafts lost time lately: plain decoding until that is made up"
 _MEASURING = "measuring a plain step"
-_STALE = 96  # rounds with drafts after which a plain step is measured again
+_AGAIN = 0.5  # rounds with drafts after which a plain step is measured again, doubled by each one
+_STALE = 96  # at most
 _SURE = 4  # passes of two rows before a machine is judged
 
 
@@ -240,10 +241,8 @@ class AdaptiveWindow:
         one = costs.target.one
         if one is None or not costs.target.known(1):
             return Plan(0, _MEASURING)
-        # what drafts are compared with may be wrong at first, and change later
-        singles = costs.target.seen(1)
-        if self._unmeasured >= (_STALE if singles > _SURE + 3 else 8 << max(singles - _SURE, 0)):
-            return Plan(0, _MEASURING)
+        if self._unmeasured >= min(_AGAIN * 2.0 ** min(costs.target.seen(1), 16), _STALE):
+            return Plan(0, _MEASURING)  # what drafts are compared with may be wrong, or change
         if not self._steps_cost.measured:
             self._steps_cost.slope = min(costs.target.slope, _HOPE_READING)
             self._steps_cost.guess(one * costs.draft_share)
