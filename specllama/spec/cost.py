@@ -26,6 +26,9 @@ _LEVEL_GAIN_WIDE = 0.03
 _CELL_GAIN = 0.03
 _CLAMP = 0.4  # largest believed change of a log time per observation (one outlier moves little)
 _TRUSTED = 5
+_COLD = (
+    0.5  # of single passes: the most that a wide pass is believed to cost, were it not the first
+)
 _ABOVE = 1.25  # times the time of a pass of more rows: above this the level cannot be right
 
 
@@ -59,6 +62,7 @@ class CostTable:
         self._ratio: dict[int, float] = {1: 1.0}
         self._seen: dict[int, int] = {}
         self._early: dict[int, list[float]] = {}
+        self._awake = False  # whether this process has run a pass
         self._flat: list[float] = []  # ratios by rows, rebuilt when one of them moved
 
     @property
@@ -141,6 +145,10 @@ class CostTable:
         """One pass of ``rows`` rows took ``ms``."""
         if ms <= 0.0 or rows <= 0:
             return
+        asleep, self._awake = not self._awake, True
+        if asleep and rows > _NARROW and self._level:
+            # it loaded kernels and buffers: believed, it would keep a draft model out for ever
+            ms = min(ms, _COLD * rows * self._level)
         cell = _cell(rows)
         seen = self._seen.get(cell, 0)
         self._seen[cell] = seen + 1
@@ -209,6 +217,8 @@ class CostTable:
             rows = int(key)
             if rows < 1 or _cell(rows) != rows:
                 raise ValueError(f"no cell for {rows} rows")
+            if rows > _NARROW and ratio > rows:
+                continue  # a disturbed measurement: one by one is never dearer
             table._ratio[rows] = _positive(ratio)
             table._seen[rows] = min(int(seen), _TRUSTED)
         table._ratio[1] = 1.0

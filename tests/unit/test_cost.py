@@ -82,6 +82,21 @@ def test_slowed_first_passes_are_seen_through() -> None:
     assert again.one == pytest.approx(10.0, rel=0.05)
 
 
+def test_the_first_wide_pass_of_a_process_is_not_believed_to_be_dear() -> None:
+    """It loads what later ones find loaded; what looks too dear is never read again."""
+    table = CostTable(hopeful=False)
+    table.guess(4.0)
+    table.observe(24, 700.0)
+    assert table.ms(24) <= 12 * 4.0
+    for _ in range(4):
+        table.observe(1, 4.0)
+    table.observe(24, 22.0)
+    assert table.ms(24) == pytest.approx(22.0)
+    data = json.loads(json.dumps(table.to_dict()))
+    data["cells"]["24"] = [120.0, 1]
+    assert CostTable.from_dict(data).ms(24) < 24 * 4.0
+
+
 def test_wide_passes_share_cells() -> None:
     table = fed({1: 2.0, 100: 20.0})
     assert table.ms(96) < table.ms(100) <= table.ms(128)
