@@ -19,6 +19,7 @@ WINDOW = 64  # rounds that count as "now"
 RECENT = 32
 MAX_K = 16
 ENOUGH = 3  # observations before a cost counts as measured
+TELLING = 16  # tokens: in fewer, one first look at the draft model weighs more than all the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +159,9 @@ class Meter:
 
     @property
     def speedup(self) -> float | None:
-        """Against plain decoding; None as well when nothing was drafted lately."""
-        if not any(r.drafted for r in self.recent):
+        """Against plain decoding; None when nothing was drafted lately or little was written."""
+        written = sum(len(r.emitted) for r in self.recent if r.index > 0)
+        if written < TELLING or not any(r.drafted for r in self.recent):
             return None
         now, plain = self.tokens_per_s, self.plain_ms
         return now * plain / 1000.0 if now is not None and plain is not None else None

@@ -131,3 +131,15 @@ def test_there_is_no_speed_up_while_nothing_is_drafted() -> None:
         meter.observe(done)
     assert meter.plain_ms is not None
     assert meter.speedup is None
+
+
+def test_a_handful_of_tokens_is_no_speed_up() -> None:
+    """One first look at a draft model is most of what a very short reply takes."""
+    meter = Meter()
+    meter.observe_plain(20.0)
+    meter.observe_plain(20.0)
+    meter.observe_plain(20.0)
+    for done in rounds(Reply("one two three", accept=(0,)), draft_max=4):
+        meter.observe(dataclasses.replace(done, draft_ms=300.0))
+    assert any(r.drafted for r in meter.recent)
+    assert meter.speedup is None
