@@ -10,7 +10,7 @@ from specllama.spec.calibrate import SourceState
 from specllama.spec.cost import CostTable
 
 CREDIT_FIRST = 8.0  # plain steps that a new pair may lose while it is learnt
-CREDIT_LEAST = -8.0  # a measuring error must not forbid drafting for ever
+CREDIT_LEAST = -2.0  # a measuring error must not forbid drafting for ever
 CREDIT_MOST = 9.5  # and that a good run can save up; with what plain steps earn: 3 % of 500 tokens
 CREDIT_ASIDE = 3.5  # of that, where copies and a paying source share: what only copies may lose
 _START_ASIDE = 1.0  # given on top, before copies have gained anything
@@ -107,7 +107,8 @@ class Account:
 
     def earn(self, steps: float) -> None:
         """What a plain step adds (or what looking for a draft in vain took from it)."""
-        self.book(steps, copy=self.reserve < min(_START_ASIDE, self.aside))
+        enough = self.aside if self.credit < 0.0 else min(_START_ASIDE, self.aside)
+        self.book(steps, copy=self.reserve < enough)
 
     def to_dict(self) -> dict[str, Any]:
         blind = self.blind

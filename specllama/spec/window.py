@@ -89,6 +89,7 @@ _EPS = 0.01  # plain steps earn this share of a step of credit
 _STAKE = 0.75  # share of the credit that one round may risk: bad luck shrinks the stakes
 _RATE_DECAY = 0.985  # memory of the running throughput, per round
 _OUTLIER = 2.0  # a round is charged at most this multiple of what it should have cost
+_OUTLIER_NEW = 4.0  # where no such pass was timed before
 _LOOK_AHEAD = 8
 _NEGLIGIBLE = 0.02  # survival below which looking further ahead is pointless
 _PROBE_STEPS = 0.8  # reading a probe may cost, in steps of the target
@@ -592,6 +593,7 @@ class AdaptiveWindow:
         verify_ms = outcome.round_ms - outcome.draft_ms
         n = outcome.drafted
         was, known = target.one, target.known(n + 1)
+        expected = target.ms(n + 1)
         target.observe(n + 1, verify_ms)
         self._unmeasured = self._unmeasured + 1 if n else 0
         one = target.one
@@ -617,8 +619,9 @@ class AdaptiveWindow:
             account.earn(_EPS - min(outcome.draft_ms / one, 1.0))
         else:
             ms = outcome.round_ms
-            if known:  # what a busy machine adds is not the draft's fault
-                ms = min(ms, _OUTLIER * (outcome.draft_ms + target.ms(n + 1)))
+            # what a busy machine adds is not the draft's fault
+            most = _OUTLIER if known else _OUTLIER_NEW
+            ms = min(ms, most * (outcome.draft_ms + expected))
             gain = (1.0 + _EPS) * outcome.emitted - ms / one
             if self._sent:  # looking elsewhere first is not the copy's fault
                 looked = min(self._spent, ms) / one

@@ -12,7 +12,15 @@ import pytest
 from specllama.bench.replay import Replay, Spot, VirtualClock, replay
 from specllama.params import GenerateParams
 from specllama.spec.calibrate import SourceState, draft_features, match_features, sigmoid
-from specllama.spec.learned import CREDIT_FIRST, Costs, Learned
+from specllama.spec.learned import (
+    CREDIT_ASIDE,
+    CREDIT_FIRST,
+    CREDIT_LEAST,
+    CREDIT_MOST,
+    Account,
+    Costs,
+    Learned,
+)
 from specllama.spec.window import AdaptiveWindow, Outcome
 
 FLAT = [0.0, *(1 + 0.12 * (n - 1) for n in range(1, 18))]
@@ -284,6 +292,27 @@ def test_longer_matches_copy_better_by_default() -> None:
     state = SourceState("copy")
     odds = [state.predict(match_features(n, 0)) for n in (1, 2, 4, 8, 32)]
     assert odds == sorted(odds)
+
+
+def test_copies_recover_first_from_what_the_paying_source_lost() -> None:
+    account = Account()
+    account.share()
+    account.book(-50.0)  # a disturbed look at the draft model
+    assert account.credit == CREDIT_LEAST
+    assert account.reserve > 0.0
+    for _ in range(400):
+        account.earn(0.01)
+    assert account.reserve == pytest.approx(CREDIT_ASIDE)
+    account.book(-3.0, copy=True)  # the copies' own losses come out of it
+    assert account.reserve == pytest.approx(CREDIT_ASIDE - 3.0)
+    account.book(100.0, copy=True)
+    assert account.credit + account.reserve <= CREDIT_MOST + 1.0
+    again = Account.from_dict(json.loads(json.dumps(account.to_dict())))
+    assert (again.credit, again.reserve, again.aside) == (
+        account.credit,
+        account.reserve,
+        account.aside,
+    )
 
 
 def test_state_survives_a_round_trip_and_damage_is_refused() -> None:
