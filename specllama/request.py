@@ -25,7 +25,7 @@ from specllama.interface import Message
 from specllama.params import GenerateParams
 from specllama.reply import Reply
 from specllama.spec.loop import Round, SpeculativeLoop
-from specllama.spec.proposer import Advising, Copier, PromptReader, Proposer, Request
+from specllama.spec.proposer import Advising, PromptReader, Proposer, Request
 from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.proposers.merged import MergedProposer
 from specllama.spec.proposers.mixed import MixedProposer
@@ -356,7 +356,7 @@ def _paid(proposer: Proposer) -> str:
 def _copies(proposer: Proposer) -> bool:
     """Whether it copies from the text, among other things."""
     if isinstance(proposer, MixedProposer):
-        return any(isinstance(source, Copier) for source in proposer.sources)
+        return proposer.copies
     return isinstance(proposer, MergedProposer)
 
 

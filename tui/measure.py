@@ -150,18 +150,21 @@ class Meter:
         return median(self._plain) if len(self._plain) >= ENOUGH else None
 
     @property
+    def written(self) -> int:
+        """Tokens of the recent rounds, without round 0."""
+        return sum(len(r.emitted) for r in self.recent if r.index > 0)
+
+    @property
     def tokens_per_s(self) -> float | None:
         """Speed over the recent rounds. Round 0 belongs to the time to the first token."""
         rounds = [r for r in self.recent if r.index > 0]
         ms = sum(r.draft_ms + r.verify_ms + r.other_ms for r in rounds)
-        tokens = sum(len(r.emitted) for r in rounds)
-        return 1000.0 * tokens / ms if ms > 0 else None
+        return 1000.0 * self.written / ms if ms > 0 else None
 
     @property
     def speedup(self) -> float | None:
         """Against plain decoding; None when nothing was drafted lately or little was written."""
-        written = sum(len(r.emitted) for r in self.recent if r.index > 0)
-        if written < TELLING or not any(r.drafted for r in self.recent):
+        if self.written < TELLING or not any(r.drafted for r in self.recent):
             return None
         now, plain = self.tokens_per_s, self.plain_ms
         return now * plain / 1000.0 if now is not None and plain is not None else None

@@ -26,10 +26,13 @@ _LEVEL_GAIN_WIDE = 0.03
 _CELL_GAIN = 0.03
 _CLAMP = 0.4  # largest believed change of a log time per observation (one outlier moves little)
 _TRUSTED = 5
-_COLD = (
-    0.5  # of single passes: the most that a wide pass is believed to cost, were it not the first
-)
+_COLD = 0.5  # of single passes: the most that a first wide pass is believed to cost
 _ABOVE = 1.25  # times the time of a pass of more rows: above this the level cannot be right
+
+
+def _first(cell: int) -> int:
+    """Samples that start a cell."""
+    return _FIRST_SINGLE if cell == 1 else _FIRST
 
 
 def _cell(rows: int) -> int:
@@ -139,7 +142,7 @@ class CostTable:
             self._level = ms
         elif self._level:
             self._ratio[_cell(rows)] = max(ms / self._level, 1e-3)
-        self._seen[_cell(rows)] = max(trust, _WARM_UP + (_FIRST_SINGLE if rows == 1 else _FIRST))
+        self._seen[_cell(rows)] = max(trust, _WARM_UP + _first(rows))
 
     def observe(self, rows: int, ms: float) -> None:
         """One pass of ``rows`` rows took ``ms``."""
@@ -162,7 +165,7 @@ class CostTable:
                 self._level_is(ms * _ABOVE)
                 self._early[1] = [x for x in self._early.get(1, []) if x <= self._level]
         ms *= cell / rows if rows > _NARROW else 1.0
-        if seen < warm_up + (_FIRST_SINGLE if cell == 1 else _FIRST):
+        if seen < warm_up + _first(cell):
             early = self._early.setdefault(cell, [])
             early.append(ms)
             # a busy machine only makes passes longer, and what looks too dear is not tried again
@@ -185,7 +188,7 @@ class CostTable:
 
     def _level_is(self, ms: float) -> None:
         """Correct the level; until it is settled the other passes keep the time they took."""
-        if self._level and self._seen.get(1, 0) <= _WARM_UP + _FIRST_SINGLE:
+        if self._level and self._seen.get(1, 0) <= _WARM_UP + _first(1):
             for cell in self._ratio:
                 if cell > 1:
                     self._ratio[cell] *= self._level / ms
@@ -223,7 +226,7 @@ class CostTable:
             table._seen[rows] = min(int(seen), _TRUSTED)
         table._ratio[1] = 1.0
         if table.known(1):
-            table._seen[1] = _WARM_UP + _FIRST_SINGLE
+            table._seen[1] = _WARM_UP + _first(1)
         return table
 
 

@@ -172,10 +172,10 @@ class AdaptiveWindow:
         self._v: list[float] = [0.0]
         for state in learned.sources.values():
             state.fresh()
-        self._reset(0)
+        self._reset()
 
-    def _reset(self, limit: int) -> None:
-        self._limit = self._copy_limit = limit
+    def _reset(self) -> None:
+        self._limit = self._copy_limit = 0
         self._n = 0
         self._survival = 1.0
         self._expected = 1.0
@@ -230,7 +230,7 @@ class AdaptiveWindow:
             self._prefill_row = None
 
     def plan(self, room: int) -> Plan:
-        self._reset(0)
+        self._reset()
         if self._draft_max == 0:
             return Plan(0, "off")
         if room <= 0:
@@ -437,9 +437,9 @@ class AdaptiveWindow:
         self._since = self._clock()
         return True
 
-    def _fits(self, drafted: int, further: float = 0.0) -> bool:
+    def _fits(self, drafted: int, further: float = 0.0, *, copy: bool = False) -> bool:
         """Whether a draft of this length, and ``further`` ms for it, risk no more than they may."""
-        stake = self._copy_stake if self._sent else self._stake
+        stake = self._copy_stake if copy or self._sent else self._stake
         return self._spent + further + self._v[drafted + 1] - self._one <= stake
 
     def rows(self, most: int) -> int:
@@ -482,7 +482,7 @@ class AdaptiveWindow:
             self._why = f"copy unsure: {likely:.0%} likely"
         if length < self._draft_min:
             length = 0
-        if length and self._spent + self._v[length + 1] - self._one > self._copy_stake:
+        if length and not self._fits(length, copy=True):
             length = 0  # looking at the draft model's guess took what the copy would have risked
         if length:
             self._sent, self._n, self._expected = best.offer, length, best.expected
@@ -632,7 +632,7 @@ class AdaptiveWindow:
             sent = self._current is not None and self._current.used > 0
             if sent and self._current and outcome.accepted and outcome.emitted * one > ms:
                 self._current.state.paid()
-        self._reset(0)
+        self._reset()
 
     @staticmethod
     def _judge_blind(blind: Blind, outcome: Outcome, one: float) -> None:

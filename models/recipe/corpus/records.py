@@ -56,6 +56,7 @@ def _bool(src: Source) -> bool:
 
 
 F = Field
+_TAGGED = ("is tagged {v}", "bears the words {v}", "is filed under {v}", "has {v} on its label")
 PERSON = (
     F(
         ("age", "years"),
@@ -305,10 +306,7 @@ ORDER = (
         "array",
         _tags,
         (
-            "is tagged {v}",
-            "bears the words {v}",
-            "is filed under {v}",
-            "has {v} on its label",
+            *_TAGGED,
             "carries the labels {v}",
             "~is marked {v}",
         ),
@@ -475,10 +473,7 @@ MODEL = (
         "array",
         _tags,
         (
-            "is tagged {v}",
-            "bears the words {v}",
-            "is filed under {v}",
-            "has {v} on its label",
+            *_TAGGED,
             "knows {v}",
             "~goes with {v}",
         ),

@@ -57,6 +57,11 @@ class MixedProposer:
         """Name of the source that costs time, "" without one."""
         return self._paid[0].name if self._paid else ""
 
+    @property
+    def copies(self) -> bool:
+        """Whether a source copies from the text."""
+        return bool(self._copiers)
+
     def describe(self) -> str:
         """The sources in words."""
         copies = ["copies of the text"] if self._copiers else []
