@@ -294,4 +294,4 @@ class Engine:
 
 
 def _fixed_window(params: GenerateParams) -> Window:
-    return FixedWindow(params.draft_max, params.draft_min)
+    return FixedWindow(params.reach(1), params.draft_min)

@@ -60,7 +60,7 @@ class MethodInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """The loaded pair. ``exactness`` is for people, say "bitwise up to 7 rows"."""
+    """The loaded pair. ``exactness`` is for people, say "bitwise up to 64 rows"."""
 
     target: ModelInfo
     draft: ModelInfo | None

@@ -13,7 +13,7 @@ from specllama.errors import CannotLoad, StoreError
 from specllama.events import Event, LoadProgress
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.methods import make_proposers, methods
-from specllama.params import EngineOptions, GenerateParams
+from specllama.params import DRAFT_MAX, EngineOptions, GenerateParams
 
 if TYPE_CHECKING:
     from specllama.backend.base import Context
@@ -187,7 +187,7 @@ def load_parts(
             if draft_header is None or draft_model is None or draft is None
             else _model_info(draft_header, draft_model, draft, options)
         ),
-        exactness=f"bitwise up to {rows} rows" if rows > 1 else "near-ties possible",
+        exactness=_exactness(rows),
         exact_rows=rows,
         device="GPU" if target_model.gpu_layers else "CPU",
         threads=threads,
@@ -271,6 +271,12 @@ def _corpus(
             logger.warning("%s", error)
 
     return corpus.texts(key, most=PAST_TOKENS), remember
+
+
+def _exactness(rows: int) -> str:
+    if rows > DRAFT_MAX:
+        return f"bitwise up to {rows} rows"
+    return "near-ties possible" + (f" beyond {rows} rows" if rows > 1 else "")
 
 
 def _context_length(asked: int | None, header: GgufHeader) -> int:

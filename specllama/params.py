@@ -26,6 +26,8 @@ PROPOSERS = (
 )  # fmt: skip
 KV_TYPES = ("auto", "f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 DRAFT_MAX_LIMIT = 64
+DRAFT_MAX_EXACT = 15  # unless given, where passes of 16 rows are bit-identical to single ones
+DRAFT_MAX = 6  # and elsewhere
 SEED_LIMIT = 2**64
 
 
@@ -102,8 +104,8 @@ class GenerateParams:
         seed: 0 <= seed < 2**64; None draws one, which every ``finish`` reports.
         stop: strings that end the reply; matched across token boundaries, never shown.
         proposer: one of PROPOSERS; "auto" is mixed: copies, and a draft model or head if any.
-        draft_max: most tokens drafted per round (0 means plain decoding). The default keeps a pass
-            within the 7 rows that are bit-identical to single ones with Q4_0 weights on CPUs.
+        draft_max: most tokens drafted per round (0 means plain decoding); None lets the pair
+            decide, see ``reach``.
         window: "auto" drafts as far as it pays here, measured, down to not at all; "fixed" always
             drafts ``draft_max``.
         min_speculative_tokens: below this ``max_tokens`` speculation is skipped.
@@ -120,7 +122,7 @@ class GenerateParams:
     speculate: bool = True
     proposer: str = "auto"
     verify: VerifyRule = "match"
-    draft_max: int = 6
+    draft_max: int | None = None
     window: WindowKind = "auto"
     draft_min: int = 0
     draft_p_min: float = 0.0
@@ -149,7 +151,8 @@ class GenerateParams:
             )
         if self.window not in WINDOWS:
             raise UsageError(f"window must be auto or fixed, got {self.window!r}")
-        _whole("draft-max", self.draft_max, 0, DRAFT_MAX_LIMIT)
+        if self.draft_max is not None:
+            _whole("draft-max", self.draft_max, 0, DRAFT_MAX_LIMIT)
         _whole("draft-min", self.draft_min, 0, DRAFT_MAX_LIMIT)
         _finite("draft-p-min", self.draft_p_min, 0.0, 1.0)
         _whole("min-speculative-tokens", self.min_speculative_tokens, 0, 2**31 - 1)
@@ -157,6 +160,17 @@ class GenerateParams:
             raise UsageError(f"on-full must be stop or shift, got {self.on_full!r}")
         if self.grammar is not None and self.json_schema is not None:
             raise UsageError("give a grammar or a JSON schema, not both")
+
+    def reach(self, exact_rows: int) -> int:
+        """``draft_max`` for a pair whose passes are bit-identical up to ``exact_rows`` rows.
+
+        Unless it is given, a window that measures may go as far as 16 rows where that cannot change
+        a token: long copies pay best there. Elsewhere passes stay narrow: near-ties are fewer.
+        """
+        if self.draft_max is not None:
+            return self.draft_max
+        wide = self.window == "auto" and exact_rows > DRAFT_MAX_EXACT
+        return DRAFT_MAX_EXACT if wide else DRAFT_MAX
 
     def replace(self, **changes: Any) -> GenerateParams:
         return dataclasses.replace(self, **changes)

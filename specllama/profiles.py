@@ -173,10 +173,11 @@ class Windows:
 
     def __call__(self, params: GenerateParams) -> Window:
         """The window of one request."""
+        info = self._info
+        limit = params.reach(info.exact_rows)
         if params.window == "fixed":
-            return FixedWindow(params.draft_max, params.draft_min)
-        info, profile = self._info, self.profile
-        limit = params.draft_max
+            return FixedWindow(limit, params.draft_min)
+        profile = self.profile
         if params.exact:  # a pass of more rows would be cut into several
             limit = min(limit, info.exact_rows - 1)
         learned = profile.learned(band(params))

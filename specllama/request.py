@@ -83,7 +83,6 @@ class RequestRun:
         self._tokens = ids
         self._prompt_n = len(ids)
         self._cached_n = cached
-        exactness = engine.info.exactness
         yield Started(
             prompt_n=len(ids),
             cached_n=cached,
@@ -91,8 +90,8 @@ class RequestRun:
             seed=self._seed,
             proposer=proposer.name,
             verify=params.verify,
-            draft_max=params.draft_max if proposer.name != "none" else 0,
-            exactness=exactness,
+            draft_max=params.reach(engine.info.exact_rows) if proposer.name != "none" else 0,
+            exactness=engine.info.exactness,
         )
         if notice:
             yield Notice(message=notice, level="warning", topic="template")

@@ -33,6 +33,7 @@ from specllama.tui.script import N_VOCAB, Guess, Move, Reading, count_tokens, is
 
 DRAFT_MS, VERIFY_MS, OTHER_MS = 3.0, 12.0, 0.25
 SEED = 20261121
+EXACT_ROWS = 7
 
 
 def pieces(text: str) -> list[str]:
@@ -94,7 +95,7 @@ def engine_info(**changes: object) -> EngineInfo:
         "target": model_info("target"),
         "draft": model_info("draft"),
         "exactness": "bitwise up to 7 rows",
-        "exact_rows": 7,
+        "exact_rows": EXACT_ROWS,
         "device": "CPU (scripted)",
         "threads": 2,
         "flash_attn": False,
@@ -203,15 +204,14 @@ def _sleep(seconds: float) -> None:
 
 def _move(reply: Reply, params: GenerateParams, index: int, todo: Sequence[str]) -> Move:
     """Round 0 is plain; of the others, the script says how many drafts are right."""
+    most = params.reach(EXACT_ROWS)
     if reply.raise_at_round == index:
         raise EngineError("the scripted engine failed", "start it again")
     _sleep(reply.delay_s)
     near_tie = index in reply.near_tie_rounds
     if index == 0 or not is_drafting(params):
-        return Move(
-            draft_max=params.draft_max, verify_ms=VERIFY_MS, other_ms=OTHER_MS, near_tie=near_tie
-        )
-    room = min(params.draft_max, len(todo))
+        return Move(draft_max=most, verify_ms=VERIFY_MS, other_ms=OTHER_MS, near_tie=near_tie)
+    room = min(most, len(todo))
     accepted = min(reply.accept[(index - 1) % len(reply.accept)], room)
     guesses: list[Guess] = []
     at = -1
@@ -224,7 +224,7 @@ def _move(reply: Reply, params: GenerateParams, index: int, todo: Sequence[str])
     return Move(
         guesses,
         source=reply.sources[(index - 1) % len(reply.sources)],
-        draft_max=params.draft_max,
+        draft_max=most,
         reason="fixed",
         draft_ms=DRAFT_MS,
         verify_ms=VERIFY_MS,

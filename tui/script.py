@@ -42,7 +42,7 @@ def token_id(piece: str) -> int:
 
 
 def is_drafting(params: GenerateParams) -> bool:
-    return params.speculate and params.draft_max > 0 and params.proposer != "none"
+    return params.speculate and params.draft_max != 0 and params.proposer != "none"
 
 
 def count_tokens(prompt: str | Sequence[int] | Sequence[Message], cut: Cut) -> int:
@@ -129,7 +129,7 @@ def play(
         seed=seed,
         proposer=proposer,
         verify=params.verify,
-        draft_max=params.draft_max if drafting else 0,
+        draft_max=params.reach(info.exact_rows) if drafting else 0,
         exactness=info.exactness,
     )
     yield from notices

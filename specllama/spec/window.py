@@ -298,7 +298,7 @@ class AdaptiveWindow:
         one = costs.target.one
         if one is None or costs.target.seen(2) < _SURE:
             return ""
-        v = costs.target.upto(min(self._draft_max, 16) + 1)
+        v = costs.target.upto(min(self._draft_max, _LOOK_AHEAD) + 1)
         step = self._steps_cost.ms(1) or one * costs.draft_share
         if ceiling(_BEST_ACCEPTANCE, step, v, len(v) - 2) >= _MIN_GAIN:
             return ""

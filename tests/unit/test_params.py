@@ -121,3 +121,12 @@ def test_defaults_are_those_of_llama_cpp() -> None:
     assert (p.temperature, p.top_k, p.top_p, p.min_p) == (0.8, 40, 0.95, 0.05)
     assert (p.repeat_penalty, p.repeat_last_n, p.typical_p) == (1.0, 64, 1.0)
     assert GenerateParams().verify == "match"
+
+
+def test_unless_told_a_measuring_window_reaches_as_far_as_passes_are_exact() -> None:
+    assert GenerateParams().reach(64) == 15
+    assert GenerateParams().reach(16) == 15
+    assert GenerateParams().reach(7) == GenerateParams().reach(1) == 6
+    assert GenerateParams(window="fixed").reach(64) == 6
+    assert GenerateParams(draft_max=20).reach(7) == 20
+    assert GenerateParams(draft_max=0).reach(64) == 0

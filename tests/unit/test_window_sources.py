@@ -145,7 +145,7 @@ class Bench:
         profile.costs.draft_share = self.step
         return AdaptiveWindow(
             profile.learned(band(params)),
-            draft_max=params.draft_max,
+            draft_max=params.reach(1),
             steps=profile.costs.steps(params.proposer),
             tokens=params.max_tokens,
             clock=self.clock,

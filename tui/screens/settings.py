@@ -62,7 +62,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("stop", "stop strings", "apart by commas", _stops),
     Setting("on_full", "when full", "stop or shift", _choice("stop", "shift")),
     Setting("proposer", "drafting", ", ".join(PROPOSERS), _choice(*PROPOSERS)),
-    Setting("draft_max", "draft at most", "tokens per round", int),
+    Setting("draft_max", "draft at most", "tokens per round; empty: the pair decides", _maybe_int),
     Setting("draft_p_min", "draft while p over", "0 to 1", float),
     Setting("verify", "verification", ", ".join(VERIFY_RULES), _choice(*VERIFY_RULES)),
 )
