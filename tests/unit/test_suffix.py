@@ -204,7 +204,7 @@ def test_the_automaton_is_bounded() -> None:
     rng = random.Random(2)
     for _ in range(60):
         drafted(proposer, [rng.randrange(1, 9) for _ in range(50)])
-    assert proposer._automaton.size <= 200 + 50
+    assert proposer._before.automaton.size <= 200 + 50
 
 
 # -- one seed, one text -------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 """Suffix decoding: what followed the longest repeat of the text's end, by how often it followed.
 
-A suffix automaton of everything seen so far grows by one token at a time. Its newest state's suffix
-link is the longest end of the text that occurred before, whatever its length: no n-gram size to
-choose. Continuations are followed by their counts, as in SuffixDecoding (Oliaro et al. 2024); the
-automaton is that of SAM-Decoding (Hu et al. 2024).
+A suffix automaton of the text so far grows by one token at a time. Its newest state's suffix link is
+the longest end of the text that occurred before, whatever its length: no n-gram size to choose.
+Earlier texts have an automaton of their own, in which a cursor follows the end of this one; they
+are asked where they match longer, and are judged apart: what this text repeats is mostly meant.
+Continuations are followed by their counts, as in SuffixDecoding (Oliaro et al. 2024), which keeps
+two trees likewise; the automaton is that of SAM-Decoding (Hu et al. 2024).
 
 A guess's probability is the share of its count among its siblings' times the reliability of matches
 as long as this one, which is learnt; where it comes to be tested, the guesses before it were right
@@ -23,6 +25,7 @@ from specllama.spec.tree import TreeBuilder
 from specllama.spec.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Verdict
 
 BREAK = -1  # stands between texts; never proposed
+PAST = "suffix-past"  # guesses that continue as an earlier text did
 _COUNTED = 32  # suffixes of a token whose counts grow with it: bounds the work per token
 _ENDS_TRIED = 4  # match lengths compared per round
 _OVERLAP = 64  # tokens before an edit that are read again, so that matches can reach back
@@ -50,7 +53,7 @@ class SuffixAutomaton:
         self.count: list[int] = [0]
         self.newest: list[int] = [0]  # where a state's substrings ended last
         self.last = 0
-        self.size = 0
+        self.size = 0  # tokens read
 
     def extend(self, token: int) -> None:
         """Append one token; amortised constant time."""
@@ -85,11 +88,16 @@ class SuffixAutomaton:
 
     def ends(self) -> list[tuple[int, int]]:
         """(state, match length) of the longest ends of the text that occurred before."""
-        found: list[tuple[int, int]] = []
         state = self.link[self.last]
+        return self.suffixes(state, self.length[state])
+
+    def suffixes(self, state: int, length: int) -> list[tuple[int, int]]:
+        """(state, match length) of a match and its own longest ends, the longest first."""
+        found: list[tuple[int, int]] = []
         while state > 0 and len(found) < _ENDS_TRIED:
-            found.append((state, self.length[state]))
+            found.append((state, length))
             state = self.link[state]
+            length = self.length[state]
         return found
 
     def followers(self, state: int) -> list[tuple[int, int, float]]:
@@ -108,6 +116,37 @@ class SuffixAutomaton:
         return len(self.next) - 1
 
 
+class Cursor:
+    """The longest end of a text that occurs in an automaton which does not hold the text.
+
+    Matching statistics (Chang and Lawler 1994): amortised constant time per token.
+    """
+
+    def __init__(self, automaton: SuffixAutomaton) -> None:
+        self.automaton = automaton
+        self._state = 0
+        self._length = 0
+
+    def restart(self, tokens: Sequence[int]) -> None:
+        """Follow another text, from its last tokens on."""
+        self._state = self._length = 0
+        for token in tokens[-_OVERLAP:]:
+            self.step(token)
+
+    def step(self, token: int) -> None:
+        """The text goes on with ``token``."""
+        automaton, state = self.automaton, self._state
+        while state and token not in automaton.next[state]:
+            state = automaton.link[state]
+            self._length = automaton.length[state]
+        after = automaton.next[state].get(token)
+        self._state, self._length = (0, 0) if after is None else (after, self._length + 1)
+
+    def ends(self) -> list[tuple[int, int]]:
+        """(state, match length), the longest first."""
+        return self.automaton.suffixes(self._state, self._length)
+
+
 class SuffixProposer:
     """Drafts by copying, in proportion to what the past says.
 
@@ -115,7 +154,7 @@ class SuffixProposer:
         min_match: shortest match used.
         past: earlier texts in the same tokens, oldest first, to copy from.
         remember: told every text that ended (replaced by another, or closed).
-        most: tokens kept; beyond it the automaton starts over from ``past`` and the present text.
+        most: tokens of earlier texts kept; beyond it only ``past`` is.
     """
 
     name = "suffix"
@@ -136,10 +175,11 @@ class SuffixProposer:
         self._request: Request | None = None
         self._tested: list[list[float]] = [[0.0, 0.0] for _ in _RELIABLE]  # [hits, expected]
         self._used: int | None = None  # match length of this round's draft
-        self._states: dict[Guess, int] = {}  # of this round's guesses, the longest match first
+        # of this round's guesses, the longest match first
+        self._states: dict[Guess, tuple[SuffixAutomaton, int]] = {}
         self._text: list[int] = []
-        self._automaton = SuffixAutomaton()
-        self._start_over(())
+        self._now = SuffixAutomaton()
+        self._before = Cursor(self._kept())
 
     def start(self, request: Request) -> None:
         self._request = request
@@ -161,37 +201,46 @@ class SuffixProposer:
         return best
 
     def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
-        """The most frequent way on behind the longest match; [] without one.
+        """The most frequent way on behind the longest match, here and in earlier texts.
 
-        Shorter matches are left out: the best of several doubtful promises is mostly the one that
-        was estimated too high.
+        An earlier text is asked only where it matches longer. Shorter matches are left out: the
+        best of several doubtful promises is mostly the one that was estimated too high.
         """
         return self._found(tokens, most, 1)
 
     def _found(self, tokens: Sequence[int], most: int, ends: int) -> list[Guess]:
-        """A guess for each of the longest matches, the longest match first."""
+        """A guess for each of the longest matches of either kind, the longest match first."""
         self._used = None
         self._states.clear()
         if most <= 0:
             return []
         self._follow(tokens)
-        is_eog = self._request.is_eog if self._request else None
-        for state, length in self._automaton.ends()[:ends]:
+        here = [(n, self.name, self._now, state) for state, n in self._now.ends()[:ends]]
+        longest = here[0][0] if here else 0
+        before = self._before.automaton
+        there = [(n, PAST, before, state) for state, n in self._before.ends()[:ends] if n > longest]
+        for length, source, automaton, state in (*there, *here):
             if length < self._min_match:
-                break
-            copied: list[int] = []
-            shares: list[float] = []
-            at = state
-            while len(copied) < most and (after := self._automaton.followers(at)):
-                token, at, share = after[0]
-                copied.append(token)
-                shares.append(share)
-                if is_eog is not None and is_eog(token):
-                    break
-            if copied:
-                guess = Guess(self.name, tuple(copied), length, tuple(shares))
-                self._states.setdefault(guess, state)
+                continue
+            guess = self._continue(automaton, state, source, length, most)
+            if guess is not None:
+                self._states.setdefault(guess, (automaton, state))
         return list(self._states)
+
+    def _continue(
+        self, automaton: SuffixAutomaton, at: int, source: str, length: int, most: int
+    ) -> Guess | None:
+        """The most frequent way on from a state, up to the end of a turn."""
+        copied: list[int] = []
+        shares: list[float] = []
+        is_eog = self._request.is_eog if self._request else None
+        while len(copied) < most and (after := automaton.followers(at)):
+            token, at, share = after[0]
+            copied.append(token)
+            shares.append(share)
+            if is_eog is not None and is_eog(token):
+                break
+        return Guess(source, tuple(copied), length, tuple(shares)) if copied else None
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
         """The first ``length`` tokens of one of this round's guesses, and likely ways beside them.
@@ -214,6 +263,7 @@ class SuffixProposer:
             worth: which others to add, the likeliest first; None for a chain.
         """
         request, match = self._request, guess.match_length
+        automaton, begin = self._states[guess]
         self._used = match
         leaves = request.leaves if request and worth is not None else 1
         tree = TreeBuilder(max_nodes=most, max_leaves=leaves)
@@ -223,7 +273,7 @@ class SuffixProposer:
         def offer(node: int, depth: int, state: int, weight: float, but: int | None = None) -> None:
             nonlocal pushed
             trust = self._trust(match + depth)
-            for token, after, share in self._automaton.followers(state):
+            for token, after, share in automaton.followers(state):
                 likely = weight * share * trust
                 if likely < _LIKELY:
                     break
@@ -231,7 +281,7 @@ class SuffixProposer:
                     pushed += 1
                     heapq.heappush(heap, (-likely, pushed, node, depth, token, after))
 
-        node, state, weight, score = -1, self._states[guess], 1.0, 0.0
+        node, state, weight, score = -1, begin, 1.0, 0.0
         weights = {-1: 1.0}
         pairs = zip(guess.tokens[:trunk], guess.shares, strict=False)
         for depth, (token, share) in enumerate(pairs):
@@ -239,7 +289,7 @@ class SuffixProposer:
             trust = self._trust(match + depth)
             added = tree.add(node, token, self.name, confidence=share * trust)
             assert added is not None  # a chain of at most ``most`` nodes always fits
-            node, state = added, self._automaton.next[state][token]
+            node, state = added, automaton.next[state][token]
             weight *= share * trust
             weights[node] = weight
             score += weight
@@ -268,28 +318,35 @@ class SuffixProposer:
     # -- the text --
 
     def _follow(self, tokens: Sequence[int]) -> None:
-        """Read the tokens that are new. An edited text is read on from shortly before the edit."""
+        """Read the tokens that are new. What an edit replaces joins the earlier texts."""
         keep = common_prefix(self._text, tokens)
         if keep == len(self._text):
             new = tokens[keep:]
+            for token in new:
+                self._before.step(token)
         else:
             self._ended()
-            new = [BREAK, *tokens[max(keep - _OVERLAP, 0) :]]
-        if self._automaton.size + len(new) > self._most + len(tokens):
-            self._start_over(tokens)
-        else:
-            for token in new:
-                self._automaton.extend(token)
+            past = self._before.automaton
+            gone = self._text[max(keep - _OVERLAP, 0) :]
+            if past.size + len(gone) > self._most:
+                self._before = Cursor(self._kept())
+            else:
+                for token in (*gone, BREAK):
+                    past.extend(token)
+            self._before.restart(tokens)
+            self._now = SuffixAutomaton()
+            new = tokens
+        for token in new:
+            self._now.extend(token)
         self._text = list(tokens)
 
-    def _start_over(self, tokens: Sequence[int]) -> None:
-        self._automaton = SuffixAutomaton()
+    def _kept(self) -> SuffixAutomaton:
+        """What earlier runs left."""
+        automaton = SuffixAutomaton()
         for text in self._past:
-            for token in text:
-                self._automaton.extend(token)
-            self._automaton.extend(BREAK)
-        for token in tokens:
-            self._automaton.extend(token)
+            for token in (*text, BREAK):
+                automaton.extend(token)
+        return automaton
 
     def _ended(self) -> None:
         if self._remember is not None and self._text:
@@ -313,7 +370,8 @@ class SuffixProposer:
         self._ended()
         self._text = []
         self._tested = [[0.0, 0.0] for _ in _RELIABLE]
-        self._start_over(())
+        self._now = SuffixAutomaton()
+        self._before = Cursor(self._kept())
 
     def close(self) -> None:
         self._ended()
