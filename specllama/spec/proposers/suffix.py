@@ -1,7 +1,7 @@
 """Suffix decoding: what followed the longest repeat of the text's end, by how often it followed.
 
-A suffix automaton of the text so far grows by one token at a time. Its newest state's suffix link is
-the longest end of the text that occurred before, whatever its length: no n-gram size to choose.
+A suffix automaton of the text so far grows by one token at a time. Its newest state's suffix link
+is the longest end of the text that occurred before, whatever its length: no n-gram size to choose.
 Earlier texts have an automaton of their own, in which a cursor follows the end of this one; they
 are asked where they match longer, and are judged apart: what this text repeats is mostly meant.
 Continuations are followed by their counts, as in SuffixDecoding (Oliaro et al. 2024), which keeps
