@@ -161,6 +161,9 @@ def load_parts(
                 close_all()
                 opened.clear()
                 plan = fewer
+        for context in (target, draft):
+            if context is not None:
+                _warm_up(context)
         past, remember = _corpus(target_header) if options.keep_texts else ((), None)
         speaker: Context | RetokenizeProposer | None = draft
         if translated and draft is not None and draft_model is not None:
@@ -271,6 +274,12 @@ def _corpus(
             logger.warning("%s", error)
 
     return corpus.texts(key, most=PAST_TOKENS), remember
+
+
+def _warm_up(context: Context) -> None:
+    """Let one pass fetch the weights and start the threads: a first reply is timed, too."""
+    context.forward([0], outputs="last")
+    context.rollback(0)
 
 
 def _exactness(rows: int) -> str:

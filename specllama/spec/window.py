@@ -182,6 +182,8 @@ class AdaptiveWindow:
         self._read = 0
         self._steps = 0
         self._spent = 0.0  # ms of draft passes this round
+        self._due = 0.0  # and what they should have cost
+        self._read_before = True  # whether such a reading was timed before
         self._since = 0.0
         self._probing = False
         self._why = ""
@@ -368,6 +370,8 @@ class AdaptiveWindow:
         self._current = Offer(state)
         self._offers.append(self._current)
         self._read, self._lag = read, 0
+        self._due = draft.ms(read)
+        self._read_before = draft.known(read)
         self._since = self._begun = self._clock()
         return read
 
@@ -435,6 +439,7 @@ class AdaptiveWindow:
         if self._look(offer.state, n, self._survival) <= self._rate * self._step:
             return False
         self._since = self._clock()
+        self._due += self._step
         return True
 
     def _fits(self, drafted: int, further: float = 0.0, *, copy: bool = False) -> bool:
@@ -620,8 +625,8 @@ class AdaptiveWindow:
         else:
             ms = outcome.round_ms
             # what a busy machine adds is not the draft's fault
-            most = _OUTLIER if known else _OUTLIER_NEW
-            ms = min(ms, most * (outcome.draft_ms + expected))
+            most = _OUTLIER if known and self._read_before else _OUTLIER_NEW
+            ms = min(ms, most * ((self._due or outcome.draft_ms) + expected))
             gain = (1.0 + _EPS) * outcome.emitted - ms / one
             if self._sent:  # looking elsewhere first is not the copy's fault
                 looked = min(self._spent, ms) / one
