@@ -32,6 +32,7 @@ from specllama.spec.proposers.mixed import MixedProposer
 from specllama.spec.verify import RandomCoins
 from specllama.spec.window import AdaptiveWindow, FixedWindow, Window
 from specllama.stats import SpecStats
+from specllama.text import passage_ending
 
 if TYPE_CHECKING:
     from specllama.engine import Engine
@@ -124,6 +125,7 @@ class RequestRun:
                 leaves=1 if params.exact else self._target.max_leaves,
                 pass_rows=self._target.max_rows,
                 n_ctx=n_ctx,
+                ending=self._ending,
             )
         )
         if isinstance(proposer, Advising) and (advice := proposer.advice()):
@@ -207,6 +209,10 @@ class RequestRun:
             keep = self._proposer.reusable(ids, cached)
         self._target.rollback(keep)
         return keep, cached - keep
+
+    def _ending(self, before: int, after: int) -> float:
+        piece = self._vocab.piece
+        return passage_ending(piece(before), piece(after))
 
     def _prefill(self, ids: list[int], done: int) -> Iterator[int]:
         while done < len(ids):

@@ -1,7 +1,7 @@
 """From what a source says about a guess to the probability that the target accepts it.
 
 One online logistic regression per source (recursive least squares on the logistic loss, with
-forgetting), three weights: bias and two features. Only tested guesses are learnt from: what lies
+forgetting), four weights: bias and three features. Only tested guesses are learnt from: what lies
 behind a rejection was never judged.
 """
 
@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from operator import mul
 from typing import Any
 
-Features = tuple[float, float]
+Features = tuple[float, float, float]
 
+_WEIGHTS = 4
+_SPREAD = (1.0, 0.25, 0.25, 0.25)  # prior variances of the weights
 _FORGET = 0.998
 _MEAN_GAIN = 0.04
 _NEW_TEXT = 5.0  # guesses of earlier texts that count as much as what a new text shows
@@ -54,10 +57,12 @@ def draft_features(confidence: float | None, lead: float | None) -> Features:
             scores under common noise; None where no decision may look at the drawn token.
     """
     z = 0.0 if confidence is None else logit(confidence) / 2.0
-    return (0.0 if lead is None else min(max(lead, 0.0), 8.0) / 2.0, z)
+    return (0.0 if lead is None else min(max(lead, 0.0), 8.0) / 2.0, z, 0.0)
 
 
-def match_features(match_length: int, depth: int, share: float = 1.0) -> Features:
+def match_features(
+    match_length: int, depth: int, share: float = 1.0, ending: float = 0.0
+) -> Features:
     """Features of a copied token.
 
     Where it is tested, the ``depth`` tokens before it were right, so they lengthen the match: one
@@ -67,13 +72,15 @@ def match_features(match_length: int, depth: int, share: float = 1.0) -> Feature
         match_length: tokens that agree before the first copied one.
         depth: copied tokens before this one.
         share: how often this token, of all that followed there, came next.
+        ending: how likely a passage ends before it, see ``Request.endings``.
     """
     matched = min(max(match_length + depth, 1), _LONG)
-    return (math.log2(matched) / 2.0, (logit(share, _SURE) - _SURE) / 2.0)
+    return (math.log2(matched) / 2.0, (logit(share, _SURE) - _SURE) / 2.0, ending)
 
 
-# Priors: a draft model's confidence means roughly what it says, long matches copy well.
-_PRIOR = {"draft": (-0.3, 0.5, 0.5), "copy": (-0.9, 1.4, 1.0)}
+# Priors: a draft model's confidence means roughly what it says, long matches copy well, and where a
+# sentence or a line ends a quotation often does, too.
+_PRIOR = {"draft": (-0.3, 0.5, 0.5, 0.0), "copy": (-0.9, 1.4, 1.0, -1.5)}
 
 
 class SourceState:
@@ -104,7 +111,7 @@ class SourceState:
     def __init__(self, kind: str = "draft") -> None:
         self.kind = kind
         self.theta = list(_PRIOR["copy" if kind == "copy" else "draft"])
-        self.p = [[1.0, 0.0, 0.0], [0.0, 0.25, 0.0], [0.0, 0.0, 0.25]]
+        self.p = [[v * (i == j) for j in range(_WEIGHTS)] for i, v in enumerate(_SPREAD)]
         self.mean, self.mean_next = 0.7, 0.75
         self.weight = self.weight_next = _NEW_TEXT
         self.labels = 0
@@ -124,7 +131,7 @@ class SourceState:
 
     def predict(self, features: Features) -> float:
         t = self.theta
-        return sigmoid(t[0] + t[1] * features[0] + t[2] * features[1])
+        return sigmoid(t[0] + t[1] * features[0] + t[2] * features[1] + t[3] * features[2])
 
     def look(self, features: Features) -> None:
         """A guess was seen (it counts from the next ``learn`` on)."""
@@ -138,10 +145,8 @@ class SourceState:
         """
         if self._spread is None:
             bins = [0.0] * _BINS
-            bias, first, second = self.theta
-            exp = math.exp
-            for x, y in self.recent:
-                a = 1.0 / (1.0 + exp(-bias - first * x - second * y))
+            for features in self.recent:
+                a = self.predict(features)
                 bins[min(int(a * _BINS), _BINS - 1)] += 1.0
             fade = 1.0 - len(self.recent) / (_RECENT + 1.0)
             bins = [n + fade * prior for n, prior in zip(bins, _PRIOR_LOOKS, strict=True)]
@@ -151,28 +156,29 @@ class SourceState:
 
     def learn(self, features: Features, accepted: bool, depth: int = 0) -> None:
         """One tested guess, ``depth`` accepted ones before it."""
-        x = (1.0, features[0], features[1])
+        x = (1.0, *features)
         y = 1.0 if accepted else 0.0
         p = self.p
         a = self.predict(features)
         w = max(a * (1.0 - a), 0.02)
-        px = [r[0] * x[0] + r[1] * x[1] + r[2] * x[2] for r in p]
-        scale = w / (1.0 + w * (px[0] * x[0] + px[1] * x[1] + px[2] * x[2]))
-        for i in range(3):
-            for j in range(3):
+        px = [sum(map(mul, r, x)) for r in p]
+        scale = w / (1.0 + w * sum(map(mul, px, x)))
+        for i in range(_WEIGHTS):
+            for j in range(_WEIGHTS):
                 p[i][j] = (p[i][j] - px[i] * px[j] * scale) / _FORGET
-        trace = p[0][0] + p[1][1] + p[2][2]
+        trace = sum(p[i][i] for i in range(_WEIGHTS))
         if trace > _TRACE_LIMIT:
             shrink = _TRACE_LIMIT / trace
             for row in p:
-                for j in range(3):
+                for j in range(_WEIGHTS):
                     row[j] *= shrink
         theta = self.theta
-        for i in range(3):
-            theta[i] += (p[i][0] * x[0] + p[i][1] * x[1] + p[i][2] * x[2]) * (y - a)
+        for i in range(_WEIGHTS):
+            theta[i] += sum(map(mul, p[i], x)) * (y - a)
         # confidence must never count against a guess
         theta[1] = min(max(theta[1], 0.02), 3.0)
         theta[2] = min(max(theta[2], 0.0), 3.0)
+        theta[3] = min(max(theta[3], -8.0), 0.0)  # nor an ending for it
         theta[0] = min(max(theta[0], -8.0), 8.0)
         if depth:
             self.weight_next += 1.0
@@ -221,9 +227,9 @@ class SourceState:
             ValueError, TypeError, KeyError: the data is not such a state.
         """
         state = SourceState(str(data["kind"]))
-        state.theta = _numbers(data["theta"], 3)
-        state.p = [_numbers(row, 3) for row in data["p"]]
-        if len(state.p) != 3 or any(state.p[i][i] <= 0 for i in range(3)):
+        state.theta = _numbers(data["theta"], _WEIGHTS)
+        state.p = [_numbers(row, _WEIGHTS) for row in data["p"]]
+        if len(state.p) != _WEIGHTS or any(state.p[i][i] <= 0 for i in range(_WEIGHTS)):
             raise ValueError("not a covariance")
         mean, mean_next = _numbers([data["mean"], data["mean_next"]], 2)
         state.mean = min(max(mean, 0.0), 1.0)
@@ -233,8 +239,8 @@ class SourceState:
         state.unlooked = max(int(data.get("unlooked", 0)), 0)
         state.wait = min(max(int(data.get("wait", 0)), 0), _WAIT_MOST)
         for features in data["recent"]:
-            first, second = _numbers(features, 2)
-            state.recent.append((first, second))
+            first, second, third = _numbers(features, 3)
+            state.recent.append((first, second, third))
         return state
 
 

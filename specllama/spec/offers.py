@@ -55,7 +55,8 @@ def weigh(guess: Guess, state: SourceState, limit: int) -> Copy:
     survival = 1.0
     for i, token in enumerate(guess.tokens[:limit]):
         share = guess.shares[i] if guess.shares else 1.0
-        features = match_features(guess.match_length, i, share)
+        ending = guess.endings[i] if guess.endings else 0.0
+        features = match_features(guess.match_length, i, share, ending)
         survival *= state.predict(features)
         copy.survival.append(survival)
         copy.offer.tokens.append(token)

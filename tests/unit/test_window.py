@@ -315,6 +315,17 @@ def test_copies_recover_first_from_what_the_paying_source_lost() -> None:
     )
 
 
+def test_a_copy_is_learnt_to_end_where_passages_do() -> None:
+    state = SourceState("copy")
+    within, behind = match_features(20, 0), match_features(20, 0, 1.0, 1.0)
+    assert state.predict(behind) < state.predict(within)
+    for _ in range(60):
+        state.learn(within, True)
+        state.learn(behind, False)
+    assert state.predict(within) > 0.9
+    assert state.predict(behind) < 0.15
+
+
 def test_state_survives_a_round_trip_and_damage_is_refused() -> None:
     learned = Learned(Costs())
     play(steady(500, 0.7), FLAT, 0.05, learned=learned)
@@ -322,7 +333,7 @@ def test_state_survives_a_round_trip_and_damage_is_refused() -> None:
     again = Learned(Costs())
     again.restore(data)
     state, restored = learned.sources["draft"], again.sources["draft"]
-    for features in ((0.0, 0.0), (1.0, 2.0), (4.0, -1.0)):
+    for features in ((0.0, 0.0, 0.0), (1.0, 2.0, 1.0), (4.0, -1.0, 0.5)):
         assert restored.predict(features) == pytest.approx(state.predict(features))
     assert again.account("").credit == pytest.approx(learned.account("").credit)
     source = data["sources"]["draft"]

@@ -65,7 +65,8 @@ class NgramProposer:
             if stop is not None:
                 copied = copied[: stop + 1]
         self._found_size = size
-        return [Guess(self.name, tuple(copied), self._agreement(at))]
+        endings = self._request.endings(tokens[-1], copied) if self._request else ()
+        return [Guess(self.name, tuple(copied), self._agreement(at), endings=endings)]
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
         """The first ``length`` tokens of this round's guess as a draft."""

@@ -240,7 +240,10 @@ class SuffixProposer:
             shares.append(share)
             if is_eog is not None and is_eog(token):
                 break
-        return Guess(source, tuple(copied), length, tuple(shares)) if copied else None
+        if not copied:
+            return None
+        endings = self._request.endings(self._text[-1], copied) if self._request else ()
+        return Guess(source, tuple(copied), length, tuple(shares), endings)
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
         """The first ``length`` tokens of one of this round's guesses, and likely ways beside them.
