@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specllama.spec.calibrate import Features, SourceState, match_features
 from specllama.spec.types import Guess
+
+_RUIN = 1e-3  # of a purse: below it all is as good as lost
 
 
 @dataclass(slots=True)
@@ -64,11 +67,16 @@ def weigh(guess: Guess, state: SourceState, limit: int) -> Copy:
     return copy
 
 
-def compare(copies: Sequence[Copy], v: Sequence[float], rate: float) -> None:
-    """Set what each copy gains. Of several that begin differently one at most can be right.
+def compare(copies: Sequence[Copy], v: Sequence[float], rate: float, purse: float) -> None:
+    """Set how far each copy should go and what that gains.
+
+    Of the lengths that gain tokens the one is taken that lets the purse grow most, in the mean of
+    its logarithm (Kelly 1956): a long draft that fails early could stop all others for a while.
+    Of several copies that begin differently one at most can be right.
 
     Args:
         v: milliseconds of a pass by rows. rate: tokens that a millisecond is worth.
+        purse: plain steps that may be lost.
     """
     first: dict[int | None, float] = {}
     for copy in copies:
@@ -76,10 +84,25 @@ def compare(copies: Sequence[Copy], v: Sequence[float], rate: float) -> None:
         first[token] = max(first.get(token, 0.0), copy.survival[0])
     fair = 1.0 / max(sum(first.values()), 1.0)
     for copy in copies:
-        total = 0.0
-        copy.likely = fair * copy.survival[0]
-        for i, survival in enumerate(copy.survival):
-            total += fair * survival
-            gain = total - rate * (v[i + 2] - v[1])
-            if gain > copy.gain:
-                copy.gain, copy.length, copy.expected = gain, i + 1, 1.0 + total
+        survival = [fair * s for s in copy.survival]
+        copy.likely = survival[0]
+        total, best = 0.0, 0.0
+        for n, reached in enumerate(survival, 1):
+            total += reached
+            gain = total - rate * (v[n + 1] - v[1])
+            if gain <= 0.0:
+                continue
+            growth = _growth(survival[:n], v[n + 1] / v[1], purse)
+            if growth > best:
+                best = growth
+                copy.gain, copy.length, copy.expected = gain, n, 1.0 + total
+
+
+def _growth(survival: Sequence[float], steps: float, purse: float) -> float:
+    """Expected logarithm of what a round of so many steps makes of the purse."""
+    growth, before = 0.0, 1.0
+    for accepted, reached in enumerate((*survival, 0.0)):
+        left = max(1.0 + (accepted + 1 - steps) / max(purse, _RUIN), _RUIN)
+        growth += (before - reached) * math.log(left)
+        before = reached
+    return growth

@@ -254,7 +254,8 @@ class AdaptiveWindow:
         self._step = self._steps_cost.ms(1)
         account = self._account
         self._stake = self._risk(account.credit * one)
-        self._copy_stake = self._risk((account.reserve + max(account.credit, 0.0)) * one)
+        self._purse = account.reserve + max(account.credit, 0.0)
+        self._copy_stake = self._risk(self._purse * one)
         rate = account.tokens / account.ms if account.ms > 0 else 0.0
         self._rate = max(rate, 1.0 / one)
         self._limit = self._affordable(limit, self._stake)
@@ -475,7 +476,7 @@ class AdaptiveWindow:
         first = not self._copies  # otherwise the paying source had its turn
         if first:
             self._copies = [self._weigh(guess) for guess in guesses]
-            compare(self._copies, self._v, self._rate)
+            compare(self._copies, self._v, self._rate, self._purse)
         which = max(range(len(guesses)), key=lambda i: self._copies[i].gain)
         best = self._copies[which]
         length = best.length

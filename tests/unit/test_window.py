@@ -322,8 +322,8 @@ def test_a_copy_is_learnt_to_end_where_passages_do() -> None:
     for _ in range(60):
         state.learn(within, True)
         state.learn(behind, False)
-    assert state.predict(within) > 0.9
-    assert state.predict(behind) < 0.15
+    assert state.predict(within) > 0.8
+    assert state.predict(behind) < 0.3
 
 
 def test_state_survives_a_round_trip_and_damage_is_refused() -> None:
