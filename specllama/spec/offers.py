@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from specllama.spec.calibrate import Features, SourceState, match_features
 from specllama.spec.types import Guess
@@ -86,16 +87,16 @@ def compare(copies: Sequence[Copy], v: Sequence[float], rate: float, purse: floa
     for copy in copies:
         survival = [fair * s for s in copy.survival]
         copy.likely = survival[0]
-        total, best = 0.0, 0.0
-        for n, reached in enumerate(survival, 1):
-            total += reached
-            gain = total - rate * (v[n + 1] - v[1])
-            if gain <= 0.0:
-                continue
-            growth = _growth(survival[:n], v[n + 1] / v[1], purse)
+        sums = list(accumulate(survival))
+        gains = [s - rate * (v[n + 1] - v[1]) for n, s in enumerate(sums, 1)]
+        best = 0.0
+        for i, gain in enumerate(gains):
+            if gain <= 0.0 or (i + 1 < len(gains) and gains[i + 1] > gain):
+                continue  # one token more is better still
+            growth = _growth(survival[: i + 1], v[i + 2] / v[1], purse)
             if growth > best:
                 best = growth
-                copy.gain, copy.length, copy.expected = gain, n, 1.0 + total
+                copy.gain, copy.length, copy.expected = gain, i + 1, 1.0 + sums[i]
 
 
 def _growth(survival: Sequence[float], steps: float, purse: float) -> float:
