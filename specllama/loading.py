@@ -66,7 +66,9 @@ def load_parts(
                 allow_checkpoints=not (draft_header.is_recurrent or draft_header.is_hybrid),
             )
     plan = _offload(target_header, draft_header, options)
-    options = options.resolved(on_gpu=plan is not None and plan.target.layers > 0)
+    on_gpu = plan is not None and plan.target.layers > 0
+    draft_options = options.of_draft().resolved(on_gpu=on_gpu)
+    options = options.resolved(on_gpu=on_gpu)
     if options.check_memory and plan is None:
         require_fit(
             estimate_pair(
@@ -142,7 +144,7 @@ def load_parts(
             ),
             max_rows=1,
             threads=options.draft_threads or threads,
-            options=options,
+            options=draft_options,
             flash=options.flash_attn,
         )
         return target_model, target, draft_model, draft

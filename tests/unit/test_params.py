@@ -130,3 +130,22 @@ def test_unless_told_a_measuring_window_reaches_as_far_as_passes_are_exact() -> 
     assert GenerateParams(window="fixed").reach(64) == 6
     assert GenerateParams(draft_max=20).reach(7) == 20
     assert GenerateParams(draft_max=0).reach(64) == 0
+
+
+def test_on_cpus_the_cache_types_are_chosen_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def types(options: EngineOptions, *, on_gpu: bool = False) -> tuple[str, str, bool]:
+        found = options.resolved(on_gpu=on_gpu)
+        return found.kv_type_k, found.kv_type_v, found.attention_is_bitwise
+
+    monkeypatch.setattr("platform.machine", lambda: "AMD64")
+    assert types(EngineOptions()) == ("bf16", "f16", True)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert types(EngineOptions()) == ("f16", "bf16", True)
+    assert types(EngineOptions(kv_type_k="f16")) == ("f16", "bf16", True)
+    assert types(EngineOptions(kv_type_k="q8_0")) == ("q8_0", "f16", True)
+    assert types(EngineOptions(kv_type_v="q8_0")) == ("f16", "q8_0", True)
+    assert types(EngineOptions(kv_type_k="f16", kv_type_v="f16")) == ("f16", "f16", False)
+    assert types(EngineOptions(flash_attn="off")) == ("f16", "f16", False)
+    assert types(EngineOptions(), on_gpu=True)[:2] == ("f16", "f16")
+    assert types(EngineOptions().of_draft()) == ("f16", "f16", False)
+    assert types(EngineOptions(kv_type_k="q8_0").of_draft())[:2] == ("q8_0", "f16")
