@@ -261,12 +261,27 @@ def score_gap(
     return float(abs(np.log(times[0] / times[1])))
 
 
+_WIDTHS = (2, 4, 8, 16, 32)  # of passes that are compared with single rows
+
+
 @dataclass(frozen=True, slots=True)
 class RowProbe:
     """Largest difference of logits between a pass of ``rows`` rows and the same rows alone."""
 
     rows: int
     difference: float
+
+
+def probe_stated_rows(engine: Engine, prompts: Iterable[Prompt]) -> list[RowProbe]:
+    """Whether rows are alike here as far as ``engine.info`` states it; [] where it states nothing.
+
+    Measured behind the longest of ``prompts``.
+    """
+    ids = max((engine.encode(prompt.content)[0] for prompt in prompts), key=len)
+    stated = min(engine.info.exact_rows, engine.target.max_rows, len(ids) - 1)
+    if stated < 2:
+        return []
+    return probe_rows(engine, ids, [*(n for n in _WIDTHS if n < stated), stated])
 
 
 def probe_rows(engine: Engine, prompt: Sequence[int], widths: Sequence[int]) -> list[RowProbe]:

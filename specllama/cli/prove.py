@@ -10,11 +10,11 @@ import click
 
 from specllama.cli import diagnostics, output
 from specllama.cli.options import allow_other_vocab
-from specllama.params import PROPOSERS, WINDOWS, EngineOptions, WindowKind
+from specllama.params import PROPOSERS, WINDOWS, EngineOptions, GenerateParams, WindowKind
 
 if TYPE_CHECKING:
     from specllama.engine import Engine
-    from specllama.proof import Case
+    from specllama.proof import Case, RowProbe
 
 ALL = tuple(p for p in PROPOSERS if p not in ("auto", "none"))
 # a draft cut out of the target is written to disk: only when it is asked for
@@ -55,7 +55,7 @@ Examples:
     "widths",
     multiple=True,
     type=int,
-    help="Most tokens drafted per round, may be repeated. Default: 4.",
+    help="Most tokens drafted per round, may be repeated. Default: 4; with --window auto 15 or 6.",
 )
 @click.option(
     "--window",
@@ -125,11 +125,18 @@ def command(
     proposers. A proposer that this pair does not have is listed as skipped, with the reason. Exit
     status 0 only if nothing is unexplained.
     """
-    from specllama.cli.prove_views import Watch, headline, show_difference, table, verdict
+    from specllama.cli.prove_views import (
+        Watch,
+        headline,
+        rows_alike,
+        show_difference,
+        table,
+        verdict,
+    )
     from specllama.engine import Engine
     from specllama.errors import UsageError
     from specllama.prompts import load_prompts
-    from specllama.proof import available, prove, random_pauses
+    from specllama.proof import available, probe_stated_rows, prove, random_pauses
 
     if count < 1:
         raise click.BadParameter("give at least 1", param_hint="-n")
@@ -138,7 +145,6 @@ def command(
         raise click.BadParameter(f"there are {len(loaded)} prompts", param_hint="--skip")
     chosen = loaded[skip : skip + count]
     temperatures = temperatures or (0.0, 0.7, 1.0)
-    widths = widths or (4,)
     options = EngineOptions(
         n_ctx=ctx_size,
         gpu_layers=gpu_layers,
@@ -148,9 +154,11 @@ def command(
         allow_other_vocab=other_vocab,
     )
     cases: list[Case] = []
+    probes: list[RowProbe] = []
     finished = False
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(Engine.load(target or "tiny", draft, options))
+        widths = widths or _usual(window, engine.info.exact_rows)
         names, skipped = available(engine, _wanted(proposers))
         if not names:
             why = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
@@ -189,10 +197,11 @@ def command(
                 else:
                     show_difference(case, watch)
                 watch.advanced()
+            probes = probe_stated_rows(engine, chosen)
             finished = True
         finally:
             watch.clear()
-            summary = _summary(engine, cases, skipped)
+            summary = _summary(engine, cases, skipped, probes)
             if not finished and cases:
                 done = skip + len(dict.fromkeys(c.prompt for c in cases)) - 1
                 diagnostics.say(f"ended early; go on with --skip {done} -n {skip + count - done}")
@@ -201,6 +210,7 @@ def command(
             elif cases:
                 table(cases)
                 if finished:
+                    rows_alike(probes)
                     verdict(summary)
     if summary["unexplained"]:
         raise SystemExit(1)
@@ -212,7 +222,13 @@ def _wanted(proposers: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(given))
 
 
-def _summary(engine: Engine, cases: list[Case], skipped: dict[str, str]) -> dict[str, object]:
+def _usual(window: WindowKind, exact_rows: int) -> tuple[int, ...]:
+    return (GenerateParams().reach(exact_rows) if window == "auto" else 4,)
+
+
+def _summary(
+    engine: Engine, cases: list[Case], skipped: dict[str, str], probes: list[RowProbe]
+) -> dict[str, object]:
     return {
         "type": "summary",
         "cases": len(cases),
@@ -224,4 +240,5 @@ def _summary(engine: Engine, cases: list[Case], skipped: dict[str, str]) -> dict
         "accepted": sum(c.accepted for c in cases),
         "skipped": skipped,
         "exactness": engine.info.exactness,
+        "rows": {str(probe.rows): probe.difference for probe in probes},
     }

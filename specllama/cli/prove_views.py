@@ -12,7 +12,7 @@ from specllama.text import sanitize_line
 
 if TYPE_CHECKING:
     from specllama.engine import Engine
-    from specllama.proof import Case
+    from specllama.proof import Case, RowProbe
 
 QUIET_S = 30.0  # between lines of progress where there is no terminal
 
@@ -106,6 +106,19 @@ def table(cases: Sequence[Case]) -> None:
         rate = f"{sum(c.accepted for c in group) / drafted:.0%}" if drafted else "–"
         tokens = sum(c.tokens for c in group)
         output.line(f"{proposer:<10} {temperature:>11g} {same:>12} {tokens:>8} {rate:>9}")
+
+
+def rows_alike(probes: Sequence[RowProbe]) -> None:
+    """How wide passes were found bit-identical to single steps here, if that was looked at."""
+    differ = next((probe for probe in probes if probe.difference > 0.0), None)
+    if differ is not None:
+        exact = max((probe.rows for probe in probes if probe.rows < differ.rows), default=1)
+        output.line(
+            f"rows: a pass of {differ.rows} differs from single steps by up to "
+            f"{differ.difference:.1g} here; --draft-max {exact - 1} stays exact"
+        )
+    elif probes:
+        output.line(f"rows: passes of up to {probes[-1].rows} equal single steps bit for bit here")
 
 
 def verdict(summary: Mapping[str, object]) -> None:

@@ -86,6 +86,7 @@ class FixedWindow:
 # -- the adaptive window ------------------------------------------------------------------------
 
 _EPS = 0.01  # plain steps earn this share of a step of credit
+_LOOKING = 0.005  # and looking for copies in vain may cost so much of one, or nobody would recover
 _STAKE = 0.75  # share of the credit that one round may risk: bad luck shrinks the stakes
 _RATE_DECAY = 0.985  # memory of the running throughput, per round
 _OUTLIER = 2.0  # a round is charged at most this multiple of what it should have cost
@@ -177,6 +178,7 @@ class AdaptiveWindow:
     def _reset(self) -> None:
         self._limit = self._copy_limit = 0
         self._n = 0
+        self._looked = False  # whether proposers were asked
         self._survival = 1.0
         self._expected = 1.0
         self._read = 0
@@ -265,6 +267,7 @@ class AdaptiveWindow:
             return Plan(0, _BEHIND)
         if account.blind.rounds and not self._blind_pays(account.blind):
             return Plan(0, self._why)
+        self._looked = True
         return Plan(
             limit,
             "",
@@ -622,7 +625,8 @@ class AdaptiveWindow:
         account.ms = account.ms * _RATE_DECAY + outcome.round_ms
         if n == 0 and self._steps == 0:
             # the pass cost what plain decoding costs, however long it took; looking for a draft did
-            account.earn(_EPS - min(outcome.draft_ms / one, 1.0))
+            looked = min(outcome.draft_ms / one, 1.0) if self._looked else 0.0
+            account.earn(_EPS - max(looked - _LOOKING, 0.0))
         else:
             ms = outcome.round_ms
             # what a busy machine adds is not the draft's fault

@@ -11,11 +11,12 @@ from click.testing import CliRunner
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.cli.prove import command
+from specllama.cli.prove_views import rows_alike
 from specllama.engine import Engine
 from specllama.errors import CannotLoad, UsageError
 from specllama.params import GenerateParams
 from specllama.prompts import Prompt, load_prompts
-from specllama.proof import available, prove, random_pauses
+from specllama.proof import RowProbe, available, probe_stated_rows, prove, random_pauses
 from specllama.spec.proposer import NoProposer, Request
 from specllama.spec.window import FixedWindow, Plan
 
@@ -49,6 +50,27 @@ def test_random_pauses_with_the_window_on_never_change_a_token(
     assert [c for c in cases if not c.identical] == []
     assert all(c.law_holds for c in cases)
     assert sum(c.drafted for c in cases) > 0
+
+
+def test_rows_are_alike_as_far_as_is_stated(tiny: Engine, prompts: list[Prompt]) -> None:
+    probes = probe_stated_rows(tiny, prompts)
+    assert [probe.rows for probe in probes] == [2, 4, 8, 16, 32, tiny.info.exact_rows]
+    assert {probe.difference for probe in probes} == {0.0}
+    brief = probe_stated_rows(tiny, [Prompt("short", "chat", text="What is a draft model for?")])
+    assert 2 <= brief[-1].rows < 64
+
+
+def test_a_machine_whose_rows_differ_is_told_how_far_it_is_exact(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows_alike([RowProbe(2, 0.0), RowProbe(4, 0.0), RowProbe(8, 3e-6), RowProbe(16, 0.1)])
+    said = capsys.readouterr().out
+    assert "a pass of 8 differs" in said
+    assert "--draft-max 3 stays exact" in said
+    rows_alike([RowProbe(2, 0.0), RowProbe(7, 0.0)])
+    assert "up to 7 equal single steps" in capsys.readouterr().out
+    rows_alike([])
+    assert capsys.readouterr().out == ""
 
 
 class Moody(FixedWindow):

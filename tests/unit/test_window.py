@@ -315,6 +315,25 @@ def test_copies_recover_first_from_what_the_paying_source_lost() -> None:
     )
 
 
+@pytest.mark.parametrize(("look", "recovers"), [(0.002, True), (0.012, True), (0.1, False)])
+def test_looking_for_copies_in_vain_does_not_keep_a_method_down(
+    look: float, recovers: bool
+) -> None:
+    """Measured: a look costs up to 1 % of a 1 B step, more than the credit that the step earns."""
+    learned = Learned(Costs())
+    for rows in range(1, 10):
+        learned.costs.target.set(rows, 20.0 * FLAT[rows])
+    account = learned.account("")
+    account.credit = 1.0
+    control = window(learned, VirtualClock())
+    for _ in range(800):
+        draft_ms = 20.0 * look if control.plan(8).room is not None else 20.0 * 0.1
+        ms = 20.0 + draft_ms
+        control.observe(Outcome("none", 0, 0, 1, (), draft_ms, 20.0, ms, (1,)))
+    assert (account.credit > 2.5) is recovers
+    assert account.credit > -0.2  # planning alone is not charged
+
+
 def test_a_copy_is_learnt_to_end_where_passages_do() -> None:
     state = SourceState("copy")
     within, behind = match_features(20, 0), match_features(20, 0, 1.0, 1.0)
