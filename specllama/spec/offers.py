@@ -10,8 +10,6 @@ from itertools import accumulate
 from specllama.spec.calibrate import Features, SourceState, match_features
 from specllama.spec.types import Guess
 
-_RUIN = 1e-3  # of a purse: below it all is as good as lost
-
 
 @dataclass(slots=True)
 class Offer:
@@ -87,23 +85,24 @@ def compare(copies: Sequence[Copy], v: Sequence[float], rate: float, purse: floa
     for copy in copies:
         survival = [fair * s for s in copy.survival]
         copy.likely = survival[0]
-        sums = list(accumulate(survival))
-        gains = [s - rate * (v[n + 1] - v[1]) for n, s in enumerate(sums, 1)]
         best = 0.0
-        for i, gain in enumerate(gains):
-            if gain <= 0.0 or (i + 1 < len(gains) and gains[i + 1] > gain):
-                continue  # one token more is better still
-            growth = _growth(survival[: i + 1], v[i + 2] / v[1], purse)
+        for n, total in enumerate(accumulate(survival), 1):
+            gain = total - rate * (v[n + 1] - v[1])
+            if gain <= 0.0:
+                continue
+            growth = _growth(survival[:n], v[n + 1] / v[1], purse)
             if growth > best:
                 best = growth
-                copy.gain, copy.length, copy.expected = gain, i + 1, 1.0 + sums[i]
+                copy.gain, copy.length, copy.expected = gain, n, 1.0 + total
 
 
 def _growth(survival: Sequence[float], steps: float, purse: float) -> float:
-    """Expected logarithm of what a round of so many steps makes of the purse."""
+    """Expected logarithm of what a round of so many steps makes of the purse; 0 where it might
+    lose all of it."""
+    if purse <= 0.0 or purse + 1 - steps <= 0.0:
+        return 0.0
     growth, before = 0.0, 1.0
     for accepted, reached in enumerate((*survival, 0.0)):
-        left = max(1.0 + (accepted + 1 - steps) / max(purse, _RUIN), _RUIN)
-        growth += (before - reached) * math.log(left)
+        growth += (before - reached) * math.log(1.0 + (accepted + 1 - steps) / purse)
         before = reached
     return growth

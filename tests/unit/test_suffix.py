@@ -15,7 +15,7 @@ from specllama.params import VerifyRule
 from specllama.spec.loop import Round, SpeculativeLoop
 from specllama.spec.proposer import Request
 from specllama.spec.proposers.ngram import NgramProposer
-from specllama.spec.proposers.suffix import BREAK, SuffixAutomaton, SuffixProposer
+from specllama.spec.proposers.suffix import BREAK, PAST, SuffixAutomaton, SuffixProposer
 from specllama.spec.sampling import SamplerChain
 from specllama.spec.types import Draft, Guess, Room, Verdict
 from specllama.spec.verify import RandomCoins
@@ -189,6 +189,25 @@ def test_past_texts_are_copied_from() -> None:
     past = [[20, 21, 22, 23, 24, 25, 26]]
     assert drafted(started(SuffixProposer(past=past)), [1, 20, 21, 22]).tokens[:2] == (23, 24)
     assert BREAK not in drafted(started(SuffixProposer(past=past)), [1, 25, 26]).tokens
+
+
+def test_an_earlier_text_is_asked_only_where_it_matches_longer() -> None:
+    proposer = started(SuffixProposer(past=[[18, 11, 12, 13, 19]]))
+    here = [11, 12, 13, 17, 15, 16]
+    as_long = proposer.guesses([*here, 11, 12, 13], 1)
+    assert [(g.source, g.tokens, g.match_length) for g in as_long] == [("suffix", (17,), 3)]
+    longer = proposer.guesses([*here, 18, 11, 12, 13], 1)
+    assert [(g.source, g.tokens, g.match_length) for g in longer] == [
+        (PAST, (19,), 4),
+        ("suffix", (17,), 3),
+    ]
+
+
+def test_what_an_edit_replaced_can_still_be_copied() -> None:
+    proposer = started(SuffixProposer())
+    drafted(proposer, [1, 2, 3, 31, 32, 33, 34, 35])
+    guesses = proposer.guesses([1, 2, 3, 40, 31, 32], 2)
+    assert [(g.source, g.tokens) for g in guesses] == [(PAST, (33, 34))]
 
 
 def test_what_was_seen_can_be_forgotten() -> None:

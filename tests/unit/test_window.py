@@ -21,6 +21,8 @@ from specllama.spec.learned import (
     Costs,
     Learned,
 )
+from specllama.spec.offers import compare, weigh
+from specllama.spec.types import Guess
 from specllama.spec.window import AdaptiveWindow, Outcome
 
 FLAT = [0.0, *(1 + 0.12 * (n - 1) for n in range(1, 18))]
@@ -332,6 +334,18 @@ def test_looking_for_copies_in_vain_does_not_keep_a_method_down(
         control.observe(Outcome("none", 0, 0, 1, (), draft_ms, 20.0, ms, (1,)))
     assert (account.credit > 2.5) is recovers
     assert account.credit > -0.2  # planning alone is not charged
+
+
+def test_a_copy_goes_less_far_the_less_may_be_lost() -> None:
+    def length(purse: float) -> int:
+        copy = weigh(Guess("suffix", tuple(range(15)), 20), SourceState("copy"), 15)
+        compare([copy], [0.0, *(1 + 0.35 * n for n in range(17))], 1.0, purse)
+        return copy.length
+
+    lengths = [length(purse) for purse in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 100.0)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] == 0
+    assert lengths[-1] > lengths[3]
 
 
 def test_a_copy_is_learnt_to_end_where_passages_do() -> None:
