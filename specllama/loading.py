@@ -67,7 +67,8 @@ def load_parts(
             )
     plan = _offload(target_header, draft_header, options)
     on_gpu = plan is not None and plan.target.layers > 0
-    draft_options = options.of_draft().resolved(on_gpu=on_gpu)
+    # nothing asks a draft model for equal rows, and f16 reads fastest
+    draft_options = options.over_f16().resolved(on_gpu=on_gpu)
     options = options.resolved(on_gpu=on_gpu)
     if options.check_memory and plan is None:
         require_fit(

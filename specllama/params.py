@@ -236,15 +236,11 @@ class EngineOptions:
                 kind_k, kind_v = KV_APART_X86 if _is_x86() else KV_APART
             elif kind_v == "auto":
                 kind_v = "bf16" if kind_k == "f16" else "f16"
-        return dataclasses.replace(
-            self,
-            flash_attn=flash,
-            kv_type_k="f16" if kind_k == "auto" else kind_k,
-            kv_type_v="f16" if kind_v == "auto" else kind_v,
-        )
+        chosen = dataclasses.replace(self, flash_attn=flash, kv_type_k=kind_k, kv_type_v=kind_v)
+        return chosen.over_f16()
 
-    def of_draft(self) -> EngineOptions:
-        """The same for a draft model: nothing asks for equal rows there, and f16 reads fastest."""
+    def over_f16(self) -> EngineOptions:
+        """The same with llama.cpp's own cache type where none was chosen."""
         return dataclasses.replace(
             self,
             kv_type_k="f16" if self.kv_type_k == "auto" else self.kv_type_k,

@@ -147,5 +147,5 @@ def test_on_cpus_the_cache_types_are_chosen_apart(monkeypatch: pytest.MonkeyPatc
     assert types(EngineOptions(kv_type_k="f16", kv_type_v="f16")) == ("f16", "f16", False)
     assert types(EngineOptions(flash_attn="off")) == ("f16", "f16", False)
     assert types(EngineOptions(), on_gpu=True)[:2] == ("f16", "f16")
-    assert types(EngineOptions().of_draft()) == ("f16", "f16", False)
-    assert types(EngineOptions(kv_type_k="q8_0").of_draft())[:2] == ("q8_0", "f16")
+    assert types(EngineOptions().over_f16()) == ("f16", "f16", False)
+    assert types(EngineOptions(kv_type_k="q8_0").over_f16())[:2] == ("q8_0", "f16")
