@@ -26,7 +26,7 @@ from specllama.models.gguf_format import (
     decode_array,
     parse,
 )
-from specllama.models.loadable import check_loadable, exact_rows
+from specllama.models.loadable import check_loadable, exact_rows, exactness
 
 __all__ = [
     "GgufArray",
@@ -34,6 +34,7 @@ __all__ = [
     "TensorInfo",
     "check_loadable",
     "exact_rows",
+    "exactness",
     "read_header",
     "split_name",
 ]

@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from specllama.errors import BadGguf, UnsupportedModel
+from specllama.params import DRAFT_MAX
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -382,3 +383,10 @@ def exact_rows(header: GgufHeader) -> int:
         # experts are gathered per row; how their passes round was never measured
         rows = min(rows, EXACT_ROWS.get(tensor.type, 1) if len(tensor.shape) == 2 else 1)
     return rows
+
+
+def exactness(rows: int) -> str:
+    """What ``exact_rows`` means for the promise of the same text, in words."""
+    if rows > DRAFT_MAX:
+        return f"bitwise up to {rows} rows"
+    return "near-ties possible" + (f" beyond {rows} rows" if rows > 1 else "")

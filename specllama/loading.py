@@ -13,7 +13,7 @@ from specllama.errors import CannotLoad, StoreError
 from specllama.events import Event, LoadProgress
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.methods import make_proposers, methods
-from specllama.params import DRAFT_MAX, EngineOptions, GenerateParams
+from specllama.params import EngineOptions, GenerateParams
 
 if TYPE_CHECKING:
     from specllama.backend.base import Context
@@ -36,7 +36,7 @@ def load_parts(
     on_progress: Callable[[Event], None] | None,
 ) -> dict[str, Any]:
     """Keyword arguments for ``Engine``. Headers are checked before llama.cpp sees a file."""
-    from specllama.models.gguf import exact_rows, read_header
+    from specllama.models.gguf import exact_rows, exactness, read_header
     from specllama.models.loadable import check_loadable
     from specllama.models.memory import estimate_pair, require_fit
     from specllama.models.nextn import why_not
@@ -193,7 +193,7 @@ def load_parts(
             if draft_header is None or draft_model is None or draft is None
             else _model_info(draft_header, draft_model, draft, options)
         ),
-        exactness=_exactness(rows),
+        exactness=exactness(rows),
         exact_rows=rows,
         device="GPU" if target_model.gpu_layers else "CPU",
         threads=threads,
@@ -283,12 +283,6 @@ def _warm_up(context: Context) -> None:
     """Let one pass fetch the weights and start the threads: a first reply is timed, too."""
     context.forward([0], outputs="last")
     context.rollback(0)
-
-
-def _exactness(rows: int) -> str:
-    if rows > DRAFT_MAX:
-        return f"bitwise up to {rows} rows"
-    return "near-ties possible" + (f" beyond {rows} rows" if rows > 1 else "")
 
 
 def _context_length(asked: int | None, header: GgufHeader) -> int:

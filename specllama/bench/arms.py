@@ -17,6 +17,9 @@ from specllama.events import Finished, RoundDone
 from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import Prompt
 
+Timeline = tuple[tuple[int, float], ...]  # (tokens so far, seconds so far) after every round
+_ENOUGH = 16  # passes whose mean is a plain step
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -53,7 +56,9 @@ class Run:
     token_ids: tuple[int, ...] = ()
     text: str = ""
     window: dict[str, int] = field(default_factory=dict)  # drafted tokens per round -> rounds
-    timeline: tuple[tuple[int, float], ...] = ()  # (tokens so far, seconds) after every round
+    timeline: Timeline = ()
+    plain_s: float | None = None  # mean of the passes that verified nothing, where there are enough
+    drafting: Timeline = ()  # the timeline if each of those had taken the mean
 
     @property
     def decoded(self) -> int:
@@ -62,7 +67,7 @@ class Run:
 
     def to_dict(self, *, texts: bool = False) -> dict[str, Any]:
         data = dataclasses.asdict(self)
-        del data["timeline"]
+        del data["timeline"], data["drafting"]
         if not texts:
             del data["token_ids"], data["text"]
         return data
@@ -122,6 +127,7 @@ class EngineArm:
         finished: Finished | None = None
         window: dict[str, int] = {}
         timeline: list[tuple[int, float]] = []
+        rounds: list[RoundDone] = []
         tokens = 0
         for event in engine.generate(task.prompt.content, params):
             if isinstance(event, RoundDone):
@@ -129,6 +135,7 @@ class EngineArm:
                 window[key] = window.get(key, 0) + 1
                 tokens += len(event.emitted)
                 timeline.append((tokens, event.t_s))
+                rounds.append(event)
                 if self._watch is not None:
                     self._watch(event)
             elif isinstance(event, Finished):
@@ -137,6 +144,7 @@ class EngineArm:
         if finished is None:
             raise EngineError("the engine ended without a result")
         t = finished.timings
+        plain_s, drafting = what_drafting_took(rounds[1:])
         return Run(
             arm=self.name,
             prompt=task.prompt.id,
@@ -158,15 +166,35 @@ class EngineArm:
             text=finished.text,
             window=window,
             timeline=tuple(timeline),
+            plain_s=plain_s,
+            drafting=drafting,
         )
 
     def close(self) -> None:
         pass
 
 
-def slowest_stretch(run: Run, tokens: int) -> float | None:
+def what_drafting_took(rounds: Sequence[RoundDone]) -> tuple[float | None, Timeline]:
+    """(seconds of a plain pass, the timeline at that pace) of one run.
+
+    Neighbours in time differ by more than drafting may cost on a machine that others use as well.
+    So every pass that verified nothing counts as the mean of them, and only looking for drafts and
+    the passes that verified some count as they were. (None, ()) where hardly any pass was plain.
+    """
+    plain = [r.verify_ms + r.other_ms for r in rounds if not r.drafted]
+    if len(plain) < _ENOUGH:
+        return None, ()
+    mean = sum(plain) / len(plain)
+    points = [(0, 0.0)]
+    for r in rounds:
+        tokens, seconds = points[-1]
+        ms = r.draft_ms + (r.verify_ms + r.other_ms if r.drafted else mean)
+        points.append((tokens + len(r.emitted), seconds + ms / 1e3))
+    return mean / 1e3, tuple(points)
+
+
+def slowest_stretch(points: Timeline, tokens: int) -> float | None:
     """Lowest tokens per second over any stretch of at least ``tokens``; None of a shorter run."""
-    points = run.timeline
     slowest: float | None = None
     start = 0
     for n, seconds in points:

@@ -37,6 +37,10 @@ class PassCosts:
         """``[0, ms(1), ..., ms(rows)]``, interpolated."""
         return _curve(self.target, rows)
 
+    def reading(self, tokens: int) -> float:
+        """Milliseconds in which the draft model reads so many tokens in one pass; 0 without one."""
+        return _curve(self.draft, tokens)[-1] if self.draft else 0.0
+
     def store(self, costs: Costs) -> None:
         """Make a window believe these figures."""
         costs.target.slope = min(max(self.prefill_row_ms / self.target[1], 0.01), 1.0)

@@ -31,6 +31,8 @@ COLUMNS = (
     "same text",
     "own time",
     "slowest 500",
+    "in run",
+    "in run, slowest 500",
     "J/token",
 )
 
@@ -61,7 +63,7 @@ def cells(s: Summary) -> list[str]:
         str(s.rounds) if s.rounds else "",
         "" if s.equal is None else f"{s.equal}/{s.compared}",
         show(s.other_share, ".1%"),
-        "" if s.slowest_500 is None else f"{s.slowest_500:.2f}×",
+        *("" if x is None else f"{x:.2f}×" for x in (s.slowest_500, s.in_run, s.in_run_500)),
         show(s.joules_per_token, ".2f"),
     ]
 

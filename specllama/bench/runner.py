@@ -42,6 +42,8 @@ class Summary:
     other_share: float | None
     joules_per_token: float | None
     slowest_500: float | None  # lowest speed over any 500 tokens, over the baseline's mean there
+    in_run: float | None  # speed over the plain passes of the same run
+    in_run_500: float | None  # and its lowest over any 500 tokens
     equal: int | None  # runs with the tokens of the baseline, None where that is not promised
     compared: int
 
@@ -139,6 +141,15 @@ class Comparison:
             other_share=sum(r.other_s for r in mine) / busy if busy else None,
             joules_per_token=sum(joules) / tokens if joules and tokens else None,
             slowest_500=_slowest(mine, base),
+            in_run=_in_run(mine),
+            in_run_500=min(
+                (
+                    run.plain_s * stretch
+                    for run in mine
+                    if run.plain_s and (stretch := slowest_stretch(run.drafting, STRETCH))
+                ),
+                default=None,
+            ),
             equal=equal,
             compared=compared,
         )
@@ -165,10 +176,21 @@ def _slowest(mine: Sequence[Run], base: Sequence[Run]) -> float | None:
     found: list[float] = []
     for run in mine:
         reference = plain.get((run.prompt, run.temperature, run.repetition))
-        stretch = slowest_stretch(run, STRETCH)
+        stretch = slowest_stretch(run.timeline, STRETCH)
         if reference and stretch:
             found.append(stretch / reference)
     return min(found, default=None)
+
+
+def _in_run(runs: Sequence[Run]) -> float | None:
+    """What drafting alone made of the speed, see ``what_drafting_took``."""
+    took = plain = 0.0
+    for run in runs:
+        if run.plain_s:
+            tokens, seconds = run.drafting[-1]
+            took += seconds
+            plain += tokens * run.plain_s
+    return plain / took if took else None
 
 
 def _speed(runs: Sequence[Run]) -> float | None:

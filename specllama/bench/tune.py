@@ -2,9 +2,10 @@
 
 Three parts: costs of passes, acceptance per position (a fixed window of the longest length tested,
 so that every shorter one is a prefix of it), and an interleaved check of the adaptive window
-against plain decoding. From the first two follows the bound: the best fixed length and its speed.
-The check is of a window as the next run will find it: it knows the costs and has learnt from other
-prompts.
+against plain decoding. From the first two follows the bound: the best fixed length and its speed,
+in a text without end and over replies as long as the measured ones, for which the draft model has
+to read the prompt first. The check is of a window as the next run will find it: it knows the costs
+and has learnt from other prompts.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Acceptance:
     rounds: int = 0
     reached: list[int] = field(default_factory=list)  # rounds that drafted position i
     survived: list[int] = field(default_factory=list)  # of which all of 1..i were accepted
+    replies: list[tuple[int, int]] = field(default_factory=list)  # tokens of prompt and reply
 
     def observe(self, event: RoundDone, longest: int) -> None:
         if not event.drafted or event.source != self.source:
@@ -76,15 +78,21 @@ class Acceptance:
 
 @dataclass(slots=True)
 class Group:
-    """One slice at one temperature: what fixed lengths would give, and what was measured."""
+    """One slice at one temperature: what fixed lengths would give, and what was measured.
+
+    Speeds are over plain decoding. ``bound`` is that of the best length once the prompt is read,
+    ``reply_bound`` that over whole replies of ``reply`` tokens in the mean, reading included.
+    """
 
     slice: str
     temperature: float
     survival: list[float]
-    speeds: dict[int, float]  # predicted speed over plain by draft length
+    speeds: dict[int, float]  # predicted, by draft length
     best: int
     bound: float
-    window: float | None = None  # measured speed of the adaptive window over plain
+    reply: float
+    reply_bound: float
+    window: float | None = None  # measured, of the adaptive window
 
     def to_dict(self) -> dict[str, Any]:
         data = dataclasses.asdict(self)
@@ -164,8 +172,10 @@ def acceptance(
             for event in engine.generate(prompt.content, params):
                 if isinstance(event, RoundDone):
                     tally.observe(event, longest)
-                elif isinstance(event, Finished) and progress is not None:
-                    progress(f"{prompt.slice}, temperature {temperature:g}")
+                elif isinstance(event, Finished):
+                    tally.replies.append((event.prompt_n, len(event.token_ids)))
+                    if progress is not None:
+                        progress(f"{prompt.slice}, temperature {temperature:g}")
     return list(found.values())
 
 
@@ -178,7 +188,19 @@ def predict(tally: Acceptance, costs: PassCosts) -> Group:
     late = min(max(costs.draft.get(2, step) - step, 0.0), step) if step else 0.0
     speeds = {plan.length: plan.speed for plan in plans(survival, step, v, late)}
     best = best_plan(survival, step, v, late)
-    return Group(tally.slice, tally.temperature, survival, speeds, best.length, best.speed)
+    written = sum(tokens for _, tokens in tally.replies)
+    reading = sum(costs.reading(tokens) for tokens, _ in tally.replies) if step else 0.0
+    plain = written * v[1]
+    return Group(
+        slice=tally.slice,
+        temperature=tally.temperature,
+        survival=survival,
+        speeds=speeds,
+        best=best.length,
+        bound=best.speed,
+        reply=written / max(len(tally.replies), 1),
+        reply_bound=max(plain / (reading + plain / best.speed), 1.0) if plain else 1.0,
+    )
 
 
 def tune(
@@ -189,13 +211,15 @@ def tune(
     per_slice: int = 3,
     max_tokens: int = 64,
     repetitions: int = 5,
-    check: bool = True,
+    checks: int = 1,
     layer_seconds: float = LAYER_SECONDS,
     progress: Progress | None = None,
 ) -> Tuning:
     """The whole measurement; a few minutes on a desktop.
 
     Args:
+        repetitions: of every timed pass.
+        checks: repetitions of the check of the window, 0 for none.
         layer_seconds: time for the search of the layers that ``--proposer self`` should keep.
     """
     chosen = pick(prompts, per_slice)
@@ -246,7 +270,7 @@ def tune(
     )
     groups = [predict(tally, costs) for tally in tallies]
     comparison = None
-    if check:
+    if checks:
         window = EngineArm("specllama", engine, GenerateParams())
 
         def tasks(some: Sequence[Prompt]) -> list[Task]:
@@ -263,7 +287,7 @@ def tune(
         comparison = compare(
             [EngineArm("plain", engine, GenerateParams(speculate=False)), window],
             tasks(chosen),
-            repetitions=1,
+            repetitions=checks,
             progress=lambda done, total, label: say("check", done / total, f"check: {label}"),
         )
         for group in groups:

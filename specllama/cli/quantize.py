@@ -68,7 +68,7 @@ def command(
     from specllama.cli.progress import Bar
     from specllama.errors import UsageError
     from specllama.models import pruned, quantize
-    from specllama.models.gguf import exact_rows
+    from specllama.models.gguf import exact_rows, exactness
 
     def prepare(prune: str | None) -> quantize.QuantizeJob:
         return quantize.prepare(
@@ -100,10 +100,8 @@ def command(
     if as_json:
         search = {} if choice is None else {"search": choice.to_dict()}
         show_json({**header.to_dict(), "exact_rows": rows, "source": str(source), **search})
-    exactness = (
-        f"bitwise exact up to {rows} rows on CPU" if rows > 1 else "near-ties possible on CPU"
-    )
-    note(f"{destination}: {size(header.file_bytes)}, {header.quantization}, {exactness}")
+    exact = f"{exactness(rows)} on CPU"
+    note(f"{destination}: {size(header.file_bytes)}, {header.quantization}, {exact}")
     if choice is None:
         note(f"next: specllama run -m {destination} “Hello”")
     elif choice.best.pays:

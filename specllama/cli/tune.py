@@ -35,6 +35,9 @@ Examples:
 @click.option("-n", "--per-slice", default=3, show_default=True, help="Prompts of every slice.")
 @click.option("--max-tokens", default=64, show_default=True, help="Tokens per reply.")
 @click.option(
+    "-r", "--repetitions", default=1, show_default=True, help="Of the check of the window."
+)
+@click.option(
     "--quick", is_flag=True, help="One prompt a slice, no check of the window, few layers tried."
 )
 @click.option("--save/--no-save", default=True, show_default=True, help="Keep the profile.")
@@ -51,6 +54,7 @@ def command(
     temperatures: tuple[float, ...],
     per_slice: int,
     max_tokens: int,
+    repetitions: int,
     quick: bool,
     save: bool,
     other_vocab: bool,
@@ -79,6 +83,8 @@ def command(
         raise UsageError("name the model once: as an argument or with -m")
     if per_slice < 1:
         raise click.BadParameter("give at least 1", param_hint="-n")
+    if repetitions < 1:
+        raise click.BadParameter("give at least 1", param_hint="-r")
     options = EngineOptions(
         n_ctx=ctx_size,
         gpu_layers=gpu_layers,
@@ -101,7 +107,7 @@ def command(
             per_slice=1 if quick else per_slice,
             max_tokens=max_tokens,
             repetitions=3 if quick else 5,
-            check=not quick,
+            checks=0 if quick else repetitions,
             layer_seconds=QUICK_SECONDS if quick else LAYER_SECONDS,
             progress=progress,
         )
@@ -143,14 +149,19 @@ def describe(result: Tuning) -> list[str]:
     if costs.draft:
         step = costs.draft_step or 0.0
         lines += ["", f"draft model: {costs.draft[1]:.2f} ms a step, {step:.3f} of a plain step"]
-    lines += ["", f"{'slice':8}{'T':>5}  accepted by position        best length  bound  window"]
+    head = "accepted by position        best length  bound  reply  its bound  window"
+    lines += ["", f"{'slice':8}{'T':>5}  {head}"]
     for group in result.groups:
         survival = " ".join(f"{s:.2f}" for s in group.survival[:5])
         window = "" if group.window is None else f"{group.window:.2f}×"
         lines.append(
             f"{group.slice:8}{group.temperature:5g}  {survival:27} {group.best:11d} "
-            f"{group.bound:5.2f}× {window:>6}"
+            f"{group.bound:5.2f}× {group.reply:6.0f} {group.reply_bound:9.2f}× {window:>7}".rstrip()
         )
+    lines += [
+        "bound: the best fixed length in a text without end; its bound: over a reply of so many",
+        "tokens, for which the draft model reads the prompt first; window: measured over such ones",
+    ]
     lines += ["", "speed over plain by draft length (predicted from the figures above)"]
     for group in result.groups:
         top = max([1.0, *group.speeds.values()])

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
+from specllama.backend.base import Outputs
 from specllama.engine import Engine
 from specllama.events import Finished, RoundDone
-from specllama.params import GenerateParams, SamplingParams
+from specllama.models.quantize import prepare, run
+from specllama.models.refs import bundled
+from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.prompts import Prompt, load_prompts
 from specllama.proof import probe_rows, prove, score_gap
 
@@ -42,12 +47,35 @@ def test_the_default_context_is_in_the_bit_exact_class(tiny: Engine) -> None:
     assert tiny.info.exactness == "bitwise up to 64 rows"
 
 
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The pair with a Q6_K output matrix, whose kernels change at 8 rows."""
+    path = tmp_path_factory.mktemp("narrow") / "q6-output.gguf"
+    whole = bundled("tiny-target")
+    run(prepare(whole, path, "q4_0", output_type="q6_k", requantize=True, threads=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECLLAMA_HOME", str(path.parent))
+        options = EngineOptions(n_ctx=1024, threads=1)
+        with Engine.load(path, bundled("tiny-draft"), options) as engine:
+            yield engine
+
+
 def test_wide_drafts_are_identical_when_cut_into_exact_passes(
-    tiny: Engine, prompts: list[Prompt]
+    narrow: Engine, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert narrow.info.exact_rows == 7
+    widths: set[int] = set()
+    forward = narrow.target.forward
+
+    def watched(tokens: Sequence[int], *, outputs: Outputs, **more: Any) -> Any:
+        if outputs == "all":
+            widths.add(len(tokens))
+        return forward(tokens, outputs=outputs, **more)
+
+    monkeypatch.setattr(narrow.target, "forward", watched)
     cases = list(
         prove(
-            tiny,
+            narrow,
             prompts[:8],
             proposers=("draft", "ngram"),
             temperatures=(0.0, 1.0),
@@ -57,6 +85,7 @@ def test_wide_drafts_are_identical_when_cut_into_exact_passes(
         )
     )
     assert [c for c in cases if not c.identical] == []
+    assert max(widths) == 7, "longer drafts went in several passes"
 
 
 def test_wide_drafts_are_identical(tiny: Engine, prompts: list[Prompt]) -> None:

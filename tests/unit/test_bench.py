@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import stat
 import sys
@@ -14,7 +15,15 @@ from xml.etree import ElementTree
 import pytest
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
-from specllama.bench.arms import EngineArm, Run, Task, make_useless, percentile, slowest_stretch
+from specllama.bench.arms import (
+    EngineArm,
+    Run,
+    Task,
+    make_useless,
+    percentile,
+    slowest_stretch,
+    what_drafting_took,
+)
 from specllama.bench.energy import EnergyMeter
 from specllama.bench.measure import PassCosts, measure_costs
 from specllama.bench.peer_server import ServerPeer, StartedServer
@@ -118,11 +127,30 @@ def test_the_slowest_stretch_is_found() -> None:
     timeline = [(n, 0.01 * n) for n in range(1, 601)]
     timeline += [(600 + n, 6 + 0.02 * n) for n in range(1, 301)]
     run = run_of("x", 0, 900, 12.0, timeline=tuple(timeline))
-    assert slowest_stretch(run, 500) == pytest.approx(500 / (2 + 6), rel=0.01)
-    assert slowest_stretch(run, 5000) is None
+    assert slowest_stretch(run.timeline, 500) == pytest.approx(500 / (2 + 6), rel=0.01)
+    assert slowest_stretch(run.timeline, 5000) is None
     base = run_of("plain", 0, 900, 8.99)
     result = Comparison("plain", [base, run])
     assert result.summary("x", "all").slowest_500 == pytest.approx(0.625, rel=0.01)
+
+
+def test_what_drafting_took_does_not_depend_on_the_machine() -> None:
+    def round_at(ms: float, *, drafted: int = 0, emitted: int = 1, draft_ms: float = 0.0) -> Any:
+        done = round_of(drafted, emitted - 1)
+        return dataclasses.replace(
+            done, verify_ms=ms, other_ms=0.0, draft_ms=draft_ms, emitted=(1,) * emitted
+        )
+
+    rounds = [round_at(10.0 if n % 2 else 30.0) for n in range(600)]
+    rounds += [round_at(50.0, drafted=3, emitted=2, draft_ms=10.0) for _ in range(10)]
+    plain_s, points = what_drafting_took(rounds)
+    assert plain_s == pytest.approx(0.02), "the mean of slow and fast passes"
+    assert points[-1] == pytest.approx((620, 600 * 0.02 + 10 * 0.06))
+    run = run_of("x", 0, 621, 1.0, plain_s=plain_s, drafting=points)
+    summary = Comparison("x", [run]).summary("x", "all")
+    assert summary.in_run == pytest.approx(620 * 0.02 / 12.6)
+    assert summary.in_run_500 == pytest.approx(500 * 0.02 / (480 * 0.02 + 10 * 0.06), rel=0.01)
+    assert what_drafting_took(rounds[-10:]) == (None, ())
 
 
 def test_a_useless_draft_is_never_right_and_the_text_the_same(engine: Engine) -> None:
@@ -248,6 +276,12 @@ def test_the_bound_follows_from_survival_and_costs() -> None:
     assert group.best == 8
     assert group.bound == pytest.approx((1 + 8 * 0.8) * 10 / (8 + 18))
     assert group.speeds[1] == pytest.approx(1.8 * 10 / (1 + 11))
+    tally.replies = [(100, 40), (28, 10)]
+    read = {1: 1.0, 64: 22.0, 128: 44.0}
+    group = predict(tally, PassCosts(100, target, read, 1.0))
+    reading = 22.0 + 22.0 * 36 / 64 + 1.0 + 21.0 * 27 / 63
+    assert group.reply == 25
+    assert group.reply_bound == pytest.approx(500 / (reading + 500 / group.bound))
     advice = advise([group], None)
     assert advice["speculate"] is True
     assert advice["temperatures"]["0"]["draft_max"] == 8
