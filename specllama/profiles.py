@@ -86,6 +86,11 @@ class Profile:
             found = self._bands[name] = Learned(self.costs)
         return found
 
+    def forgive(self) -> None:
+        """Start every credit anew, after texts that were written to measure."""
+        for learned in self._bands.values():
+            learned.forgive()
+
     def _load(self, path: Path) -> None:
         try:
             data = msgspec.json.decode(path.read_bytes())

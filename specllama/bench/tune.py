@@ -284,6 +284,7 @@ def tune(
         for done, task in enumerate(lessons):
             say("learning", done / len(lessons), "the window learns")
             window.run(task, 0)
+            forgive(engine)  # lessons are written to be learnt from, whatever they cost
         comparison = compare(
             [EngineArm("plain", engine, GenerateParams(speculate=False)), window],
             tasks(chosen),
@@ -294,6 +295,7 @@ def tune(
             group.window = comparison.summary(
                 "specllama", "", temperature=group.temperature, slice=group.slice
             ).ratio
+        forgive(engine)
     layers = own_layers(
         engine,
         prompts,
@@ -303,6 +305,12 @@ def tune(
     )
     say("layers", 1.0, "done")
     return Tuning(costs, groups, comparison, advise(groups, comparison), layers)
+
+
+def forgive(engine: Engine) -> None:
+    """Let the credits of the engine's windows start anew."""
+    if isinstance(engine.windows, Windows):
+        engine.windows.profile.forgive()
 
 
 def own_layers(

@@ -1,8 +1,9 @@
 """From what a source says about a guess to the probability that the target accepts it.
 
 One online logistic regression per source (recursive least squares on the logistic loss, with
-forgetting), four weights: bias and three features. Only tested guesses are learnt from: what lies
-behind a rejection was never judged.
+forgetting), five weights: bias, three features, and what sets the present text apart, which starts
+at zero with every text. Only tested guesses are learnt from: what lies behind a rejection was never
+judged.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any
 
 Features = tuple[float, float, float]
 
-_WEIGHTS = 4
-_SPREAD = (1.0, 0.25, 0.25, 0.25)  # prior variances of the weights
+_WEIGHTS = 5
+_SPREAD = (1.0, 0.25, 0.25, 0.25)  # prior variances of the weights that texts share
+# Variance of the log odds from text to text. Where a copy fails its own match says so before.
+_APART = {"draft": 0.5, "copy": 0.0}
 _FORGET = 0.998
 _MEAN_GAIN = 0.04
 _NEW_TEXT = 5.0  # guesses of earlier texts that count as much as what a new text shows
@@ -23,7 +26,10 @@ _TRACE_LIMIT = 3.0
 _LONG = 64  # beyond this a longer match says nothing more
 _SURE = 4.0  # log odds of a share of 1
 _BINS = 10
-_RECENT = 24  # looks remembered
+_RECENT = 24  # looks of this text that are remembered
+_TEXTS = 8  # earlier texts whose looks are
+_OF_TEXT = 12  # the last so many of each
+_ENOUGH_LOOKS = 2  # fewer say nothing of a text
 # Looks before the first one: many of a good draft model's guesses are all but certain, the others
 # are anything.
 _PRIOR_LOOKS = (*(0.4,) * (_BINS - 1), 1.6)
@@ -80,7 +86,7 @@ def match_features(
 
 # Priors: a draft model's confidence means roughly what it says, long matches copy well, and where a
 # sentence or a line ends a quotation often does, too.
-_PRIOR = {"draft": (-0.3, 0.5, 0.5, 0.0), "copy": (-0.9, 1.4, 1.0, -1.5)}
+_PRIOR = {"draft": (-0.3, 0.5, 0.5, 0.0, 0.0), "copy": (-0.9, 1.4, 1.0, -1.5, 0.0)}
 
 
 class SourceState:
@@ -88,8 +94,10 @@ class SourceState:
 
     ``mean`` is the decayed acceptance of tested first guesses, ``mean_next`` of those behind an
     accepted one; ``weight`` and ``weight_next`` are the guesses behind them. ``recent`` are the
-    features of the latest looks: how predictions are spread over them prices a look at the next
-    guess. ``wait`` is how many rounds to leave the source alone.
+    features of the latest looks in this text, ``past`` of those in earlier ones: how predictions
+    are spread over them prices a look at the next guess. A new text may be like any of the earlier
+    ones, not like the last, so each counts alike until the new one has shown what it is. ``wait``
+    is how many rounds to leave the source alone.
     """
 
     __slots__ = (
@@ -99,6 +107,7 @@ class SourceState:
         "mean",
         "mean_next",
         "p",
+        "past",
         "patience",
         "recent",
         "theta",
@@ -110,12 +119,14 @@ class SourceState:
 
     def __init__(self, kind: str = "draft") -> None:
         self.kind = kind
-        self.theta = list(_PRIOR["copy" if kind == "copy" else "draft"])
-        self.p = [[v * (i == j) for j in range(_WEIGHTS)] for i, v in enumerate(_SPREAD)]
+        self.theta = list(_PRIOR[kind])
+        spread = (*_SPREAD, _APART[kind])
+        self.p = [[v * (i == j) for j in range(_WEIGHTS)] for i, v in enumerate(spread)]
         self.mean, self.mean_next = 0.7, 0.75
         self.weight = self.weight_next = _NEW_TEXT
         self.labels = 0
         self.recent: deque[Features] = deque(maxlen=_RECENT)
+        self.past: deque[tuple[Features, ...]] = deque(maxlen=_TEXTS)
         self._spread: list[tuple[float, float]] | None = None
         self.wait = 0
         self.patience = _PATIENCE
@@ -126,12 +137,21 @@ class SourceState:
         if self.unlooked >= _CHANCE_EVERY:
             self.unlooked = self.wait = 0
             self.patience = max(self.patience, _SECOND_CHANCE)
+        self.theta[-1] = 0.0
+        for row in self.p:
+            row[-1] = 0.0
+        self.p[-1] = [0.0] * (_WEIGHTS - 1) + [_APART[self.kind]]
+        if len(self.recent) >= _ENOUGH_LOOKS:
+            self.past.append(tuple(self.recent)[-_OF_TEXT:])
+        self.recent.clear()
+        self._spread = None
         self.weight = min(self.weight, _NEW_TEXT)
         self.weight_next = min(self.weight_next, _NEW_TEXT)
 
     def predict(self, features: Features) -> float:
         t = self.theta
-        return sigmoid(t[0] + t[1] * features[0] + t[2] * features[1] + t[3] * features[2])
+        x, y, z = features
+        return sigmoid(t[0] + t[1] * x + t[2] * y + t[3] * z + t[4])
 
     def look(self, features: Features) -> None:
         """A guess was seen (it counts from the next ``learn`` on)."""
@@ -141,22 +161,32 @@ class SourceState:
     def spread(self) -> list[tuple[float, float]]:
         """(acceptance, weight) of a look at the next guess; weights sum to 1.
 
-        Recent guesses under the present calibration, over a broad prior that fades behind them.
+        The guesses of this text under the present calibration, over those of earlier texts and a
+        broad prior, which fade behind them.
         """
         if self._spread is None:
             bins = [0.0] * _BINS
             for features in self.recent:
                 a = self.predict(features)
                 bins[min(int(a * _BINS), _BINS - 1)] += 1.0
+            before = list(_PRIOR_LOOKS)
+            if self.past:
+                share = len(self.past) / (len(self.past) + 1.0)
+                before = [(1.0 - share) * n for n in before]
+                each = share * sum(_PRIOR_LOOKS) / len(self.past)
+                for looks in self.past:
+                    for features in looks:
+                        a = self.predict(features)
+                        before[min(int(a * _BINS), _BINS - 1)] += each / len(looks)
             fade = 1.0 - len(self.recent) / (_RECENT + 1.0)
-            bins = [n + fade * prior for n, prior in zip(bins, _PRIOR_LOOKS, strict=True)]
+            bins = [n + fade * prior for n, prior in zip(bins, before, strict=True)]
             total = sum(bins)
             self._spread = [((i + 0.5) / _BINS, n / total) for i, n in enumerate(bins) if n]
         return self._spread
 
     def learn(self, features: Features, accepted: bool, depth: int = 0) -> None:
         """One tested guess, ``depth`` accepted ones before it."""
-        x = (1.0, *features)
+        x = (1.0, *features, 1.0)
         y = 1.0 if accepted else 0.0
         p = self.p
         a = self.predict(features)
@@ -217,6 +247,7 @@ class SourceState:
             "unlooked": self.unlooked,
             "wait": self.wait,
             "recent": [list(f) for f in self.recent],
+            "past": [[list(f) for f in looks] for looks in self.past],
         }
 
     @staticmethod
@@ -226,10 +257,13 @@ class SourceState:
         Raises:
             ValueError, TypeError, KeyError: the data is not such a state.
         """
-        state = SourceState(str(data["kind"]))
+        kind = str(data["kind"])
+        if kind not in _PRIOR:
+            raise ValueError("no such kind of source")
+        state = SourceState(kind)
         state.theta = _numbers(data["theta"], _WEIGHTS)
         state.p = [_numbers(row, _WEIGHTS) for row in data["p"]]
-        if len(state.p) != _WEIGHTS or any(state.p[i][i] <= 0 for i in range(_WEIGHTS)):
+        if len(state.p) != _WEIGHTS or any(state.p[i][i] <= 0 for i in range(_WEIGHTS - 1)):
             raise ValueError("not a covariance")
         mean, mean_next = _numbers([data["mean"], data["mean_next"]], 2)
         state.mean = min(max(mean, 0.0), 1.0)
@@ -238,10 +272,17 @@ class SourceState:
         state.patience = min(max(int(data.get("patience", 0)), 0), _PATIENCE)
         state.unlooked = max(int(data.get("unlooked", 0)), 0)
         state.wait = min(max(int(data.get("wait", 0)), 0), _WAIT_MOST)
-        for features in data["recent"]:
-            first, second, third = _numbers(features, 3)
-            state.recent.append((first, second, third))
+        state.recent.extend(_looks(data["recent"]))
+        state.past.extend(looks for p in data.get("past", ()) if (looks := tuple(_looks(p))))
         return state
+
+
+def _looks(data: Any) -> list[Features]:
+    looks = []
+    for features in data:
+        first, second, third = _numbers(features, 3)
+        looks.append((first, second, third))
+    return looks
 
 
 def _numbers(values: Any, n: int) -> list[float]:

@@ -102,8 +102,12 @@ class Account:
             whole = self.reserve + steps
             self.reserve = min(max(whole, 0.0), self.aside)
             steps = whole - self.reserve
-        most = CREDIT_MOST - max(self.reserve - _START_ASIDE, 0.0)
-        self.credit = min(max(self.credit + steps, CREDIT_LEAST), most)
+        self.credit = min(max(self.credit + steps, CREDIT_LEAST), self.most)
+
+    @property
+    def most(self) -> float:
+        """What ``credit`` can hold beside the present reserve."""
+        return CREDIT_MOST - max(self.reserve - _START_ASIDE, 0.0)
 
     def earn(self, steps: float) -> None:
         """What a plain step adds (or what looking for a draft in vain took from it)."""
@@ -163,6 +167,11 @@ class Learned:
         if found is None:
             found = self.accounts[method] = Account()
         return found
+
+    def forgive(self) -> None:
+        """Start every credit anew: what was lost was lost on nobody's text."""
+        for account in self.accounts.values():
+            account.credit = max(account.credit, CREDIT_FIRST)
 
     def source(self, name: str, kind: str) -> SourceState:
         state = self.sources.get(name)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
-from specllama.spec.calibrate import SourceState, draft_features
+from specllama.spec.bets import Bets
+from specllama.spec.calibrate import draft_features
 from specllama.spec.cost import CostTable, ceiling
 from specllama.spec.learned import Blind, Learned
 from specllama.spec.offers import Copy, Offer, compare, weigh
@@ -87,12 +88,14 @@ class FixedWindow:
 
 _EPS = 0.01  # plain steps earn this share of a step of credit
 _LOOKING = 0.005  # and looking for copies in vain may cost so much of one, or nobody would recover
-_STAKE = 0.75  # share of the credit that one round may risk: bad luck shrinks the stakes
+_COPY_STAKE = 0.75  # share of the purse that a copy may risk: bad luck shrinks the stakes
 _RATE_DECAY = 0.985  # memory of the running throughput, per round
+_PLAIN = 12.0
 _OUTLIER = 2.0  # a round is charged at most this multiple of what it should have cost
 _OUTLIER_NEW = 4.0  # where no such pass was timed before
+_LEAST_PURSE = 0.1  # plain steps
 _LOOK_AHEAD = 8
-_NEGLIGIBLE = 0.02  # survival below which looking further ahead is pointless
+_SAVED = 0.9  # share of the most that a credit can hold which is worth waiting for
 _PROBE_STEPS = 0.8  # reading a probe may cost, in steps of the target
 _PROBE_MOST = 2.0  # or this, where a draft model reads so slowly
 _READ_LEAST = 16  # a draft model that has read less than this of a text cannot guess
@@ -102,6 +105,7 @@ _READ_FIRST = 24  # tokens read to find out what reading costs
 _HOPE = 0.4
 _HOPE_READING = 0.2
 _AMORTISE = 32  # rounds over which reading a backlog has to pay
+_A_ROUND = 3.0  # tokens of such a round
 _RESERVE = 1.5  # steps of credit that reading a backlog must leave
 _KNOWN = 12  # judged guesses after which a source is known
 _SHORT = 0.02  # share of a reply's time that reading it anew may cost a source that did not pay
@@ -164,6 +168,7 @@ class AdaptiveWindow:
         self._clock = clock
         self._on_finish = on_finish
         self._emitted = 0
+        self._pace = 0.0, 0.0
         self._left = math.inf if tokens is None else float(tokens)
         self._prefill_row: float | None = None
         self._account = learned.account("")
@@ -179,7 +184,6 @@ class AdaptiveWindow:
         self._limit = self._copy_limit = 0
         self._n = 0
         self._looked = False  # whether proposers were asked
-        self._survival = 1.0
         self._expected = 1.0
         self._read = 0
         self._steps = 0
@@ -257,11 +261,21 @@ class AdaptiveWindow:
         account = self._account
         self._stake = self._risk(account.credit * one)
         self._purse = account.reserve + max(account.credit, 0.0)
-        self._copy_stake = self._risk(self._purse * one)
+        self._copy_stake = self._risk(self._purse * one, _COPY_STAKE)
         rate = account.tokens / account.ms if account.ms > 0 else 0.0
-        self._rate = max(rate, 1.0 / one)
+        self._usual_rate = max(rate, 1.0 / one)
+        tokens, ms = self._pace
+        self._rate = max((tokens + _PLAIN) / (ms + _PLAIN * one), 1.0 / one)
         self._limit = self._affordable(limit, self._stake)
         self._copy_limit = self._affordable(limit, self._copy_stake)
+        self._bets = Bets(
+            self._v,
+            self._step,
+            self._rate,
+            purse=max(account.credit, _LEAST_PURSE),
+            stake=self._stake,
+            most=limit,
+        )
         limit = max(self._limit, self._copy_limit)
         if limit == 0:
             return Plan(0, _BEHIND)
@@ -283,10 +297,10 @@ class AdaptiveWindow:
             explain=self.explain,
         )
 
-    def _risk(self, credit: float) -> float:
+    def _risk(self, credit: float, share: float = 1.0) -> float:
         """Milliseconds that a round may lose of such a credit."""
         # one guess is always worth its price; a longer draft risks a share of the credit only
-        return max(_STAKE * credit, min(credit, self._v[2] - self._one + self._step))
+        return max(share * credit, min(credit, self._v[2] - self._one + self._step))
 
     def _affordable(self, longest: int, stake: float) -> int:
         """The most tokens whose pass risks no more than ``stake``."""
@@ -328,9 +342,10 @@ class AdaptiveWindow:
             self._why = _BEHIND
             return 0
         if self._sent:  # a copy goes already: a branch beside it pays where its first guess fails
-            self._survival = 1.0 - self._sent.state.predict(self._sent.features[0])
-        value = self._look(state, self._n, self._survival)
+            self._bets.reached = [1.0 - self._sent.state.predict(self._sent.features[0])]
+        self._bets.taken = self._n
         price = self._price(lag)
+        value, need = self._bets.promise(state, price)
         earning = self._rate * self._one > _EARNING  # without this source, or it would pay
         budget = self._stake - least
         if value <= price and self._n:
@@ -358,6 +373,13 @@ class AdaptiveWindow:
                 if earning and not self._account.aside:
                     keep = max(keep, self._v[self._limit + 1] - self._one)
                 budget = min(budget, credit_ms - keep)
+        elif first + need > credit_ms:
+            # drafts too short to pay would waste what there is
+            if first + need <= _SAVED * self._account.most * self._one:
+                steps = (first + need) / self._one
+                self._why = f"saving up: reading and drafting may cost {steps:.1f} steps"
+                return 0
+            budget = min(budget, credit_ms - need)
         read = self._readable(lag, budget)
         if read == 0:
             self._why = f"reading {lag} tokens into the draft model is too dear now"
@@ -410,15 +432,16 @@ class AdaptiveWindow:
         a = offer.state.predict(features)
         offer.state.look(features)
         n = self._n
+        self._bets.spent = self._spent
         fits = self._fits(n + 1)
         forced = self._probing and n == 0 and (not self._peek or token is None)
-        if fits and (forced or self._gain(offer.state, n, self._survival, a) > 0.0):
+        if fits and (forced or self._bets.gain(offer.state, a) > 0.0):
             offer.tokens.append(token)
             offer.features.append(features)
             offer.used += 1
             self._n += 1
-            self._survival *= a
-            self._expected += self._survival
+            self._bets.send(a)
+            self._expected += self._bets.survival
             return True
         if token is not None:  # what the target emits here will judge it all the same
             offer.tokens.append(token)
@@ -427,7 +450,7 @@ class AdaptiveWindow:
             self._why = (
                 "probing"
                 if self._probing
-                else f"unsure: {a:.0%} likely, {self._needed(offer.state):.0%} needed"
+                else f"unsure: {a:.0%} likely, {self._bets.needed(offer.state):.0%} needed"
             )
         return False
 
@@ -440,7 +463,8 @@ class AdaptiveWindow:
             return False
         if not self._fits(n + 1, self._step):
             return False
-        if self._look(offer.state, n, self._survival) <= self._rate * self._step:
+        self._bets.spent = self._spent + self._step
+        if self._bets.look(offer.state) <= self._rate * self._step:
             return False
         self._since = self._clock()
         self._due += self._step
@@ -455,7 +479,8 @@ class AdaptiveWindow:
         target = self._learned.costs.target
         blind = self._account.blind
         stake = self._stake
-        if blind.rounds < _BLIND_ROUNDS or blind.accepted / self._rate < blind.excess * self._one:
+        gain = blind.accepted / self._usual_rate
+        if blind.rounds < _BLIND_ROUNDS or gain < blind.excess * self._one:
             stake = min(stake, _BLIND_STAKE * self._one)
         fits = 1
         for n in range(2, most + 1):
@@ -472,6 +497,7 @@ class AdaptiveWindow:
         if likely <= self._rate * (self._v[n + 2] - self._v[n + 1]):
             return False
         self._n += 1
+        self._bets.taken += 1
         self._expected += likely
         return True
 
@@ -479,7 +505,7 @@ class AdaptiveWindow:
         first = not self._copies  # otherwise the paying source had its turn
         if first:
             self._copies = [self._weigh(guess) for guess in guesses]
-            compare(self._copies, self._v, self._rate, self._purse)
+            compare(self._copies, self._v, self._usual_rate, self._purse)
         which = max(range(len(guesses)), key=lambda i: self._copies[i].gain)
         best = self._copies[which]
         length = best.length
@@ -507,9 +533,9 @@ class AdaptiveWindow:
 
     def _price(self, lag: int) -> float:
         """Tokens that the time of a look at the paying source's next guess is worth."""
-        first = self._steps_cost.ms(lag)
-        rounds = min(_AMORTISE, max(self._horizon() / 2.0, 1.0))
-        return self._rate * (self._step + (first - self._step) / rounds)
+        rounds = min(_AMORTISE, max(self._horizon() / _A_ROUND, 1.0))
+        reading = self._bets.dear(max(self._steps_cost.ms(lag) - self._step, 0.0))
+        return self._rate * (self._step + reading / rounds)
 
     def _horizon(self) -> float:
         """Tokens still to be written: what is left of a usual reply; a long one goes on."""
@@ -521,48 +547,7 @@ class AdaptiveWindow:
         state = self._learned.sources.get(self._learned.paying)
         if state is None:
             return 0.0
-        return self._look(state, 0, 1.0) - self._price(max(self._lag, 1))
-
-    # -- the arithmetic of a decision --
-
-    def _lines(self, state: SourceState, n: int, survival: float) -> list[tuple[float, float]]:
-        """For m = n+1, n+2, ...: (slope, price) of the gain ``slope * a - price`` of drafting m.
-
-        ``a`` is the acceptance of the next guess, those behind it count with the mean; the step
-        that reveals the next guess is paid already.
-        """
-        v, rate, step, mean = self._v, self._rate, self._step, state.mean_next
-        reach, power, lines = 0.0, 1.0, []
-        base = v[n + 1]
-        for m in range(n + 1, min(self._limit, n + _LOOK_AHEAD) + 1):
-            reach += power
-            lines.append((survival * reach, rate * ((m - n - 1) * step + v[m + 1] - base)))
-            power *= mean
-            if survival * power < _NEGLIGIBLE:
-                break
-        return lines
-
-    def _gain(self, state: SourceState, n: int, survival: float, a: float) -> float:
-        """Best expected gain, in tokens, of sending the next guess (and perhaps more)."""
-        lines = self._lines(state, n, survival)
-        return max((slope * a - price for slope, price in lines), default=-1.0)
-
-    def _needed(self, state: SourceState) -> float:
-        lines = self._lines(state, 0, 1.0)
-        return min((price / slope for slope, price in lines), default=1.0)
-
-    def _look(self, state: SourceState, n: int, survival: float) -> float:
-        """Expected gain of seeing the next guess and then deciding, its own step not deducted."""
-        lines = self._lines(state, n, survival)
-        total = 0.0
-        for a, weight in state.spread():
-            best = 0.0
-            for slope, price in lines:
-                gain = slope * a - price
-                if gain > best:
-                    best = gain
-            total += weight * best
-        return total
+        return self._bets.look(state) - self._price(max(self._lag, 1))
 
     def _blind_pays(self, blind: Blind) -> bool:
         """Whether to let a proposer that never asks draft this round, as far as it likes."""
@@ -570,7 +555,7 @@ class AdaptiveWindow:
         if excess > self._stake:
             self._why = _BEHIND
             return False
-        loss = excess - blind.accepted / self._rate
+        loss = excess - blind.accepted / self._usual_rate
         if loss <= 0.0 or blind.rounds < _BLIND_ROUNDS:
             return True
         if blind.wait > 0:
@@ -623,6 +608,8 @@ class AdaptiveWindow:
         self._lag += outcome.emitted
         account.tokens = account.tokens * _RATE_DECAY + outcome.emitted
         account.ms = account.ms * _RATE_DECAY + outcome.round_ms
+        tokens, ms = self._pace
+        self._pace = tokens * _RATE_DECAY + outcome.emitted, ms * _RATE_DECAY + outcome.round_ms
         if n == 0 and self._steps == 0:
             # the pass cost what plain decoding costs, however long it took; looking for a draft did
             looked = min(outcome.draft_ms / one, 1.0) if self._looked else 0.0

@@ -218,7 +218,7 @@ def test_what_depends_on_the_drawn_token(peek: bool) -> None:
         room = w.plan(8).room
         assert room is not None
         assert room.begin("draft", 1) == 1
-        answers.add((room.include(0.55, lead, token), w._survival))
+        answers.add((room.include(0.55, lead, token), w._bets.survival))
     assert len(answers) == (2 if peek else 1)  # without a lead: as without a margin
 
 
