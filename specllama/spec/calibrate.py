@@ -17,7 +17,7 @@ Features = tuple[float, float, float]
 
 _WEIGHTS = 5
 _SPREAD = (1.0, 0.25, 0.25, 0.25)  # prior variances of the weights that texts share
-# Variance of the log odds from text to text. Where a copy fails its own match says so before.
+# Variance of the log odds from text to text; a copy's match says more than the texts before it.
 _APART = {"draft": 0.5, "copy": 0.0}
 _FORGET = 0.998
 _MEAN_GAIN = 0.04

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Protocol
 
@@ -93,8 +93,8 @@ _RATE_DECAY = 0.985  # memory of the running throughput, per round
 _PLAIN = 12.0
 _OUTLIER = 2.0  # a round is charged at most this multiple of what it should have cost
 _OUTLIER_NEW = 4.0  # where no such pass was timed before
-_LEAST_PURSE = 0.1  # plain steps
-_LOOK_AHEAD = 8
+_LEAST_PURSE = 0.1  # plain steps: a credit below is as good as none
+_LONGEST = 8  # guesses, for the can-it-gain-at-all test
 _SAVED = 0.9  # share of the most that a credit can hold which is worth waiting for
 _PROBE_STEPS = 0.8  # reading a probe may cost, in steps of the target
 _PROBE_MOST = 2.0  # or this, where a draft model reads so slowly
@@ -106,7 +106,7 @@ _HOPE = 0.4
 _HOPE_READING = 0.2
 _AMORTISE = 32  # rounds over which reading a backlog has to pay
 _A_ROUND = 3.0  # tokens of such a round
-_RESERVE = 1.5  # steps of credit that reading a backlog must leave
+_RESERVE = 1.5  # steps of credit that reading a backlog must leave at least
 _KNOWN = 12  # judged guesses after which a source is known
 _SHORT = 0.02  # share of a reply's time that reading it anew may cost a source that did not pay
 _BLIND_ROUNDS = 3  # that a proposer which never asks is given
@@ -127,13 +127,15 @@ _SURE = 4  # passes of two rows before a machine is judged
 class AdaptiveWindow:
     """Drafts as far as it pays, measured, and keeps the loss of trying within a credit.
 
-    A guess is sent when its expected tokens (calibrated acceptance times the survival of the
-    guesses before it) exceed the tokens that the same time would give at the present throughput,
-    looking ahead over the steps of the cost table. A draft step is run when an average look at its
-    result is worth its price. Every round's excess over plain decoding is paid from a credit, and
-    a round that could overdraw it is not begun, so total time stays below
-    ``(1 + 0.01) * plain + credit`` whatever the drafts are worth. When nothing pays, a source is
-    left alone for a while: looking may take 0.8 % of the time.
+    A guess is sent when that is a good bet (``Bets``): its expected tokens (calibrated acceptance
+    times the survival of the guesses before it) against the tokens that the same time would give at
+    the present throughput, looking ahead over the steps of the cost table. A draft step is run when
+    an average look at its result is worth its price, and a prompt is read into the draft model when
+    that pays over a usual reply. Every round's excess over plain decoding is paid from a credit,
+    and a round that could overdraw it is not begun, so total time stays below
+    ``(1 + 0.01) * plain + credit`` whatever the drafts are worth. Where the credit is too small for
+    drafts that pay it is saved up, not spent on shorter ones. When nothing pays, a source is left
+    alone for a while: looking may take 0.8 % of the time.
 
     Under ``match`` the output cannot depend on any of this. Under ``rejection`` and ``block`` no
     decision looks at a token that was sampled this round (``peek`` False).
@@ -168,7 +170,7 @@ class AdaptiveWindow:
         self._clock = clock
         self._on_finish = on_finish
         self._emitted = 0
-        self._pace = 0.0, 0.0
+        self._pace = 0.0, 0.0  # tokens and milliseconds of this text, decayed sums
         self._left = math.inf if tokens is None else float(tokens)
         self._prefill_row: float | None = None
         self._account = learned.account("")
@@ -260,6 +262,7 @@ class AdaptiveWindow:
         self._step = self._steps_cost.ms(1)
         account = self._account
         self._stake = self._risk(account.credit * one)
+        self._full = _SAVED * account.most * one
         self._purse = account.reserve + max(account.credit, 0.0)
         self._copy_stake = self._risk(self._purse * one, _COPY_STAKE)
         rate = account.tokens / account.ms if account.ms > 0 else 0.0
@@ -318,7 +321,7 @@ class AdaptiveWindow:
         one = costs.target.one
         if one is None or costs.target.seen(2) < _SURE:
             return ""
-        v = costs.target.upto(min(self._draft_max, _LOOK_AHEAD) + 1)
+        v = costs.target.upto(min(self._draft_max, _LONGEST) + 1)
         step = self._steps_cost.ms(1) or one * costs.draft_share
         if ceiling(_BEST_ACCEPTANCE, step, v, len(v) - 2) >= _MIN_GAIN:
             return ""
@@ -335,7 +338,8 @@ class AdaptiveWindow:
         self._lag = lag
         state = learned.source(source, "draft")
         draft = self._steps_cost
-        first = draft.ms(lag)
+        wanted = self._wanted(lag)
+        first = draft.ms(wanted)
         credit_ms = self._account.credit * self._one
         least = self._v[2] - self._one  # a first drafted token costs at least a row more
         if self._limit == 0:
@@ -344,7 +348,7 @@ class AdaptiveWindow:
         if self._sent:  # a copy goes already: a branch beside it pays where its first guess fails
             self._bets.reached = [1.0 - self._sent.state.predict(self._sent.features[0])]
         self._bets.taken = self._n
-        price = self._price(lag)
+        price = self._price(lag, self._rate)
         value, need = self._bets.promise(state, price)
         earning = self._rate * self._one > _EARNING  # without this source, or it would pay
         budget = self._stake - least
@@ -364,7 +368,7 @@ class AdaptiveWindow:
             self._probing = True
             self._stuck = self.cannot_gain()
             # the emitted text will tell what a drawn guess was worth: it need not be sent
-            least_read = min(draft.ms(min(lag, _READ_FIRST)), _PROBE_MOST * self._one)
+            least_read = min(draft.ms(min(wanted, _READ_FIRST)), _PROBE_MOST * self._one)
             cheap = max(_PROBE_STEPS * self._one, least_read)
             budget = min(self._stake if self._peek else budget, cheap)
             # what is read now must be put to use: keep enough to send a few guesses afterwards
@@ -375,12 +379,12 @@ class AdaptiveWindow:
                 budget = min(budget, credit_ms - keep)
         elif first + need > credit_ms:
             # drafts too short to pay would waste what there is
-            if first + need <= _SAVED * self._account.most * self._one:
+            if first + need <= self._full:
                 steps = (first + need) / self._one
                 self._why = f"saving up: reading and drafting may cost {steps:.1f} steps"
                 return 0
             budget = min(budget, credit_ms - need)
-        read = self._readable(lag, budget)
+        read = self._readable(wanted, budget)
         if read == 0:
             self._why = f"reading {lag} tokens into the draft model is too dear now"
             if self._probing:  # ask again later, not at every step that earns a little credit
@@ -406,16 +410,26 @@ class AdaptiveWindow:
         draft = self._steps_cost
         if draft.widest < _READ_FIRST < lag:  # what reading costs is not known yet
             return _READ_FIRST if draft.ms(_READ_FIRST) <= budget_ms else 0
-        if draft.ms(lag) <= budget_ms:
-            return lag
-        low, high = 0, lag  # ms(low) fits, ms(high) does not
+        n = self._within(lag, budget_ms)
+        return n if n == lag or n >= _READ_LEAST else 0
+
+    def _wanted(self, lag: int) -> int:
+        """How much of a backlog is worth reading: what a full credit would pay for."""
+        return max(self._within(lag, self._full - _RESERVE * self._one), min(lag, _READ_LEAST))
+
+    def _within(self, tokens: int, budget_ms: float) -> int:
+        """The most of so many tokens that are read in that time."""
+        draft = self._steps_cost
+        if draft.ms(tokens) <= budget_ms:
+            return tokens
+        low, high = 0, tokens  # ms(low) fits, ms(high) does not
         while high - low > 1:
             middle = (low + high) // 2
             if draft.ms(middle) <= budget_ms:
                 low = middle
             else:
                 high = middle
-        return low if low >= _READ_LEAST else 0
+        return low
 
     def include(self, confidence: float | None, lead: float | None, token: int | None) -> bool:
         now = self._clock()
@@ -531,11 +545,12 @@ class AdaptiveWindow:
         self._offers.append(copy.offer)
         return copy
 
-    def _price(self, lag: int) -> float:
+    def _price(self, lag: int, rate: float) -> float:
         """Tokens that the time of a look at the paying source's next guess is worth."""
         rounds = min(_AMORTISE, max(self._horizon() / _A_ROUND, 1.0))
-        reading = self._bets.dear(max(self._steps_cost.ms(lag) - self._step, 0.0))
-        return self._rate * (self._step + reading / rounds)
+        read = self._steps_cost.ms(self._wanted(lag))
+        reading = self._bets.dear(max(read - self._step, 0.0))
+        return rate * (self._step + reading / rounds)
 
     def _horizon(self) -> float:
         """Tokens still to be written: what is left of a usual reply; a long one goes on."""
@@ -547,7 +562,9 @@ class AdaptiveWindow:
         state = self._learned.sources.get(self._learned.paying)
         if state is None:
             return 0.0
-        return self._bets.look(state) - self._price(max(self._lag, 1))
+        # copies are weighed at the usual throughput, so the draft model is, too
+        bets = replace(self._bets, rate=self._usual_rate)
+        return bets.look(state) - self._price(max(self._lag, 1), self._usual_rate)
 
     def _blind_pays(self, blind: Blind) -> bool:
         """Whether to let a proposer that never asks draft this round, as far as it likes."""

@@ -12,6 +12,7 @@ from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.cli import invoke
 from specllama.engine import Engine
 from specllama.profiles import Windows, open_profile
+from specllama.spec.learned import CREDIT_FIRST
 from specllama.spec.proposers.draft_model import DraftModelProposer
 from specllama.spec.proposers.mixed import MixedProposer
 from specllama.spec.proposers.ngram import NgramProposer
@@ -96,6 +97,20 @@ def test_the_check_is_of_a_window_that_knows_the_costs(monkeypatch: pytest.Monke
     assert invoke(["tune", "--max-tokens", "8", "-n", "1", "--temperature", "0", "--no-save"]) == 0
     assert plans
     assert not any(p.reason == "measuring a plain step" for p in plans)
+
+
+def test_what_tuning_loses_is_lost_on_nobodys_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    finish = AdaptiveWindow.finish
+
+    def spend(self: AdaptiveWindow) -> None:
+        self._account.credit = 0.0
+        finish(self)
+
+    monkeypatch.setattr(AdaptiveWindow, "finish", spend)
+    assert invoke(["tune", "--max-tokens", "8", "-n", "1", "--temperature", "0"]) == 0
+    accounts = open_profile(fake_info(2048)).learned("greedy").accounts
+    assert accounts
+    assert all(account.credit == CREDIT_FIRST for account in accounts.values())
 
 
 def test_tune_says_why_the_target_cannot_draft_for_itself(

@@ -290,6 +290,57 @@ def test_confidence_never_counts_against_a_guess() -> None:
     assert state.predict(draft_features(0.99, 8.0)) >= state.predict(draft_features(0.01, 0.0))
 
 
+def test_a_new_text_may_be_like_any_of_the_earlier_ones() -> None:
+    sure, unsure = draft_features(0.99, 6.0), draft_features(0.1, 0.1)
+
+    def promise(state: SourceState) -> float:
+        return sum(a * weight for a, weight in state.spread())
+
+    state = SourceState()
+    for looks in (sure, sure, sure, unsure):
+        state.fresh()
+        for _ in range(30):
+            state.look(looks)
+    state.fresh()
+    assert promise(state) > 0.6  # the last text alone would say 0.3
+    restored = SourceState.from_dict(json.loads(json.dumps(state.to_dict())))
+    assert promise(restored) == pytest.approx(promise(state))
+    for _ in range(24):
+        state.look(unsure)
+    state.learn(unsure, False)
+    assert promise(state) < 0.4
+
+
+def test_what_sets_a_text_apart_is_forgotten_with_it() -> None:
+    guess = draft_features(0.9, 3.0)
+    state = SourceState()
+    for n in range(200):
+        if n % 10 == 0:
+            state.fresh()
+        state.learn(guess, n % 10 > 0)
+    usual = state.predict(guess)
+    state.fresh()
+    for _ in range(6):
+        state.learn(guess, False)
+    here = state.predict(guess)
+    state.fresh()
+    assert here < usual - 0.25
+    assert state.predict(guess) > (usual + here) / 2
+
+
+def test_credit_is_saved_up_for_a_draft_model_that_pays() -> None:
+    """Too little for a draft of the right length is not spent on shorter ones, which lose."""
+    verify = [0.0, 1.0, 1.8, 2.55, 2.4, 3.25, 3.9, 4.8, 4.75, *(5.4 + 0.3 * n for n in range(9))]
+    learned = Learned(Costs())
+    play(steady(1500, 0.97), verify, 0.17, learned=learned)
+    learned.account("").credit = 2.0
+    trace = steady(1500, 0.97, seed=2)
+    result = play(trace, verify, 0.17, learned=learned, prompt=40)
+    assert any("saving up" in reason for reason in result.reasons)
+    assert result.speed > 1.1
+    assert learned.account("").credit > 4.0
+
+
 def test_longer_matches_copy_better_by_default() -> None:
     state = SourceState("copy")
     odds = [state.predict(match_features(n, 0)) for n in (1, 2, 4, 8, 32)]
