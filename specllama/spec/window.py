@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Protocol
 
 from specllama.spec.bets import Bets
-from specllama.spec.calibrate import draft_features
+from specllama.spec.calibrate import SourceState, draft_features
 from specllama.spec.cost import CostTable, ceiling
 from specllama.spec.learned import Blind, Learned
 from specllama.spec.offers import Copy, Offer, compare, weigh
@@ -341,7 +341,6 @@ class AdaptiveWindow:
         wanted = self._wanted(lag)
         first = draft.ms(wanted)
         credit_ms = self._account.credit * self._one
-        least = self._v[2] - self._one  # a first drafted token costs at least a row more
         if self._limit == 0:
             self._why = _BEHIND
             return 0
@@ -350,33 +349,14 @@ class AdaptiveWindow:
         self._bets.taken = self._n
         price = self._price(lag, self._rate)
         value, need = self._bets.promise(state, price)
-        earning = self._rate * self._one > _EARNING  # without this source, or it would pay
-        budget = self._stake - least
+        budget = self._stake - (self._v[2] - self._one)  # a first guess costs at least a row more
         if value <= price and self._n:
             return 0
         if value <= price:
-            if state.wait > 0:
-                state.wait -= 1
-                cost = self._rate * (self._step + least)
-                gives = f"{state.mean:.2f} tokens expected in the time of {cost:.2f}"
-                slow = f"draft too slow here: {gives}"
-                self._why = self._stuck or slow
+            cheap = self._probe(state, wanted)
+            if cheap is None:
                 return 0
-            if state.labels >= _KNOWN and first - self._step > _SHORT * self._horizon() * self._one:
-                self._why = "too little left to write to try the draft again"
-                return 0
-            self._probing = True
-            self._stuck = self.cannot_gain()
-            # the emitted text will tell what a drawn guess was worth: it need not be sent
-            least_read = min(draft.ms(min(wanted, _READ_FIRST)), _PROBE_MOST * self._one)
-            cheap = max(_PROBE_STEPS * self._one, least_read)
             budget = min(self._stake if self._peek else budget, cheap)
-            # what is read now must be put to use: keep enough to send a few guesses afterwards
-            if first > 2.0 * self._step:
-                keep = _RESERVE * self._one
-                if earning and not self._account.aside:
-                    keep = max(keep, self._v[self._limit + 1] - self._one)
-                budget = min(budget, credit_ms - keep)
         elif first + need > credit_ms:
             # drafts too short to pay would waste what there is
             if first + need <= self._full:
@@ -393,7 +373,7 @@ class AdaptiveWindow:
             return 0
         if self._probing:
             loss = (draft.ms(read) + (price - value) / self._rate - self._step) / self._one
-            if earning and state.patience:
+            if self._earning and state.patience:
                 state.wait = int(loss / _TRYING)  # copies do without: no hurry
             else:
                 state.rest(loss / _PROBING)
@@ -404,6 +384,37 @@ class AdaptiveWindow:
         self._read_before = draft.known(read)
         self._since = self._begun = self._clock()
         return read
+
+    @property
+    def _earning(self) -> bool:
+        """Whether drafts pay; asked of a source that does not, others do."""
+        return self._rate * self._one > _EARNING
+
+    def _probe(self, state: SourceState, wanted: int) -> float | None:
+        """Milliseconds that a look at a source that does not pay may cost; None: leave it alone."""
+        draft, one = self._steps_cost, self._one
+        first = draft.ms(wanted)
+        if state.wait > 0:
+            state.wait -= 1
+            cost = self._rate * (self._step + self._v[2] - one)
+            gives = f"{state.mean:.2f} tokens expected in the time of {cost:.2f}"
+            self._why = self._stuck or f"draft too slow here: {gives}"
+            return None
+        if state.labels >= _KNOWN and first - self._step > _SHORT * self._horizon() * one:
+            self._why = "too little left to write to try the draft again"
+            return None
+        self._probing = True
+        self._stuck = self.cannot_gain()
+        # the emitted text will tell what a drawn guess was worth: it need not be sent
+        least = min(draft.ms(min(wanted, _READ_FIRST)), _PROBE_MOST * one)
+        budget = max(_PROBE_STEPS * one, least)
+        if first <= 2.0 * self._step:
+            return budget
+        # what is read now must be put to use: keep enough to send a few guesses afterwards
+        keep = _RESERVE * one
+        if self._earning and not self._account.aside:
+            keep = max(keep, self._v[self._limit + 1] - one)
+        return min(budget, self._account.credit * one - keep)
 
     def _readable(self, lag: int, budget_ms: float) -> int:
         """How many of ``lag`` unread tokens the budget allows; 0 if too few to be of use."""
