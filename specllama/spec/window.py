@@ -107,6 +107,7 @@ _HOPE_READING = 0.2
 _AMORTISE = 32  # rounds over which reading a backlog has to pay
 _A_ROUND = 3.0  # tokens of such a round
 _RESERVE = 1.5  # steps of credit that reading a backlog must leave at least
+_ASK_AGAIN = 16  # rounds of a wait after which it is asked whether the source pays by now
 _KNOWN = 12  # judged guesses after which a source is known
 _SHORT = 0.02  # share of a reply's time that reading it anew may cost a source that did not pay
 _BLIND_ROUNDS = 3  # that a proposer which never asks is given
@@ -177,6 +178,7 @@ class AdaptiveWindow:
         self._unmeasured = 0  # rounds since the last plain step
         self._lag = 0  # tokens that the paying source has not read
         self._stuck = ""
+        self._dismissed = ""  # why the paying source is left alone, until it is looked at again
         self._v: list[float] = [0.0]
         for state in learned.sources.values():
             state.fresh()
@@ -338,12 +340,16 @@ class AdaptiveWindow:
         self._lag = lag
         state = learned.source(source, "draft")
         draft = self._steps_cost
-        wanted = self._wanted(lag)
-        first = draft.ms(wanted)
-        credit_ms = self._account.credit * self._one
         if self._limit == 0:
             self._why = _BEHIND
             return 0
+        if state.wait % _ASK_AGAIN and self._dismissed and not self._sent:
+            state.wait -= 1
+            self._why = self._dismissed
+            return 0
+        wanted = self._wanted(lag)
+        first = draft.ms(wanted)
+        credit_ms = self._account.credit * self._one
         if self._sent:  # a copy goes already: a branch beside it pays where its first guess fails
             self._bets.reached = [1.0 - self._sent.state.predict(self._sent.features[0])]
         self._bets.taken = self._n
@@ -398,7 +404,7 @@ class AdaptiveWindow:
             state.wait -= 1
             cost = self._rate * (self._step + self._v[2] - one)
             gives = f"{state.mean:.2f} tokens expected in the time of {cost:.2f}"
-            self._why = self._stuck or f"draft too slow here: {gives}"
+            self._why = self._dismissed = self._stuck or f"draft too slow here: {gives}"
             return None
         if state.labels >= _KNOWN and first - self._step > _SHORT * self._horizon() * one:
             self._why = "too little left to write to try the draft again"
@@ -448,6 +454,7 @@ class AdaptiveWindow:
         self._since = now
         self._spent = (now - self._begun) * 1e3
         self._steps += 1
+        self._dismissed = ""
         self._steps_cost.observe(self._read, ms)
         self._read = 1
         offer = self._current
