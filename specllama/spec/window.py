@@ -90,7 +90,7 @@ _EPS = 0.01  # plain steps earn this share of a step of credit
 _LOOKING = 0.005  # and looking for copies in vain may cost so much of one, or nobody would recover
 _COPY_STAKE = 0.75  # share of the purse that a copy may risk: bad luck shrinks the stakes
 _RATE_DECAY = 0.985  # memory of the running throughput, per round
-_PLAIN = 12.0
+_PLAIN = 12.0  # plain steps that a text is thought to begin with
 _OUTLIER = 2.0  # a round is charged at most this multiple of what it should have cost
 _OUTLIER_NEW = 4.0  # where no such pass was timed before
 _LEAST_PURSE = 0.1  # plain steps: a credit below is as good as none
@@ -303,8 +303,7 @@ class AdaptiveWindow:
         )
 
     def _risk(self, credit: float, share: float = 1.0) -> float:
-        """Milliseconds that a round may lose of such a credit."""
-        # one guess is always worth its price; a longer draft risks a share of the credit only
+        """Milliseconds that a round may lose of such a credit: a share of it, or one guess."""
         return max(share * credit, min(credit, self._v[2] - self._one + self._step))
 
     def _affordable(self, longest: int, stake: float) -> int:
