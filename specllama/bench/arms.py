@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -125,16 +127,9 @@ class EngineArm:
         )
         begin = perf_counter()
         finished: Finished | None = None
-        window: dict[str, int] = {}
-        timeline: list[tuple[int, float]] = []
         rounds: list[RoundDone] = []
-        tokens = 0
         for event in engine.generate(task.prompt.content, params):
             if isinstance(event, RoundDone):
-                key = str(len(event.drafted))
-                window[key] = window.get(key, 0) + 1
-                tokens += len(event.emitted)
-                timeline.append((tokens, event.t_s))
                 rounds.append(event)
                 if self._watch is not None:
                     self._watch(event)
@@ -164,8 +159,14 @@ class EngineArm:
             other_s=t.other_ms / 1e3,
             token_ids=finished.token_ids,
             text=finished.text,
-            window=window,
-            timeline=tuple(timeline),
+            window=dict(Counter(str(len(r.drafted)) for r in rounds)),
+            timeline=tuple(
+                zip(
+                    accumulate(len(r.emitted) for r in rounds),
+                    (r.t_s for r in rounds),
+                    strict=True,
+                )
+            ),
             plain_s=plain_s,
             drafting=drafting,
         )

@@ -263,10 +263,14 @@ class AdaptiveWindow:
         self._one = one
         self._step = self._steps_cost.ms(1)
         account = self._account
-        self._stake = self._risk(account.credit * one)
+        self._stake = account.credit * one
         self._full = _SAVED * account.most * one
         self._purse = account.reserve + max(account.credit, 0.0)
-        self._copy_stake = self._risk(self._purse * one, _COPY_STAKE)
+        # one guess is always worth its price; a longer copy risks a share of the purse only
+        all_of_it = self._purse * one
+        self._copy_stake = max(
+            _COPY_STAKE * all_of_it, min(all_of_it, self._v[2] - one + self._step)
+        )
         rate = account.tokens / account.ms if account.ms > 0 else 0.0
         self._usual_rate = max(rate, 1.0 / one)
         tokens, ms = self._pace
@@ -301,10 +305,6 @@ class AdaptiveWindow:
             ),
             explain=self.explain,
         )
-
-    def _risk(self, credit: float, share: float = 1.0) -> float:
-        """Milliseconds that a round may lose of such a credit: a share of it, or one guess."""
-        return max(share * credit, min(credit, self._v[2] - self._one + self._step))
 
     def _affordable(self, longest: int, stake: float) -> int:
         """The most tokens whose pass risks no more than ``stake``."""
@@ -348,27 +348,26 @@ class AdaptiveWindow:
             return 0
         wanted = self._wanted(lag)
         first = draft.ms(wanted)
-        credit_ms = self._account.credit * self._one
         if self._sent:  # a copy goes already: a branch beside it pays where its first guess fails
             self._bets.reached = [1.0 - self._sent.state.predict(self._sent.features[0])]
         self._bets.taken = self._n
-        price = self._price(lag, self._rate)
+        price = self._price(first, self._rate)
         value, need = self._bets.promise(state, price)
         budget = self._stake - (self._v[2] - self._one)  # a first guess costs at least a row more
         if value <= price and self._n:
             return 0
         if value <= price:
-            cheap = self._probe(state, wanted)
+            cheap = self._probe(state, wanted, first)
             if cheap is None:
                 return 0
             budget = min(self._stake if self._peek else budget, cheap)
-        elif first + need > credit_ms:
+        elif first + need > self._stake:
             # drafts too short to pay would waste what there is
             if first + need <= self._full:
                 steps = (first + need) / self._one
                 self._why = f"saving up: reading and drafting may cost {steps:.1f} steps"
                 return 0
-            budget = min(budget, credit_ms - need)
+            budget = min(budget, self._stake - need)
         read = self._readable(wanted, budget)
         if read == 0:
             self._why = f"reading {lag} tokens into the draft model is too dear now"
@@ -395,10 +394,12 @@ class AdaptiveWindow:
         """Whether drafts pay; asked of a source that does not, others do."""
         return self._rate * self._one > _EARNING
 
-    def _probe(self, state: SourceState, wanted: int) -> float | None:
-        """Milliseconds that a look at a source that does not pay may cost; None: leave it alone."""
-        draft, one = self._steps_cost, self._one
-        first = draft.ms(wanted)
+    def _probe(self, state: SourceState, wanted: int, first: float) -> float | None:
+        """Milliseconds that a look at a source that does not pay may cost; None: leave it alone.
+
+        ``first`` is what reading the ``wanted`` tokens costs.
+        """
+        one = self._one
         if state.wait > 0:
             state.wait -= 1
             cost = self._rate * (self._step + self._v[2] - one)
@@ -411,7 +412,7 @@ class AdaptiveWindow:
         self._probing = True
         self._stuck = self.cannot_gain()
         # the emitted text will tell what a drawn guess was worth: it need not be sent
-        least = min(draft.ms(min(wanted, _READ_FIRST)), _PROBE_MOST * one)
+        least = min(self._steps_cost.ms(min(wanted, _READ_FIRST)), _PROBE_MOST * one)
         budget = max(_PROBE_STEPS * one, least)
         if first <= 2.0 * self._step:
             return budget
@@ -419,7 +420,7 @@ class AdaptiveWindow:
         keep = _RESERVE * one
         if self._earning and not self._account.aside:
             keep = max(keep, self._v[self._limit + 1] - one)
-        return min(budget, self._account.credit * one - keep)
+        return min(budget, self._stake - keep)
 
     def _readable(self, lag: int, budget_ms: float) -> int:
         """How many of ``lag`` unread tokens the budget allows; 0 if too few to be of use."""
@@ -562,11 +563,11 @@ class AdaptiveWindow:
         self._offers.append(copy.offer)
         return copy
 
-    def _price(self, lag: int, rate: float) -> float:
-        """Tokens that the time of a look at the paying source's next guess is worth."""
+    def _price(self, first: float, rate: float) -> float:
+        """Tokens that the time of a look at the paying source's next guess is worth, ``first`` ms
+        of it for reading the backlog."""
         rounds = min(_AMORTISE, max(self._horizon() / _A_ROUND, 1.0))
-        read = self._steps_cost.ms(self._wanted(lag))
-        reading = self._bets.dear(max(read - self._step, 0.0))
+        reading = self._bets.dear(max(first - self._step, 0.0))
         return rate * (self._step + reading / rounds)
 
     def _horizon(self) -> float:
@@ -581,7 +582,8 @@ class AdaptiveWindow:
             return 0.0
         # copies are weighed at the usual throughput, so the draft model is, too
         bets = replace(self._bets, rate=self._usual_rate)
-        return bets.look(state) - self._price(max(self._lag, 1), self._usual_rate)
+        first = self._steps_cost.ms(self._wanted(max(self._lag, 1)))
+        return bets.look(state) - self._price(first, self._usual_rate)
 
     def _blind_pays(self, blind: Blind) -> bool:
         """Whether to let a proposer that never asks draft this round, as far as it likes."""

@@ -18,6 +18,7 @@ from specllama.events import Finished, Notice, RoundDone
 from specllama.interface import EngineInfo
 from specllama.params import GenerateParams, SamplingParams
 from specllama.profiles import PairKey, Profile, Windows, band, open_profile
+from specllama.spec.calibrate import draft_features
 from specllama.spec.cost import CostTable
 from specllama.spec.proposers.draft_model import DraftModelProposer
 from specllama.spec.proposers.mixed import MixedProposer
@@ -172,12 +173,15 @@ def test_the_second_run_starts_warm(home: Path) -> None:
     info = fake_info()
     profile = open_profile(info, folder)
     assert not profile.warm
+    name = band(GenerateParams(sampling=SamplingParams(temperature=0.9)))
+    # however the machine's clock goes in this run, there is something to keep
+    profile.learned(name).source("draft", "draft").learn(draft_features(0.9, 3.0), True)
     engine, _ = make(profile, longest_s=0.0005)
     ask(engine)
     again = open_profile(info, folder)
     assert again.warm
     assert again.costs.target.one == pytest.approx(profile.costs.target.one)
-    name = band(GenerateParams(sampling=SamplingParams(temperature=0.9)))
+    assert again.learned(name).sources["draft"].labels > 0
     kept, known = again.learned(name).sources, profile.learned(name).sources
     assert kept["draft"].to_dict() == known["draft"].to_dict()
     engine, _ = make(again)
