@@ -152,8 +152,8 @@ def run(
     Every arm answers every prompt in turn (interleaved), with the same tokens, limits and seeds.
     Ratios are of totals within a repetition; their median and range are shown. "same text" counts
     the replies that equal plain decoding token by token, "own time" is the share of a round that is
-    neither the target's nor the draft model's, "worst 500" the slowest 500 tokens over plain, "in
-    run" the same over the plain passes of that very run: what drafting took, not the neighbours.
+    neither the target's nor the draft model's, "worst 500" the slowest 500 tokens over plain, "500
+    in run" the same over the plain passes of that very run: what drafting took, not the neighbours.
     """
     from specllama.bench.arms import EngineArm, Task, make_useless
     from specllama.bench.energy import EnergyMeter
@@ -324,8 +324,8 @@ def _show(result: Comparison, out: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(to_json(result)))
         return
     heads = ("arm", "group", "tok/s", "ratio", "range", "p50 s", "p95 s", "TTFT", "TTFT×",
-             "accepted", "same text", "own time", "worst 500", "in run")  # fmt: skip
-    width = (18, 12, 8, 8, 12, 8, 8, 7, 7, 13, 10, 9, 10, 7)
+             "accepted", "same text", "own time", "worst 500", "500 in run")  # fmt: skip
+    width = (18, 12, 8, 8, 12, 8, 8, 7, 7, 13, 10, 9, 10, 11)
     picked = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 16)
     rows = [list(heads)]
     for summary in result.summaries():
