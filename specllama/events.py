@@ -98,7 +98,8 @@ class RoundDone(Event):
     ``cut`` is 1 when a stop inside the accepted run left the target token unused.
     ``target_token`` is None when the rule ended on an accepted stop token and never drew one.
     ``p`` and ``q`` are the target's and the draft's probability of each drafted token where they
-    were computed (None elsewhere: untested tail, point masses).
+    were computed (None elsewhere: untested tail, point masses). ``read`` are the tokens of the text
+    that a source with a cache of its own read before its first guess.
     """
 
     type: ClassVar[str] = "round_done"
@@ -127,6 +128,7 @@ class RoundDone(Event):
     other_ms: float
     near_tie: bool = False
     sources: tuple[str, ...] = ()
+    read: int = 0
 
     @property
     def is_chain(self) -> bool:

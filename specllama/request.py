@@ -270,6 +270,7 @@ class RequestRun:
             other_ms=done.other_ms,
             near_tie=wide and gap is not None and gap < NEAR_TIE,
             sources=draft.sources,
+            read=done.read,
         )
         self._stats.observe(event)
         return taken.text, event, taken.reason

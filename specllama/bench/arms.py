@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from specllama.bench.breakdown import Parts, parts_of
 from specllama.engine import Engine
 from specllama.errors import EngineError
 from specllama.events import Finished, RoundDone
@@ -20,7 +21,7 @@ from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import Prompt
 
 Timeline = tuple[tuple[int, float], ...]  # (tokens so far, seconds so far) after every round
-_ENOUGH = 16  # passes whose mean is a plain step
+ENOUGH = 16  # passes whose mean is a plain step
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Run:
     timeline: Timeline = ()
     plain_s: float | None = None  # mean of the passes that verified nothing, where there are enough
     drafting: Timeline = ()  # the timeline if each of those had taken the mean
+    parts: Parts = field(default_factory=dict)  # the time by kind of round
 
     @property
     def decoded(self) -> int:
@@ -169,6 +171,7 @@ class EngineArm:
             ),
             plain_s=plain_s,
             drafting=drafting,
+            parts=parts_of(rounds[1:]),
         )
 
     def close(self) -> None:
@@ -183,7 +186,7 @@ def what_drafting_took(rounds: Sequence[RoundDone]) -> tuple[float | None, Timel
     the passes that verified some count as they were. (None, ()) where hardly any pass was plain.
     """
     plain = [r.verify_ms + r.other_ms for r in rounds if not r.drafted]
-    if len(plain) < _ENOUGH:
+    if len(plain) < ENOUGH:
         return None, ()
     mean = sum(plain) / len(plain)
     points = [(0, 0.0)]

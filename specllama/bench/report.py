@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from specllama.bench import breakdown
 from specllama.bench.runner import Comparison, Summary
 from specllama.bench.svg import STYLE, bars
 from specllama.errors import UsageError
@@ -35,6 +36,10 @@ COLUMNS = (
     "in run, slowest 500",
     "J/token",
 )
+
+
+SPENT = "Where the time after the first token went, in plain steps"
+SPENT_COLUMNS = ("arm", "group", *breakdown.HEADS)
 
 
 def cells(s: Summary) -> list[str]:
@@ -75,6 +80,10 @@ def to_json(comparison: Comparison, *, texts: bool = False) -> dict[str, Any]:
         "provenance": comparison.provenance,
         "baseline": comparison.baseline,
         "summaries": [s.to_dict() for s in comparison.summaries()],
+        "breakdowns": [
+            {"arm": arm, "group": group, "rows": [row.to_dict() for row in rows]}
+            for arm, group, rows in comparison.breakdowns()
+        ],
         "runs": [run.to_dict(texts=texts) for run in comparison.runs],
     }
 
@@ -123,11 +132,26 @@ def provenance_lines(data: dict[str, Any]) -> list[str]:
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """The table of all summaries, then the provenance as a list."""
-    out = [_row(COLUMNS), _row("-" * 3 for _ in COLUMNS)]
-    out += [_row(cells(s)) for s in comparison.summaries()]
+    """The table of all summaries, where the time went, then the provenance as a list."""
+    out = _table(COLUMNS, (cells(s) for s in comparison.summaries()))
+    if spent := spent_rows(comparison):
+        out += ["", f"{SPENT}:", "", *_table(SPENT_COLUMNS, spent)]
     out += ["", *(f"- {line}" for line in provenance_lines(comparison.provenance)), ""]
     return "\n".join(out)
+
+
+def spent_rows(comparison: Comparison, *, slices: bool = True) -> list[list[str]]:
+    """The cells below ``SPENT_COLUMNS``; the kinds of round of one group below each other."""
+    out: list[list[str]] = []
+    for arm, group, rows in comparison.breakdowns():
+        if slices or group.startswith("T="):
+            out += [[*("" if i else arm, "" if i else group), *breakdown.cells(row)]
+                    for i, row in enumerate(rows)]  # fmt: skip
+    return out
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [_row(heads), _row("-" * 3 for _ in heads), *(_row(row) for row in rows)]
 
 
 def _row(values: Iterable[str]) -> str:
@@ -161,17 +185,21 @@ def to_html(comparison: Comparison) -> str:
             if s.acceptance_rate is not None
         ],
     )
-    head = "".join(f"<th>{escape(c)}</th>" for c in COLUMNS)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(c)}</td>" for c in cells(s)) + "</tr>" for s in summaries
-    )
+    spent = spent_rows(comparison)
     facts = "\n".join(provenance_lines(comparison.provenance))
     return page(
         "specllama bench",
-        f"{chart}{latency}{accepted}<table><tr>{head}</tr>{body}</table>"
-        "<details open><summary>How this was measured</summary>"
+        f"{chart}{latency}{accepted}{_html_table(COLUMNS, map(cells, summaries))}"
+        + (f"<h2>{SPENT}</h2>{_html_table(SPENT_COLUMNS, spent)}" if spent else "")
+        + "<details open><summary>How this was measured</summary>"
         f"<pre>{escape(facts)}</pre></details>",
     )
+
+
+def _html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(c)}</th>" for c in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
 
 
 def page(title: str, body: str) -> str:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from specllama.bench.arms import Arm, Run, Task, percentile, slowest_stretch
+from specllama.bench.arms import ENOUGH, Arm, Run, Task, percentile, slowest_stretch
+from specllama.bench.breakdown import Row, breakdown, plain_step, together
 from specllama.bench.energy import EnergyMeter
 
 Progress = Callable[[int, int, str], None]
@@ -95,17 +96,39 @@ class Comparison:
                     out.append(self.summary(arm, f"{s} T={t:g}", temperature=t, slice=s))
         return out
 
+    def breakdowns(self) -> list[tuple[str, str, list[Row]]]:
+        """(arm, group, rows) of every arm that speculates: where its time went.
+
+        A plain step is what one took in the same arm and group, or, of an arm that hardly took
+        any, what the baseline needed for a token.
+        """
+        out: list[tuple[str, str, list[Row]]] = []
+        for arm in self.arms:
+            if arm == self.baseline:
+                continue
+            for t in self.temperatures:
+                for s in (None, *self.slices):
+                    mine = self._runs(t, s, arm)
+                    parts = together(run.parts for run in mine)
+                    speed = _speed(self._runs(t, s, self.baseline))
+                    step = plain_step(parts, ENOUGH) or (1.0 / speed if speed else 0.0)
+                    if rows := breakdown(parts, step):
+                        out.append((arm, f"{s} T={t:g}" if s else f"T={t:g}", rows))
+        return out
+
+    def _runs(self, temperature: float | None, slice: str | None, arm: str) -> list[Run]:
+        return [
+            r
+            for r in self.runs
+            if r.arm == arm and temperature in (None, r.temperature) and slice in (None, r.slice)
+        ]
+
     def summary(
         self, arm: str, group: str, *, temperature: float | None = None, slice: str | None = None
     ) -> Summary:
         """One arm over the runs of a temperature and a slice (None: of all)."""
-        runs = [
-            r
-            for r in self.runs
-            if temperature in (None, r.temperature) and slice in (None, r.slice)
-        ]
-        mine = [r for r in runs if r.arm == arm]
-        base = [r for r in runs if r.arm == self.baseline]
+        mine = self._runs(temperature, slice, arm)
+        base = self._runs(temperature, slice, self.baseline)
         ratios: list[float] = []
         ttfts: list[float] = []
         for n in sorted({r.repetition for r in mine}):

@@ -119,6 +119,13 @@ def command() -> None:
     is_flag=True,
     help="Make every guess of the draft model wrong at unchanged cost: the worst case.",
 )
+@click.option(
+    "--breakdown",
+    "spent",
+    is_flag=True,
+    help="Also show where the time went: plain steps, reading into the draft model, drafts of each "
+    "source, and what each gained. Reports always have it.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Write OUT.json, OUT.md and OUT.html.")
 @click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
 def run(
@@ -140,6 +147,7 @@ def run(
     lengths: tuple[int, ...],
     peers: tuple[str, ...],
     useless_draft: bool,
+    spent: bool,
     other_vocab: bool,
     ctx_size: int | None,
     gpu_layers: str,
@@ -206,7 +214,7 @@ def run(
                 arms, tasks, repetitions=repetitions, progress=progress, meter=EnergyMeter()
             )
         result.provenance = provenance(engine.info)
-    _show(result, out, as_json)
+    _show(result, out, as_json, spent)
 
 
 @command.command("compare")
@@ -310,8 +318,16 @@ def _chosen(path: Path | None, slices: tuple[str, ...], count: int) -> list[Prom
     return prompts[:count]
 
 
-def _show(result: Comparison, out: Path | None, as_json: bool) -> None:
-    from specllama.bench.report import cells, provenance_lines, to_json, write_reports
+def _show(result: Comparison, out: Path | None, as_json: bool, spent: bool) -> None:
+    from specllama.bench.report import (
+        SPENT,
+        SPENT_COLUMNS,
+        cells,
+        provenance_lines,
+        spent_rows,
+        to_json,
+        write_reports,
+    )
     from specllama.errors import UsageError
 
     written: list[Path] = []
@@ -336,6 +352,13 @@ def _show(result: Comparison, out: Path | None, as_json: bool) -> None:
     for row in rows:
         texts = [row[i].ljust(width[i]) if i < 2 else row[i].rjust(width[i]) for i in kept]
         click.echo("".join(texts).rstrip())
+    if spent:
+        rows = [list(SPENT_COLUMNS), *spent_rows(result, slices=False)]
+        first = (width[0], 10, max(12, *(len(row[2]) + 2 for row in rows)))
+        click.echo(f"\n{SPENT}:")
+        for row in rows:
+            left = "".join(text.ljust(n) for text, n in zip(row[:3], first, strict=True))
+            click.echo((left + "".join(text.rjust(9) for text in row[3:])).rstrip())
     click.echo()
     for line in provenance_lines(result.provenance):
         click.echo(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,10 @@ _START_ASIDE = 1.0  # given on top, before copies have gained anything
 _REPLY = 128.0  # tokens of a reply, before the first one
 _REPLY_GAIN = 0.1
 _REPLY_MOST = 2048
+_LOOKS = 16  # rounds that asked before it is judged whether asking pays
+_LOOKS_GAIN = 1.0 / 64.0
+_LOOKS_WAIT = 512  # rounds at most
+LOOKS_SHARE = 0.005  # of the time, where it does not
 HEADS = (
     "eagle3",
     "medusa",
@@ -72,6 +77,47 @@ class Blind:
 
 
 @dataclass(slots=True)
+class Looking:
+    """What asking the proposers gave and cost, in target steps: running means.
+
+    ``gain`` is of all rounds that asked, over plain steps; ``vain`` the cost of those that found
+    nothing. ``wait`` is how many rounds not to ask. Where a step takes less than a millisecond,
+    asking alone can cost a tenth of it.
+    """
+
+    rounds: int = 0
+    gain: float = 0.0
+    vain: float = 0.0
+    wait: int = 0
+
+    def found(self, gain: float) -> None:
+        self.rounds += 1
+        self.gain += max(_LOOKS_GAIN, 1.0 / self.rounds) * (gain - self.gain)
+
+    def missed(self, cost: float) -> None:
+        self.found(-cost)
+        self.vain += max(_LOOKS_GAIN, 1.0 / self.rounds) * (cost - self.vain)
+        if self.rounds >= _LOOKS and self.gain < 0.0:
+            self.wait = min(int(self.vain / LOOKS_SHARE), _LOOKS_WAIT)
+
+    def to_list(self) -> list[float]:
+        return [self.rounds, self.gain, self.vain, self.wait]
+
+    @staticmethod
+    def from_list(data: Sequence[Any]) -> Looking:
+        """The inverse.
+
+        Raises:
+            ValueError, TypeError: the data is not such a list.
+        """
+        rounds, gain, vain, wait = data
+        gain, vain = float(gain), float(vain)
+        if not (math.isfinite(gain) and math.isfinite(vain)):
+            raise ValueError("not finite numbers")
+        return Looking(max(int(rounds), 0), gain, vain, min(max(int(wait), 0), _LOOKS_WAIT))
+
+
+@dataclass(slots=True)
 class Account:
     """What one method (a choice of ``--proposer``) may still lose, and how it does.
 
@@ -87,6 +133,7 @@ class Account:
     reserve: float = 0.0
     aside: float = 0.0
     blind: Blind = field(default_factory=Blind)
+    looking: Looking = field(default_factory=Looking)
     tokens: float = 0.0
     ms: float = 0.0
 
@@ -120,6 +167,7 @@ class Account:
             "credit": self.credit,
             "reserve": [self.reserve, self.aside],
             "blind": [blind.rounds, blind.accepted, blind.excess, blind.wait],
+            "looking": self.looking.to_list(),
         }
 
     @staticmethod
@@ -133,12 +181,13 @@ class Account:
         reserve, aside = float(reserve), min(max(float(aside), 0.0), CREDIT_ASIDE)
         rounds, accepted, excess, wait = data["blind"]
         accepted, excess = float(accepted), float(excess)
+        looking = Looking.from_list(data.get("looking", (0, 0.0, 0.0, 0)))
         if not all(math.isfinite(x) for x in (credit, reserve, aside, accepted, excess)):
             raise ValueError("not finite numbers")
         credit = min(max(credit, CREDIT_LEAST), CREDIT_MOST)
         reserve = min(max(reserve, 0.0), aside)
         blind = Blind(max(int(rounds), 0), accepted, excess, max(int(wait), 0))
-        return Account(credit, reserve, aside, blind)
+        return Account(credit, reserve, aside, blind, looking)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 from specllama.backend.base import Context
@@ -31,6 +31,7 @@ class Round:
     """One finished round, before stop handling. Times in milliseconds.
 
     ``tokens`` are the new tokens: the accepted drafts, then the target token if one was drawn.
+    ``read`` are those of the text that the proposer read first.
     """
 
     draft: Draft
@@ -41,6 +42,7 @@ class Round:
     draft_ms: float
     verify_ms: float
     other_ms: float
+    read: int = 0
 
 
 class TargetRows:
@@ -150,9 +152,19 @@ class SpeculativeLoop:
         room = int(min(remaining - 1, self.target.n_ctx - past - 1, self.target.max_rows - 1))
         plan = self.window.plan(room) if speculate else Plan(0, "first token")
         draft = EMPTY_DRAFT
+        read = 0
         if plan.draft_max > 0:
             offered = plan.room or Room(plan.draft_max, self.window.keep_going)
-            draft = self.proposer.propose(self.tokens, self.chain, offered)
+
+            def begin_reading(source: str, lag: int) -> int:
+                nonlocal read
+                granted = min(offered.begin(source, lag), lag)
+                read += granted
+                return granted
+
+            draft = self.proposer.propose(
+                self.tokens, self.chain, replace(offered, begin=begin_reading)
+            )
             if plan.explain is not None:
                 plan = plan.explain(draft)
         drafted = perf_counter()
@@ -194,6 +206,7 @@ class SpeculativeLoop:
             draft_ms=draft_ms,
             verify_ms=verify_ms,
             other_ms=(done - begin) * 1e3 - draft_ms - verify_ms,
+            read=read,
         )
         self.window.observe(
             Outcome(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Protocol
 
 from specllama.spec.bets import Bets
 from specllama.spec.calibrate import SourceState, draft_features
 from specllama.spec.cost import CostTable, ceiling
-from specllama.spec.learned import Blind, Learned
+from specllama.spec.learned import LOOKS_SHARE, Blind, Learned
 from specllama.spec.offers import Copy, Offer, compare, weigh
 from specllama.spec.types import Draft, Guess, Room
 
@@ -87,7 +87,6 @@ class FixedWindow:
 # -- the adaptive window ------------------------------------------------------------------------
 
 _EPS = 0.01  # plain steps earn this share of a step of credit
-_LOOKING = 0.005  # and looking for copies in vain may cost so much of one, or nobody would recover
 _COPY_STAKE = 0.75  # share of the purse that a copy may risk: bad luck shrinks the stakes
 _RATE_DECAY = 0.985  # memory of the running throughput, per round
 _PLAIN = 12.0  # plain steps that a text is thought to begin with
@@ -119,10 +118,43 @@ _EARNING = 1.03  # times the speed of plain decoding
 _BEST_ACCEPTANCE = 0.97  # what no draft model keeps up for long: for the can-it-gain-at-all test
 _MIN_GAIN = 1.02
 _BEHIND = "drafts lost time lately: plain decoding until that is made up"
+_TOO_FAST = "a step is so short that looking for a copy costs more than copies gain"
+_REST_MOST = 32  # rounds
 _MEASURING = "measuring a plain step"
 _AGAIN = 0.5  # rounds with drafts after which a plain step is measured again, doubled by each one
 _STALE = 96  # at most
 _SURE = 4  # passes of two rows before a machine is judged
+
+
+@dataclass(slots=True)
+class Rest:
+    """Plain steps that are decided on together, and what they cost: deciding takes time, too."""
+
+    left: int = 0
+    rounds: int = 0
+    tokens: int = 0
+    ms: float = 0.0
+    plan: Plan = field(default_factory=lambda: Plan(0, ""))
+
+    def begin(self, rounds: float, why: str) -> Plan:
+        """Of so many rounds, or the next one at least."""
+        self.left = int(min(max(rounds, 1.0), _REST_MOST))
+        if self.plan.reason != why:
+            self.plan = Plan(0, why)
+        return self.plan
+
+    def step(self, outcome: Outcome) -> None:
+        self.left -= 1
+        self.rounds += 1
+        self.tokens += outcome.emitted
+        self.ms += outcome.round_ms
+
+    def end(self) -> tuple[int, int, float]:
+        """(rounds, tokens, ms) since it began."""
+        took = self.rounds, self.tokens, self.ms
+        self.left = self.rounds = self.tokens = 0
+        self.ms = 0.0
+        return took
 
 
 class AdaptiveWindow:
@@ -180,6 +212,7 @@ class AdaptiveWindow:
         self._stuck = ""
         self._dismissed = ""  # why the paying source is left alone, until it is looked at again
         self._v: list[float] = [0.0]
+        self._rest = Rest()
         for state in learned.sources.values():
             state.fresh()
         self._reset()
@@ -220,6 +253,8 @@ class AdaptiveWindow:
 
     def finish(self) -> None:
         """The reply is over."""
+        if self._rest.rounds:
+            self._catch_up()
         if self._emitted:
             self._learned.ended(self._emitted)
         if self._on_finish is not None:
@@ -242,6 +277,10 @@ class AdaptiveWindow:
             self._prefill_row = None
 
     def plan(self, room: int) -> Plan:
+        if self._rest.left and room > 0:
+            return self._rest.plan
+        if self._rest.rounds:
+            self._catch_up()
         self._reset()
         if self._draft_max == 0:
             return Plan(0, "off")
@@ -250,6 +289,8 @@ class AdaptiveWindow:
         limit = min(self._draft_max, room)
         if limit < self._draft_min:
             return Plan(0, f"room for {limit}, below draft-min")
+        if wait := self._account.looking.wait:
+            return self._rest.begin(wait, _TOO_FAST)
         costs = self._learned.costs
         one = costs.target.one
         if one is None or not costs.target.known(1):
@@ -287,7 +328,8 @@ class AdaptiveWindow:
         )
         limit = max(self._limit, self._copy_limit)
         if limit == 0:
-            return Plan(0, _BEHIND)
+            short = (self._v[2] - one) / one - max(account.credit, self._purse)
+            return self._rest.begin(short / _EPS, _BEHIND)
         if account.blind.rounds and not self._blind_pays(account.blind):
             return Plan(0, self._why)
         self._looked = True
@@ -617,7 +659,39 @@ class AdaptiveWindow:
             return Plan(n, f"{self._expected:.1f} tokens expected {took}")
         return Plan(n, "drafting")
 
+    def _catch_up(self) -> None:
+        """Account for the plain steps of a rest, which all cost about the same."""
+        rounds, tokens, ms = self._rest.end()
+        account = self._account
+        self._learned.costs.target.observe(1, ms / rounds)
+        self._unmeasured = 0
+        self._count(tokens)
+        self._keep_pace(tokens, ms, rounds)
+        account.earn(_EPS * rounds)
+        account.looking.wait = max(account.looking.wait - rounds, 0)
+
+    def _count(self, tokens: int) -> None:
+        """So many tokens were written."""
+        self._left -= tokens
+        self._emitted += tokens
+        self._lag += tokens
+        if state := self._learned.sources.get(self._learned.paying):
+            state.unlooked += tokens
+
+    def _keep_pace(self, tokens: int, ms: float, rounds: int = 1) -> None:
+        """The running throughputs, after so many rounds of this total."""
+        keep = _RATE_DECAY**rounds
+        weight = (1.0 - keep) / (1.0 - _RATE_DECAY) / rounds
+        account = self._account
+        account.tokens = account.tokens * keep + weight * tokens
+        account.ms = account.ms * keep + weight * ms
+        before = self._pace
+        self._pace = before[0] * keep + weight * tokens, before[1] * keep + weight * ms
+
     def observe(self, outcome: Outcome) -> None:
+        if self._rest.left and not outcome.drafted:
+            self._rest.step(outcome)
+            return
         account = self._account
         target = self._learned.costs.target
         verify_ms = outcome.round_ms - outcome.draft_ms
@@ -637,25 +711,23 @@ class AdaptiveWindow:
             offer.judge(outcome.tokens, outcome.accepted)
         if n and not self._offers:
             self._judge_blind(account.blind, outcome, one)
-        self._left -= outcome.emitted
-        self._emitted += outcome.emitted
-        if state := self._learned.sources.get(self._learned.paying):
-            state.unlooked += outcome.emitted
-        self._lag += outcome.emitted
-        account.tokens = account.tokens * _RATE_DECAY + outcome.emitted
-        account.ms = account.ms * _RATE_DECAY + outcome.round_ms
-        tokens, ms = self._pace
-        self._pace = tokens * _RATE_DECAY + outcome.emitted, ms * _RATE_DECAY + outcome.round_ms
+        self._count(outcome.emitted)
+        self._keep_pace(outcome.emitted, outcome.round_ms)
         if n == 0 and self._steps == 0:
             # the pass cost what plain decoding costs, however long it took; looking for a draft did
-            looked = min(outcome.draft_ms / one, 1.0) if self._looked else 0.0
-            account.earn(_EPS - max(looked - _LOOKING, 0.0))
+            if self._looked:
+                looked = min(outcome.draft_ms / one, 1.0)
+                account.looking.missed(looked)
+                account.earn(_EPS - max(looked - LOOKS_SHARE, 0.0))
+            else:
+                account.earn(_EPS)
         else:
             ms = outcome.round_ms
             # what a busy machine adds is not the draft's fault
             most = _OUTLIER if known and self._read_before else _OUTLIER_NEW
             ms = min(ms, most * ((self._due or outcome.draft_ms) + expected))
             gain = (1.0 + _EPS) * outcome.emitted - ms / one
+            account.looking.found(gain)
             if self._sent:  # looking elsewhere first is not the copy's fault
                 looked = min(self._spent, ms) / one
                 account.book(-looked)

@@ -1,0 +1,152 @@
+"""Where the time of replies went, by kind of round, and what each kind gained over plain steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from specllama.events import RoundDone
+
+PLAIN = "plain"  # rounds that sent nothing; their drafting is looking in vain
+READING = "reading"  # the draft model's first look at a text: its backlog, and one guess
+ALL = "all"
+_BACKLOG = 8  # tokens; a shorter backlog is what earlier rounds left, not the text
+
+
+@dataclass(slots=True)
+class Part:
+    """Rounds of one kind: ``PLAIN``, or the source of what they sent. Seconds."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    tokens: int = 0
+    draft_s: float = 0.0
+    pass_s: float = 0.0  # the target's pass and our own share
+
+    def add(self, other: Part) -> None:
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+Parts = dict[str, Part]
+
+
+def parts_of(rounds: Iterable[RoundDone]) -> Parts:
+    """Gather rounds by kind.
+
+    Reading a text into the draft model is a part of its own, in whichever round it happened: it is
+    paid once, the rounds behind it profit.
+    """
+    parts: Parts = {}
+    for r in rounds:
+        kind = r.source if r.drafted else PLAIN
+        reads = r.read > _BACKLOG
+        mine = Part(
+            rounds=1,
+            drafted=len(r.drafted),
+            accepted=r.accepted,
+            tokens=len(r.emitted),
+            draft_s=0.0 if reads else r.draft_ms / 1e3,
+            pass_s=(r.verify_ms + r.other_ms) / 1e3,
+        )
+        parts.setdefault(kind, Part()).add(mine)
+        if reads:
+            parts.setdefault(READING, Part()).add(Part(rounds=1, draft_s=r.draft_ms / 1e3))
+    return parts
+
+
+def together(several: Iterable[Parts]) -> Parts:
+    """The sum of many runs."""
+    out: Parts = {}
+    for parts in several:
+        for kind, part in parts.items():
+            out.setdefault(kind, Part()).add(part)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A kind of round; ``drafting``, ``passes`` and ``gained`` in plain steps.
+
+    ``gained = tokens - drafting - passes``: plain decoding writes one token a step. ``share`` is
+    that of the whole time.
+    """
+
+    kind: str
+    rounds: int
+    drafted: int
+    accepted: int
+    tokens: int
+    drafting: float
+    passes: float
+    share: float
+
+    @property
+    def gained(self) -> float:
+        return self.tokens - self.drafting - self.passes
+
+    def to_dict(self) -> dict[str, object]:
+        data = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**data, "gained": self.gained}
+
+
+def breakdown(parts: Parts, plain_s: float) -> list[Row]:
+    """Rows by kind, plain steps first, the sum last; ``plain_s`` is the time of a plain step."""
+    seconds = sum(part.draft_s + part.pass_s for part in parts.values())
+    if seconds <= 0 or plain_s <= 0:
+        return []
+
+    def row(kind: str, part: Part) -> Row:
+        return Row(
+            kind,
+            part.rounds,
+            part.drafted,
+            part.accepted,
+            part.tokens,
+            part.draft_s / plain_s,
+            part.pass_s / plain_s,
+            (part.draft_s + part.pass_s) / seconds,
+        )
+
+    first = (PLAIN, READING)
+    kinds = [kind for kind in first if kind in parts]
+    kinds += sorted(kind for kind in parts if kind not in first)
+    whole = together([{ALL: part} for part in parts.values()])[ALL]
+    whole.rounds -= parts[READING].rounds if READING in parts else 0  # counted as what they sent
+    return [*(row(kind, parts[kind]) for kind in kinds), row(ALL, whole)]
+
+
+def plain_step(parts: Parts, enough: int) -> float | None:
+    """Seconds of a pass that verified nothing, None of too few to tell."""
+    plain = parts.get(PLAIN)
+    return plain.pass_s / plain.rounds if plain and plain.rounds >= enough else None
+
+
+HEADS = (
+    "rounds of",
+    "rounds",
+    "drafted",
+    "accepted",
+    "tokens",
+    "drafting",
+    "passes",
+    "gained",
+    "share",
+)
+
+
+def cells(row: Row) -> list[str]:
+    """A row of the table in words."""
+    reading = row.kind == READING
+    return [
+        row.kind,
+        str(row.rounds),
+        "" if reading else str(row.drafted),
+        "" if reading else str(row.accepted),
+        "" if reading else str(row.tokens),
+        f"{row.drafting:.1f}",
+        "" if reading else f"{row.passes:.1f}",
+        f"{row.gained:+.1f}",
+        f"{row.share:.0%}",
+    ]
