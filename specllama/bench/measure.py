@@ -41,6 +41,19 @@ class PassCosts:
         """Milliseconds in which the draft model reads so many tokens in one pass; 0 without one."""
         return _curve(self.draft, tokens)[-1] if self.draft else 0.0
 
+    def between(self, later: PassCosts) -> PassCosts:
+        """The mean with a measurement of the same passes at another moment."""
+
+        def mean(a: dict[int, float], b: dict[int, float]) -> dict[int, float]:
+            return {n: (a[n] + b[n]) / 2 for n in a}
+
+        return PassCosts(
+            self.context,
+            mean(self.target, later.target),
+            mean(self.draft, later.draft),
+            (self.prefill_row_ms + later.prefill_row_ms) / 2,
+        )
+
     def store(self, costs: Costs) -> None:
         """Make a window believe these figures."""
         costs.target.slope = min(max(self.prefill_row_ms / self.target[1], 0.01), 1.0)
@@ -88,7 +101,8 @@ def time_passes(
 ) -> dict[int, float]:
     """Median milliseconds of a pass of each size behind ``tokens``; the cache is cut back after.
 
-    Sizes take turns, and the first pass of a size (graphs, buffers) does not count.
+    Sizes take turns with the first of them, which all are compared with: neighbours in time make
+    the ratio. The first pass of a size (graphs, buffers) does not count.
     """
     past = len(tokens)
     context.rollback(0)
@@ -96,8 +110,9 @@ def time_passes(
         context.forward(tokens[i : i + 256], outputs="none")
     times: dict[int, list[float]] = {n: [] for n in sizes}
     filler = [tokens[i % past] for i in range(max(sizes))]
+    turns = [sizes[0], *(n for size in sizes[1:] for n in (size, sizes[0]))]
     for repetition in range(repetitions + 1):
-        for n in sizes:
+        for n in turns:
             for again in range(2):  # the second pass of a shape in a row reuses its graph
                 begin = perf_counter()
                 context.forward(filler[:n], outputs=outputs)

@@ -1,11 +1,11 @@
 """Measure a pair on this machine, compute what it could gain at most, and say what to do.
 
-Three parts: costs of passes, acceptance per position (a fixed window of the longest length tested,
-so that every shorter one is a prefix of it), and an interleaved check of the adaptive window
-against plain decoding. From the first two follows the bound: the best fixed length and its speed,
-in a text without end and over replies as long as the measured ones, for which the draft model has
-to read the prompt first. The check is of a window as the next run will find it: it knows the costs
-and has learnt from other prompts.
+Three parts: costs of passes (before and after the rest, as neighbours come and go), acceptance per
+position (a fixed window of the longest length tested, so that every shorter one is a prefix of it),
+and an interleaved check of the adaptive window against plain decoding. From the first two follows
+the bound: the best fixed length and its speed, in a text without end and over replies as long as
+the measured ones, for which the draft model has to read the prompt first. The check is of a window
+as the next run will find it: it knows the costs and has learnt from other prompts.
 """
 
 from __future__ import annotations
@@ -224,10 +224,11 @@ def tune(
     """
     chosen = pick(prompts, per_slice)
     spans = {
-        "costs": (0.0, 0.25),
-        "acceptance": (0.25, 0.3),
-        "learning": (0.55, 0.1),
-        "check": (0.65, 0.25),
+        "costs": (0.0, 0.15),
+        "acceptance": (0.15, 0.3),
+        "learning": (0.45, 0.1),
+        "check": (0.55, 0.25),
+        "costs again": (0.8, 0.1),
         "layers": (0.9, 0.1),
     }
 
@@ -241,15 +242,19 @@ def tune(
     for prompt in chosen:
         text += engine.encode(prompt.content)[0]
     text = text[: min(256, engine.target.n_ctx // 2)]
-    ticks = 0
 
-    def tick() -> None:
-        nonlocal ticks
-        ticks += 1
-        say("costs", ticks / (2 * (repetitions + 1)), "cost of passes")
+    def timed(part: str) -> PassCosts:
+        ticks = 0
 
-    say("costs", 0.0, "cost of passes")
-    costs = measure_costs(engine.target, draft, text, repetitions=repetitions, progress=tick)
+        def tick() -> None:
+            nonlocal ticks
+            ticks += 1
+            say(part, ticks / (2 * (repetitions + 1)), "cost of passes")
+
+        say(part, 0.0, "cost of passes")
+        return measure_costs(engine.target, draft, text, repetitions=repetitions, progress=tick)
+
+    costs = timed("costs")
     if isinstance(engine.windows, Windows):
         costs.store(engine.windows.profile.costs)
     longest = min(max(LENGTHS), engine.target.max_rows - 1)
@@ -268,7 +273,6 @@ def tune(
         longest=longest,
         progress=ran,
     )
-    groups = [predict(tally, costs) for tally in tallies]
     comparison = None
     if checks:
         window = EngineArm("specllama", engine, GenerateParams())
@@ -291,11 +295,14 @@ def tune(
             repetitions=checks,
             progress=lambda done, total, label: say("check", done / total, f"check: {label}"),
         )
+        forgive(engine)
+        costs = costs.between(timed("costs again"))  # the check lies between: so do its neighbours
+    groups = [predict(tally, costs) for tally in tallies]
+    if comparison is not None:
         for group in groups:
             group.window = comparison.summary(
                 "specllama", "", temperature=group.temperature, slice=group.slice
             ).ratio
-        forgive(engine)
     layers = own_layers(
         engine,
         prompts,

@@ -285,6 +285,15 @@ def test_costs_are_measured_and_the_caches_left_empty(engine: Engine) -> None:
     assert kept.draft.ms(1) == pytest.approx(costs.draft[1], rel=1e-6)
 
 
+def test_costs_at_two_moments_are_averaged() -> None:
+    before = PassCosts(100, {1: 10.0, 4: 24.0}, {1: 2.0}, 1.0)
+    after = PassCosts(100, {1: 14.0, 4: 30.0}, {1: 2.4}, 1.2)
+    between = before.between(after)
+    assert between.target == {1: 12.0, 4: 27.0}
+    assert between.draft == pytest.approx({1: 2.2})
+    assert between.prefill_row_ms == pytest.approx(1.1)
+
+
 def round_of(drafted: int, accepted: int, source: str = "draft") -> RoundDone:
     none = (None,) * drafted
     return RoundDone(
