@@ -19,9 +19,10 @@ import msgspec
 
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.params import GenerateParams
+from specllama.spec.adaptive import AdaptiveWindow
 from specllama.spec.cost import CostTable
 from specllama.spec.learned import Costs, Learned
-from specllama.spec.window import AdaptiveWindow, FixedWindow, Window
+from specllama.spec.window import FixedWindow, Window
 
 SCHEMA = "specllama.profile.v1"
 

@@ -24,13 +24,14 @@ from specllama.events import (
 from specllama.interface import Message
 from specllama.params import GenerateParams
 from specllama.reply import Reply
+from specllama.spec.adaptive import AdaptiveWindow
 from specllama.spec.loop import Round, SpeculativeLoop
 from specllama.spec.proposer import Advising, PromptReader, Proposer, Request
 from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.proposers.merged import MergedProposer
 from specllama.spec.proposers.mixed import MixedProposer
 from specllama.spec.verify import RandomCoins
-from specllama.spec.window import AdaptiveWindow, FixedWindow, Window
+from specllama.spec.window import FixedWindow, Window
 from specllama.stats import SpecStats
 from specllama.text import passage_ending
 

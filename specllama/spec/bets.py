@@ -21,6 +21,25 @@ _NEGLIGIBLE = 0.02  # survival below which looking further ahead is pointless
 _RUIN = 1e-3  # share of the credit that counts as none
 
 
+def logs(purse: float, cost: float, tokens: int) -> list[float]:
+    """Logarithm of what is left of the purse after 0, 1, ..., ``tokens`` accepted guesses.
+
+    All in plain steps; ``cost`` is what the round takes beyond one.
+    """
+    share = 1.0 / purse
+    left = 1.0 - cost * share
+    return [math.log(max(left + j * share, _RUIN)) for j in range(tokens + 1)]
+
+
+def growth(survival: Sequence[float], cost: float, purse: float) -> float:
+    """Mean logarithm of what a draft makes of the purse.
+
+    ``survival`` are the probabilities that guess 1, 2, ... and all before it are accepted.
+    """
+    after = logs(purse, cost, len(survival))
+    return after[0] + sum(s * (b - a) for s, (a, b) in zip(survival, pairwise(after), strict=True))
+
+
 @dataclass(slots=True)
 class Bets:
     """One round of a source that pays per guess. Times in milliseconds.
@@ -55,12 +74,6 @@ class Bets:
         """Probability that the target follows all that was sent."""
         return self.reached[-1]
 
-    def _logs(self, took: float, tokens: int) -> list[float]:
-        """Logarithm of what is left of the purse after 0, 1, ..., ``tokens`` accepted guesses."""
-        share = 1.0 / self.purse
-        left = 1.0 - self.rate * took * share
-        return [math.log(max(left + j * share, _RUIN)) for j in range(tokens + 1)]
-
     def _lines(self, mean: float) -> list[tuple[float, float]]:
         """For 1, 2, ... more guesses: (slope, price) of the gain ``slope * a - price``.
 
@@ -73,26 +86,26 @@ class Bets:
         here = reached[depth]
         missed = [1.0 - reached[0]] + [a - b for a, b in pairwise(reached)]
 
-        def early(logs: Sequence[float]) -> float:
+        def early(left: Sequence[float]) -> float:
             """Of the outcomes that are decided by what was sent."""
-            return missed[0] * logs[0] + float(sum(map(mul, missed[1:], logs)))
+            return missed[0] * left[0] + float(sum(map(mul, missed[1:], left)))
 
-        logs = self._logs(self.spent + v[rows + 1] - v[1], depth)
-        stop = early(logs) + here * logs[depth]
+        left = logs(self.purse, self.rate * (self.spent + v[rows + 1] - v[1]), depth)
+        stop = early(left) + here * left[depth]
         lines = []
         power = 1.0
         for k in range(1, min(self.most - rows, _LOOK_AHEAD) + 1):
             took = self.spent + (k - 1) * self.step + v[rows + k + 1] - v[1]
             if took > self.stake:
                 break
-            logs = self._logs(took, depth + k)
+            left = logs(self.purse, self.rate * took, depth + k)
             hit, follow = 0.0, 1.0
             for j in range(depth + 1, depth + k):
-                hit += follow * (1.0 - mean) * logs[j]
+                hit += follow * (1.0 - mean) * left[j]
                 follow *= mean
-            hit += follow * logs[depth + k]
-            price = stop - early(logs) - here * logs[depth]
-            lines.append((purse * here * (hit - logs[depth]), purse * price))
+            hit += follow * left[depth + k]
+            price = stop - early(left) - here * left[depth]
+            lines.append((purse * here * (hit - left[depth]), purse * price))
             power *= mean
             if here * power < _NEGLIGIBLE:
                 break

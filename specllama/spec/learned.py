@@ -18,6 +18,7 @@ _START_ASIDE = 1.0  # given on top, before copies have gained anything
 _REPLY = 128.0  # tokens of a reply, before the first one
 _REPLY_GAIN = 0.1
 _REPLY_MOST = 2048
+_PACE_DECAY = 0.985  # per round
 _LOOKS = 16  # rounds that asked before it is judged whether asking pays
 _LOOKS_GAIN = 1.0 / 64.0
 _LOOKS_WAIT = 512  # rounds at most
@@ -118,6 +119,26 @@ class Looking:
 
 
 @dataclass(slots=True)
+class Pace:
+    """A running throughput: decayed sums of tokens and milliseconds."""
+
+    tokens: float = 0.0
+    ms: float = 0.0
+
+    def add(self, tokens: int, ms: float, rounds: int = 1) -> None:
+        """So many rounds that were about alike took ``ms`` for ``tokens``."""
+        keep = _PACE_DECAY**rounds
+        weight = (1.0 - keep) / (1.0 - _PACE_DECAY) / rounds
+        self.tokens = self.tokens * keep + weight * tokens
+        self.ms = self.ms * keep + weight * ms
+
+    def rate(self, tokens: float = 0.0, ms: float = 0.0) -> float:
+        """Tokens a millisecond, as if these had been there as well; 0 of nothing."""
+        took = self.ms + ms
+        return (self.tokens + tokens) / took if took > 0.0 else 0.0
+
+
+@dataclass(slots=True)
 class Account:
     """What one method (a choice of ``--proposer``) may still lose, and how it does.
 
@@ -126,7 +147,6 @@ class Account:
     Of an account that copies share with a source that pays per step, ``aside`` is kept for copies:
     ``reserve`` is what they may lose before they touch ``credit``, so that looking at a draft model
     (or a disturbed measurement of it) does not stop copies that have proved themselves.
-    ``tokens`` and ``ms`` are decayed sums: the throughput.
     """
 
     credit: float = CREDIT_FIRST
@@ -134,8 +154,7 @@ class Account:
     aside: float = 0.0
     blind: Blind = field(default_factory=Blind)
     looking: Looking = field(default_factory=Looking)
-    tokens: float = 0.0
-    ms: float = 0.0
+    pace: Pace = field(default_factory=Pace)
 
     def share(self) -> None:
         """Copies and a paying source draw on this account."""

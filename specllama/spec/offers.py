@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from specllama.spec.bets import growth
 from specllama.spec.calibrate import Features, SourceState, match_features
 from specllama.spec.types import Guess
 
@@ -88,21 +88,9 @@ def compare(copies: Sequence[Copy], v: Sequence[float], rate: float, purse: floa
         best = 0.0
         for n, total in enumerate(accumulate(survival), 1):
             gain = total - rate * (v[n + 1] - v[1])
-            if gain <= 0.0:
+            if gain <= 0.0 or purse <= 0.0:
                 continue
-            growth = _growth(survival[:n], v[n + 1] / v[1], purse)
-            if growth > best:
-                best = growth
+            grows = growth(survival[:n], v[n + 1] / v[1] - 1.0, purse)
+            if grows > best:
+                best = grows
                 copy.gain, copy.length, copy.expected = gain, n, 1.0 + total
-
-
-def _growth(survival: Sequence[float], steps: float, purse: float) -> float:
-    """Expected logarithm of what a round of so many steps makes of the purse; 0 where it might
-    lose all of it."""
-    if purse <= 0.0 or purse + 1 - steps <= 0.0:
-        return 0.0
-    growth, before = 0.0, 1.0
-    for accepted, reached in enumerate((*survival, 0.0)):
-        growth += (before - reached) * math.log(1.0 + (accepted + 1 - steps) / purse)
-        before = reached
-    return growth

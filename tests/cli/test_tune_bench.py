@@ -12,11 +12,12 @@ from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.cli import invoke
 from specllama.engine import Engine
 from specllama.profiles import Windows, open_profile
+from specllama.spec.adaptive import AdaptiveWindow
 from specllama.spec.learned import CREDIT_FIRST
 from specllama.spec.proposers.draft_model import DraftModelProposer
 from specllama.spec.proposers.mixed import MixedProposer
 from specllama.spec.proposers.ngram import NgramProposer
-from specllama.spec.window import AdaptiveWindow, Plan
+from specllama.spec.window import Plan
 
 
 @pytest.fixture(autouse=True)

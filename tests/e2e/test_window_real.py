@@ -78,8 +78,8 @@ def test_logged_rounds_replay_within_the_credit(tiny: Engine, prompts: list[Prom
     import dataclasses
 
     from specllama.bench.replay import VirtualClock, replay, trace_of_rounds
+    from specllama.spec.adaptive import AdaptiveWindow
     from specllama.spec.learned import CREDIT_FIRST, Costs, Learned
-    from specllama.spec.window import AdaptiveWindow
 
     for n, prompt in enumerate(prompts):
         sampling = SamplingParams(temperature=float(n % 2))

@@ -15,6 +15,7 @@ from test_tree_drafts import Leaves, weights
 
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.params import VerifyRule
+from specllama.spec.adaptive import AdaptiveWindow
 from specllama.spec.learned import Costs, Learned
 from specllama.spec.loop import Round, SpeculativeLoop
 from specllama.spec.medusa import Guess, Head, Heads, Vector, grow, silu
@@ -24,7 +25,7 @@ from specllama.spec.sampling import SamplerChain
 from specllama.spec.tree import TreeBuilder
 from specllama.spec.types import Draft, Room
 from specllama.spec.verify import RandomCoins
-from specllama.spec.window import AdaptiveWindow, FixedWindow, Outcome
+from specllama.spec.window import FixedWindow, Outcome
 
 NONE = np.empty(0)
 

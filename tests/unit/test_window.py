@@ -11,6 +11,7 @@ import pytest
 
 from specllama.bench.replay import Replay, Spot, VirtualClock, replay
 from specllama.params import GenerateParams
+from specllama.spec.adaptive import AdaptiveWindow
 from specllama.spec.calibrate import SourceState, draft_features, match_features, sigmoid
 from specllama.spec.learned import (
     CREDIT_ASIDE,
@@ -25,7 +26,7 @@ from specllama.spec.learned import (
 )
 from specllama.spec.offers import compare, weigh
 from specllama.spec.types import Guess
-from specllama.spec.window import AdaptiveWindow, Outcome
+from specllama.spec.window import Outcome
 
 FLAT = [0.0, *(1 + 0.12 * (n - 1) for n in range(1, 18))]
 STEEP = [0.0, *(1 + 0.9 * (n - 1) for n in range(1, 18))]
@@ -429,7 +430,7 @@ def test_plain_steps_decided_together_count_like_single_ones() -> None:
     assert credit == pytest.approx(expected)
     assert learned.reply == single.reply
     mine, other = learned.account(""), single.account("")
-    assert (mine.tokens, mine.ms) == pytest.approx((other.tokens, other.ms))
+    assert (mine.pace.tokens, mine.pace.ms) == pytest.approx((other.pace.tokens, other.pace.ms))
 
 
 def test_a_copy_goes_less_far_the_less_may_be_lost() -> None:

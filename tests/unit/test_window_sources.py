@@ -22,6 +22,7 @@ from specllama.engine import Engine
 from specllama.events import Finished, PrefillProgress, RoundDone
 from specllama.params import GenerateParams, SamplingParams
 from specllama.profiles import Profile, band
+from specllama.spec.adaptive import AdaptiveWindow
 from specllama.spec.proposer import Proposer
 from specllama.spec.proposers.draft_model import DraftModelProposer
 from specllama.spec.proposers.lookahead import LookaheadProposer
@@ -29,7 +30,7 @@ from specllama.spec.proposers.mixed import MixedProposer
 from specllama.spec.proposers.ngram import NgramProposer
 from specllama.spec.proposers.suffix import SuffixProposer
 from specllama.spec.types import Row, Rows
-from specllama.spec.window import AdaptiveWindow, Window
+from specllama.spec.window import Window
 
 V = 64
 _MEASURED = (1.0, 1.82, 2.58, 2.60, 3.6, 4.3, 5.1)

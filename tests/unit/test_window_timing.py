@@ -18,6 +18,7 @@ from specllama.events import Finished, Notice, RoundDone
 from specllama.interface import EngineInfo
 from specllama.params import GenerateParams, SamplingParams
 from specllama.profiles import PairKey, Profile, Windows, band, open_profile
+from specllama.spec.adaptive import AdaptiveWindow
 from specllama.spec.calibrate import draft_features
 from specllama.spec.cost import CostTable
 from specllama.spec.proposers.draft_model import DraftModelProposer
@@ -25,7 +26,7 @@ from specllama.spec.proposers.mixed import MixedProposer
 from specllama.spec.proposers.ngram import NgramProposer
 from specllama.spec.proposers.suffix import SuffixProposer
 from specllama.spec.types import Rows
-from specllama.spec.window import AdaptiveWindow, FixedWindow
+from specllama.spec.window import FixedWindow
 
 PROMPT = "the rain in spain the rain in spain the rain"
 

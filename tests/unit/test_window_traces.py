@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specllama.bench.replay import Replay, Spot, VirtualClock, replay, trace_of_log, trace_of_rounds
+from specllama.spec.adaptive import AdaptiveWindow
 from specllama.spec.learned import CREDIT_FIRST, CREDIT_MOST, Costs, Learned
-from specllama.spec.window import AdaptiveWindow
 
 EPS = 0.01
 
