@@ -24,7 +24,7 @@ from specllama.spec.cost import CostTable
 from specllama.spec.learned import Costs, Learned
 from specllama.spec.window import FixedWindow, Window
 
-SCHEMA = "specllama.profile.v1"
+SCHEMA = "specllama.profile.v2"
 
 # Upper ends of the temperature bands; sampling noise changes what a draft's confidence is worth.
 _BANDS = ((0.0, "greedy"), (0.5, "cool"), (0.9, "warm"), (1.2, "hot"))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class Utf8Stream:
@@ -169,6 +170,7 @@ def encodable(text: str) -> str:
 _STOPS = tuple(".!?。！？…")
 
 
+@lru_cache(maxsize=1 << 14)
 def passage_ending(before: bytes, after: bytes) -> float:
     """How likely a quotation ends between two pieces of a text, from 0 to 1.
 

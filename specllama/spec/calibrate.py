@@ -77,16 +77,16 @@ def match_features(
     Args:
         match_length: tokens that agree before the first copied one.
         depth: copied tokens before this one.
-        share: how often this token, of all that followed there, came next.
+        share: how likely this token follows those before it, by what followed them in the text.
         ending: how likely a passage ends before it, see ``Request.endings``.
     """
     matched = min(max(match_length + depth, 1), _LONG)
-    return (math.log2(matched) / 2.0, (logit(share, _SURE) - _SURE) / 2.0, ending)
+    return (math.log2(matched) / 2.0, logit(share, _SURE) / 2.0, ending)
 
 
 # Priors: a draft model's confidence means roughly what it says, long matches copy well, and where a
 # sentence or a line ends a quotation often does, too.
-_PRIOR = {"draft": (-0.3, 0.5, 0.5, 0.0, 0.0), "copy": (-0.9, 1.4, 1.0, -1.5, 0.0)}
+_PRIOR = {"draft": (-0.3, 0.5, 0.5, 0.0, 0.0), "copy": (-1.0, 1.4, 0.8, -2.5, 0.0)}
 
 
 class SourceState:

@@ -10,6 +10,8 @@ from specllama.spec.bets import growth
 from specllama.spec.calibrate import Features, SourceState, match_features
 from specllama.spec.types import Guess
 
+_NEGLIGIBLE = 0.02  # survival below which a copy need not be weighed further
+
 
 @dataclass(slots=True)
 class Offer:
@@ -63,6 +65,8 @@ def weigh(guess: Guess, state: SourceState, limit: int) -> Copy:
         copy.survival.append(survival)
         copy.offer.tokens.append(token)
         copy.offer.features.append(features)
+        if survival < _NEGLIGIBLE:
+            break
     return copy
 
 
@@ -88,9 +92,10 @@ def compare(copies: Sequence[Copy], v: Sequence[float], rate: float, purse: floa
         best = 0.0
         for n, total in enumerate(accumulate(survival), 1):
             gain = total - rate * (v[n + 1] - v[1])
-            if gain <= 0.0 or purse <= 0.0:
+            cost = max(v[n + 1] / v[1] - 1.0, 0.0)
+            if gain <= 0.0 or cost >= purse:
                 continue
-            grows = growth(survival[:n], v[n + 1] / v[1] - 1.0, purse)
+            grows = growth(survival[:n], cost, purse)
             if grows > best:
                 best = grows
                 copy.gain, copy.length, copy.expected = gain, n, 1.0 + total

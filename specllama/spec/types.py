@@ -148,7 +148,8 @@ class Guess:
     """What a free source would copy, and what it knows of its worth.
 
     ``match_length`` tokens at the end of the text equal those before the copied ones.
-    ``shares[i]`` is how often, of all that followed there before, token i did; () for unknown.
+    ``shares[i]`` is how likely token i follows those before it by the text's own habits; () for
+    unknown.
     ``endings[i]`` is how likely a passage ends before token i, from 0 to 1; () for unknown.
     """
 

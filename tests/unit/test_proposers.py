@@ -367,7 +367,8 @@ def test_all_copies_are_weighed_and_the_model_is_asked_only_without_one() -> Non
     draft = proposer.propose(text, chain(text), Room(4, pick=pick))
     assert (draft.source, draft.tokens) == ("ngram", (9, 8))
     assert [(g.source, g.tokens[0]) for g in weighed[0]] == [("suffix", 4), ("ngram", 9)]
-    assert weighed[0][0].shares[0] == pytest.approx(2 / 3)
+    frequent, newest = (guess.shares[0] for guess in weighed[0])
+    assert frequent > 1.9 * newest > 0.0
     assert not context_of(drafts).passes
     answers = [(0, 0)]
     assert proposer.propose(text, chain(text), Room(4, pick=pick)).source == "draft"

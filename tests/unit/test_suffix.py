@@ -14,6 +14,7 @@ from test_tree_drafts import Leaves
 from specllama.params import VerifyRule
 from specllama.spec.loop import Round, SpeculativeLoop
 from specllama.spec.proposer import Request
+from specllama.spec.proposers.backoff import Backoff
 from specllama.spec.proposers.ngram import NgramProposer
 from specllama.spec.proposers.suffix import BREAK, PAST, SuffixAutomaton, SuffixProposer
 from specllama.spec.sampling import SamplerChain
@@ -62,6 +63,9 @@ def test_followers_come_by_frequency_then_newest_first() -> None:
     shares = [(token, share) for token, _, share in automaton.followers(walk(automaton, [1]))]
     assert [token for token, _ in shares] == [6, 7, 5]  # and no break
     assert shares[0][1] == 0.5
+    at = walk(automaton, [1])
+    assert automaton.best(at) == automaton.followers(at)[0][:2]
+    assert automaton.share(at, 6) == 0.5
     assert sum(share for _, share in shares) == pytest.approx(1.0)
 
 
@@ -138,7 +142,10 @@ def test_the_window_may_trim_a_copy() -> None:
 
         proposer = started(SuffixProposer(), 4)
         draft = proposer.propose(text, SamplerChain(FULL, tokens=text), Room(6, pick=pick))
-        assert asked == [Guess("suffix", tuple(range(15, 21)), 14, (1.0,) * 6)]
+        habits = Backoff()
+        habits.extend(text)
+        copied = tuple(range(15, 21))
+        assert asked == [Guess("suffix", copied, 14, habits.likely(copied))]
         assert draft.tokens == tuple(range(15, 15 + min(limit, 6)))
 
 

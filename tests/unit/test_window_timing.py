@@ -198,7 +198,7 @@ def test_the_second_run_starts_warm(home: Path) -> None:
         b"[]",
         b"null",
         b'{"schema": "specllama.profile.v9"}',
-        b'{"schema": "specllama.profile.v1", "pair": {}, "costs": {}, "bands": []}',
+        b'{"schema": "specllama.profile.v2", "pair": {}, "costs": {}, "bands": []}',
     ],
 )
 def test_a_damaged_profile_is_ignored_and_replaced(home: Path, damage: bytes) -> None:

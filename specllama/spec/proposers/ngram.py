@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.spec.proposer import Request
+from specllama.spec.proposers.backoff import Backoff
 from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.sampling import SamplerChain
 from specllama.spec.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Verdict
@@ -34,6 +35,7 @@ class NgramProposer:
         self._tokens: list[int] = []
         self._newest: dict[tuple[int, ...], int] = {}
         self._before: dict[tuple[int, ...], int] = {}
+        self._habits = Backoff()
         self._hits: dict[int, list[int]] = {n: [0, 0] for n in self._sizes}
         self._found_size = 0  # of this round's match
         self._last_size = 0  # and of the one that was sent
@@ -66,7 +68,8 @@ class NgramProposer:
                 copied = copied[: stop + 1]
         self._found_size = size
         endings = self._request.endings(tokens[-1], copied) if self._request else ()
-        return [Guess(self.name, tuple(copied), self._agreement(at), endings=endings)]
+        shares = self._habits.likely(copied)
+        return [Guess(self.name, tuple(copied), self._agreement(at), shares, endings)]
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
         """The first ``length`` tokens of this round's guess as a draft."""
@@ -104,7 +107,9 @@ class NgramProposer:
             self._tokens = []
             self._newest.clear()
             self._before.clear()
+            self._habits = Backoff()
             keep = 0
+        self._habits.extend(tokens[keep:])
         for token in tokens[keep:]:
             self._tokens.append(token)
             end = len(self._tokens)

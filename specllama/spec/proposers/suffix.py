@@ -19,6 +19,7 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 
 from specllama.spec.proposer import Request
+from specllama.spec.proposers.backoff import Backoff
 from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.sampling import SamplerChain
 from specllama.spec.tree import TreeBuilder
@@ -107,6 +108,21 @@ class SuffixAutomaton:
         after.sort(key=lambda item: (-self.count[item[1]], -self.newest[item[1]]))
         return [(t, s, self.count[s] / total) for t, s in after]
 
+    def share(self, state: int, token: int) -> float:
+        """How often ``token``, of all that followed, came next."""
+        after = self.next[state]
+        return self.count[after[token]] / sum(self.count[s] for t, s in after.items() if t != BREAK)
+
+    def best(self, state: int) -> tuple[int, int] | None:
+        """(token, state) of the first of the followers, None without any."""
+        count, newest = self.count, self.newest
+        found: tuple[int, int] | None = None
+        most = (0, 0)
+        for token, after in self.next[state].items():
+            if (count[after], newest[after]) > most and token != BREAK:
+                found, most = (token, after), (count[after], newest[after])
+        return found
+
     def _state(self, after: dict[int, int], length: int, count: int) -> int:
         self.next.append(after)
         self.link.append(0)
@@ -179,6 +195,7 @@ class SuffixProposer:
         self._states: dict[Guess, tuple[SuffixAutomaton, int]] = {}
         self._text: list[int] = []
         self._now = SuffixAutomaton()
+        self._habits = Backoff()
         self._before = Cursor(self._kept())
 
     def start(self, request: Request) -> None:
@@ -232,18 +249,16 @@ class SuffixProposer:
     ) -> Guess | None:
         """The most frequent way on from a state, up to the end of a turn."""
         copied: list[int] = []
-        shares: list[float] = []
         is_eog = self._request.is_eog if self._request else None
-        while len(copied) < most and (after := automaton.followers(at)):
-            token, at, share = after[0]
+        while len(copied) < most and (best := automaton.best(at)):
+            token, at = best
             copied.append(token)
-            shares.append(share)
             if is_eog is not None and is_eog(token):
                 break
         if not copied:
             return None
         endings = self._request.endings(self._text[-1], copied) if self._request else ()
-        return Guess(source, tuple(copied), length, tuple(shares), endings)
+        return Guess(source, tuple(copied), length, self._habits.likely(copied), endings)
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
         """The first ``length`` tokens of one of this round's guesses, and likely ways beside them.
@@ -286,10 +301,9 @@ class SuffixProposer:
 
         node, state, weight, score = -1, begin, 1.0, 0.0
         weights = {-1: 1.0}
-        pairs = zip(guess.tokens[:trunk], guess.shares, strict=False)
-        for depth, (token, share) in enumerate(pairs):
+        for depth, token in enumerate(guess.tokens[:trunk]):
             offer(node, depth, state, weight, but=token)
-            trust = self._trust(match + depth)
+            trust, share = self._trust(match + depth), automaton.share(state, token)
             added = tree.add(node, token, self.name, confidence=share * trust)
             assert added is not None  # a chain of at most ``most`` nodes always fits
             node, state = added, automaton.next[state][token]
@@ -338,9 +352,11 @@ class SuffixProposer:
                     past.extend(token)
             self._before.restart(tokens)
             self._now = SuffixAutomaton()
+            self._habits = Backoff()
             new = tokens
         for token in new:
             self._now.extend(token)
+        self._habits.extend(new)
         self._text = list(tokens)
 
     def _kept(self) -> SuffixAutomaton:
@@ -374,6 +390,7 @@ class SuffixProposer:
         self._text = []
         self._tested = [[0.0, 0.0] for _ in _RELIABLE]
         self._now = SuffixAutomaton()
+        self._habits = Backoff()
         self._before = Cursor(self._kept())
 
     def close(self) -> None:

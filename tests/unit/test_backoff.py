@@ -1,0 +1,53 @@
+"""What the text's own habits say about a copied token."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specllama.spec.proposers.backoff import Backoff
+
+
+def of(text: list[int]) -> Backoff:
+    habits = Backoff()
+    habits.extend(text)
+    return habits
+
+
+def test_the_estimate_is_that_of_witten_and_bell() -> None:
+    habits = of([1, 2, 3, 9, 2, 3, 8, 2, 4, 1, 2])
+    # after 2 came 3, 3, 4; after (1, 2) came 3
+    one = (2 + 2 * 0.02) / (3 + 2)
+    assert habits.likely([3]) == pytest.approx([(1 + 1 * one) / (1 + 1)])
+    other = (1 + 2 * 0.02) / (3 + 2)
+    assert habits.likely([4]) == pytest.approx([(0 + 1 * other) / (1 + 1)])
+    assert habits.likely([7])[0] == pytest.approx(0.5 * (2 * 0.02) / 5)
+
+
+def test_a_copied_token_is_judged_behind_those_before_it() -> None:
+    habits = of([1, 2, 3, 4, 5, 1, 2])
+    steps = []
+    for text in ([1, 2, 3, 4, 5, 1, 2], [1, 2, 3, 4, 5, 1, 2, 3]):
+        # what follows is judged by the text so far alone: the copy itself proves nothing
+        fresh = of([1, 2, 3, 4, 5, 1, 2])
+        steps.append(fresh.likely([3, 4]) if len(text) == 7 else fresh.likely([3, 4])[1:])
+    assert habits.likely([3, 4])[1:] == steps[1]
+
+
+def test_what_always_follows_is_safer_than_one_of_many() -> None:
+    key, colon = 1, 2
+    values = of([key, colon, 10, key, colon, 11, key, colon, 12, key, colon])
+    always = of([key, colon, 10, key, colon, 10, key, colon, 10, key, colon])
+    assert always.likely([10])[0] > 0.9
+    assert values.likely([12])[0] < 0.4
+    assert Backoff().likely([5, 6]) == (0.02, 0.02)
+
+
+@given(st.lists(st.integers(0, 5), max_size=60), st.integers(0, 60))
+def test_reading_in_parts_is_reading_at_once(text: list[int], cut: int) -> None:
+    habits = of(text[:cut])
+    habits.extend(text[cut:])
+    copied = [0, 1, 2]
+    assert habits.likely(copied) == of(text).likely(copied)
+    assert all(0.0 < p < 1.0 for p in habits.likely(copied))
