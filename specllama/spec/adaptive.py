@@ -62,6 +62,7 @@ class Rest:
     rounds: int = 0
     tokens: int = 0
     ms: float = 0.0
+    newest_ms: float = 0.0
     plan: Plan = field(default_factory=lambda: Plan(0, ""))
 
     def begin(self, rounds: float, why: str) -> Plan:
@@ -76,6 +77,7 @@ class Rest:
         self.rounds += 1
         self.tokens += outcome.emitted
         self.ms += outcome.round_ms
+        self.newest_ms = outcome.round_ms - outcome.draft_ms
 
     def end(self) -> tuple[int, int, float]:
         """(rounds, tokens, ms) since it began."""
@@ -587,9 +589,10 @@ class AdaptiveWindow:
 
     def _catch_up(self) -> None:
         """Account for the plain steps of a rest, which all cost about the same."""
+        newest_ms = self._rest.newest_ms  # one pass of them: a mean would level out what is usual
         rounds, tokens, ms = self._rest.end()
         account = self._account
-        self._learned.costs.target.observe(1, ms / rounds)
+        self._learned.costs.target.observe(1, newest_ms)
         self._unmeasured = 0
         self._count(tokens, ms, rounds)
         account.earn(_EPS * rounds)
