@@ -129,6 +129,8 @@ def command(
         click.echo(line)
     click.echo()
     click.echo(result.advice["words"])
+    if hint := result.advice.get("hint"):
+        click.echo(hint)
     if where is not None:
         click.echo(f"profile kept: {where}")
 

@@ -18,7 +18,7 @@ from specllama.spec.window import Outcome, Plan
 _EPS = 0.01  # plain steps earn this share of a step of credit
 _COPY_STAKE = 0.75  # share of the purse that a copy may risk: bad luck shrinks the stakes
 _PLAIN = 12.0  # plain steps that a text is thought to begin with
-_OUTLIER = 2.0  # a round is charged at most this multiple of what it should have cost
+_OUTLIER = 1.3  # a round is charged at most this multiple of what it should have cost
 _OUTLIER_NEW = 4.0  # where no such pass was timed before
 _LEAST_PURSE = 0.1  # plain steps: a credit below is as good as none
 _LONGEST = 8  # guesses, for the can-it-gain-at-all test
@@ -48,6 +48,7 @@ _MIN_GAIN = 1.02
 _BEHIND = "drafts lost time lately: plain decoding until that is made up"
 _TOO_FAST = "a step is so short that looking for a copy costs more than copies gain"
 _REST_MOST = 32  # rounds
+_SAMPLED = 4  # one of so many of them is timed
 _MEASURING = "measuring a plain step"
 _AGAIN = 0.5  # rounds with drafts after which a plain step is measured again, doubled by each one
 _STALE = 96  # at most
@@ -62,7 +63,6 @@ class Rest:
     rounds: int = 0
     tokens: int = 0
     ms: float = 0.0
-    newest_ms: float = 0.0
     plan: Plan = field(default_factory=lambda: Plan(0, ""))
 
     def begin(self, rounds: float, why: str) -> Plan:
@@ -77,7 +77,6 @@ class Rest:
         self.rounds += 1
         self.tokens += outcome.emitted
         self.ms += outcome.round_ms
-        self.newest_ms = outcome.round_ms - outcome.draft_ms
 
     def end(self) -> tuple[int, int, float]:
         """(rounds, tokens, ms) since it began."""
@@ -589,10 +588,8 @@ class AdaptiveWindow:
 
     def _catch_up(self) -> None:
         """Account for the plain steps of a rest, which all cost about the same."""
-        newest_ms = self._rest.newest_ms  # one pass of them: a mean would level out what is usual
         rounds, tokens, ms = self._rest.end()
         account = self._account
-        self._learned.costs.target.observe(1, newest_ms)
         self._unmeasured = 0
         self._count(tokens, ms, rounds)
         account.earn(_EPS * rounds)
@@ -609,12 +606,14 @@ class AdaptiveWindow:
             state.unlooked += tokens
 
     def observe(self, outcome: Outcome) -> None:
-        if self._rest.left and not outcome.drafted:
-            self._rest.step(outcome)
-            return
-        account = self._account
         target = self._learned.costs.target
         verify_ms = outcome.round_ms - outcome.draft_ms
+        if self._rest.left and not outcome.drafted:
+            self._rest.step(outcome)
+            if self._rest.rounds % _SAMPLED == 1:
+                target.observe(1, verify_ms)
+            return
+        account = self._account
         n = outcome.drafted
         was, known = target.one, target.known(n + 1)
         expected = target.ms(n + 1)

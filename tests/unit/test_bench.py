@@ -33,11 +33,11 @@ from specllama.bench.provenance import provenance
 from specllama.bench.report import difference, read_report, to_html, to_markdown, write_reports
 from specllama.bench.runner import Comparison, compare
 from specllama.bench.svg import bars, lines
-from specllama.bench.tune import Acceptance, advise, predict, tune
+from specllama.bench.tune import Acceptance, advise, predict, smaller_draft, tune
 from specllama.engine import Engine
 from specllama.errors import EngineError, UsageError
 from specllama.events import RoundDone
-from specllama.interface import Message
+from specllama.interface import Message, ModelInfo
 from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import Prompt
 from specllama.spec.learned import Costs
@@ -283,6 +283,31 @@ def test_costs_are_measured_and_the_caches_left_empty(engine: Engine) -> None:
     costs.store(kept)
     assert kept.target.ms(4) == pytest.approx(costs.target[4], rel=1e-6)
     assert kept.draft.ms(1) == pytest.approx(costs.draft[1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "gpu", "expected"),
+    [
+        ("Q8_0", 8.5, 0, "--requantize"),
+        ("F16", 16.0, 0, "--type q4_0 --pure"),
+        ("Q4_0", 4.6, 0, ""),
+        ("Q8_0", 8.5, 99, ""),
+    ],
+)
+def test_a_wide_draft_model_is_worth_quantizing(
+    kind: str, bits: float, gpu: int, expected: str
+) -> None:
+    info = ModelInfo(
+        path="/models/my draft.gguf", name="d", architecture="llama", quantization=kind,
+        n_params=60_000_000, file_bytes=int(60_000_000 * bits / 8), n_ctx=512, n_ctx_train=512,
+        n_vocab=64, kv_bytes=0, gpu_layers=gpu,
+    )  # fmt: skip
+    hint = smaller_draft(info)
+    assert bool(hint) == bool(expected)
+    assert expected in hint
+    assert "--requantize" in hint or kind != "Q8_0" or not hint
+    assert not hint or "'/models/my draft.gguf'" in hint
+    assert smaller_draft(None) == ""
 
 
 def test_costs_at_two_moments_are_averaged() -> None:
