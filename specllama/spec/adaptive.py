@@ -32,7 +32,7 @@ _READ_FIRST = 24  # tokens read to find out what reading costs
 _HOPE = 0.4
 _HOPE_READING = 0.2
 _AMORTISE = 32  # rounds over which reading a backlog has to pay
-_A_ROUND = 3.0  # tokens of such a round
+_COPIED_PRIOR = 12.0  # tokens that what other texts let copies write counts for
 _RESERVE = 1.5  # steps of credit that reading a backlog must leave at least
 _ASK_AGAIN = 16  # rounds of a wait after which it is asked whether the source pays by now
 _KNOWN = 12  # judged guesses after which a source is known
@@ -132,6 +132,7 @@ class AdaptiveWindow:
         self._clock = clock
         self._on_finish = on_finish
         self._emitted = 0
+        self._copied = 0  # of them in rounds that copied
         self._pace = Pace()  # of this text
         self._left = math.inf if tokens is None else float(tokens)
         self._prefill_row: float | None = None
@@ -535,9 +536,15 @@ class AdaptiveWindow:
     def _price(self, first: float, rate: float) -> float:
         """Tokens that the time of a look at the paying source's next guess is worth, ``first`` ms
         of it for reading the backlog."""
-        rounds = min(_AMORTISE, max(self._horizon() / _A_ROUND, 1.0))
+        left = self._horizon() * self._left_by_copies()
+        rounds = min(_AMORTISE, max(left / self._account.a_round, 1.0))
         reading = self._bets.dear(max(first - self._step, 0.0))
         return rate * (self._step + reading / rounds)
+
+    def _left_by_copies(self) -> float:
+        """Share of the tokens to come that copies are not expected to write."""
+        before = _COPIED_PRIOR * self._account.copied
+        return 1.0 - (before + self._copied) / (_COPIED_PRIOR + self._emitted)
 
     def _horizon(self) -> float:
         """Tokens still to be written: what is left of a usual reply; a long one goes on."""
@@ -631,6 +638,8 @@ class AdaptiveWindow:
         if n and not self._offers:
             self._judge_blind(account.blind, outcome, one)
         self._count(outcome.emitted, outcome.round_ms)
+        self._copied += outcome.emitted if self._sent else 0
+        account.wrote(outcome.emitted, n, copy=self._sent is not None)
         if n == 0 and self._steps == 0:
             # the pass cost what plain decoding costs, however long it took; looking for a draft did
             if self._looked:

@@ -19,6 +19,9 @@ _REPLY = 128.0  # tokens of a reply, before the first one
 _REPLY_GAIN = 0.1
 _REPLY_MOST = 2048
 _PACE_DECAY = 0.985  # per round
+_A_ROUND = 3.0  # tokens, before anything was drafted
+_A_ROUND_GAIN = 0.03
+_COPIED_GAIN = 1.0 / 256.0  # per token
 _LOOKS = 16  # rounds that asked before it is judged whether asking pays
 _LOOKS_GAIN = 1.0 / 64.0
 _LOOKS_WAIT = 512  # rounds at most
@@ -146,7 +149,9 @@ class Account:
     replies, so that many short ones lose no more than a long one. ``credit`` is in target steps.
     Of an account that copies share with a source that pays per step, ``aside`` is kept for copies:
     ``reserve`` is what they may lose before they touch ``credit``, so that looking at a draft model
-    (or a disturbed measurement of it) does not stop copies that have proved themselves.
+    (or a disturbed measurement of it) does not stop copies that have proved themselves. ``copied``
+    is the share of tokens that copies write, ``a_round`` the tokens of a round of another source:
+    running means that tell how many rounds reading a text into it will serve.
     """
 
     credit: float = CREDIT_FIRST
@@ -155,6 +160,14 @@ class Account:
     blind: Blind = field(default_factory=Blind)
     looking: Looking = field(default_factory=Looking)
     pace: Pace = field(default_factory=Pace)
+    copied: float = 0.0
+    a_round: float = _A_ROUND
+
+    def wrote(self, tokens: int, drafted: int, *, copy: bool) -> None:
+        """A round wrote so many tokens; ``copy``: by way of a copy."""
+        self.copied += min(_COPIED_GAIN * tokens, 1.0) * (copy - self.copied)
+        if drafted and not copy:
+            self.a_round += _A_ROUND_GAIN * (tokens - self.a_round)
 
     def share(self) -> None:
         """Copies and a paying source draw on this account."""
@@ -187,6 +200,7 @@ class Account:
             "reserve": [self.reserve, self.aside],
             "blind": [blind.rounds, blind.accepted, blind.excess, blind.wait],
             "looking": self.looking.to_list(),
+            "reading": [self.copied, self.a_round],
         }
 
     @staticmethod
@@ -203,10 +217,13 @@ class Account:
         looking = Looking.from_list(data.get("looking", (0, 0.0, 0.0, 0)))
         if not all(math.isfinite(x) for x in (credit, reserve, aside, accepted, excess)):
             raise ValueError("not finite numbers")
+        copied, a_round = map(float, data.get("reading", (0.0, _A_ROUND)))
+        if not (0.0 <= copied <= 1.0 <= a_round < math.inf):
+            raise ValueError("not a share and a length")
         credit = min(max(credit, CREDIT_LEAST), CREDIT_MOST)
         reserve = min(max(reserve, 0.0), aside)
         blind = Blind(max(int(rounds), 0), accepted, excess, max(int(wait), 0))
-        return Account(credit, reserve, aside, blind, looking)
+        return Account(credit, reserve, aside, blind, looking, copied=copied, a_round=a_round)
 
 
 @dataclass(slots=True)

@@ -177,6 +177,34 @@ def test_a_short_reply_is_not_read_anew_by_a_draft_that_did_not_pay() -> None:
     assert reply(48, known=False).steps > 0
 
 
+@pytest.mark.parametrize(("copied", "a_round", "reads"), [(0.0, 3.0, 60), (0.9, 9.0, 0)])
+def test_a_text_that_copies_will_write_is_not_read(
+    copied: float, a_round: float, reads: int
+) -> None:
+    learned = Learned(Costs())
+    for rows in range(1, 10):
+        learned.costs.target.set(rows, 20.0 * FLAT[rows])
+    for tokens in (1, 16, 64):
+        learned.costs.draft.set(tokens, 2.0 + 0.5 * tokens)
+    state = learned.source("draft", "draft")
+    for i in range(200):
+        features = draft_features(0.7 if i % 3 else 0.2, None)
+        state.look(features)
+        state.learn(features, i % 3 > 0)
+    learned.reply = 30.0
+    account = learned.account("mixed")
+    account.copied, account.a_round = copied, a_round
+    control = window(learned, VirtualClock())
+    control.drafts_with("mixed", "draft", copies=True)
+    room = control.plan(8).room
+    assert room is not None
+    state.patience = 0
+    state.wait = 5
+    assert room.begin("draft", 60) == reads
+    again = Account.from_dict(json.loads(json.dumps(account.to_dict())))
+    assert (again.copied, again.a_round) == (copied, a_round)
+
+
 def test_reasons_are_words_for_people() -> None:
     reasons = " | ".join(
         [
