@@ -354,11 +354,13 @@ def _show(result: Comparison, out: Path | None, as_json: bool, spent: bool) -> N
         click.echo("".join(texts).rstrip())
     if spent:
         rows = [list(SPENT_COLUMNS), *spent_rows(result, slices=False)]
-        first = (width[0], 10, max(12, *(len(row[2]) + 2 for row in rows)))
+        left = [max(len(row[i]) for row in rows) + 2 for i in range(3)]
+        right = [max(len(row[i]) for row in rows) + 2 for i in range(3, len(SPENT_COLUMNS))]
         click.echo(f"\n{SPENT}:")
         for row in rows:
-            left = "".join(text.ljust(n) for text, n in zip(row[:3], first, strict=True))
-            click.echo((left + "".join(text.rjust(9) for text in row[3:])).rstrip())
+            cells_left = (text.ljust(n) for text, n in zip(row, left, strict=False))
+            cells_right = (text.rjust(n) for text, n in zip(row[3:], right, strict=True))
+            click.echo("".join((*cells_left, *cells_right)).rstrip())
     click.echo()
     for line in provenance_lines(result.provenance):
         click.echo(line)
