@@ -25,6 +25,7 @@ _COPIED_GAIN = 1.0 / 256.0  # per token
 _LOOKS = 16  # rounds that asked before it is judged whether asking pays
 _LOOKS_GAIN = 1.0 / 64.0
 _LOOKS_WAIT = 512  # rounds at most
+_LOOKS_DEAR = 0.02  # steps; cheaper ones are not worth missing a copy
 LOOKS_SHARE = 0.005  # of the time, where it does not
 HEADS = (
     "eagle3",
@@ -101,7 +102,7 @@ class Looking:
     def missed(self, cost: float) -> None:
         self.found(-cost)
         self.vain += max(_LOOKS_GAIN, 1.0 / self.rounds) * (cost - self.vain)
-        if self.rounds >= _LOOKS and self.gain < 0.0:
+        if self.rounds >= _LOOKS and self.gain < 0.0 and self.vain > _LOOKS_DEAR:
             self.wait = min(int(self.vain / LOOKS_SHARE), _LOOKS_WAIT)
 
     def to_list(self) -> list[float]:
