@@ -36,7 +36,7 @@ _INSTEAD = {
     "nvfp4": "mxfp4", "fp16": "f16", "fp32": "f32", "q4_k": "q4_k_m", "q5_k": "q5_k_m",
     "q6": "q6_k", "q3_k": "q3_k_m", "iq4": "iq4_nl",
 }  # fmt: skip
-_FLOATS = frozenset({"F32", "F16", "BF16"})
+FLOATS = frozenset({"F32", "F16", "BF16"})
 # per-layer arrays in the metadata are not renumbered when layers are dropped
 PRUNABLE = frozenset({"llama", "qwen2", "qwen3", "gemma", "mistral3", "olmo2"})
 _ALTERNATING = frozenset({"smollm3"})  # what a layer computes depends on its number
@@ -191,7 +191,7 @@ def check_prunable(header: GgufHeader) -> None:
 def _check_source_types(header: GgufHeader, kind: str, requantize: bool) -> None:
     if kind == "copy" or requantize:
         return
-    quantized = [name for name in header.tensor_types if name not in _FLOATS]
+    quantized = [name for name in header.tensor_types if name not in FLOATS]
     if quantized:
         raise UsageError(
             f"{header.path.name} is quantized already ({header.quantization}); quantizing it again"

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from specllama.bench.breakdown import Parts, parts_of
+from specllama.bench.breakdown import Parts, parts_of, plain_step
 from specllama.engine import Engine
 from specllama.errors import EngineError
 from specllama.events import Finished, RoundDone
@@ -21,7 +21,6 @@ from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import Prompt
 
 Timeline = tuple[tuple[int, float], ...]  # (tokens so far, seconds so far) after every round
-ENOUGH = 16  # passes whose mean is a plain step
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +184,15 @@ def what_drafting_took(rounds: Sequence[RoundDone]) -> tuple[float | None, Timel
     So every pass that verified nothing counts as the mean of them, and only looking for drafts and
     the passes that verified some count as they were. (None, ()) where hardly any pass was plain.
     """
-    plain = [r.verify_ms + r.other_ms for r in rounds if not r.drafted]
-    if len(plain) < ENOUGH:
+    mean_s = plain_step(parts_of(rounds))
+    if mean_s is None:
         return None, ()
-    mean = sum(plain) / len(plain)
     points = [(0, 0.0)]
     for r in rounds:
         tokens, seconds = points[-1]
-        ms = r.draft_ms + (r.verify_ms + r.other_ms if r.drafted else mean)
-        points.append((tokens + len(r.emitted), seconds + ms / 1e3))
-    return mean / 1e3, tuple(points)
+        pass_s = (r.verify_ms + r.other_ms) / 1e3 if r.drafted else mean_s
+        points.append((tokens + len(r.emitted), seconds + r.draft_ms / 1e3 + pass_s))
+    return mean_s, tuple(points)
 
 
 def slowest_stretch(points: Timeline, tokens: int) -> float | None:

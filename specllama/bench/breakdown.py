@@ -10,6 +10,7 @@ from specllama.events import RoundDone
 PLAIN = "plain"  # rounds that sent nothing; their drafting is looking in vain
 READING = "reading"  # the draft model's first look at a text: its backlog, and one guess
 ALL = "all"
+_ENOUGH = 16  # passes whose mean is a plain step
 _BACKLOG = 8  # tokens; a shorter backlog is what earlier rounds left, not the text
 
 
@@ -117,10 +118,10 @@ def breakdown(parts: Parts, plain_s: float) -> list[Row]:
     return [*(row(kind, parts[kind]) for kind in kinds), row(ALL, whole)]
 
 
-def plain_step(parts: Parts, enough: int) -> float | None:
-    """Seconds of a pass that verified nothing, None of too few to tell."""
+def plain_step(parts: Parts) -> float | None:
+    """Mean seconds of a pass that verified nothing, None of too few to tell."""
     plain = parts.get(PLAIN)
-    return plain.pass_s / plain.rounds if plain and plain.rounds >= enough else None
+    return plain.pass_s / plain.rounds if plain and plain.rounds >= _ENOUGH else None
 
 
 HEADS = (

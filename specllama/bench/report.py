@@ -143,10 +143,9 @@ def to_markdown(comparison: Comparison) -> str:
 def spent_rows(comparison: Comparison, *, slices: bool = True) -> list[list[str]]:
     """The cells below ``SPENT_COLUMNS``; the kinds of round of one group below each other."""
     out: list[list[str]] = []
-    for arm, group, rows in comparison.breakdowns():
-        if slices or group.startswith("T="):
-            out += [[*("" if i else arm, "" if i else group), *breakdown.cells(row)]
-                    for i, row in enumerate(rows)]  # fmt: skip
+    for arm, group, rows in comparison.breakdowns(slices=slices):
+        for i, row in enumerate(rows):
+            out.append([*(("", "") if i else (arm, group)), *breakdown.cells(row)])
     return out
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from specllama.bench.arms import ENOUGH, Arm, Run, Task, percentile, slowest_stretch
+from specllama.bench.arms import Arm, Run, Task, percentile, slowest_stretch
 from specllama.bench.breakdown import Row, breakdown, plain_step, together
 from specllama.bench.energy import EnergyMeter
 
@@ -96,22 +96,23 @@ class Comparison:
                     out.append(self.summary(arm, f"{s} T={t:g}", temperature=t, slice=s))
         return out
 
-    def breakdowns(self) -> list[tuple[str, str, list[Row]]]:
+    def breakdowns(self, *, slices: bool = True) -> list[tuple[str, str, list[Row]]]:
         """(arm, group, rows) of every arm that speculates: where its time went.
 
-        A plain step is what one took in the same arm and group, or, of an arm that hardly took
-        any, what the baseline needed for a token.
+        Per temperature and, with ``slices``, per slice and temperature. A plain step is what one
+        took in the same arm and group, or, of an arm that hardly took any, what the baseline needed
+        for a token.
         """
         out: list[tuple[str, str, list[Row]]] = []
         for arm in self.arms:
             if arm == self.baseline:
                 continue
             for t in self.temperatures:
-                for s in (None, *self.slices):
+                for s in (None, *(self.slices if slices else ())):
                     mine = self._runs(t, s, arm)
                     parts = together(run.parts for run in mine)
                     speed = _speed(self._runs(t, s, self.baseline))
-                    step = plain_step(parts, ENOUGH) or (1.0 / speed if speed else 0.0)
+                    step = plain_step(parts) or (1.0 / speed if speed else 0.0)
                     if rows := breakdown(parts, step):
                         out.append((arm, f"{s} T={t:g}" if s else f"T={t:g}", rows))
         return out

@@ -26,6 +26,7 @@ from specllama.events import Finished, RoundDone
 from specllama.interface import ModelInfo
 from specllama.layer_choice import Choice, choose_layers
 from specllama.models.gguf import read_header
+from specllama.models.quantize import FLOATS
 from specllama.params import GenerateParams, SamplingParams
 from specllama.profiles import Windows
 from specllama.prompts import Prompt
@@ -35,7 +36,6 @@ from specllama.spec.proposers.draft_model import DraftModelProposer
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 LAYER_SECONDS = 20.0
 _WIDE_BITS = 7.0  # a weight; below there is little to save
-_UNQUANTIZED = ("F32", "F16", "BF16")
 WORTH = 1.03  # less than this is noise: leave speculation to the window, promise nothing
 
 Progress = Callable[[float, str], None]
@@ -363,7 +363,7 @@ def smaller_draft(draft: ModelInfo | None) -> str:
     bits = draft.file_bytes * 8 / draft.n_params
     if bits < _WIDE_BITS:
         return ""
-    again = "" if draft.quantization in _UNQUANTIZED else " --requantize"
+    again = "" if draft.quantization in FLOATS else " --requantize"
     return (
         f"the draft model is {draft.quantization}: as q4_0 its steps may take half as long and "
         "a few guesses in a hundred fewer hold. To try it:\n"

@@ -13,7 +13,7 @@ from specllama.spec.cost import CostTable, ceiling
 from specllama.spec.learned import LOOKS_SHARE, Blind, Learned, Pace
 from specllama.spec.offers import Copy, Offer, compare, weigh
 from specllama.spec.types import Draft, Guess, Room
-from specllama.spec.window import Outcome, Plan
+from specllama.spec.window import Outcome, Plan, no_room
 
 _EPS = 0.01  # plain steps earn this share of a step of credit
 _COPY_STAKE = 0.75  # share of the purse that a copy may risk: bad luck shrinks the stakes
@@ -212,13 +212,9 @@ class AdaptiveWindow:
         if self._rest.rounds:
             self._catch_up()
         self._reset()
-        if self._draft_max == 0:
-            return Plan(0, "off")
-        if room <= 0:
-            return Plan(0, "last token")
+        if none := no_room(room, self._draft_max, self._draft_min):
+            return none
         limit = min(self._draft_max, room)
-        if limit < self._draft_min:
-            return Plan(0, f"room for {limit}, below draft-min")
         if wait := self._account.looking.wait:
             return self._rest.begin(wait, _TOO_FAST)
         costs = self._learned.costs

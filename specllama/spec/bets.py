@@ -17,7 +17,7 @@ from operator import mul
 from specllama.spec.calibrate import SourceState
 
 _LOOK_AHEAD = 8  # guesses
-_NEGLIGIBLE = 0.02  # survival below which looking further ahead is pointless
+NEGLIGIBLE = 0.02  # survival below which looking further ahead is pointless
 _RUIN = 1e-3  # share of the credit that counts as none
 
 
@@ -107,7 +107,7 @@ class Bets:
             price = stop - early(left) - here * left[depth]
             lines.append((purse * here * (hit - left[depth]), purse * price))
             power *= mean
-            if here * power < _NEGLIGIBLE:
+            if here * power < NEGLIGIBLE:
                 break
         return lines
 

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from specllama.spec.bets import growth
+from specllama.spec.bets import NEGLIGIBLE, growth
 from specllama.spec.calibrate import Features, SourceState, match_features
 from specllama.spec.types import Guess
-
-_NEGLIGIBLE = 0.02  # survival below which a copy need not be weighed further
 
 
 @dataclass(slots=True)
@@ -65,7 +63,7 @@ def weigh(guess: Guess, state: SourceState, limit: int) -> Copy:
         copy.survival.append(survival)
         copy.offer.tokens.append(token)
         copy.offer.features.append(features)
-        if survival < _NEGLIGIBLE:
+        if survival < NEGLIGIBLE:
             break
     return copy
 

@@ -56,6 +56,16 @@ class Window(Protocol):
     def observe(self, outcome: Outcome) -> None: ...
 
 
+def no_room(room: int, draft_max: int, draft_min: int) -> Plan | None:
+    """A plan without drafts where none could go, whatever it is worth; None where one could."""
+    if draft_max == 0:
+        return Plan(0, "off")
+    if room <= 0:
+        return Plan(0, "last token")
+    n = min(draft_max, room)
+    return Plan(0, f"room for {n}, below draft-min") if n < draft_min else None
+
+
 class FixedWindow:
     """Always up to ``draft_max`` tokens; a room below ``draft_min`` is not worth drafting."""
 
@@ -64,13 +74,9 @@ class FixedWindow:
         self._draft_min = draft_min
 
     def plan(self, room: int) -> Plan:
-        if self._draft_max == 0:
-            return Plan(0, "off")
-        if room <= 0:
-            return Plan(0, "last token")
+        if none := no_room(room, self._draft_max, self._draft_min):
+            return none
         n = min(self._draft_max, room)
-        if n < self._draft_min:
-            return Plan(0, f"room for {n}, below draft-min")
         return Plan(n, "fixed" if n == self._draft_max else "room")
 
     def keep_going(self, drafted: int, confidence: float | None) -> bool:
