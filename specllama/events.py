@@ -1,6 +1,6 @@
 """The one output channel of the engine: frozen events, readable by every consumer.
 
-The strip in the terminal app, ``--json``, the round log, the server and the bench all read these.
+The strip in the terminal app, ``--json``, the round log and the bench all read these.
 ``to_dict`` gives JSON-ready data whose ``type`` is the event's name in snake case. Times are
 milliseconds in ``*_ms`` and seconds in ``*_s``.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from specllama.events import Event
@@ -72,7 +72,6 @@ class EngineInfo:
     load_ms: float
     has_chat_template: bool
     methods: tuple[MethodInfo, ...] = ()
-    notices: tuple[str, ...] = field(default=())
 
 
 class EngineLike(Protocol):

@@ -121,7 +121,6 @@ class GenerateParams:
         min_speculative_tokens: below this ``max_tokens`` speculation is skipped.
         exact: cut target passes to the row count that is bit-identical to single-row decoding.
         grammar: GBNF text. json_schema: JSON schema text. At most one of the two.
-        inspect: also report p and q of drafted tokens where that costs extra work.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -141,7 +140,6 @@ class GenerateParams:
     on_full: OnFull = "stop"
     grammar: str | None = None
     json_schema: str | None = None
-    inspect: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:

@@ -51,20 +51,6 @@ class SpecStats:
         for i in range(done.accepted):
             self.accepted_at[i] += 1
 
-    def merge(self, other: SpecStats) -> None:
-        """Add the counts of another stretch of rounds."""
-        for name in ("rounds", "drafted", "accepted", "emitted", "cut", "near_ties"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("draft_ms", "verify_ms", "other_ms"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for mine, theirs in (
-            (self.drafted_at, other.drafted_at),
-            (self.accepted_at, other.accepted_at),
-        ):
-            mine.extend([0] * (len(theirs) - len(mine)))
-            for i, n in enumerate(theirs):
-                mine[i] += n
-
     @property
     def acceptance_rate(self) -> float | None:
         """accepted / drafted."""

@@ -99,8 +99,6 @@ class EngineKeeper(AppPart):
         chat = self.chat
         self.session.engine = self.host
         chat.engine_changed(event.info)
-        for notice in event.info.notices:
-            await chat.transcript.note(notice)
         await chat.send_queued()
 
     @on(EngineFailed)

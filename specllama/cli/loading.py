@@ -36,9 +36,6 @@ def open_engine(settings: Settings, *, quiet: bool) -> Engine:
         )
     finally:
         progress.clear()
-    for text in engine.info.notices:
-        if not quiet:
-            diagnostics.note(text)
     return engine
 
 

@@ -50,7 +50,7 @@ def test_every_field_that_should_be_is_a_setting() -> None:
     for room, kind, left_out in (
         ("engine", EngineOptions, {"draft_ctx", "draft_threads", "max_rows"}),
         ("sampling", SamplingParams, {"logit_bias"}),
-        ("generate", GenerateParams, {"sampling", "grammar", "json_schema", "inspect"}),
+        ("generate", GenerateParams, {"sampling", "grammar", "json_schema"}),
     ):
         names = {f.name for f in dataclasses.fields(kind)} - left_out
         assert {f"{room}.{name}" for name in names} <= fields

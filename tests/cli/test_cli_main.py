@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import signal
 import subprocess
 import sys
@@ -174,3 +174,10 @@ def test_sigterm_unwinds(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "closed\n")
     assert "Traceback" not in done.stderr
+
+
+def test_every_command_that_has_a_summary_exists() -> None:
+    missing = [
+        name for name in SUMMARIES if importlib.util.find_spec(f"specllama.cli.{name}") is None
+    ]
+    assert missing == []

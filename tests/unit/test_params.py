@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import specllama
 from specllama.errors import UsageError
 from specllama.params import DRAFT_MAX_LIMIT, EngineOptions, GenerateParams, SamplingParams
 
@@ -149,3 +153,17 @@ def test_on_cpus_the_cache_types_are_chosen_apart(monkeypatch: pytest.MonkeyPatc
     assert types(EngineOptions(), on_gpu=True)[:2] == ("f16", "f16")
     assert types(EngineOptions().over_f16()) == ("f16", "f16", False)
     assert types(EngineOptions(kv_type_k="q8_0").over_f16())[:2] == ("q8_0", "f16")
+
+
+@pytest.mark.parametrize("kind", [GenerateParams, SamplingParams])
+def test_no_parameter_is_a_switch_that_nothing_reads(kind: type[Any]) -> None:
+    """What only a form and the stores know would be promised and never done."""
+    package = Path(specllama.__file__).parent
+    source = "".join(
+        path.read_text("utf-8")
+        for path in sorted(package.rglob("*.py"))
+        if not {"tui", "cli", "store"} & set(path.parts)
+        and path.name not in ("params.py", "schema.py")
+    )
+    unread = [f.name for f in dataclasses.fields(kind) if not re.search(rf"\.{f.name}\b", source)]
+    assert unread == []

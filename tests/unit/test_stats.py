@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,14 +104,3 @@ def test_conservation(done: list[RoundDone]) -> None:
     assert sum(stats.accepted_at) == stats.accepted
     assert all(a <= d for a, d in zip(stats.accepted_at, stats.drafted_at, strict=True))
     assert stats.accepted_at == sorted(stats.accepted_at, reverse=True)
-
-
-@settings(max_examples=40)
-@given(st.lists(rounds, max_size=8), st.lists(rounds, max_size=8))
-def test_merging_is_observing_both(first: list[RoundDone], second: list[RoundDone]) -> None:
-    merged = observed(first)
-    other = observed(second)
-    before = dataclasses.asdict(other)
-    merged.merge(other)
-    assert dataclasses.asdict(merged) == pytest.approx(dataclasses.asdict(observed(first + second)))
-    assert dataclasses.asdict(other) == before

@@ -118,12 +118,6 @@ class SettingsScreen(Page):
             yield from self._switch(
                 "exact", "exact rows only", self.params.exact, "bitwise, where the device allows"
             )
-            yield from self._switch(
-                "inspect",
-                "record p and q",
-                self.params.inspect,
-                "for the inspector; costs a little",
-            )
             yield Label("Appearance", classes="section")
             themes = "nord, dracula, ansi-dark, ... (palette: Theme shows them)"
             yield from self._field("theme", "theme", self.prefs.theme, themes)
@@ -178,7 +172,7 @@ class SettingsScreen(Page):
                 reason = str(error) if str(error).startswith("one of") else "not a number"
                 return None, f"{setting.label}: {reason}"
             (sampling if setting.sampling else other)[setting.name] = value
-        for name in ("speculate", "exact", "inspect"):
+        for name in ("speculate", "exact"):
             other[name] = self._flag(name)
         try:
             chain = dataclasses.replace(self.params.sampling, **sampling)
