@@ -1,11 +1,12 @@
-"""Measure a pair on this machine, compute what it could gain at most, and say what to do.
+"""Measure a pair on this machine, compute what fixed lengths would give, and say what to do.
 
 Three parts: costs of passes (before and after the rest, as neighbours come and go), acceptance per
 position (a fixed window of the longest length tested, so that every shorter one is a prefix of it),
-and an interleaved check of the adaptive window against plain decoding. From the first two follows
-the bound: the best fixed length and its speed, in a text without end and over replies as long as
-the measured ones, for which the draft model has to read the prompt first. The check is of a window
-as the next run will find it: it knows the costs and has learnt from other prompts.
+and an interleaved check of the adaptive window against plain decoding. From the first two follow
+the best fixed length and its speed, in a text without end and over replies as long as the measured
+ones, for which the draft model has to read the prompt first. It is no limit: a window that drafts
+further where the draft is sure can beat every fixed length. The check is of a window as the next
+run will find it: it knows the costs and has learnt from other prompts.
 """
 
 from __future__ import annotations
@@ -84,8 +85,9 @@ class Acceptance:
 class Group:
     """One slice at one temperature: what fixed lengths would give, and what was measured.
 
-    Speeds are over plain decoding. ``bound`` is that of the best length once the prompt is read,
-    ``reply_bound`` that over whole replies of ``reply`` tokens in the mean, reading included.
+    Speeds are over plain decoding. ``best`` is the best fixed length, ``best_speed`` its speed once
+    the prompt is read, ``reply_speed`` that over whole replies of ``reply`` tokens in the mean,
+    reading included.
     """
 
     slice: str
@@ -93,9 +95,9 @@ class Group:
     survival: list[float]
     speeds: dict[int, float]  # predicted, by draft length
     best: int
-    bound: float
+    best_speed: float
     reply: float
-    reply_bound: float
+    reply_speed: float
     window: float | None = None  # measured, of the adaptive window
 
     def to_dict(self) -> dict[str, Any]:
@@ -201,9 +203,9 @@ def predict(tally: Acceptance, costs: PassCosts) -> Group:
         survival=survival,
         speeds=speeds,
         best=best.length,
-        bound=best.speed,
+        best_speed=best.speed,
         reply=written / max(len(tally.replies), 1),
-        reply_bound=max(plain / (reading + plain / best.speed), 1.0) if plain else 1.0,
+        reply_speed=max(plain / (reading + plain / best.speed), 1.0) if plain else 1.0,
     )
 
 
@@ -372,8 +374,13 @@ def smaller_draft(draft: ModelInfo | None) -> str:
 
 
 def advise(groups: Sequence[Group], check: Comparison | None) -> dict[str, Any]:
-    """On or off, and the length to give ``--window fixed``, per temperature and overall."""
+    """On or off, and the length to give ``--window fixed``, per temperature and overall.
+
+    What the check measured of the window decides; only without a check do the predictions of fixed
+    lengths.
+    """
     temperatures: dict[str, Any] = {}
+    gains: list[float] = []
     for t in sorted({group.temperature for group in groups}):
         mine = [group for group in groups if group.temperature == t]
         mean = {
@@ -382,20 +389,22 @@ def advise(groups: Sequence[Group], check: Comparison | None) -> dict[str, Any]:
             if all(k in group.speeds for group in mine)
         }
         best = max(mean, key=lambda k: mean[k], default=0)
+        predicted = mean.get(best, 1.0)
         measured = check.summary("specllama", "", temperature=t).ratio if check else None
-        gain = max(mean.get(best, 1.0), measured or 0.0)
+        gains.append(predicted if measured is None else measured)
+        on = gains[-1] >= WORTH
         temperatures[f"{t:g}"] = {
-            "speculate": gain >= WORTH,
-            "draft_max": best if mean.get(best, 0.0) >= WORTH else 0,
-            "predicted": round(mean.get(best, 1.0), 3),
+            "speculate": on,
+            "draft_max": best if on and predicted >= WORTH else 0,
+            "predicted": round(predicted, 3),
             "measured": None if measured is None else round(measured, 3),
         }
-    on = any(entry["speculate"] for entry in temperatures.values())
-    bound = max((group.bound for group in groups), default=1.0)
+    top = max(gains, default=1.0)
+    found = f"{top:.2f}× plain {'measured' if check else 'predicted for the best fixed length'}"
     words = (
-        f"keep speculation on: up to {bound:.2f}× here; the window turns it off where it loses"
-        if on
-        else f"speculation cannot gain much here (at best {bound:.2f}×); the window keeps it off, "
-        "and --no-spec saves the memory of the draft model"
+        f"keep speculation on: {found}; the window turns it off where it loses"
+        if top >= WORTH
+        else f"speculation gains little here ({found}); the window keeps it off, and --no-spec "
+        "saves the memory of the draft model"
     )
-    return {"speculate": on, "temperatures": temperatures, "words": words}
+    return {"speculate": top >= WORTH, "temperatures": temperatures, "words": words}

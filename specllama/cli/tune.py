@@ -66,7 +66,7 @@ def command(
     """Measure a pair on this machine and choose the best settings.
 
     Times the target on passes of 1 to 16 rows and the draft model's steps, measures how many drafts
-    survive by slice and temperature, computes what every draft length would gain, checks the
+    survive by slice and temperature, computes what every fixed length would gain, checks the
     adaptive window against plain decoding, searches the layers with which the target could draft
     for itself, and keeps the profile so that later runs start warm.
     """
@@ -151,18 +151,20 @@ def describe(result: Tuning) -> list[str]:
     if costs.draft:
         step = costs.draft_step or 0.0
         lines += ["", f"draft model: {costs.draft[1]:.2f} ms a step, {step:.3f} of a plain step"]
-    head = "accepted by position        best length  bound  reply  its bound  window"
+    head = "accepted by position        best fixed length, speed  reply  its speed  window"
     lines += ["", f"{'slice':8}{'T':>5}  {head}"]
     for group in result.groups:
         survival = " ".join(f"{s:.2f}" for s in group.survival[:5])
         window = "" if group.window is None else f"{group.window:.2f}×"
         lines.append(
-            f"{group.slice:8}{group.temperature:5g}  {survival:27} {group.best:11d} "
-            f"{group.bound:5.2f}× {group.reply:6.0f} {group.reply_bound:9.2f}× {window:>7}".rstrip()
+            f"{group.slice:8}{group.temperature:5g}  {survival:27} {group.best:17d} "
+            f"{group.best_speed:6.2f}× {group.reply:6.0f} {group.reply_speed:9.2f}× "
+            f"{window:>7}".rstrip()
         )
     lines += [
-        "bound: the best fixed length in a text without end; its bound: over a reply of so many",
-        "tokens, for which the draft model reads the prompt first; window: measured over such ones",
+        "best fixed length: its speed in a text without end, predicted; its speed: over a reply of",
+        "so many tokens, for which the draft model reads the prompt first; window: measured over",
+        "such ones, each round as long as it pays, which can beat every fixed length",
     ]
     lines += ["", "speed over plain by draft length (predicted from the figures above)"]
     for group in result.groups:

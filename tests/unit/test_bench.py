@@ -341,7 +341,7 @@ def test_survival_ignores_cut_drafts_and_other_sources() -> None:
     assert Acceptance("chat", 0.0, "draft").survival == []
 
 
-def test_the_bound_follows_from_survival_and_costs() -> None:
+def test_the_best_fixed_length_follows_from_survival_and_costs() -> None:
     tally = Acceptance("chat", 0.0, "draft")
     for _ in range(8):
         tally.observe(round_of(8, 8), 8)
@@ -350,20 +350,46 @@ def test_the_bound_follows_from_survival_and_costs() -> None:
     target = {n: 10.0 + 1.0 * (n - 1) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9)}
     group = predict(tally, PassCosts(100, target, {1: 1.0}, 1.0))
     assert group.best == 8
-    assert group.bound == pytest.approx((1 + 8 * 0.8) * 10 / (8 + 18))
+    assert group.best_speed == pytest.approx((1 + 8 * 0.8) * 10 / (8 + 18))
     assert group.speeds[1] == pytest.approx(1.8 * 10 / (1 + 11))
     tally.replies = [(100, 40), (28, 10)]
     read = {1: 1.0, 64: 22.0, 128: 44.0}
     group = predict(tally, PassCosts(100, target, read, 1.0))
     reading = 22.0 + 22.0 * 36 / 64 + 1.0 + 21.0 * 27 / 63
     assert group.reply == 25
-    assert group.reply_bound == pytest.approx(500 / (reading + 500 / group.bound))
+    assert group.reply_speed == pytest.approx(500 / (reading + 500 / group.best_speed))
     advice = advise([group], None)
     assert advice["speculate"] is True
     assert advice["temperatures"]["0"]["draft_max"] == 8
     group.speeds = dict.fromkeys(group.speeds, 0.8)
-    group.bound = 1.0
+    group.best_speed = 1.0
     assert advise([group], None)["speculate"] is False
+
+
+def check_of(seconds: float) -> Comparison:
+    """Plain decoding in one second against a window that took so many."""
+    runs = [
+        run_of(arm, 0, 101, s, token_ids=(1,))
+        for arm, s in (("plain", 1.0), ("specllama", seconds))
+    ]
+    return Comparison(baseline="plain", runs=runs)
+
+
+@pytest.mark.parametrize(("measured", "on"), [(1.0, False), (0.8, False), (1.5, True)])
+def test_what_was_measured_wins_over_what_was_predicted(measured: float, on: bool) -> None:
+    tally = Acceptance("chat", 0.0, "draft")
+    for _ in range(8):
+        tally.observe(round_of(8, 8 if measured < 1.2 else 0), 8)
+    target = {n: 10.0 + 1.0 * (n - 1) for n in range(1, 10)}
+    group = predict(tally, PassCosts(100, target, {1: 1.0}, 1.0))
+    assert (group.best_speed > 2.0) is not on, "the prediction says the opposite"
+    advice = advise([group], check_of(1.0 / measured))
+    assert advice["speculate"] is on
+    entry = advice["temperatures"]["0"]
+    assert (entry["speculate"], entry["measured"]) == (on, pytest.approx(measured))
+    assert entry["draft_max"] == 0
+    assert f"{measured:.2f}× plain measured" in advice["words"]
+    assert f"{group.best_speed:.2f}×" not in advice["words"]
 
 
 def test_tuning_a_pair(engine: Engine) -> None:
