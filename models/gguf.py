@@ -43,19 +43,13 @@ _SPLIT = re.compile(r"^(?P<prefix>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$",
 MAX_PARTS = 1024
 GUESSED = 1024
 
-# sets of llama.cpp's llama-arch.cpp (llm_arch_is_recurrent, _is_hybrid, _supports_rs_rollback)
+# sets of llama.cpp's llama-arch.cpp (llm_arch_is_recurrent, llm_arch_is_hybrid)
 RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 HYBRID = frozenset(
     {
         "jamba", "falcon-h1", "plamo2", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h",
         "nemotron_h_moe", "qwen3next", "kimi-linear", "bailingmoe3", "kimi-k3", "glm5-next",
         "qwen35", "qwen35moe", "qwen4exp", "deepseek4", "minimax-01",
-    }
-)  # fmt: skip
-ROLLBACK_STATES = frozenset(
-    {
-        "kimi-k3", "qwen35", "qwen35moe", "qwen4exp", "deepseek4", "glm5-next", "nemotron_h",
-        "nemotron_h_moe", "lfm2", "lfm2moe", "bailingmoe3",
     }
 )  # fmt: skip
 
@@ -212,11 +206,6 @@ class GgufHeader:
     @property
     def is_hybrid(self) -> bool:
         return self.architecture in HYBRID
-
-    @property
-    def has_rollback_states(self) -> bool:
-        """Recurrent or hybrid, and llama.cpp keeps states to roll back to (n_rs_seq)."""
-        return self.architecture in ROLLBACK_STATES
 
     @cached_property
     def n_params(self) -> int:

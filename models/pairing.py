@@ -78,8 +78,7 @@ class PairReport:
         differences: the first ids whose text differs, at most five.
         ratio: draft parameters over target parameters, both as active for one token.
         same_template: None when one of them has no chat template.
-        target_rollback, draft_rollback: "cells" (attention: any depth), "states" (llama.cpp keeps
-            recurrent states to go back to) or "checkpoint" (only by saving and replaying).
+        target_rollback, draft_rollback: see ``rollback``.
     """
 
     target: str
@@ -172,10 +171,11 @@ def special_id(header: GgufHeader, name: str) -> int | None:
 
 
 def rollback(header: GgufHeader) -> str:
-    """How rejected tokens are undone: "cells", "states" or "checkpoint"."""
-    if not header.is_recurrent and not header.is_hybrid:
-        return "cells"
-    return "states" if header.has_rollback_states else "checkpoint"
+    """How rejected tokens are undone.
+
+    "cells" (attention: any depth) or "checkpoint" (a running state is saved and tokens replayed).
+    """
+    return "checkpoint" if header.is_recurrent or header.is_hybrid else "cells"
 
 
 def active_params(header: GgufHeader) -> int:
@@ -233,16 +233,15 @@ def compare(target: GgufHeader, draft: GgufHeader) -> PairReport:
                 f"token {differences[0].id}: {differences[0].target!r} ≠ {differences[0].draft!r}",
             )
         )
-    for role, header in (("target", target), ("draft", draft)):
-        if rollback(header) == "checkpoint":
-            problems.append(
-                Problem(
-                    "rollback",
-                    f"the {role}'s architecture ({header.architecture}) keeps one running state"
-                    " and cannot undo rejected tokens",
-                    f"{header.architecture} cannot undo rejected tokens",
-                )
+    if rollback(draft) == "checkpoint":
+        problems.append(
+            Problem(
+                "rollback",
+                f"the draft's architecture ({draft.architecture}) keeps a running state and cannot"
+                " undo rejected tokens: it would read the whole text again",
+                f"{draft.architecture} cannot undo rejected tokens",
             )
+        )
     ratio = active_params(draft) / max(active_params(target), 1)
     templates = (target.chat_template, draft.chat_template)
     same_template = None if None in templates else templates[0] == templates[1]
@@ -350,22 +349,16 @@ def _warnings(
             f"the draft was trained for {draft.context_length:,} tokens, the target for"
             f" {target.context_length:,}: beyond that, speculation stops"
         )
-    for role, header in (("target", target), ("draft", draft)):
-        if rollback(header) == "states":
-            warnings.append(
-                f"the {role} is a hybrid ({header.architecture}): it goes back through stored"
-                " states, a few tokens at most"
-            )
+    if rollback(target) == "checkpoint":
+        warnings.append(
+            f"the target ({target.architecture}) keeps a running state: after a rejected token it"
+            " goes back to a checkpoint and replays what was accepted, which costs a pass"
+        )
     return warnings
 
 
-def require_pair(
-    target: GgufHeader, draft: GgufHeader, *, allow_checkpoints: bool = False
-) -> PairReport:
+def require_pair(target: GgufHeader, draft: GgufHeader) -> PairReport:
     """The report of a pair that fits.
-
-    Args:
-        allow_checkpoints: accept architectures that go back only by saving and replaying states.
 
     Raises:
         PairIncompatible: it does not fit; the message names the first differing token if that is
@@ -375,8 +368,6 @@ def require_pair(
     translatable = {problem.kind for problem in report.problems} <= VOCABULARY_KINDS
     allowed = "; or let its guesses be translated: --allow-other-vocab" if translatable else ""
     for problem in report.problems:
-        if problem.kind == "rollback" and allow_checkpoints:
-            continue
         # a token that differs says more than the sizes that follow from it
         token = next((p for p in report.problems if p.kind == "token"), problem)
         first = token if problem.kind == "vocabulary" else problem

@@ -58,13 +58,7 @@ def load_parts(
             target_header, draft_header
         )
         if not translated:
-            require_pair(
-                target_header,
-                draft_header,
-                # a target that cannot cut its cache replays from a checkpoint once a round; a
-                # draft model would have to after every token
-                allow_checkpoints=not (draft_header.is_recurrent or draft_header.is_hybrid),
-            )
+            require_pair(target_header, draft_header)
     plan = _offload(target_header, draft_header, options)
     on_gpu = plan is not None and plan.target.layers > 0
     # nothing asks a draft model for equal rows, and f16 reads fastest

@@ -272,26 +272,27 @@ class LlamaContext:
         """Make the cache hold exactly ``tokens[:keep_len]``, whatever it holds now."""
         self._capture.hidden.cut(keep_len)
         if keep_len == 0:
-            ll.llama_memory_clear(self._memory, False)
-            self._tokens.clear()
-            self._checkpoint = None
+            self._clear()
             return
         if self.model.can_roll_back:
             if not ll.llama_memory_seq_rm(self._memory, SEQ, keep_len, -1):
-                ll.llama_memory_clear(self._memory, False)
-                self._tokens.clear()
+                self._clear()
                 raise EngineError("llama.cpp refused to roll the KV cache back; it was cleared")
             del self._tokens[keep_len:]
             return
         kept = self._tokens[:keep_len]
         start = self._restore_checkpoint(keep_len)
         if start is None:
-            # the tokens before the checkpoint may change from here on
-            self._checkpoint = None
-            ll.llama_memory_clear(self._memory, False)
+            self._clear()
             start = 0
         del self._tokens[start:]
         self._replay(kept[start:])
+
+    def _clear(self) -> None:
+        """Forget every token, and the checkpoint with them: another text may follow."""
+        ll.llama_memory_clear(self._memory, False)
+        self._tokens.clear()
+        self._checkpoint = None
 
     def _replay(self, tokens: list[int]) -> None:
         """Re-evaluate committed tokens; they are facts and are not judged again."""
@@ -305,8 +306,8 @@ class LlamaContext:
             self._batch.n_tokens = n
             status = ll.llama_decode(self._ctx, self._batch)
             if status != 0:
-                ll.llama_memory_clear(self._memory, False)
-                self._tokens.clear()
+                self._clear()
+                self._capture.hidden.clear()
                 raise decode_error(status, self._n_ctx)
             self._tokens.extend(part)
 

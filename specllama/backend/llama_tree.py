@@ -119,8 +119,7 @@ class LlamaTreeContext(LlamaContext):
         memory = self._memory
         self._tree = None
         if not ll.llama_memory_seq_rm(memory, leaf, keep, -1):
-            ll.llama_memory_clear(memory, False)
-            self._tokens.clear()
+            self._clear()
             raise EngineError("llama.cpp refused to roll the KV cache back; it was cleared")
         ll.llama_memory_seq_keep(memory, leaf)
         if leaf != SEQ:

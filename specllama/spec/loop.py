@@ -175,7 +175,8 @@ class SpeculativeLoop:
             if self._reader is not None and len(draft):
                 self._reader.read_rows(draft, lambda node: rows(node + 1))
         except BaseException:
-            self.target.rollback(past)
+            # a cache that had to be replayed and could not is empty by now
+            self.target.rollback(min(past, self.target.n_past))
             raise
         new = [draft.tokens[i] for i in verdict.path]
         cut = perf_counter()

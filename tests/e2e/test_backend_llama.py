@@ -280,6 +280,24 @@ def test_a_recurrent_checkpoint_of_another_text_is_never_restored(
     np.testing.assert_allclose(row, feed(opener(mamba), [*other[:12], 50]), atol=1e-4)
 
 
+def test_a_recurrent_checkpoint_does_not_survive_a_failed_replay(
+    mamba: LlamaModel, opener: Opener
+) -> None:
+    used = opener(mamba)
+    feed(used, TEXT[:10])
+    used.forward(JUNK, outputs="all")  # checkpoint at 10
+    used.abort()
+    with pytest.raises(EngineError, match="cancelled"):
+        used.rollback(12)  # back to the checkpoint, and the replay of two tokens is stopped
+    used.resume()
+    check_cache(used, [])
+    other = list(range(90, 104))
+    feed(used, other)
+    used.rollback(12)
+    row = feed(used, [50])
+    np.testing.assert_allclose(row, feed(opener(mamba), [*other[:12], 50]), atol=1e-4)
+
+
 def test_random_walks_of_a_recurrent_model(mamba: LlamaModel, opener: Opener) -> None:
     rng = np.random.default_rng(1)
     used = opener(mamba)

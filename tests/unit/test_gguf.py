@@ -325,7 +325,6 @@ def test_recurrent_models_load_and_are_known(tmp_path: Path) -> None:
     header = read_header(ggufs.write_mamba(tmp_path / "m.gguf"))
     check_loadable(header)
     assert header.is_recurrent
-    assert not header.has_rollback_states
 
 
 def test_sentencepiece_models_load(tmp_path: Path) -> None:

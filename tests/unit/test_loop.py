@@ -542,6 +542,20 @@ def test_a_failure_inside_a_round_leaves_the_caches_as_they_were(tree: bool, at:
             pytest.fail("the failure was not reached")
 
 
+def test_a_cache_that_was_lost_ends_the_round_with_its_own_error() -> None:
+    """A recurrent model whose replay fails holds nothing: there is nothing to roll back to."""
+
+    class Losing(FakeContext):
+        def forward(self, tokens: Sequence[int], **more: object) -> Rows:
+            self.rollback(0)
+            raise EngineError("lost")
+
+    loop = a_loop(NoProposer())
+    loop.target = Losing(FakeTable(V, seed=5))
+    with pytest.raises(EngineError, match="lost"):
+        loop.round()
+
+
 def test_rows_are_read_in_order_and_on_demand() -> None:
     context = FakeContext(FakeTable(V, seed=1))
     rows = TargetRows(context, [1, 2, 3, 4, 5], Draft.chain([2, 3, 4, 5], "x"), 2)

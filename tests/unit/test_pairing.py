@@ -112,14 +112,28 @@ def test_what_does_not_forbid_is_a_warning(write: Write) -> None:
     assert compare(target, write(template=None)).same_template is None
 
 
-def test_architectures_that_cannot_go_back(write: Write, tmp_path: Path) -> None:
-    mamba = read_header(ggufs.write_mamba(tmp_path / "m.gguf"))
-    assert rollback(mamba) == "checkpoint"
-    report = compare(write(), mamba)
+@pytest.mark.parametrize("architecture", ["mamba2", "jamba", "qwen35", "lfm2", "deepseek4"])
+def test_drafts_with_a_running_state_are_refused(write: Write, architecture: str) -> None:
+    """llama.cpp keeps a few states of some hybrids, but none after a pass of one token."""
+    draft = write(architecture=architecture)
+    assert rollback(draft) == "checkpoint"
+    report = compare(write(), draft)
     assert [problem.kind for problem in report.problems] == ["rollback"]
-    with pytest.raises(PairIncompatible, match="cannot undo rejected tokens"):
-        require_pair(write(), mamba)
-    assert not require_pair(write(), mamba, allow_checkpoints=True).compatible
+    with pytest.raises(PairIncompatible, match="cannot undo rejected tokens") as caught:
+        require_pair(write(), draft)
+    assert f"the draft's architecture ({architecture})" in str(caught.value)
+    with pytest.raises(PairIncompatible, match=f"the draft's architecture \\({architecture}"):
+        require_pair(write(architecture="mamba"), draft)
+
+
+@pytest.mark.parametrize("architecture", ["mamba2", "qwen35"])
+def test_targets_with_a_running_state_fit_and_say_what_it_costs(
+    write: Write, architecture: str
+) -> None:
+    report = require_pair(write(architecture=architecture), write(blocks=1))
+    assert report.compatible
+    assert report.target_rollback == "checkpoint"
+    assert "replays" in " ".join(report.warnings)
 
 
 def test_tokens_are_shown_as_text(write: Write) -> None:

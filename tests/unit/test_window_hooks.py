@@ -155,6 +155,19 @@ def test_a_short_backlog_is_read_the_cheaper_way(
     assert not short.singly(4)
 
 
+@pytest.mark.parametrize("lost", [{3, 5}, {0, 2, 4}, {1, 3, 5}, set(range(8))])
+def test_short_readings_that_were_aborted_are_no_measurements(lost: set[int]) -> None:
+    short = ShortReading()
+    chosen = []
+    for i in range(100):
+        singly = short.singly(3)
+        if i not in lost:
+            chosen.append(singly)
+            short.took(3, singly, 1.0 if singly else 2.4)
+    assert chosen[:6].count(True) == 3, "each way is tried three times"
+    assert all(chosen[6:40])
+
+
 def test_reading_token_by_token_gives_the_same_draft() -> None:
     class Counted(FakeContext):
         sizes: list[int]

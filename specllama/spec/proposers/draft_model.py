@@ -33,23 +33,28 @@ class ShortReading:
     """
 
     def __init__(self) -> None:
-        self._uses: dict[int, int] = {}
+        self._taken: dict[tuple[int, bool], int] = {}
         self._mean: dict[tuple[int, bool], float] = {}
 
     def singly(self, n: int) -> bool:
         """Whether to read these ``n`` tokens one by one now."""
         if not 2 <= n <= _SHORT:
             return False
-        uses = self._uses[n] = self._uses.get(n, 0) + 1
-        if uses <= 2 * _TRIALS:
-            return uses % 2 == 0
+        together, single = (self._taken.get((n, way), 0) for way in (False, True))
+        if min(together, single) < _TRIALS:
+            return single < together
         better = self._mean[n, True] < self._mean[n, False]
-        return better is not (uses % _AGAIN == 0)
+        return better is not ((together + single + 1) % _AGAIN == 0)
 
     def took(self, n: int, singly: bool, seconds: float) -> None:
-        if 2 <= n <= _SHORT and self._uses[n] > 2:
-            known = self._mean.get((n, singly), seconds)
-            self._mean[n, singly] = known + _WEIGHT * (min(seconds, 2 * known) - known)
+        """A reading was finished; one that was aborted does not count."""
+        if not 2 <= n <= _SHORT:
+            return
+        way = n, singly
+        self._taken[way] = self._taken.get(way, 0) + 1
+        if self._taken[way] > 1:
+            known = self._mean.get(way, seconds)
+            self._mean[way] = known + _WEIGHT * (min(seconds, 2 * known) - known)
 
 
 class DraftModelProposer:
