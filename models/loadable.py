@@ -41,6 +41,7 @@ TOKENIZERS = frozenset(
     {"llama", "bert", "gpt2", "t5", "rwkv", "plamo2", "gemma4", "hybriddna", "whitespace"}
 )
 ROPE_SCALINGS = frozenset({"none", "linear", "yarn", "longrope"})
+UNSPECIFIED = (-1, 2**32 - 1)  # LLAMA_POOLING_TYPE_UNSPECIFIED, as llama.cpp itself saves it
 BYTE_TOKEN = 6
 # integers, and formats that only ever hold activations
 NOT_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
@@ -122,7 +123,7 @@ def _check_kind(header: GgufHeader, role: Role) -> None:
         raise UnsupportedModel(
             f"{file} is an encoder (attention is not causal): it cannot write text", _GENERATOR_HINT
         )
-    if (header.integer(header.own("pooling_type")) or 0) > 0:
+    if header.integer(header.own("pooling_type")) not in (None, 0, *UNSPECIFIED):
         raise UnsupportedModel(
             f"{file} is an embedding or ranking model (its output is pooled)", _GENERATOR_HINT
         )

@@ -327,6 +327,14 @@ def test_recurrent_models_load_and_are_known(tmp_path: Path) -> None:
     assert header.is_recurrent
 
 
+@pytest.mark.parametrize("pooling", [0, 2**32 - 1])
+def test_files_that_llama_cpp_saved_itself_are_no_embedding_models(
+    tmp_path: Path, pooling: int
+) -> None:
+    keys = {"llama.pooling_type": pooling}
+    check_loadable(read_header(ggufs.write_llama(tmp_path / "m.gguf", keys=keys)))
+
+
 def test_sentencepiece_models_load(tmp_path: Path) -> None:
     check_loadable(read_header(ggufs.write_spm(tmp_path / "m.gguf")))
 
