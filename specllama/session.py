@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from specllama.errors import PromptTooLong, UsageError
-from specllama.events import Event, Finished, Notice, RoundDone, TextDelta
+from specllama.events import Event, Finished, Notice, RoundDone, Started, TextDelta
 from specllama.interface import EngineLike, Message
 from specllama.params import SEED_LIMIT, GenerateParams
 from specllama.stats import SpecStats
@@ -70,7 +70,7 @@ class Session:
         self._id: str | None = None
         self._title = ""
         self._notices_told = 0
-        self._attempts = 0
+        self._seed_chosen = False  # in the settings, since the last reply
 
     # ---- what it is
 
@@ -121,6 +121,7 @@ class Session:
 
     @params.setter
     def params(self, params: GenerateParams) -> None:
+        self._seed_chosen = self._seed_chosen or params.seed != self._params.seed
         self._params = params
         if self._store is not None and self._id is not None:
             self._store.configure(self._id, settings=self._settings())
@@ -138,20 +139,35 @@ class Session:
         """
         if not text.strip():
             raise UsageError("the message is empty")
-        self._attempts = 0
         self._push(StoredMessage("user", text))
         return self._answer(cancel, take_back_question=True)
 
-    def retry(self, *, cancel: threading.Event | None = None) -> Iterator[Event]:
-        """Answer the last question again; a fixed seed moves on by one, else nothing would change.
+    def retry(
+        self,
+        index: int | None = None,
+        *,
+        new_seed: bool = False,
+        cancel: threading.Event | None = None,
+    ) -> Iterator[Event]:
+        """Answer a question again, with the seed of its reply unless another was set since.
 
-        The former reply comes back if the new one is stopped before its first character.
+        So the text stays the same where only the drafting has changed. The former reply comes back
+        if the new one is stopped before its first character.
+
+        Args:
+            index: the question or its reply, the last unless given; what came after it goes.
+            new_seed: take another seed: the next one where the settings fix it, else a drawn one.
         """
         if not self._messages:
             raise UsageError("there is nothing to retry yet")
-        answered = self._messages[-1].role == "assistant"
-        self._attempts += answered
-        return self._answer(cancel, former=self._messages[-1] if answered else None)
+        if index is not None:
+            if not 0 <= index < len(self._messages):
+                raise UsageError(f"there is no message {index}")
+            asked = self._messages[index].role == "user"
+            answered = asked and index + 1 < len(self._messages)
+            self._cut(index + 1 + (answered and self._messages[index + 1].role == "assistant"))
+        former = self._messages[-1] if self._messages[-1].role == "assistant" else None
+        return self._answer(cancel, former=former, seed=self._seed_again(former, new_seed))
 
     def continue_reply(self, *, cancel: threading.Event | None = None) -> Iterator[Event]:
         """Go on writing the last reply where it ended."""
@@ -183,7 +199,6 @@ class Session:
             raise UsageError("the message is empty")
         role = self._messages[index].role
         self._cut(index)
-        self._attempts = 0
         self._push(StoredMessage(role, text, "done" if role == "user" else "partial"))
         return self._answer(cancel) if role == "user" else iter(())
 
@@ -252,6 +267,7 @@ class Session:
         *,
         former: StoredMessage | None = None,
         prefix: str = "",
+        seed: int | None = None,
         take_back_question: bool = False,
     ) -> Iterator[Event]:
         """Generate the next reply.
@@ -259,6 +275,7 @@ class Session:
         Args:
             former: the last message, a reply to replace; put back when no new text comes.
             prefix: the beginning of the reply, already written.
+            seed: instead of the one in the settings.
             take_back_question: drop the question if the engine refuses the request as such.
         """
         shown: list[str] = []
@@ -266,12 +283,17 @@ class Session:
         stats: dict[str, Any] | None = None
         flushed_s = time.monotonic()
         refused = False
+        self._seed_chosen = False
+        params = self._params if seed is None else self._params.replace(seed=seed)
         if former is not None:
             self._messages.pop()
         seq = len(self._messages)
         try:
-            for event in self._events(cancel, prefix):
-                if isinstance(event, TextDelta):
+            for event in self._events(params, cancel, prefix):
+                if isinstance(event, Started):
+                    # a reply that never ends can be written again, too
+                    stats = {"seed": event.seed}
+                elif isinstance(event, TextDelta):
                     shown.append(event.text)
                 elif isinstance(event, RoundDone):
                     self.stats.observe(event)
@@ -281,7 +303,7 @@ class Session:
                     stats = {k: v for k, v in event.to_dict().items() if k not in _UNSTORED_STATS}
                 if shown and time.monotonic() - flushed_s > FLUSH_S:
                     self._store_message(
-                        seq, StoredMessage("assistant", prefix + "".join(shown), "partial")
+                        seq, StoredMessage("assistant", prefix + "".join(shown), "partial", stats)
                     )
                     flushed_s = time.monotonic()
                 yield from self._store_notices()
@@ -298,11 +320,19 @@ class Session:
                 self._cut(seq - 1)
         yield from self._store_notices()
 
-    def _events(self, cancel: threading.Event | None, prefix: str) -> Iterator[Event]:
+    def _seed_again(self, former: StoredMessage | None, new: bool) -> int | None:
+        """The seed for writing ``former`` again; None takes what the settings say."""
+        used = (former.stats or {}).get("seed") if former is not None else None
+        if self._seed_chosen or not isinstance(used, int):
+            return None
+        if not new:
+            return used
+        return None if self._params.seed is None else (used + 1) % SEED_LIMIT
+
+    def _events(
+        self, params: GenerateParams, cancel: threading.Event | None, prefix: str
+    ) -> Iterator[Event]:
         """The engine's events, through the round log; old turns are left out if they must be."""
-        params = self._params
-        if params.seed is not None and self._attempts:
-            params = params.replace(seed=(params.seed + self._attempts) % SEED_LIMIT)
         if self.log is None and self._log_rounds:
             self.log = RoundLog.open(self._engine.info, params, command=self._command)
         head = [Message("system", self._system)] if self._system else []

@@ -65,6 +65,9 @@ class ChatActions(AppPart):
     def action_retry(self) -> None:
         self.chat.action_retry()
 
+    def action_reseed(self) -> None:
+        self.chat.action_reseed()
+
     def action_continue(self) -> None:
         self.chat.action_continue()
 

@@ -99,7 +99,7 @@ ACTIONS: tuple[Action, ...] = (
         "f9",
         "toggle_speculation",
         "Draft on/off",
-        "Turn speculation off and on; the text stays the same, only the speed changes",
+        "Turn speculation off and on; same seed, same text where the rule is match",
         "draft",
     ),
     Action(
@@ -112,7 +112,22 @@ ACTIONS: tuple[Action, ...] = (
         priority=False,
     ),
     Action("chat.new", "ctrl+n", "new_chat", "New chat", "Begin a new conversation", "new"),
-    Action("chat.retry", "ctrl+r", "retry", "Again", "Write the last reply again", "retry"),
+    Action(
+        "chat.retry",
+        "ctrl+r",
+        "retry",
+        "Again",
+        "Write the last reply again with the same seed",
+        "retry",
+    ),
+    Action(
+        "chat.reseed",
+        "alt+r",
+        "reseed",
+        "New seed",
+        "Write the last reply again with another seed: another text",
+        "reseed",
+    ),
     Action(
         "chat.continue",
         "ctrl+t",

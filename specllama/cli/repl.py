@@ -23,7 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "help": ("", "Show these commands."),
     "stats": ("", "Counters of this conversation."),
     "system": ("[TEXT|none]", "Show or change the system prompt."),
-    "retry": ("", "Answer the last question again, with another seed."),
+    "retry": ("[new]", "Answer the last question again with its seed, or with a new one."),
     "undo": ("", "Take back the last question and its reply."),
     "continue": ("", "Go on writing the last reply."),
     "edit": ("[TEXT]", "Change the last question and answer it."),
@@ -169,7 +169,9 @@ class Repl:
         diagnostics.say(f"system prompt: {self.session.system or 'none'}")
 
     def _do_retry(self, rest: str) -> None:
-        self._reply(lambda cancel: self.session.retry(cancel=cancel))
+        if rest not in ("", "new"):
+            raise UsageError("/retry takes nothing, or: new", "/retry new takes another seed")
+        self._reply(lambda cancel: self.session.retry(new_seed=rest == "new", cancel=cancel))
 
     def _do_continue(self, rest: str) -> None:
         self._reply(lambda cancel: self.session.continue_reply(cancel=cancel))

@@ -53,7 +53,7 @@ def test_any_bytes_are_a_line(cli) -> None:
 
 
 def test_commands_change_the_conversation(cli, tmp_path: Path) -> None:
-    cli.reply("A.", "B.", "C.", "D.", "E.", "F.")
+    cli.reply("A.", "A.", "B.", "C.", "D.", "E.", "F.")
     script = b"""\
 /system Be brief.
 /temperature 0
@@ -63,6 +63,7 @@ def test_commands_change_the_conversation(cli, tmp_path: Path) -> None:
 /set top-k 3
 one
 /retry
+/retry new
 /continue
 /edit uno
 two
@@ -81,16 +82,16 @@ never
 """
     result = cli("chat", stdin=script)
     assert result.code == 0, result.err
-    assert result.out == "A.\nB.\nC.\nD.\nE.\nF.\n"
+    assert result.out == "A.\nA.\nB.\nC.\nD.\nE.\nF.\n"
     first = cli.engine.requests[0]
     assert first.prompt[0] == Message("system", "Be brief.")
     assert first.params.sampling.temperature == 0.0
     assert first.params.sampling.top_k == 3
     assert (first.params.draft_max, first.params.proposer, first.params.seed) == (2, "ngram", 7)
-    assert cli.engine.requests[1].params.seed == 8
-    assert cli.engine.requests[2].prompt[-1] == Message("assistant", "B.")
-    assert questions(cli)[3] == "uno"
-    assert cli.engine.requests[5].params.seed is None
+    assert [r.params.seed for r in cli.engine.requests[1:3]] == [7, 8]
+    assert cli.engine.requests[3].prompt[-1] == Message("assistant", "B.")
+    assert questions(cli)[4] == "uno"
+    assert cli.engine.requests[6].params.seed is None
     assert (tmp_path / "talk.md").read_text().startswith("# My talk\n")
     saved = json.loads((tmp_path / "talk.json").read_text())
     assert [m["content"] for m in saved["messages"]] == ["uno", "D."]
@@ -104,6 +105,7 @@ never
         ("/retri", "did you mean /retry?"),
         ("/xyzzy", "there is no command /xyzzy"),
         ("/retry", "nothing to retry"),
+        ("/retry please", "/retry takes nothing, or: new"),
         ("/undo", "nothing to undo"),
         ("/continue", "no reply to continue"),
         ("/edit", "nothing to edit"),

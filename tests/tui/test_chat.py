@@ -115,6 +115,30 @@ async def test_retry_replaces_the_reply(start: Any) -> None:
         assert "One." not in d.shown
 
 
+async def test_retry_without_drafts_keeps_the_seed_and_another_key_takes_a_new_one(
+    start: Any,
+) -> None:
+    async with start("One.", "One.", "Two.", "Two.") as d:
+        await d.say("Hi")
+        await d.pilot.press("f9", "ctrl+r")
+        await d.until(lambda: len(d.engine.requests) == 2)
+        await d.idle()
+        first, second = (r.params for r in d.engine.requests)
+        assert (first.speculate, second.speculate) == (True, False)
+        seed = d.app.store.get(d.app.session.id).messages[-1].stats["seed"]
+        assert second.seed == seed
+        await d.pilot.press("alt+r")
+        await d.until(lambda: len(d.engine.requests) == 3)
+        await d.idle()
+        assert d.engine.requests[2].params.seed is None
+        d.app.chat.query(AssistantMessage).last().focus()
+        await d.pilot.press("s")
+        await d.until(lambda: len(d.engine.requests) == 4)
+        await d.idle()
+        assert d.engine.requests[3].params.seed is None
+        assert len(d.texts) == 2
+
+
 async def test_undo_gives_the_question_back(start: Any) -> None:
     async with start("One.") as d:
         await d.say("Hi there")

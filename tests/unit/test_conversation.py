@@ -6,7 +6,7 @@ import json
 import threading
 
 import pytest
-from fakes import Reply, ScriptedEngine, engine_info, model_info
+from fakes import SEED, Reply, ScriptedEngine, engine_info, model_info
 
 from specllama.errors import EngineError, PromptTooLong, StoreError, UsageError
 from specllama.events import Finished, Notice, RoundDone, Started, TextDelta
@@ -117,18 +117,79 @@ def test_continue_that_brings_nothing_keeps_the_reply() -> None:
     assert session.messages[-1] == Message("assistant", "one two")
 
 
-def test_retry_takes_another_seed_and_can_be_taken_back(store: SessionStore) -> None:
+def test_retry_keeps_the_seed_and_can_be_taken_back(store: SessionStore) -> None:
     engine = ScriptedEngine(["first try", "second try", "third try"])
     session = Session(engine, store, params=GenerateParams(seed=10))
     list(session.send("Go"))
     list(session.retry())
     assert session.messages[-1].content == "second try"
-    assert [r.params.seed for r in engine.requests] == [10, 11]
+    assert [r.params.seed for r in engine.requests] == [10, 10]
     cancel = threading.Event()
     cancel.set()
     list(session.retry(cancel=cancel))
     assert session.messages[-1].content == "second try"
     assert [m.content for m in store.get(session.id or "").messages] == ["Go", "second try"]
+
+
+def seeds(engine: ScriptedEngine) -> list[int | None]:
+    return [request.params.seed for request in engine.requests]
+
+
+def test_a_drawn_seed_is_kept_until_another_is_asked_for(store: SessionStore) -> None:
+    engine = ScriptedEngine(["some text"])  # it reports SEED when it may draw
+    session = Session(engine, store)
+    list(session.send("Go"))
+    session.params = session.params.replace(speculate=False)
+    list(session.retry())
+    list(session.retry(new_seed=True))
+    assert seeds(engine) == [None, SEED, None]
+    resumed = Session(engine, store)
+    resumed.load()
+    list(resumed.retry())
+    assert seeds(engine)[3:] == [SEED]
+
+
+def test_a_fixed_seed_moves_on_when_another_is_asked_for_and_stays_there() -> None:
+    engine = ScriptedEngine(["some text"])
+    session = Session(engine, params=GenerateParams(seed=10))
+    list(session.send("Go"))
+    list(session.retry(new_seed=True))
+    list(session.retry(new_seed=True))
+    list(session.retry())
+    assert seeds(engine) == [10, 11, 12, 12]
+
+
+def test_a_seed_that_was_set_since_is_taken() -> None:
+    engine = ScriptedEngine(["some text"])
+    session = Session(engine)
+    list(session.send("Go"))
+    session.params = session.params.replace(seed=42)
+    list(session.retry())
+    assert seeds(engine) == [None, 42]
+
+
+def test_a_reply_that_was_cut_short_keeps_its_seed_too(store: SessionStore) -> None:
+    engine = ScriptedEngine([Reply(LONG, raise_at_round=3), "fine"])
+    session = Session(engine, store)
+    with pytest.raises(EngineError):
+        list(session.send("Go"))
+    resumed = Session(engine, store)
+    resumed.load()
+    list(resumed.retry())
+    assert seeds(engine) == [None, SEED]
+
+
+def test_an_earlier_reply_is_written_again_with_its_own_seed(store: SessionStore) -> None:
+    engine = ScriptedEngine(["a", "b", "c"])
+    session = Session(engine, store, params=GenerateParams(seed=5))
+    list(session.send("one"))
+    session.params = session.params.replace(seed=6)
+    list(session.send("two"))
+    list(session.retry(1))
+    assert seeds(engine) == [5, 6, 5]
+    assert [m.content for m in store.get(session.id or "").messages] == ["one", "c"]
+    with pytest.raises(UsageError):
+        session.retry(9)
 
 
 def test_an_answer_that_is_never_begun_changes_nothing() -> None:

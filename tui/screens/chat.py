@@ -176,17 +176,23 @@ class ChatScreen(TurnScreen):
     def action_retry(self) -> None:
         self.when_idle(self._retry)
 
-    async def _retry(self) -> None:
+    def action_reseed(self) -> None:
+        self.when_idle(lambda: self._retry(new_seed=True))
+
+    async def _retry(self, index: int | None = None, *, new_seed: bool = False) -> None:
+        """Answer the question at or before ``index`` again, the last one unless given; what came
+        later goes."""
         messages = self.session.messages
-        if not messages:
+        last = len(messages) - 1 if index is None else min(index, len(messages) - 1)
+        asked = max((i for i in range(last + 1) if messages[i].role == "user"), default=None)
+        if asked is None:
             self.notify("There is nothing to write again yet")
             return
-        keep = len(messages) - (messages[-1].role == "assistant")
-        await self.transcript.truncate(keep)
+        await self.transcript.truncate(asked + 1)
         await self.begin(
-            lambda cancel: self.session.retry(cancel=cancel),
+            lambda cancel: self.session.retry(asked, new_seed=new_seed, cancel=cancel),
             None,
-            AssistantMessage(keep, self.speaker, view=self.view, live=True),
+            AssistantMessage(asked + 1, self.speaker, view=self.view, live=True),
         )
 
     def action_continue(self) -> None:
@@ -276,7 +282,9 @@ class ChatScreen(TurnScreen):
             case "edit":
                 self.start_editing(index)
             case "retry":
-                self.when_idle(lambda: self._again_from(index))
+                self.when_idle(lambda: self._retry(index))
+            case "reseed":
+                self.when_idle(lambda: self._retry(index, new_seed=True))
             case "continue":
                 self.action_continue()
             case "undo":
@@ -290,20 +298,6 @@ class ChatScreen(TurnScreen):
                 self.chat_app.copy_text(self.session.messages[index].content)
             case "copy_code":
                 self.chat_app.copy_code(self.session.messages[index].content)
-
-    async def _again_from(self, index: int) -> None:
-        """Answer the question at or before ``index`` anew; what came later goes."""
-        messages = self.session.messages
-        at = max(
-            (i for i in range(min(index, len(messages) - 1) + 1) if messages[i].role == "user"),
-            default=None,
-        )
-        if at is None:
-            return
-        if at >= len(messages) - 2:
-            await self._retry()
-        else:
-            await self._resend(at, messages[at].content)
 
     async def set_view(self, view: str) -> None:
         self.view = view

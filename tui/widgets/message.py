@@ -86,6 +86,7 @@ class MessageView(Inked, Vertical, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("e", "turn('edit')", "Edit", id="turn.edit"),
         Binding("r", "turn('retry')", "Again", id="turn.retry"),
+        Binding("s", "turn('reseed')", "New seed", id="turn.reseed"),
         Binding("c", "turn('continue')", "Continue", id="turn.continue"),
         Binding("y", "turn('copy')", "Copy", id="turn.copy"),
         Binding("b", "turn('copy_code')", "Copy code", id="turn.copy_code"),
