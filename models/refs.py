@@ -91,6 +91,20 @@ def bundled(name: str) -> Path:
     return path
 
 
+def lasting(ref: str) -> str:
+    """The reference in a form that means the same from every folder: a path becomes absolute."""
+    path = None if ref in TINY else _existing(ref)
+    return ref if path is None else os.path.abspath(path)
+
+
+def _existing(ref: str) -> Path | None:
+    """The file or folder that ``ref`` names; a repository of the hub comes before a folder."""
+    path = Path(os.path.expanduser(ref))
+    if not path.exists() or (path.is_dir() and parse_hub(ref) is not None):
+        return None
+    return path
+
+
 def resolve(ref: str, *, folders: Sequence[str | Path] = ()) -> Path:
     """The file that a reference means.
 
@@ -105,11 +119,11 @@ def resolve(ref: str, *, folders: Sequence[str | Path] = ()) -> Path:
         raise UsageError("the model reference is empty or holds control characters")
     if ref in TINY:
         return bundled(ref)
-    path = Path(os.path.expanduser(ref))
-    if path.exists() and not (path.is_dir() and parse_hub(ref) is not None):
+    path = _existing(ref)
+    if path is not None:
         return _in_folder(path) if path.is_dir() else path
     if _looks_like_path(ref):
-        raise ModelUnavailable(f"no such file: {ref}", _near_files(path))
+        raise ModelUnavailable(f"no such file: {ref}", _near_files(Path(os.path.expanduser(ref))))
     pair = catalog.find(ref)
     if pair is not None:
         wanted = HubRef(pair.target.repo, pair.target.quant)

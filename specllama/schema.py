@@ -81,8 +81,8 @@ SCHEMA: tuple[Setting, ...] = (
         "model",
         "text",
         "app.model",
-        "Target: a path, user/repo[:quant] or a catalogue name; "
-        "the bundled tiny pair if none is given.",
+        "Target: a path, user/repo[:quant] or a catalogue name; if none is given the bundled "
+        "tiny pair, in the terminal app the one opened last.",
         _M,
         ("-m", "--model"),
         metavar="REF",

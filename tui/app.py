@@ -33,7 +33,7 @@ from specllama.tui import keymap, themes
 from specllama.tui.actions import ChatActions
 from specllama.tui.bridge import Clock, Pace, monotonic
 from specllama.tui.commands import ActionCommands, MethodCommands, SessionCommands
-from specllama.tui.loading import EngineKeeper
+from specllama.tui.loading import EngineKeeper, lasting_pair
 from specllama.tui.messages import InkChanged, StorageFailed
 from specllama.tui.pages import Pages
 from specllama.tui.screens.chat import ChatScreen
@@ -97,9 +97,10 @@ class SpecllamaApp(EngineKeeper, Pages, ChatActions):
         self.draft_file = DraftFile()
         self.store = store or SessionStore.open()
         if target is not None:
-            self.wanted = (target, draft)
+            self.wanted = lasting_pair(target, draft)
         elif self.prefs.last_target:
-            self.wanted = (self.prefs.last_target, draft or self.prefs.last_draft or None)
+            last_draft = self.prefs.last_draft or None
+            self.wanted = lasting_pair(self.prefs.last_target, draft or last_draft)
         self.factory_for = factory_for or self.load_recipe
         recipe: EngineFactory = self.factory_for(*self.wanted) if self.wanted else NoModel()
         self.host = host_class(recipe)

@@ -14,6 +14,7 @@ from textual import on, work
 from specllama.errors import EngineDied, SpecllamaError, UsageError
 from specllama.events import Event, LoadProgress
 from specllama.host import EngineFactory, LoadEngine
+from specllama.models.refs import lasting
 from specllama.params import GenerateParams
 from specllama.text import sanitize_line
 from specllama.tui import themes
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from specllama.tui.screens.models import Choice
 
 AFTER_FAILURE = "F6 chooses another pair; /reload or your next message tries again"
+
+
+def lasting_pair(target: str, draft: str | None) -> tuple[str, str | None]:
+    """The pair as it is remembered: it may be opened from another folder next time."""
+    return lasting(target), None if draft is None else lasting(draft)
 
 
 class EngineKeeper(AppPart):
@@ -139,8 +145,8 @@ class EngineKeeper(AppPart):
         if choice is None:
             return
         self._before_switch = self.wanted
-        self.wanted = (choice.target, choice.draft)
-        factory = self.factory_for(choice.target, choice.draft)
+        self.wanted = lasting_pair(choice.target, choice.draft)
+        factory = self.factory_for(*self.wanted)
         self.chat.when_idle(lambda: self.load(factory))
 
     # ------------------------------------------------------------------ the next request

@@ -16,7 +16,8 @@ from specllama.store.sessions import SessionStore
 
 EPILOG = """\b
 Examples:
-  specllama chat                             chat with the bundled pair
+  specllama chat                             the pair opened last; at first the bundled one
+  specllama chat -m tiny                     the bundled pair
   specllama chat -m qwen3-8b --system "Answer in one sentence."
   specllama chat --resume                    go on with the last conversation
   specllama chat --plain                     line by line; screen readers, dumb terminals

@@ -46,6 +46,32 @@ def chosen_from(recipes: dict[str, Any]) -> Callable[[str, str | None], Any]:
 # ---------------------------------------------------------------------- the first load
 
 
+async def test_a_relative_path_is_remembered_from_every_folder(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    for name in ("target.gguf", "draft.gguf"):
+        (here / name).touch()
+    asked: list[tuple[str, str | None]] = []
+    recipe = Recipe()
+
+    def factory_for(target: str, draft: str | None) -> Recipe:
+        asked.append((target, draft))
+        return recipe
+
+    monkeypatch.chdir(here)
+    async with start(
+        recipe=recipe, target="target.gguf", draft="./draft.gguf", factory_for=factory_for
+    ):
+        pass
+    monkeypatch.chdir(elsewhere)
+    async with start(recipe=recipe, target=None, factory_for=factory_for):
+        pass
+    assert asked == [(str(here / "target.gguf"), str(here / "draft.gguf"))] * 2
+
+
 async def test_a_failed_load_says_what_and_what_next(start: Any) -> None:
     recipe = Recipe(error=BadGguf("the file is cut short", "pull it again"))
     async with start(recipe=recipe, wait=False) as d:

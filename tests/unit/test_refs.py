@@ -222,3 +222,19 @@ def test_summaries_are_cached_and_follow_the_file(model: Path, tmp_path: Path) -
     }
     assert listed[big] == (str(small),)
     assert listed[small] == ()
+
+
+def test_a_path_is_made_to_last_and_other_references_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "tiny").touch()  # the bundled pair comes before a file of its name
+    (tmp_path / "user/repo").mkdir(parents=True)  # and a repository before a folder
+    (tmp_path / "m.gguf").touch()
+    (tmp_path / "folder").mkdir()
+    for ref in ("tiny", "user/repo", "qwen3-8b", "user/repo:Q4_0", "missing.gguf", "name:tag"):
+        assert refs.lasting(ref) == ref
+    for ref in ("m.gguf", "./m.gguf", "folder/../m.gguf", "~/m.gguf"):
+        assert refs.lasting(ref) == str(tmp_path / "m.gguf")
+    assert refs.lasting("folder") == str(tmp_path / "folder")
