@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from specllama.cancel import Cancel as Cancel
     from specllama.engine import Engine as Engine
     from specllama.errors import SpecllamaError as SpecllamaError
     from specllama.params import EngineOptions as EngineOptions
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from specllama.session import Session as Session
 
 _EXPORTS = {
+    "Cancel": "specllama.cancel",
     "Engine": "specllama.engine",
     "EngineOptions": "specllama.params",
     "GenerateParams": "specllama.params",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from specllama.backend.base import Context, Vocab
+from specllama.cancel import Cancel, StopFlag
 from specllama.chat import render
 from specllama.errors import EngineError, PairIncompatible, UsageError
 from specllama.events import (
@@ -43,6 +44,7 @@ class Engine:
         make_constraint: builds the grammar of a request.
         make_window: the draft window of a request.
         on_close: frees the models.
+        stop: what the contexts look at; a request's cancel sets it.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Engine:
         make_constraint: ConstraintMaker | None = None,
         make_window: Callable[[GenerateParams], Window] | None = None,
         on_close: Callable[[], None] | None = None,
+        stop: StopFlag | None = None,
     ) -> None:
         self._target = target
         self._vocab = vocab
@@ -69,6 +72,7 @@ class Engine:
         self._make_constraint = make_constraint
         self._make_window = make_window or _fixed_window
         self._on_close = on_close
+        self._stop = stop or StopFlag()
         self._busy = threading.Lock()
         self._eog_bias: dict[int, float] | None = None
         self._breakers: dict[tuple[str, ...], frozenset[int]] = {}
@@ -82,6 +86,7 @@ class Engine:
         options: EngineOptions | None = None,
         *,
         on_progress: Callable[[Event], None] | None = None,
+        cancel: Cancel | None = None,
     ) -> Engine:
         """Load a pair from references: a path, ``user/repo[:quant]``, or a catalogue name.
 
@@ -89,10 +94,14 @@ class Engine:
 
         Raises:
             ModelUnavailable, BadGguf, UnsupportedModel, PairIncompatible, DoesNotFit, CannotLoad.
+            Cancelled: ``cancel`` was set.
         """
         from specllama.loading import load_parts
 
-        return cls(**load_parts(target, draft, options or EngineOptions(), on_progress))
+        stop = StopFlag()
+        with stop.obeying(cancel or Cancel()):
+            parts = load_parts(target, draft, options or EngineOptions(), on_progress, stop)
+        return cls(**parts, stop=stop)
 
     # -- facts --
 
@@ -141,10 +150,8 @@ class Engine:
             self._on_close()
 
     def abort(self) -> None:
-        """Stop a running pass from another thread; set the request's cancel event as well."""
-        abort = getattr(self._target, "abort", None)
-        if abort is not None:
-            abort()
+        """Stop whatever pass is running, from any thread; a request ends as cancelled."""
+        self._stop.set()
 
     def reset(self) -> None:
         """Forget every cached prompt, so that the next request reads its prompt afresh."""
@@ -205,7 +212,7 @@ class Engine:
         prompt: str | Sequence[int] | Sequence[Message],
         params: GenerateParams | None = None,
         *,
-        cancel: threading.Event | None = None,
+        cancel: Cancel | None = None,
     ) -> Iterator[Event]:
         """See ``EngineLike.generate``."""
         if self._closed:
@@ -213,14 +220,13 @@ class Engine:
         if not self._busy.acquire(blocking=False):
             raise EngineError("the engine is busy with another request")
         try:
-            resume = getattr(self._target, "resume", None)
-            if resume is not None:  # an abort that came after the last pass of the last request
-                resume()
-            run = RequestRun(self, params or GenerateParams(), cancel or threading.Event())
+            cancel = cancel or Cancel()
+            run = RequestRun(self, params or GenerateParams(), cancel)
             try:
-                yield from run.events(prompt)
+                with self._stop.obeying(cancel):
+                    yield from run.events(prompt)
             finally:
-                run.settle()
+                run.settle()  # may have to read tokens again, which is not to be stopped
         finally:
             self._busy.release()
 

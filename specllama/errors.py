@@ -12,6 +12,7 @@
     ├── PromptTooLong              exit 2   the prompt does not fit the context
     ├── ContextFull                exit 1   the context ran out while generating
     ├── EngineError                exit 1   llama.cpp refused or returned nonsense
+    │   ├── Cancelled              exit 130 a pass or a load was stopped on request
     │   └── EngineDied             exit 1   the engine process ended
     └── StoreError                 exit 1   a log or session file cannot be read or written
 
@@ -82,6 +83,10 @@ class ContextFull(SpecllamaError):
 
 class EngineError(SpecllamaError):
     pass
+
+
+class Cancelled(EngineError):
+    exit_code = 130
 
 
 class EngineDied(EngineError):

@@ -8,7 +8,7 @@ so nothing has to be rebuilt. The parent never imports llama_cpp.
     parent                                   child
     generate() ── ("generate", id, …) ─────► command thread ─► main thread: engine.generate()
                ◄─ ("events", id, [Event, …]) ────────────────────────┘
-    cancel     ── ("cancel", id) ──────────► command thread sets the request's Event
+    cancel     ── ("cancel", id) ──────────► command thread sets the request's Cancel
 
 The parent's reader thread always drains the pipe, so a slow screen never slows the decoder. The
 child ends itself when the pipe closes: a dead parent leaves nothing behind.
@@ -33,6 +33,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
+from specllama.cancel import Cancel
 from specllama.errors import EngineDied, EngineError, SpecllamaError
 from specllama.events import Event, Notice
 from specllama.interface import EngineInfo, EngineLike, Message
@@ -42,7 +43,6 @@ Prompt = str | Sequence[int] | Sequence[Message]
 OnEvent = Callable[[Event], None]
 
 GATHER_S = 0.012  # events of so long cross the pipe together: a fast model makes thousands a second
-CANCEL_POLL_S = 0.05  # how late a cancel may reach the child while it sends nothing
 REAP_S = 5.0
 LAST_WORDS_BYTES = 8192
 
@@ -165,7 +165,7 @@ class EngineHost:
         prompt: Prompt,
         params: GenerateParams,
         *,
-        cancel: threading.Event | None = None,
+        cancel: Cancel | None = None,
     ) -> Iterator[Event]:
         fresh = self._starts > 0 and not self.ready
         self.start()
@@ -174,24 +174,22 @@ class EngineHost:
         if fresh:
             yield Notice("The engine was started again.", topic="engine")
         request = child.ask("generate", prompt, params)
-        told = finished = False
+        finished = False
         try:
-            while True:
-                if not told and cancel is not None and cancel.is_set():
-                    child.cancel(request.id)
-                    told = True
-                try:
-                    kind, payload = request.inbox.get(timeout=None if told else CANCEL_POLL_S)
-                except queue.Empty:
-                    continue
-                if kind == "events":
-                    yield from payload
-                elif kind == "end":
-                    finished = True
-                    return
-                else:
-                    finished = True
-                    raise payload
+            # by way of the inbox: whoever sets it, a signal handler perhaps, need not wait
+            with (cancel or Cancel()).calling(lambda: request.inbox.put(("cancel", None))):
+                while True:
+                    kind, payload = request.inbox.get()
+                    if kind == "cancel":
+                        child.cancel(request.id)
+                    elif kind == "events":
+                        yield from payload
+                    elif kind == "end":
+                        finished = True
+                        return
+                    else:
+                        finished = True
+                        raise payload
         finally:
             # The child serves requests in order, so an abandoned one needs no waiting for.
             if not finished:
@@ -429,7 +427,7 @@ class _Link:
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
         self._lock = threading.Lock()
-        self._cancels: dict[int, threading.Event] = {}
+        self._cancels: dict[int, Cancel] = {}
         self._cancels_lock = threading.Lock()
         self._gathered: list[Event] = []
         self._gathered_for = 0
@@ -471,9 +469,9 @@ class _Link:
             self.flush()
             time.sleep(GATHER_S)
 
-    def cancel_event(self, request_id: int) -> threading.Event:
+    def cancel_of(self, request_id: int) -> Cancel:
         with self._cancels_lock:
-            return self._cancels.setdefault(request_id, threading.Event())
+            return self._cancels.setdefault(request_id, Cancel())
 
     def done(self, request_id: int) -> None:
         with self._cancels_lock:
@@ -492,11 +490,11 @@ class _Link:
                     known.set()
             elif verb == "close":
                 with self._cancels_lock:
-                    for event in self._cancels.values():
-                        event.set()
+                    for cancel in self._cancels.values():
+                        cancel.set()
                 self.work.put(None)
             else:
-                self.cancel_event(request_id)  # so that a cancel sent before its turn counts
+                self.cancel_of(request_id)  # so that a cancel sent before its turn counts
                 self.work.put((verb, request_id, *args))
 
 
@@ -528,7 +526,7 @@ def _serve(conn: Connection, factory: EngineFactory, log: str) -> None:
             if verb == "count":
                 link.send("result", request_id, engine.count_tokens(args[0]))
             else:
-                cancel = link.cancel_event(request_id)
+                cancel = link.cancel_of(request_id)
                 for event in engine.generate(args[0], args[1], cancel=cancel):
                     link.event(request_id, event)
                 link.flush()

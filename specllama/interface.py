@@ -6,11 +6,11 @@ the terminal app and the tests depend on this protocol alone. Light to import.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from specllama.cancel import Cancel
 from specllama.events import Event
 from specllama.params import GenerateParams
 
@@ -88,13 +88,14 @@ class EngineLike(Protocol):
         prompt: str | Sequence[int] | Sequence[Message],
         params: GenerateParams,
         *,
-        cancel: threading.Event | None = None,
+        cancel: Cancel | None = None,
     ) -> Iterator[Event]:
         """Generate from a raw text, from token ids, or from a conversation.
 
         A conversation whose last message is from the assistant is continued in place. The events
         are Started, PrefillProgress*, (TextDelta | RoundDone | Notice)*, Finished. Setting
-        ``cancel`` ends within one round with reason "cancelled"; what was written is kept.
+        ``cancel`` ends it with reason "cancelled", on a CPU in the middle of a pass, elsewhere
+        before the next one; what was written is kept.
 
         Raises:
             SpecllamaError: before the first event when the request cannot be served.

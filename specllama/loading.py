@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from specllama.cancel import StopFlag
 from specllama.errors import CannotLoad, StoreError
 from specllama.events import Event, LoadProgress
 from specllama.interface import EngineInfo, ModelInfo
@@ -34,8 +35,12 @@ def load_parts(
     draft_ref: str | Path | None,
     options: EngineOptions,
     on_progress: Callable[[Event], None] | None,
+    stop: StopFlag,
 ) -> dict[str, Any]:
-    """Keyword arguments for ``Engine``. Headers are checked before llama.cpp sees a file."""
+    """Keyword arguments for ``Engine``. Headers are checked before llama.cpp sees a file.
+
+    Setting ``stop`` ends it with Cancelled; later, the passes of every context look at it.
+    """
     from specllama.models.gguf import exact_rows, exactness, read_header
     from specllama.models.loadable import check_loadable
     from specllama.models.memory import estimate_pair, require_fit
@@ -110,6 +115,7 @@ def load_parts(
             use_mlock=options.use_mlock,
             load_mtp=role == "target" and not why_not(header),
             progress=report(role, header.path),
+            stop=stop,
         )
         opened.append(model)
         return model

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from specllama.backend.base import Capturing
-from specllama.errors import ContextFull, EngineError, PromptTooLong
+from specllama.cancel import Cancel
+from specllama.errors import Cancelled, ContextFull, PromptTooLong
 from specllama.events import (
     Event,
     Finished,
@@ -50,7 +50,7 @@ _FREE = ("ngram", "suffix", "lookahead")  # proposers without a draft model
 class RequestRun:
     """One request from prompt to Finished."""
 
-    def __init__(self, engine: Engine, params: GenerateParams, cancel: threading.Event) -> None:
+    def __init__(self, engine: Engine, params: GenerateParams, cancel: Cancel) -> None:
         self._engine = engine
         self._target = engine.target
         self._vocab = engine.vocab
@@ -81,7 +81,11 @@ class RequestRun:
         if isinstance(self._target, Capturing):
             self._target.capture(proposer.needs)
         self._proposer = proposer
-        cached, again = self._reuse(ids)
+        reason: FinishReason | None = None
+        try:
+            cached, again = self._reuse(ids)
+        except Cancelled:  # a model that cannot roll back reads again
+            cached, again, reason = 0, 0, "cancelled"
         self._tokens = ids
         self._prompt_n = len(ids)
         self._cached_n = cached
@@ -107,12 +111,14 @@ class RequestRun:
             )
 
         started = perf_counter()
-        reason: FinishReason | None = None
-        for done in self._prefill(ids[:-1], cached):
-            yield PrefillProgress(done=done, total=len(ids) - 1, cached=cached)
-            if self._cancel.is_set():
-                reason = "cancelled"
-                break
+        try:
+            for done in self._prefill(ids[:-1] if reason is None else [], cached):
+                yield PrefillProgress(done=done, total=len(ids) - 1, cached=cached)
+                if self._cancel.is_set():
+                    reason = "cancelled"
+                    break
+        except Cancelled:
+            reason = "cancelled"
         prefilled = perf_counter()
 
         proposer.start(
@@ -137,7 +143,8 @@ class RequestRun:
         if isinstance(window, AdaptiveWindow):
             paid = _paid(proposer)
             window.drafts_with(proposer.name, paid, copies=_copies(proposer))
-            window.prefilled(len(ids) - 1 - cached, read_ms)
+            if reason is None:  # else it would take a part for the whole
+                window.prefilled(len(ids) - 1 - cached, read_ms)
             if paid and (why := window.cannot_gain()):
                 yield Notice(message=why, topic="routing")
         loop = SpeculativeLoop(
@@ -164,7 +171,12 @@ class RequestRun:
                     reason = "context"
                     message = f"the context of {n_ctx} tokens is full"
                     break
-                yield Notice(message=self._shift(loop), level="warning", topic="context")
+                try:
+                    shifted = self._shift(loop)
+                except Cancelled:
+                    reason = "cancelled"
+                    break
+                yield Notice(message=shifted, level="warning", topic="context")
             # the first token is a plain step: a wider pass, or reading the prompt into the draft
             # model, would only delay it
             try:
@@ -172,11 +184,9 @@ class RequestRun:
             except ContextFull as full:
                 reason, message = "context", full.message
                 break
-            except EngineError:
-                if self._cancel.is_set():  # the pass was aborted on request
-                    reason = "cancelled"
-                    break
-                raise
+            except Cancelled:
+                reason = "cancelled"
+                break
             now = perf_counter()
             if first_s is None:
                 first_s, first_at = now - prefilled, now

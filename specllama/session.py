@@ -12,11 +12,11 @@ fails or the process is killed.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+from specllama.cancel import Cancel
 from specllama.errors import PromptTooLong, UsageError
 from specllama.events import Event, Finished, Notice, RoundDone, Started, TextDelta
 from specllama.interface import EngineLike, Message
@@ -128,7 +128,7 @@ class Session:
 
     # ---- what it does
 
-    def send(self, text: str, *, cancel: threading.Event | None = None) -> Iterator[Event]:
+    def send(self, text: str, *, cancel: Cancel | None = None) -> Iterator[Event]:
         """Ask; yields the engine's events. The question is stored before this returns.
 
         A question that cannot be served at all (PromptTooLong and other UsageErrors, raised by the
@@ -147,7 +147,7 @@ class Session:
         index: int | None = None,
         *,
         new_seed: bool = False,
-        cancel: threading.Event | None = None,
+        cancel: Cancel | None = None,
     ) -> Iterator[Event]:
         """Answer a question again, with the seed of its reply unless another was set since.
 
@@ -169,7 +169,7 @@ class Session:
         former = self._messages[-1] if self._messages[-1].role == "assistant" else None
         return self._answer(cancel, former=former, seed=self._seed_again(former, new_seed))
 
-    def continue_reply(self, *, cancel: threading.Event | None = None) -> Iterator[Event]:
+    def continue_reply(self, *, cancel: Cancel | None = None) -> Iterator[Event]:
         """Go on writing the last reply where it ended."""
         if not self._messages or self._messages[-1].role != "assistant":
             raise UsageError("there is no reply to continue")
@@ -185,9 +185,7 @@ class Session:
         self._cut(at)
         return question
 
-    def edit(
-        self, index: int, text: str, *, cancel: threading.Event | None = None
-    ) -> Iterator[Event]:
+    def edit(self, index: int, text: str, *, cancel: Cancel | None = None) -> Iterator[Event]:
         """Change message ``index`` (from 0) and forget what came after it.
 
         An edited question is answered; an edited reply is left for ``continue_reply``, and the
@@ -263,7 +261,7 @@ class Session:
 
     def _answer(
         self,
-        cancel: threading.Event | None,
+        cancel: Cancel | None,
         *,
         former: StoredMessage | None = None,
         prefix: str = "",
@@ -330,7 +328,7 @@ class Session:
         return None if self._params.seed is None else (used + 1) % SEED_LIMIT
 
     def _events(
-        self, params: GenerateParams, cancel: threading.Event | None, prefix: str
+        self, params: GenerateParams, cancel: Cancel | None, prefix: str
     ) -> Iterator[Event]:
         """The engine's events, through the round log; old turns are left out if they must be."""
         if self.log is None and self._log_rounds:
@@ -355,7 +353,7 @@ class Session:
             yield from self._run([*head, *kept, *tail], params, cancel)
 
     def _run(
-        self, messages: Sequence[Message], params: GenerateParams, cancel: threading.Event | None
+        self, messages: Sequence[Message], params: GenerateParams, cancel: Cancel | None
     ) -> Iterator[Event]:
         events = self._engine.generate(messages, params, cancel=cancel)
         return logged(events, self.log, params)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from specllama.cancel import Cancel
 from specllama.errors import EngineError, SpecllamaError
 from specllama.events import (
     Event,
@@ -59,9 +60,7 @@ class Batch:
 class Turn:
     """One request, running in its own thread."""
 
-    def __init__(
-        self, events: Iterator[Event], cancel: threading.Event, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, events: Iterator[Event], cancel: Cancel, wake: Callable[[], None]) -> None:
         self._events = events
         self._wake = wake
         self._lock = threading.Lock()

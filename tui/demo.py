@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from specllama.cancel import Cancel
 from specllama.errors import SpecllamaError
 from specllama.events import Event, LoadProgress
 from specllama.host import EngineFactory
@@ -226,7 +227,7 @@ class InlineHost:
         prompt: str | Sequence[int] | Sequence[Message],
         params: GenerateParams,
         *,
-        cancel: threading.Event | None = None,
+        cancel: Cancel | None = None,
     ) -> Iterator[Event]:
         yield from self._started().generate(prompt, params, cancel=cancel)
 

@@ -76,6 +76,8 @@ class Context(Protocol):
 
         Raises:
             ContextFull: no room for the tokens.
+            Cancelled: the engine's stop flag is set; the cache holds what it held before, or the
+                beginning of it where the model cannot roll back.
             EngineError: the library refused; the cache is as it was before.
         """
         ...

@@ -28,7 +28,13 @@ import numpy.typing as npt
 from specllama.backend.base import Outputs
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_context import SEQ, LlamaContext, decode_error
+from specllama.backend.llama_context import (
+    SEQ,
+    LlamaContext,
+    decode_error,
+    require_running,
+    stop_on,
+)
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.symbols import function
 from specllama.backend.symbols import rows as view
@@ -69,6 +75,7 @@ def open_eagle3(path: Path, target: HeadTarget) -> Proposer:
         gpu_layers=str(target.model.gpu_layers),
         use_mmap=target.options.use_mmap,
         head=True,
+        stop=target.model.stop,
     )
     target.on_close.callback(model.close)
     context = EagleContext(model, target.context, facts, threads=target.threads)
@@ -105,6 +112,8 @@ class EagleContext:
         params.n_batch = params.n_ubatch = _BATCH
         params.n_threads = params.n_threads_batch = threads
         params.no_perf = True
+        self._stop = target.model.stop
+        stop_on(self._stop, params)
         params.ctx_other = target.handle  # whose matrices the head may borrow
         recent.clear()
         self._ctx = ll.llama_init_from_model(model.handle, params)
@@ -196,6 +205,7 @@ class EagleContext:
             batch.seq_id[i][0] = SEQ
             batch.logits[i] = 1
         batch.n_tokens = n
+        require_running(self._stop)
         status = ll.llama_encode(self._ctx, batch)
         if status != 0:
             raise decode_error(status, self._n_ctx)
@@ -245,6 +255,7 @@ class EagleContext:
             batch.seq_id[i][0] = SEQ
             batch.logits[i] = last
         batch.n_tokens = n
+        require_running(self._stop)
         status = ll.llama_decode(self._ctx, batch)
         if status != 0:
             self.rollback(len(self._tokens))

@@ -13,7 +13,8 @@ import numpy as np
 
 from specllama.backend.base import Outputs
 from specllama.backend.hidden import HiddenRows
-from specllama.errors import ContextFull, EngineError
+from specllama.cancel import StopFlag
+from specllama.errors import Cancelled, ContextFull, EngineError
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.spec.tree import layout
 from specllama.spec.types import HiddenNeed, Row, Rows
@@ -104,12 +105,14 @@ class FakeContext:
         max_rows: int = 65,
         n_batch: int = 512,
         max_leaves: int = 16,
+        stop: StopFlag | None = None,
     ) -> None:
         self._table = table
         self._n_ctx = n_ctx
         self._max_rows = max_rows
         self._n_batch = n_batch
         self._max_leaves = max_leaves
+        self._stop = stop or StopFlag()
         self._tokens: list[int] = []
         self._tree: tuple[int, list[int], list[int]] | None = None
         self._handed_out: Rows | None = None
@@ -154,6 +157,8 @@ class FakeContext:
         n = len(tokens)
         if self.closed:
             raise EngineError("the context is closed")
+        if self._stop.is_set():
+            raise Cancelled("the pass was cancelled")
         if not 0 < n <= self._n_batch:
             raise ValueError(f"a pass takes 1 to {self._n_batch} tokens, got {n}")
         if outputs == "all" and n > self._max_rows:

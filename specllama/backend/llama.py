@@ -18,7 +18,8 @@ import llama_cpp as ll
 from specllama.backend.llama_context import LlamaContext
 from specllama.backend.llama_log import last_words, recent, start, supports_gpu
 from specllama.backend.llama_vocab import LlamaVocab
-from specllama.errors import CannotLoad, UnsupportedModel
+from specllama.cancel import StopFlag
+from specllama.errors import Cancelled, CannotLoad, UnsupportedModel
 from specllama.params import EngineOptions
 
 
@@ -27,9 +28,11 @@ class LlamaModel:
 
     Args:
         load_mtp: load NextN blocks as well, where the file has them.
+        stop: ends loading, and the passes of every context of the model, when it is set.
 
     Raises:
         CannotLoad, UnsupportedModel: with llama.cpp's own reason.
+        Cancelled: ``stop`` was set.
     """
 
     def __init__(
@@ -43,9 +46,11 @@ class LlamaModel:
         load_mtp: bool = False,
         progress: Callable[[float], None] | None = None,
         head: bool = False,
+        stop: StopFlag | None = None,
     ) -> None:
         start()
         self.path = path
+        self.stop = stop = stop or StopFlag()
         params = ll.llama_model_default_params()
         if gpu_layers == "auto":
             self.gpu_layers = 999 if supports_gpu() else 0
@@ -72,12 +77,14 @@ class LlamaModel:
         def on_progress(fraction: float, user_data: object) -> bool:
             if progress is not None:
                 progress(float(fraction))
-            return True
+            return not stop.is_set()
 
         params.progress_callback = on_progress
         recent.clear()
         self._model = ll.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
+            if stop.is_set():
+                raise Cancelled(f"loading {path.name} was stopped")
             reason = last_words() or "llama.cpp gave no reason"
             raise CannotLoad(f"cannot load {path.name}: {reason}")
         self.vocab = LlamaVocab(self._model, pre)

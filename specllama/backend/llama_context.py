@@ -10,6 +10,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp as ll
@@ -20,7 +21,15 @@ from specllama.backend.base import Outputs
 from specllama.backend.capture import Capture
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.llama_log import last_words, recent
-from specllama.errors import CannotLoad, ContextFull, EngineError, UnsupportedModel, UsageError
+from specllama.cancel import StopFlag
+from specllama.errors import (
+    Cancelled,
+    CannotLoad,
+    ContextFull,
+    EngineError,
+    UnsupportedModel,
+    UsageError,
+)
 from specllama.params import EngineOptions
 from specllama.spec.types import HiddenNeed, IntArray, Rows
 
@@ -29,6 +38,7 @@ if TYPE_CHECKING:
 
 SEQ = 0  # the one sequence of a chain
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part of a sequence's state
+_ABORTED = 2  # llama_decode's word for a pass that the abort callback ended
 _CONTEXT_PAD = 256
 
 _KV_TYPES = {
@@ -81,11 +91,8 @@ class LlamaContext:
         params.type_k = _KV_TYPES[options.kv_type_k]
         params.type_v = _KV_TYPES[options.kv_type_v]
         params.no_perf = True
-        self._abort = ctypes.create_string_buffer(2)
-        self._abort_function = _native_flag_reader()
-        if self._abort_function is not None:
-            params.abort_callback = self._abort_function
-            params.abort_callback_data = ctypes.addressof(self._abort)
+        self._stop = model.stop
+        stop_on(self._stop, params)
         self._params = params
         recent.clear()
         self._ctx = ll.llama_init_from_model(model.handle, params)
@@ -183,14 +190,6 @@ class LlamaContext:
         if not self._ctx:
             raise EngineError("the context is closed")
 
-    def abort(self) -> None:
-        """Ask a running pass to stop; callable from another thread (CPU passes only)."""
-        self._abort.raw = b"\x01\x00"
-
-    def resume(self) -> None:
-        """Forget an ``abort`` that came too late to stop a pass."""
-        self._abort.raw = b"\x00\x00"
-
     # -- passes --
 
     def forward(
@@ -207,8 +206,7 @@ class LlamaContext:
             self._capture.prepare(n_rows == n)
             status = ll.llama_decode(self._ctx, self._batch)
             if status != 0:
-                self._abort.raw = b"\x00\x00"
-                self._cut(past)
+                self._cut(past, replay=status != _ABORTED)
                 raise decode_error(status, self._n_ctx)
             self._capture.take(past, n, n_rows == n)
             self._tokens.extend(self._b_token[:n].tolist())
@@ -217,6 +215,7 @@ class LlamaContext:
     def _load(self, tokens: Sequence[int], outputs: Outputs) -> int:
         """Check a pass and write its tokens and outputs to the batch; returns how many rows."""
         self._require_open()
+        require_running(self._stop)
         n = len(tokens)
         n_rows = n if outputs == "all" else 1 if outputs == "last" else 0
         if n == 0:
@@ -268,8 +267,11 @@ class LlamaContext:
         with self._lock:
             self._cut(keep_len)
 
-    def _cut(self, keep_len: int) -> None:
-        """Make the cache hold exactly ``tokens[:keep_len]``, whatever it holds now."""
+    def _cut(self, keep_len: int, *, replay: bool = True) -> None:
+        """Make the cache hold exactly ``tokens[:keep_len]``, whatever it holds now.
+
+        Without ``replay`` it holds the beginning of them that costs nothing.
+        """
         self._capture.hidden.cut(keep_len)
         if keep_len == 0:
             self._clear()
@@ -286,7 +288,8 @@ class LlamaContext:
             self._clear()
             start = 0
         del self._tokens[start:]
-        self._replay(kept[start:])
+        if replay:
+            self._replay(kept[start:])
 
     def _clear(self) -> None:
         """Forget every token, and the checkpoint with them: another text may follow."""
@@ -304,7 +307,7 @@ class LlamaContext:
             self._b_pos[:n] = np.arange(past, past + n, dtype=np.int32)
             self._b_logits[:n] = 0
             self._batch.n_tokens = n
-            status = ll.llama_decode(self._ctx, self._batch)
+            status = _ABORTED if self._stop.is_set() else ll.llama_decode(self._ctx, self._batch)
             if status != 0:
                 self._clear()
                 self._capture.hidden.clear()
@@ -340,26 +343,43 @@ class LlamaContext:
             self._ctx = None
 
 
-class PassAborted(EngineError):
-    """A pass was stopped by ``abort``; the cache is as it was before."""
-
-
 def decode_error(status: int, n_ctx: int) -> Exception:
     if status == 1:
         return ContextFull(
             f"no room left in the KV cache of {n_ctx} tokens",
             "start a new chat, raise --ctx-size, or use --on-full shift",
         )
-    if status == 2:
-        return PassAborted("the pass was cancelled")
+    if status == _ABORTED:
+        return Cancelled("the pass was cancelled")
     return EngineError(f"llama.cpp could not evaluate the tokens (code {status}): {last_words()}")
 
 
+def require_running(stop: StopFlag) -> None:
+    """Before a pass: not every device stops within one.
+
+    Raises:
+        Cancelled: the engine is to stop.
+    """
+    if stop.is_set():
+        raise decode_error(_ABORTED, 0)
+
+
+def stop_on(stop: StopFlag, params: Any) -> None:
+    """Let the passes of a context to be made end when ``stop`` is set (on CPUs, within a pass).
+
+    The flag must outlive the context.
+    """
+    if (reader := _native_flag_reader()) is not None:
+        params.abort_callback = reader
+        params.abort_callback_data = stop.address
+
+
+@cache
 def _native_flag_reader() -> Any:
     """A C function ``bool f(void *flag)`` for llama.cpp's abort callback, without the GIL.
 
     It is called for every graph node, too often for a Python callback. libc's strlen is that
-    function: 0 for an empty string, 1 for the one-character string that ``abort`` writes.
+    function: 0 for an empty string, 1 for one of one character.
     """
     try:
         libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.CDLL("msvcrt")

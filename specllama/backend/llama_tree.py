@@ -78,7 +78,6 @@ class LlamaTreeContext(LlamaContext):
                 for i in range(n):
                     self._batch.seq_id[i][0] = SEQ
             if status != 0:
-                self._abort.raw = b"\x00\x00"
                 self._cut(past)
                 raise decode_error(status, self._n_ctx)
             self._capture.take(past, n, n_rows == n)
@@ -109,10 +108,10 @@ class LlamaTreeContext(LlamaContext):
             self.keep_path(())
         super().rollback(keep_len)
 
-    def _cut(self, keep_len: int) -> None:
+    def _cut(self, keep_len: int, *, replay: bool = True) -> None:
         if self._tree is not None:
             self._only(SEQ, min(keep_len, len(self._tokens)))
-        super()._cut(keep_len)
+        super()._cut(keep_len, replay=replay)
 
     def _only(self, leaf: int, keep: int) -> None:
         """Keep the first ``keep`` tokens of one leaf's branch, as sequence 0, and nothing else."""

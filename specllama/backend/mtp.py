@@ -17,7 +17,7 @@ import llama_cpp as ll
 import numpy as np
 import numpy.typing as npt
 
-from specllama.backend.llama_context import SEQ, decode_error
+from specllama.backend.llama_context import SEQ, decode_error, require_running
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.symbols import function, rows
 from specllama.errors import CannotLoad, ContextFull, EngineError
@@ -46,6 +46,7 @@ class LlamaNextn:
     def __init__(self, model: LlamaModel, target: LlamaContext, *, n_ctx: int) -> None:
         for name in ("llama_set_embeddings_nextn", "llama_get_embeddings_nextn"):
             function(name)
+        self._stop = model.stop
         self._width = int(ll.llama_model_n_embd_out(model.handle))
         params = target.settings()
         params.ctx_type = ll.LLAMA_CONTEXT_TYPE_MTP
@@ -113,6 +114,7 @@ class LlamaNextn:
         n = len(tokens)
         if self._ctx is None:
             raise EngineError("the context is closed")
+        require_running(self._stop)
         if not 0 < n <= self._n_batch or states.shape != (n, self._width):
             raise ValueError(f"{n} tokens with states of shape {states.shape}")
         if self._end - self._first + n > self._n_ctx:

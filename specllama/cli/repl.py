@@ -6,10 +6,10 @@ Replies go to stdout; prompts, statistics and answers to commands go to stderr.
 from __future__ import annotations
 
 import difflib
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from specllama.cancel import Cancel
 from specllama.cli import diagnostics
 from specllama.cli.lines import Lines, open_lines
 from specllama.cli.printer import Printer, percent
@@ -100,9 +100,9 @@ class Repl:
             return
         self._reply(lambda cancel: self.session.send(text, cancel=cancel))
 
-    def _reply(self, ask: Callable[[threading.Event], Iterator[Event]]) -> None:
+    def _reply(self, ask: Callable[[Cancel], Iterator[Event]]) -> None:
         """Print one reply; Ctrl-C stops it and keeps what came."""
-        cancel = threading.Event()
+        cancel = Cancel()
         with diagnostics.stop_on_signals(cancel) as received:
             Printer(quiet=self.quiet).show(ask(cancel))
         if received:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from specllama.cancel import Cancel
 from specllama.cli import diagnostics, loading, output
 from specllama.cli.options import (
     GroupedCommand,
@@ -103,7 +103,7 @@ def answer(
     printer: Printer,
 ) -> int:
     """Generate, print and log one reply; returns the exit code."""
-    cancel = threading.Event()
+    cancel = Cancel()
     with diagnostics.stop_on_signals(cancel) as received:
         events = engine.generate(request, params, cancel=cancel)
         printer.show(logged(events, log, params))

@@ -20,7 +20,7 @@ from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_context import LlamaContext
 from specllama.backend.llama_grammar import LlamaGrammar
 from specllama.engine import Engine
-from specllama.errors import CannotLoad, ContextFull, EngineError, UsageError
+from specllama.errors import Cancelled, CannotLoad, ContextFull, EngineError, UsageError
 from specllama.events import Finished, RoundDone
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.spec.types import Row
@@ -219,14 +219,12 @@ def test_an_aborted_pass_changes_nothing(
     model = request.getfixturevalue(kind)
     context = opener(model)
     feed(context, TEXT[:10])
-    context.abort()
-    with pytest.raises(EngineError, match="cancelled"):
+    model.stop.set()
+    with pytest.raises(Cancelled):
         context.forward(JUNK, outputs="all")
+    model.stop.clear()
     check_cache(context, TEXT[:10])
     np.testing.assert_allclose(feed(context, TEXT[10:]), feed(opener(model), TEXT), atol=1e-4)
-    context.abort()
-    context.resume()
-    context.forward([5], outputs="last")
 
 
 def test_abort_from_another_thread_stops_a_long_pass(files: Path, opener: Opener) -> None:
@@ -234,14 +232,14 @@ def test_abort_from_another_thread_stops_a_long_pass(files: Path, opener: Opener
         write_llama(files / "slow.gguf", width=256, blocks=8, hidden=2048, heads=4), pre="gpt-2"
     )
     context = opener(model, n_ctx=512, n_batch=512)
-    threading.Timer(0.02, context.abort).start()
+    threading.Timer(0.02, model.stop.set).start()
 
     def passes() -> None:
         for _ in range(50):
             context.forward([7] * 512, outputs="none")
             context.rollback(0)
 
-    with pytest.raises(EngineError, match="cancelled"):
+    with pytest.raises(Cancelled):
         passes()
     check_cache(context, [])
     context.close()
@@ -286,10 +284,10 @@ def test_a_recurrent_checkpoint_does_not_survive_a_failed_replay(
     used = opener(mamba)
     feed(used, TEXT[:10])
     used.forward(JUNK, outputs="all")  # checkpoint at 10
-    used.abort()
+    mamba.stop.set()
     with pytest.raises(EngineError, match="cancelled"):
         used.rollback(12)  # back to the checkpoint, and the replay of two tokens is stopped
-    used.resume()
+    mamba.stop.clear()
     check_cache(used, [])
     other = list(range(90, 104))
     feed(used, other)
@@ -336,7 +334,6 @@ def test_everything_is_refused_after_close(files: Path) -> None:
     refused(lambda: context.forward([5], outputs="last"))
     refused(lambda: context.rollback(1))
     refused(lambda: context.n_past)
-    context.abort()
     model.close()
     model.close()
     vocab = model.vocab

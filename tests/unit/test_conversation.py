@@ -8,6 +8,7 @@ import threading
 import pytest
 from fakes import SEED, Reply, ScriptedEngine, engine_info, model_info
 
+from specllama.cancel import Cancel
 from specllama.errors import EngineError, PromptTooLong, StoreError, UsageError
 from specllama.events import Finished, Notice, RoundDone, Started, TextDelta
 from specllama.interface import Message
@@ -81,7 +82,7 @@ def test_a_growing_reply_is_stored(store: SessionStore, monkeypatch: pytest.Monk
 
 def test_cancel_and_close_keep_the_partial_reply(store: SessionStore) -> None:
     session = Session(ScriptedEngine([LONG, LONG]), store)
-    cancel = threading.Event()
+    cancel = Cancel()
     events = stopped_after(session.send("Go", cancel=cancel), 2, cancel)
     shown = "".join(e.text for e in events if isinstance(e, TextDelta))
     assert session.messages[-1] == Message("assistant", shown)
@@ -109,7 +110,7 @@ def test_continue_goes_on_in_place(store: SessionStore) -> None:
 
 
 def test_continue_that_brings_nothing_keeps_the_reply() -> None:
-    cancel = threading.Event()
+    cancel = Cancel()
     session = Session(ScriptedEngine(["one two", " three"]))
     list(session.send("Count"))
     cancel.set()
@@ -124,7 +125,7 @@ def test_retry_keeps_the_seed_and_can_be_taken_back(store: SessionStore) -> None
     list(session.retry())
     assert session.messages[-1].content == "second try"
     assert [r.params.seed for r in engine.requests] == [10, 10]
-    cancel = threading.Event()
+    cancel = Cancel()
     cancel.set()
     list(session.retry(cancel=cancel))
     assert session.messages[-1].content == "second try"

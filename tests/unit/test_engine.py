@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from specllama.backend.base import Context, Outputs
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.cancel import Cancel
 from specllama.engine import Engine
 from specllama.errors import EngineError, PromptTooLong, SpecllamaError, UsageError
 from specllama.events import (
@@ -427,7 +427,7 @@ def test_cancel_at_every_event_ends_within_a_round(proposer: str) -> None:
     n = len(all_events(p))
     engine = make()
     for index in range(n - 1):
-        cancel = threading.Event()
+        cancel = Cancel()
         events: list[Event] = []
         after = 0
         for event in engine.generate(PROMPT, p, cancel=cancel):
@@ -443,7 +443,7 @@ def test_cancel_at_every_event_ends_within_a_round(proposer: str) -> None:
 
 
 def test_cancelled_before_it_began() -> None:
-    cancel = threading.Event()
+    cancel = Cancel()
     cancel.set()
     finished = check_laws(list(make().generate(PROMPT, params(), cancel=cancel)))
     assert (finished.reason, finished.token_ids, finished.text) == ("cancelled", (), "")
@@ -619,40 +619,6 @@ def test_closing_the_engine_under_a_running_request() -> None:
     next(stream)
     engine.close()
     stream.close()  # type: ignore[attr-defined]
-
-
-def test_an_abort_that_came_too_late_does_not_hit_the_next_request() -> None:
-    class Abortable(FakeContext):
-        flag = False
-
-        def abort(self) -> None:
-            self.flag = True
-
-        def resume(self) -> None:
-            self.flag = False
-
-        def forward(
-            self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
-        ) -> Rows:
-            if self.flag:
-                self.flag = False
-                raise EngineError("the pass was cancelled")
-            return super().forward(tokens, outputs=outputs, parents=parents)
-
-    engine = make(context=Abortable)
-    first = run(engine, params())
-    engine.abort()
-    assert words(run(engine, params())) == words(first)
-    # during a request, with its cancel event: an end like any other
-    cancel = threading.Event()
-    events: list[Event] = []
-    for event in engine.generate(PROMPT, params(), cancel=cancel):
-        events.append(event)
-        if isinstance(event, RoundDone) and event.index == 2:
-            cancel.set()
-            engine.abort()
-    assert check_laws(events).reason == "cancelled"
-    assert words(run(engine, params())) == words(first)
 
 
 def test_an_abandoned_generator_frees_the_engine() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from fakes import AbortingRecipe, Reply, ScriptedEngine, ScriptedRecipe, engine_info
 
+from specllama.cancel import Cancel
 from specllama.errors import BadGguf, EngineDied, EngineError, PromptTooLong
 from specllama.events import Event, Finished, LoadProgress, Notice, TextDelta
 from specllama.host import EngineHost, LoadEngine, last_words
@@ -112,7 +113,7 @@ def test_errors_of_the_engine_keep_their_type_and_the_engine_goes_on() -> None:
 
 def test_cancel_ends_within_a_round() -> None:
     with EngineHost(ScriptedRecipe((Reply(LONG, delay_s=0.01), "Next."))) as host:
-        cancel = threading.Event()
+        cancel = Cancel()
         events: list[Event] = []
         for event in host.generate("Hi", PARAMS, cancel=cancel):
             events.append(event)

@@ -18,7 +18,7 @@ from ggufs import write_llama, write_mamba
 
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_context import LlamaContext
-from specllama.errors import ContextFull, EngineError
+from specllama.errors import Cancelled, ContextFull, EngineError
 from specllama.params import EngineOptions
 from specllama.spec.tree import layout
 
@@ -192,9 +192,10 @@ def test_an_unsettled_tree_can_be_rolled_back(models: dict[str, LlamaModel]) -> 
 def test_an_aborted_tree_pass_leaves_the_cache_as_it_was(models: dict[str, LlamaModel]) -> None:
     c = context(models["F32"], 4)
     c.forward([3, 4], outputs="none")
-    c.abort()
-    with pytest.raises(EngineError):
+    models["F32"].stop.set()
+    with pytest.raises(Cancelled):
         c.forward([5, 6, 7], outputs="all", parents=[-1, 0, 0])
+    models["F32"].stop.clear()
     assert (c.tokens, c.n_past) == ([3, 4], 2)
     c.forward([5, 6, 7], outputs="all", parents=[-1, 0, 0])
     c.keep_path([0, 1])

@@ -3,7 +3,6 @@ the live message, the row of rounds and the strip."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
@@ -11,6 +10,7 @@ from textual import on
 from textual.screen import Screen
 from textual.timer import Timer
 
+from specllama.cancel import Cancel
 from specllama.errors import SpecllamaError
 from specllama.events import Event
 from specllama.session import Session
@@ -111,11 +111,11 @@ class TurnScreen(Inked, Screen[None]):
 
     async def begin(
         self,
-        ask: Callable[[threading.Event], Iterator[Event]],
+        ask: Callable[[Cancel], Iterator[Event]],
         question: UserMessage | None,
         reply: AssistantMessage,
     ) -> None:
-        cancel = threading.Event()
+        cancel = Cancel()
         try:
             events = ask(cancel)
         except SpecllamaError as error:

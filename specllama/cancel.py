@@ -1,0 +1,90 @@
+"""Stopping: a request, and the pass that llama.cpp runs for it.
+
+``Cancel`` is what a front end sets. ``StopFlag`` is what the contexts of one engine look at: from
+Python before a pass, from C within it. An engine ties the two together for the time of a request,
+so that a cancel that comes between two passes stops the next one, and a cancel that comes after its
+request's end stops nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_SET, _CLEAR = b"\x01\x00", b"\x00\x00"
+
+
+class Cancel(threading.Event):
+    """Ends one request at once: ``set`` also calls whoever asked to be told.
+
+    ``set`` may be called from any thread and from a signal handler.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[Callable[[], object]] = []
+
+    def set(self) -> None:
+        super().set()
+        for call in tuple(self._calls):
+            call()
+
+    @contextmanager
+    def calling(self, call: Callable[[], object]) -> Iterator[None]:
+        """Within the block ``set`` calls ``call``, which must be quick and may be called twice.
+
+        It is called at the start of the block if the event is set already.
+        """
+        self._calls.append(call)
+        try:
+            if self.is_set():
+                call()
+            yield
+        finally:
+            self._calls.remove(call)
+
+
+class StopFlag:
+    """Whether the passes of an engine should stop; C reads it at ``address``."""
+
+    def __init__(self) -> None:
+        self._text = ctypes.create_string_buffer(2)  # a C string: empty, or of one character
+        self._guard = threading.RLock()  # a signal handler may come in between
+        self._cancel: Cancel | None = None
+
+    @property
+    def address(self) -> int:
+        """Of a C string that is not empty while the flag is set."""
+        return ctypes.addressof(self._text)
+
+    def is_set(self) -> bool:
+        return self._text.raw != _CLEAR
+
+    def set(self) -> None:
+        """Stop the running pass, and every further one until ``clear``."""
+        self._text.raw = _SET
+
+    def clear(self) -> None:
+        self._text.raw = _CLEAR
+
+    @contextmanager
+    def obeying(self, cancel: Cancel) -> Iterator[None]:
+        """Within the block the flag is what ``cancel`` says; behind it, it is clear."""
+
+        def stop() -> None:
+            with self._guard:  # else a late one could hit the next request
+                if self._cancel is cancel:
+                    self.set()
+
+        with self._guard:
+            self.clear()
+            self._cancel = cancel
+        try:
+            with cancel.calling(stop):
+                yield
+        finally:
+            with self._guard:
+                self._cancel = None
+                self.clear()
