@@ -1,33 +1,46 @@
 """From a conversation to text segments, ready to be tokenised.
 
 What people and models wrote must never turn into control tokens: ``<|im_end|>`` typed by a user is
-seven ordinary characters and a pipe, not the end of a turn. So the rendered prompt is a list of
-segments: template text with ``special=True`` (control tokens are recognised) and contents with
-``special=False`` (they are not). Which is which is found by rendering with markers around each
-content and checking that the template gives the same text without them.
+ordinary text, not the end of a turn. So the rendered prompt is a list of segments: template text
+with ``special=True`` and contents with ``special=False``; ``encoding.py`` makes tokens of them. The
+text is always what the template makes of the conversation; which part of it is content is found by
+rendering a second time, with marks around the contents or with their characters disguised.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specllama.errors import UsageError
+from specllama.harmony import answer, begun, has_channels
 from specllama.interface import Message
 from specllama.template import TemplateFailed, render_template
+
+_DISGUISE = 0xF0000  # the private characters that stand for those of message 0, 1, ...
+_TAG = r"<[^<>\s]*(?i:think|channel)[^<>\s]*>|\[/?THINK\]"  # what templates cut replies at
+_KEPT = re.compile(r"(\s+)|\S")
+_KEPT_OF_REPLIES = re.compile(rf"({_TAG}|\s+)|\S")
+_DISGUISED = re.compile(rf"([\U000f0000-\U0010ffff])(?:(?:{_TAG}|\s)*\1)*")
 
 ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of the prompt; ``special`` says whether control tokens are recognised in it."""
+    """A piece of the prompt.
+
+    Attributes:
+        special: template text, whose markers are control tokens; False for contents.
+        reply: a content that the model wrote.
+    """
 
     text: str
     special: bool
+    reply: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,78 +86,69 @@ def render(
     for message in messages:
         if message.role not in ROLES:
             raise UsageError(f"unknown role {message.role!r}", f"choose one of {', '.join(ROLES)}")
-    continue_last = continue_last and messages[-1].role == "assistant"
     if template is None:
-        return Rendered(_raw(messages))
-    job = _Job(template, bos, eos, add_generation_prompt and not continue_last, continue_last)
+        return Rendered(_joined([Segment("\n".join(m.content for m in messages), False)]))
+    *before, last = messages
+    if continue_last and last.role == "assistant":
+        # what the model saw when it began the reply, and what it made of it: nothing is read again
+        rendered = _rendered(_Job(template, bos, eos, True), before)
+        in_channels = has_channels(template) and rendered.notice is None
+        parts = begun(last.content) if in_channels else [(last.content, True)]
+        reply = [Segment(text, not own, own) for text, own in parts]
+        return Rendered(_joined([*rendered.segments, *reply]), rendered.notice)
+    return _rendered(_Job(template, bos, eos, add_generation_prompt), messages)
+
+
+def _rendered(job: _Job, messages: Sequence[Message]) -> Rendered:
+    if has_channels(job.template):
+        messages = [
+            Message(m.role, answer(m.content)) if m.role == "assistant" else m for m in messages
+        ]
     try:
         return Rendered(job.segments(messages))
     except TemplateFailed as first:
         failure = first
-    if messages[0].role == "system" and len(messages) > 1 and not failure.refused:
+    if len(messages) > 1 and messages[0].role == "system" and not failure.refused:
         try:
             return Rendered(job.segments(_without_system(messages)))
         except TemplateFailed:
             pass
     return Rendered(
-        _chatml(messages, job.add_generation_prompt, continue_last),
+        _chatml(messages, job.add_generation_prompt),
         f"the model's chat template failed ({failure}); using ChatML instead",
     )
-
-
-def _raw(messages: Sequence[Message]) -> list[Segment]:
-    return _joined([Segment("\n".join(m.content for m in messages), False)])
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
     """Models without a system role read the system prompt at the head of the first question."""
     system, first, *rest = messages
-    return [Message(first.role, f"{system.content}\n\n{first.content}"), *rest]
+    return [Message(first.role, f"{system.content}\n{first.content}"), *rest]
 
 
-def _chatml(
-    messages: Sequence[Message], add_generation_prompt: bool, continue_last: bool
-) -> list[Segment]:
+def _chatml(messages: Sequence[Message], add_generation_prompt: bool) -> list[Segment]:
     out: list[Segment] = []
     for message in messages:
         out += [
             Segment(f"<|im_start|>{message.role}\n", True),
-            Segment(message.content, False),
+            Segment(message.content, False, message.role == "assistant"),
             Segment("<|im_end|>\n", True),
         ]
-    if continue_last:
-        out.pop()
-    elif add_generation_prompt:
+    if add_generation_prompt:
         out.append(Segment("<|im_start|>assistant\n", True))
     return _joined(out)
 
 
 def _joined(segments: Sequence[Segment]) -> list[Segment]:
-    """Join neighbours of one kind and drop empty ones, so that only borders split merges."""
+    """Join neighbours of one kind and drop empty ones."""
     out: list[Segment] = []
     for segment in segments:
         if not segment.text:
             continue
-        if out and out[-1].special == segment.special:
-            out[-1] = Segment(out[-1].text + segment.text, segment.special)
+        if out and (out[-1].special, out[-1].reply) == (segment.special, segment.reply):
+            out[-1] = replace(segment, text=out[-1].text + segment.text)
         else:
             out.append(segment)
     return out
-
-
-def _answer_only(text: str) -> str:
-    """The reply without its thinking, as templates show earlier replies to the model."""
-    return text.rsplit("</think>", 1)[-1].lstrip("\n")
-
-
-# What templates do to contents, most frequent first. Each is tried until the marked rendering
-# agrees with the plain one.
-_VARIANTS: tuple[Callable[[Message], str], ...] = (
-    lambda m: m.content,
-    lambda m: m.content.strip(),
-    lambda m: _answer_only(m.content) if m.role == "assistant" else m.content,
-    lambda m: (_answer_only(m.content) if m.role == "assistant" else m.content).strip(),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,44 +157,32 @@ class _Job:
     bos: str
     eos: str
     add_generation_prompt: bool
-    continue_last: bool
 
     def segments(self, messages: Sequence[Message]) -> list[Segment]:
-        plain = self._render(messages, [m.content for m in messages])
+        contents = [m.content for m in messages]
+        plain = self._render(messages, contents)
         # Digits survive whatever a template does to the case of a text, and a fresh number
         # cannot stand in a content already.
         marks = _Marks(str(secrets.randbelow(10**18)))
-        for variant in _VARIANTS:
-            contents = [variant(m) for m in messages]
-            marked = self._render(
-                messages, [marks.around(i, text) for i, text in enumerate(contents)]
-            )
-            parts = marks.parse(marked)
-            if parts is not None and "".join(text for text, _ in parts) == plain:
-                return self._finish(messages, parts)
-        # The template looks into the contents (or changes them): hide them completely.
-        hidden = self._render(messages, [marks.around(i, "") for i in range(len(messages))])
-        parts = marks.parse(hidden)
+        marked = [marks.around(i, text) for i, text in enumerate(contents)]
+        parts = marks.parse(self._render(messages, marked))
+        if parts is None or "".join(text for text, _ in parts) != plain:
+            # The template trims contents, or drops the thoughts in them.
+            disguised = [_disguised(i, m) for i, m in enumerate(messages)]
+            parts = _parts(plain, self._render(messages, disguised))
         if parts is None:
-            raise TemplateFailed("it takes the messages apart")
-        contents = [m.content if m.content in plain else m.content.strip() for m in messages]
-        filled = [(text if i is None else contents[i], i) for text, i in parts]
-        return self._finish(messages, filled)
-
-    def _finish(
-        self, messages: Sequence[Message], parts: list[tuple[str, int | None]]
-    ) -> list[Segment]:
-        if self.continue_last:
-            last = len(messages) - 1
-            at = max((n for n, (_, i) in enumerate(parts) if i == last), default=None)
-            if at is None:
-                raise TemplateFailed("it leaves out the reply to be continued")
-            # Templates trim; the end of a partial reply must stay as the model wrote it.
-            content = messages[last].content
-            text = parts[at][0]
-            tail = content[len(content.rstrip()) :]
-            parts = [*parts[:at], (text.rstrip() + tail, last)]
-        return _joined([Segment(text, i is None) for text, i in parts])
+            # It depends on what the contents say: put them where it puts empty ones.
+            hidden = [marks.around(i, "") for i in range(len(messages))]
+            parts = marks.parse(self._render(messages, hidden))
+            if parts is None:
+                raise TemplateFailed("it takes the messages apart")
+            parts = [(text if i is None else contents[i].strip(), i) for text, i in parts]
+        return _joined(
+            [
+                Segment(text, i is None, i is not None and messages[i].role == "assistant")
+                for text, i in parts
+            ]
+        )
 
     def _render(self, messages: Sequence[Message], contents: Sequence[str]) -> str:
         variables: dict[str, Any] = {
@@ -206,6 +198,34 @@ class _Job:
         }
         max_chars = 1_000_000 + 4 * sum(map(len, contents))
         return render_template(self.template, variables, max_chars=max_chars)
+
+
+def _disguised(index: int, message: Message) -> str:
+    """The content with one private character of the message's for each of its characters.
+
+    Spaces stay as they are, and of a reply the tags of thoughts: templates trim contents, and
+    cut replies at such tags.
+    """
+    kept = _KEPT_OF_REPLIES if message.role == "assistant" else _KEPT
+    return kept.sub(lambda m: m[1] or chr(_DISGUISE + index), message.content)
+
+
+def _parts(plain: str, disguised: str) -> list[tuple[str, int | None]] | None:
+    """Split a rendering into (text, message index or None for template text).
+
+    None when the disguised rendering is not the same text but for the disguise.
+    """
+    parts: list[tuple[str, int | None]] = []
+    end = 0
+    for match in _DISGUISED.finditer(disguised):
+        start = match.start()
+        if plain[end:start] != disguised[end:start]:
+            return None
+        parts.append((plain[end:start], None))
+        end = match.end()
+        parts.append((plain[start:end], ord(match[1]) - _DISGUISE))
+    parts.append((plain[end:], None))
+    return parts if plain[end:] == disguised[end:] else None
 
 
 class _Marks:

@@ -13,10 +13,12 @@ from pathlib import Path
 from specllama.backend.base import Context, Vocab
 from specllama.cancel import Cancel, StopFlag
 from specllama.chat import render
+from specllama.encoding import encode_segments
 from specllama.errors import EngineError, PairIncompatible, UsageError
 from specllama.events import (
     Event,
 )
+from specllama.harmony import Channels, has_channels
 from specllama.interface import EngineInfo, Message
 from specllama.methods import NO_DRAFT, NO_HEAD
 from specllama.params import EngineOptions, GenerateParams
@@ -167,7 +169,8 @@ class Engine:
     def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> tuple[list[int], str]:
         """Token ids of a prompt, and a notice about the template ('' if none).
 
-        Contents of messages are tokenized without control tokens, so that text cannot forge turns.
+        Chat prompts are what llama.cpp makes of the same text, except that contents of messages
+        cannot forge turns.
 
         Raises:
             UsageError: the prompt is empty or an id is outside the vocabulary.
@@ -185,14 +188,9 @@ class Engine:
                 continue_last=messages[-1].role == "assistant",
             )
             notice = rendered.notice or ""
-            ids = []
-            begins = self._template is not None and rendered.text.startswith(self._bos or "\0")
-            for i, segment in enumerate(rendered.segments):
-                ids += self._vocab.tokenize(
-                    segment.text,
-                    add_special=i == 0 and not begins,
-                    parse_special=segment.special,
-                )
+            ids = encode_segments(
+                self._vocab, rendered.segments, bos=self._bos, template=self._template or ""
+            )
         else:
             ids = [int(t) for t in prompt if not isinstance(t, Message)]
             bad = next((t for t in ids if not 0 <= t < self._vocab.n_tokens), None)
@@ -201,6 +199,13 @@ class Engine:
         if not ids:
             raise UsageError("the prompt is empty", "give some text to continue or to answer")
         return ids, notice
+
+    def channels(self, prompt: str | Sequence[int] | Sequence[Message]) -> Channels | None:
+        """How to read the reply of a model that answers in channels; None for all others."""
+        last = prompt[-1] if prompt else None
+        if not isinstance(last, Message) or not has_channels(self._template):
+            return None
+        return Channels(last.content if last.role == "assistant" else "")
 
     def count_tokens(self, prompt: str | Sequence[Message]) -> int:
         return len(self.encode(prompt)[0])

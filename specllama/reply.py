@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from specllama.backend.base import Vocab
 from specllama.events import FinishReason
+from specllama.harmony import Channels
 from specllama.params import GenerateParams
 from specllama.text import TextStream
 
@@ -25,11 +26,17 @@ class Reply:
 
     A stop token is kept in ``token_ids`` but never shown; a stop string is cut from the text, and
     the token that completed it is the last one kept.
+
+    Args:
+        channels: what the model's channels show of its tokens, None if it answers in plain text.
     """
 
-    def __init__(self, params: GenerateParams, vocab: Vocab) -> None:
+    def __init__(
+        self, params: GenerateParams, vocab: Vocab, channels: Channels | None = None
+    ) -> None:
         self._params = params
         self._vocab = vocab
+        self._channels = channels
         self._stream = TextStream(params.stop)
         self.token_ids: list[int] = []
 
@@ -52,7 +59,10 @@ class Reply:
             self.token_ids.append(token)
             if self.is_stop(token):
                 return Taken(i + 1, "".join(text), "stop_token")
-            text.append(self._stream.feed(self._vocab.piece(token)))
+            piece = self._vocab.piece(token)
+            if self._channels is not None:
+                piece = self._channels.feed(piece)
+            text.append(self._stream.feed(piece))
             if self._stream.stopped:
                 return Taken(i + 1, "".join(text), "stop_string")
             if self.remaining <= 0:
@@ -61,4 +71,5 @@ class Reply:
 
     def finish(self) -> str:
         """Text that was held back for a stop string or a character that never completed."""
-        return self._stream.finish()
+        held = b"" if self._channels is None else self._channels.finish()
+        return self._stream.feed(held) + self._stream.finish()

@@ -58,7 +58,7 @@ class RequestRun:
         self._cancel = cancel
         self._seed = params.seed if params.seed is not None else secrets.randbits(63)
         self._stats = SpecStats()
-        self._reply = Reply(params, engine.vocab)
+        self._reply = Reply(params, engine.vocab)  # before the prompt says whose channels it has
         self._tokens: list[int] = []
         self._prompt_n = self._cached_n = 0
         self._proposer: Proposer = engine.proposer("none")
@@ -68,6 +68,7 @@ class RequestRun:
         begin = perf_counter()
         engine, params = self._engine, self._params
         ids, notice = engine.encode(prompt)
+        self._reply = Reply(params, engine.vocab, engine.channels(prompt))
         n_ctx = self._target.n_ctx
         if len(ids) > n_ctx:
             raise PromptTooLong(

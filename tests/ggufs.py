@@ -25,7 +25,7 @@ CHATML = (
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 WORDS = ("the", "and", "ing", "ion", "er", "model", "token", "draft", "target", "def", "return")
 
-NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
 
 def byte_alphabet() -> list[str]:
@@ -203,9 +203,11 @@ def write_split(path: Path, *, tensors_per_part: int = 8, **options: Any) -> lis
     return sorted(path.parent.glob(f"{path.stem}-*-of-*.gguf"))
 
 
-def write_spm(path: Path, **options: Any) -> Path:
-    """A ``llama`` model with a SentencePiece tokenizer."""
+def write_spm(path: Path, *, specials: Mapping[str, int] | None = None, **options: Any) -> Path:
+    """A ``llama`` model with a SentencePiece tokenizer; ``specials`` are more tokens by type."""
     tokens, types, scores = spm_tokens()
+    for text, kind in (specials or {}).items():
+        tokens, types, scores = [*tokens, text], [*types, kind], [*scores, 0.0]
     keys = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.pre": None,

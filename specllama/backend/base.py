@@ -7,6 +7,7 @@ order; ``forward`` appends to them and ``rollback`` cuts them to an absolute len
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from specllama.backend.hidden import HiddenRows
@@ -15,11 +16,45 @@ from specllama.spec.types import HiddenNeed, Rows
 Outputs = Literal["all", "last", "none"]
 
 
+@dataclass(frozen=True, slots=True)
+class SpecialToken:
+    """A token that is found by its text, before anything is merged.
+
+    Attributes:
+        control: found only where special tokens are asked for; user-defined ones always are.
+        strips_left, strips_right: it swallows the white space beside it.
+    """
+
+    id: int
+    text: str
+    control: bool
+    strips_left: bool = False
+    strips_right: bool = False
+
+
 class Vocab(Protocol):
     @property
     def n_tokens(self) -> int: ...
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
+    @property
+    def adds_bos(self) -> bool:
+        """Whether ``add_special`` puts a begin token in front."""
+        ...
+
+    @property
+    def specials(self) -> Sequence[SpecialToken]:
+        """Every special token, longest text first."""
+        ...
+
+    def special(self, token: int) -> SpecialToken | None:
+        """The special token of this id; None for others."""
+        ...
+
+    def tokenize(
+        self, text: str, *, add_special: bool, parse_special: bool, after_text: bool = False
+    ) -> list[int]:
+        """Token ids; ``after_text`` says that the text goes on from another, not afresh."""
+        ...
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes of a token; control tokens are empty unless ``special``."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specllama.backend.base import Outputs
+from specllama.backend.base import Outputs, SpecialToken
 from specllama.backend.hidden import HiddenRows
 from specllama.cancel import StopFlag
 from specllama.errors import Cancelled, ContextFull, EngineError
@@ -37,7 +37,20 @@ class FakeVocab:
     def n_tokens(self) -> int:
         return self._n
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+    @property
+    def adds_bos(self) -> bool:
+        return False
+
+    @property
+    def specials(self) -> Sequence[SpecialToken]:
+        return ()
+
+    def special(self, token: int) -> SpecialToken | None:
+        return None
+
+    def tokenize(
+        self, text: str, *, add_special: bool, parse_special: bool, after_text: bool = False
+    ) -> list[int]:
         return [1 + max(self._letters.find(c), 0) for c in text]
 
     def piece(self, token: int, *, special: bool = False) -> bytes:

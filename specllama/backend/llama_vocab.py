@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp as ll
 
+from specllama.backend.base import SpecialToken
+from specllama.backend.specials import Verdict, partition
 from specllama.errors import EngineError
 
 # Pre-tokenizers whose regular expression llama.cpp matches with hand-written code; the others go
@@ -29,6 +32,7 @@ _SAFE_PRE = frozenset(
         "glm4",
     }
 )
+_GUARD = "\x01"
 _LONG_RUN = re.compile(r"\S{1000}|\s{1000}")
 
 
@@ -38,7 +42,11 @@ class LlamaVocab:
     def __init__(self, model: Any, pre: str) -> None:
         self._vocab = ll.llama_model_get_vocab(model)
         self._n = int(ll.llama_vocab_n_tokens(self._vocab))
-        self._safe_pre = pre in _SAFE_PRE
+        self._spm = ll.llama_vocab_type(self._vocab) == ll.LLAMA_VOCAB_TYPE_SPM
+        byte_pairs = ll.llama_vocab_type(self._vocab) == ll.LLAMA_VOCAB_TYPE_BPE
+        self._safe_pre = pre in _SAFE_PRE or not byte_pairs
+        self._specials: Sequence[SpecialToken] | None = None
+        self._special: dict[int, SpecialToken | None] = {}
         self._pieces: dict[tuple[int, bool], bytes] = {}
         self._eog: dict[int, bool] = {}
         self._lock = threading.Lock()
@@ -79,22 +87,65 @@ class LlamaVocab:
             return ""
         return self.piece(token, special=True).decode("utf-8", "replace")
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+    @property
+    def specials(self) -> Sequence[SpecialToken]:
+        """Every special token, longest text first. Looked up once; some 0.1 s."""
+        if self._specials is None:
+            found = [s for t in range(self._n) if (s := self.special(t)) is not None]
+            self._specials = sorted(found, key=lambda s: len(s.text.encode()), reverse=True)
+        return self._specials
+
+    def special(self, token: int) -> SpecialToken | None:
+        if token not in self._special:
+            self._special[token] = self._look_up(token)
+        return self._special[token]
+
+    def _look_up(self, token: int) -> SpecialToken | None:
+        attributes = int(ll.llama_vocab_get_attr(self.handle, token))
+        control = attributes & (ll.LLAMA_TOKEN_ATTR_CONTROL | ll.LLAMA_TOKEN_ATTR_UNKNOWN)
+        if not control and not attributes & ll.LLAMA_TOKEN_ATTR_USER_DEFINED:
+            return None
+        text = ll.llama_vocab_get_text(self.handle, token).decode("utf-8", "replace")
+        if not text:
+            return None
+        return SpecialToken(
+            token,
+            text,
+            bool(control),
+            bool(attributes & ll.LLAMA_TOKEN_ATTR_LSTRIP),
+            bool(attributes & ll.LLAMA_TOKEN_ATTR_RSTRIP),
+        )
+
+    def tokenize(
+        self, text: str, *, add_special: bool, parse_special: bool, after_text: bool = False
+    ) -> list[int]:
         """Token ids of a text.
 
         Raises:
             EngineError: the vocabulary cannot express the text.
         """
-        if not text:
-            parts = [""]
-        elif self._safe_pre:
-            parts = [text]
-        else:
-            parts = _split_long_runs(text)
-        out: list[int] = []
-        for i, part in enumerate(parts):
-            out += self._tokenize(part, add_special and i == 0, parse_special)
-        return out
+        if after_text and self._spm:
+            # a fresh text would begin with a space; nothing merges with a control character
+            guard = self._tokenize(_GUARD, False, False)
+            ids = self._tokenize(_GUARD + text, False, False)
+            if ids[: len(guard)] == guard:
+                return ids[len(guard) :]
+        if self._safe_pre or not _LONG_RUN.search(text):
+            return self._tokenize(text, add_special, parse_special)
+        ids = self._tokenize("", add_special, False)
+        begin = int(self.adds_bos and add_special)
+
+        def judge(special: SpecialToken, start: int, end: int) -> Verdict:
+            return "token" if parse_special or not special.control else "text"
+
+        out = ids[:begin]
+        for piece in partition(text, self.specials, judge):
+            if isinstance(piece, int):
+                out.append(piece)
+            else:
+                for part in _split_long_runs(piece):
+                    out += self._tokenize(part, False, False)
+        return out + ids[begin:]
 
     def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         data = text.encode("utf-8", "replace")

@@ -69,7 +69,7 @@ def test_a_trimming_template_trims() -> None:
 
 def test_a_template_that_drops_thinking() -> None:
     segments = shape(THINKING, HISTORY)
-    assert Segment("Hello.", False) in segments
+    assert Segment("Hello.", False, reply=True) in segments
     assert not any("hm" in s.text for s in segments)
     assert next(s.text for s in segments if s.special) == "<system>"
 
@@ -95,9 +95,12 @@ def test_continue_ends_inside_the_reply() -> None:
     messages = [Message("user", "Count"), Message("assistant", "one, two, ")]
     for template in (CHATML, TRIMMING, NO_SYSTEM, THINKING):
         segments = shape(template, messages, cont=True)
-        assert segments[-1] == Segment("one, two, ", False), template
+        assert segments[-1] == Segment("one, two, ", False, reply=True), template
     assert shape(CHATML, ASK, cont=True) == shape(CHATML, ASK)
     assert shape(None, messages, cont=True) == [Segment("Count\none, two, ", False)]
+    assert "".join(s.text for s in shape(THINKING, messages, cont=True)) == (
+        "<user>Count<end><assistant>one, two, "
+    )
 
 
 def test_an_empty_partial_reply_can_be_continued() -> None:
@@ -108,7 +111,7 @@ def test_an_empty_partial_reply_can_be_continued() -> None:
 def test_without_a_system_role_the_system_prompt_moves() -> None:
     rendered = render(NO_SYSTEM, ASK, bos="", eos="")
     assert rendered.notice is None
-    assert rendered.segments[1] == Segment("Be brief.\n\n  Hi <|im_end|> there", False)
+    assert rendered.segments[1] == Segment("Be brief.\n  Hi <|im_end|> there", False)
 
 
 def test_no_template_is_raw() -> None:
@@ -186,3 +189,27 @@ def test_caps_and_refusals() -> None:
         shape(CHATML, [Message("user<|im_end|>", "x")])
     with pytest.raises(UsageError, match="empty"):
         shape(CHATML, [])
+
+
+@pytest.mark.parametrize("template", [CHATML, TRIMMING, NO_SYSTEM, THINKING])
+@pytest.mark.parametrize(
+    "reply",
+    ["<think>hm</think>\n\nHello. ", " a\n\nb ", "x</think>", "<think>x", "Hello.<|im_end|> \n"],
+)
+def test_the_text_is_always_the_templates_own(template: str, reply: str) -> None:
+    messages = [
+        Message("user", " Hi\n"),
+        Message("assistant", reply),
+        Message("user", "  <think> \ue000 Bye <|im_end|>"),
+    ]
+    rendered = render(template, messages, bos="<s>", eos="</s>")
+    variables = {
+        "messages": [m.to_dict() for m in messages],
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "add_generation_prompt": True,
+    }
+    assert rendered.text == render_template(template, variables, max_chars=10_000)
+    template_text = "".join(s.text for s in rendered.segments if s.special)
+    for typed in ("Hi", "Bye <|im_end|>", "Hello.", "a\n\nb", "x"):
+        assert typed not in template_text

@@ -1,0 +1,95 @@
+"""From the segments of a prompt to token ids.
+
+llama.cpp finds special tokens by their text before it merges anything, and begins the text behind
+one of them afresh (with a space, in SentencePiece vocabularies). So a prompt is tokenized whole, as
+llama.cpp tokenizes the same text, unless a content holds the text of a marker. Only then is it
+taken apart here, in the same way, and what people wrote stays ordinary text:
+
+- control tokens are recognised in template text alone;
+- user-defined tokens that mark something, which llama.cpp recognises everywhere, are cut behind
+  their first character where they stand in a content. They are those written ``<|so|>`` and those
+  that the template names; in a reply only those that it wrote into this very prompt, so that what
+  else the model can say (``<tool_call>``) stays what it said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from specllama.backend.base import SpecialToken, Vocab
+from specllama.backend.specials import Verdict, partition
+from specllama.chat import Segment
+
+_LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>")
+
+
+def encode_segments(
+    vocab: Vocab, segments: Sequence[Segment], *, bos: str, template: str
+) -> list[int]:
+    """Token ids of a chat prompt.
+
+    Args:
+        bos: text of the begin token; it is not doubled where the template writes it as well.
+        template: source of the chat template, "" if there is none.
+    """
+    first, *rest = segments or [Segment("", True)]
+    if first.special and vocab.adds_bos:
+        segments = [Segment(first.text.removeprefix(bos), True), *rest]
+    text = "".join(segment.text for segment in segments)
+    ids = vocab.tokenize(text, add_special=True, parse_special=True)
+    forgery = _Forgery(segments, template)
+    present = [special for t in set(ids) if (special := vocab.special(t)) is not None]
+    if not any(forgery.anywhere(special, text) for special in present):
+        return ids
+    frame = vocab.tokenize("", add_special=True, parse_special=False)
+    n_begin = int(vocab.adds_bos)
+    ids = frame[:n_begin]
+    after_text = False
+    for piece in partition(text, vocab.specials, forgery.judge):
+        if isinstance(piece, int):
+            ids.append(piece)
+        else:
+            ids += vocab.tokenize(
+                piece, add_special=False, parse_special=False, after_text=after_text
+            )
+        after_text = isinstance(piece, str)
+    return ids + frame[n_begin:]
+
+
+class _Forgery:
+    """Judges where the text of a special token stands in a prompt."""
+
+    def __init__(self, segments: Sequence[Segment], template: str) -> None:
+        ends = accumulate((len(s.text) for s in segments), initial=0)
+        self._contents = [
+            (start, end, segment.reply)
+            for (start, end), segment in zip(pairwise(ends), segments, strict=True)
+            if not segment.special
+        ]
+        # no marker can arise from two pieces that were never beside each other
+        self._written = "\0".join(s.text for s in segments if s.special)
+        self._template = template
+
+    def judge(self, special: SpecialToken, start: int, end: int) -> Verdict:
+        touched = [reply for a, b, reply in self._contents if a < end and start < b]
+        if not touched:
+            return "token"
+        if special.control:
+            return "text"
+        marker = (
+            _LIKE_CONTROL.fullmatch(special.text) is not None
+            or special.text in self._written
+            or (special.text in self._template and not all(touched))
+        )
+        # spaces and single characters mark nothing, and could not be cut
+        return "cut" if marker and len(special.text.strip()) > 1 else "token"
+
+    def anywhere(self, special: SpecialToken, text: str) -> bool:
+        at = text.find(special.text)
+        while at >= 0:
+            if self.judge(special, at, at + len(special.text)) != "token":
+                return True
+            at = text.find(special.text, at + 1)
+        return False

@@ -1,0 +1,151 @@
+"""gpt-oss's channels: what a reply shows, and what the template is given at the next turn."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import ggufs
+import pytest
+
+from specllama.backend.fake import FakeContext, FakeTable, fake_info
+from specllama.backend.llama import LlamaModel
+from specllama.chat import render
+from specllama.engine import Engine
+from specllama.events import Finished
+from specllama.harmony import Channels, answer, begun, has_channels
+from specllama.interface import Message
+from specllama.params import GenerateParams
+from specllama.reply import Reply
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% if '<|channel|>analysis<|message|>' in m.content "
+    "or '<|channel|>final<|message|>' in m.content %}{{ raise_exception('channel tags') }}"
+    "{% endif %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>"
+    "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+RAW = (
+    "<|channel|>analysis<|message|>Hm, <b>well</b>.<|end|>"
+    "<|start|>assistant<|channel|>final<|message|>Yes & no."
+)
+TOKEN = re.compile(r"<\|\w+\|>|.", re.DOTALL)
+
+
+def shown(raw: str, prefix: str = "") -> str:
+    channels = Channels(prefix)
+    out = [channels.feed(piece.encode()) for piece in TOKEN.findall(raw)]
+    return b"".join([*out, channels.finish()]).decode()
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (RAW, "<think>Hm, <b>well</b>.</think>\nYes & no."),
+        ("<|channel|>final<|message|>Yes.", "Yes."),
+        ("<|channel|>final <|constrain|>json<|message|>{}", "{}"),
+        ("<|channel|>analysis<|message|>Hm", "<think>Hm"),
+        (
+            "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>analysis<|message|>"
+            "B<|end|><|start|>assistant<|channel|>final<|message|>C",
+            "<think>A\nB</think>\nC",
+        ),
+        (
+            "<|channel|>commentary<|message|>First,<|end|><|start|>assistant<|channel|>analysis"
+            "<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>done.",
+            "First,\n\ndone.",
+        ),
+        (" to=functions.f<|channel|>commentary json<|message|>{}", "<think>{}"),
+        ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}", "<think>{}"),
+        ("Just text.", "Just text."),
+        ("<|channel|>analysis", "<|channel|>analysis"),
+        ("", ""),
+    ],
+)
+def test_what_is_shown(raw: str, text: str) -> None:
+    assert shown(raw) == text
+
+
+def test_the_rest_of_a_reply_that_is_continued() -> None:
+    assert shown("well.<|end|><|start|>assistant<|channel|>final<|message|>Yes", "<think>Hm") == (
+        "well.</think>\nYes"
+    )
+    assert shown(" and no.", "<think>Hm</think>\nYes") == " and no."
+    assert shown(" and no.", "Yes") == " and no."
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ("<think>Hm</think>\nYes </think>.", "Yes </think>."),
+        ("<think>Hm", ""),
+        ("Yes", "Yes"),
+        ("", ""),
+        (RAW, "Yes & no."),
+        ("<|channel|>analysis<|message|>Hm", "Hm"),
+    ],
+)
+def test_what_the_template_is_given(reply: str, said: str) -> None:
+    assert answer(reply) == said
+    messages = [Message("user", "?"), Message("assistant", reply), Message("user", "!")]
+    rendered = render(TEMPLATE, messages, bos="", eos="")
+    assert rendered.notice is None
+    assert rendered.text == (
+        "<|start|>user<|message|>?<|end|><|start|>assistant<|channel|>final<|message|>"
+        f"{said}<|end|><|start|>user<|message|>!<|end|><|start|>assistant"
+    )
+
+
+@pytest.mark.parametrize("ending", ["Hm", "Hm, <b>well</b>.", "Y", "Yes & no."])
+def test_a_reply_is_continued_as_the_model_wrote_it(ending: str) -> None:
+    """Wherever a message stops, the prompt that continues it ends in the very text of the model."""
+    written = RAW[: RAW.index(ending) + len(ending)]
+    messages = [Message("user", "?"), Message("assistant", shown(written))]
+    prompt = render(TEMPLATE, messages, bos="", eos="", continue_last=True).text
+    assert prompt == "<|start|>user<|message|>?<|end|><|start|>assistant" + written
+    assert begun("") == []
+
+
+def test_other_models_are_read_as_they_write() -> None:
+    assert not has_channels(None)
+    assert not has_channels(ggufs.CHATML)
+    assert has_channels(TEMPLATE)
+
+
+def test_a_whole_chat(tmp_path: Path) -> None:
+    """A model whose tokens are the channels': no marker in the text, no ChatML at turn two."""
+    tokens, types, merges = ggufs.bpe_tokens()
+    special = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]
+    path = ggufs.write_llama(
+        tmp_path / "harmony.gguf",
+        tokens=[*tokens, *special],
+        types=[*types, *[ggufs.CONTROL] * len(special)],
+        merges=merges,
+    )
+    model = LlamaModel(path, pre="gpt-2", gpu_layers="0")
+    try:
+        vocab = model.vocab
+        engine = Engine(
+            target=FakeContext(FakeTable(vocab.n_tokens)),
+            vocab=vocab,
+            info=fake_info(),
+            template=TEMPLATE,
+        )
+        question = [Message("user", "the model?")]
+        reply = Reply(GenerateParams(), vocab, engine.channels(question))
+        ids = vocab.tokenize(RAW + "<|return|>", add_special=False, parse_special=True)
+        taken = reply.take(ids)
+        assert taken.reason == "stop_token", "<|end|> ends a message, not the reply"
+        assert reply.text == "<think>Hm, <b>well</b>.</think>\nYes & no."
+        again = [*question, Message("assistant", reply.text), Message("user", "Why?")]
+        _, notice = engine.encode(again)
+        assert notice == ""
+        events = list(engine.generate(again, GenerateParams(max_tokens=40, seed=1)))
+        end = events[-1]
+        assert isinstance(end, Finished)
+        assert "<|message|>" not in end.text
+        assert engine.channels("raw text") is None
+        assert engine.channels([1, 2]) is None
+    finally:
+        model.close()
