@@ -1,45 +1,47 @@
 """The sandbox in which a model's chat template runs.
 
 A chat template is a program that came with a downloaded file. Jinja's sandbox keeps it away from
-Python; this module also bounds what it may cost: size of the template, of its output and of every
-string on the way, number of loop turns and calls, and seconds. Nothing a template does can raise
-anything but TemplateFailed.
+Python; here every operation of it passes a budget (``template_budget``) as well, which bounds
+sizes and time. Nothing a template does can raise anything but TemplateFailed.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, update_wrapper, wraps
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.filters import do_indent
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from specllama.template_budget import Budget, budget, counted
+
 MAX_TEMPLATE_CHARS = 64 * 1024
-MAX_STEPS = 100_000  # loop turns and calls
-MAX_SECONDS = 2.0
+MAX_NODES = 8_000  # of its syntax: compiling takes time by these; real templates have up to 1300
 MAX_POWER = 64
 MAX_FACTOR = 10**6
 MAX_WIDTH = 64
 
 # Padding and layout helpers: a small argument makes a huge string, and no chat needs them.
 _FORBIDDEN_FILTERS = frozenset(
-    {"batch", "center", "filesizeformat", "format", "pprint", "random", "slice", "urlize"}
-    | {"wordwrap", "xmlattr"}
+    {"batch", "center", "filesizeformat", "format", "pprint", "random", "slice", "striptags"}
+    | {"urlize", "wordwrap", "xmlattr"}
 )
 _FORBIDDEN_METHODS = frozenset(
-    {"center", "encode", "expandtabs", "format_map", "ljust", "maketrans", "rjust", "translate"}
-    | {"zfill"}
+    {"center", "encode", "expandtabs", "format_map", "ljust", "maketrans", "rjust", "striptags"}
+    | {"to_bytes", "translate", "unescape", "zfill"}
 )
+_MATERIALIZE = frozenset({"list", "sort"})  # filters that make a list of a text's characters
+_JINJAS_OWN = ("_loop_vars", "_block_vars")  # keywords that compiled templates add to calls
 _WIDTH_IN_PERCENT = re.compile(r"%[^%a-zA-Z]*(\*|\d{3,})")
 
 
@@ -54,61 +56,60 @@ class TemplateFailed(Exception):
         self.refused = refused
 
 
-class _Budget:
-    __slots__ = ("deadline", "max_chars", "steps")
-
-    def __init__(self, max_chars: int) -> None:
-        self.max_chars = max_chars
-        self.steps = MAX_STEPS
-        self.deadline = time.perf_counter() + MAX_SECONDS
-
-    def step(self) -> None:
-        self.steps -= 1
-        if self.steps < 0:
-            raise SecurityError("the chat template loops too long")
-        if self.steps % 256 == 0 and time.perf_counter() > self.deadline:
-            raise SecurityError("the chat template takes too long")
-
-    def room(self, n: int) -> None:
-        if n > self.max_chars:
-            raise SecurityError("the chat template builds a text that is too long")
-
-
-# Set before compiling as well: constant folding runs filters then.
-_budget: ContextVar[_Budget] = ContextVar("budget")
-
-
-def _counted(items: Iterable[Any]) -> Iterator[Any]:
-    budget = _budget.get()
-    for item in items:
-        budget.step()
-        yield item
+# ---- filters and globals
 
 
 def _join(items: Iterable[Any], separator: str = "", attribute: str | int | None = None) -> str:
-    budget = _budget.get()
+    room = budget.get().room
     parts: list[str] = []
     total = 0
-    for item in items:
-        budget.step()
+    for item in counted(items):
         if attribute is not None:
             item = item[attribute]
         parts.append(str(item))
         total += len(parts[-1]) + len(separator)
-        budget.room(total)
+        room(total)
     return str(separator).join(parts)
 
 
 def _replace(text: object, old: object, new: object, count: int = -1) -> str:
     whole, was, now = str(text), str(old), str(new)
-    _budget.get().room(len(whole) + whole.count(was) * len(now))
+    budget.get().room(len(whole) + whole.count(was) * len(now))
     return whole.replace(was, now, count)
 
 
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
     size = len(width) if isinstance(width, str) else width
-    _budget.get().room(len(text) + max(size, 0) * (text.count("\n") + 1))
+    budget.get().room(len(text) + max(size, 0) * (text.count("\n") + 1))
     return str(do_indent(text, width, first, blank))
+
+
+@pass_context  # type: ignore[untyped-decorator]
+def _sum(
+    context: Any, items: Iterable[Any], attribute: str | int | None = None, start: Any = 0
+) -> Any:
+    for item in counted(items):
+        if attribute is not None:
+            item = context.environment.getitem(item, attribute)
+        start = context.environment.call_binop(context, "+", start, item)
+    return start
+
+
+def _round(value: float, precision: int = 0, method: str = "common") -> float:
+    if abs(precision) > MAX_WIDTH:
+        raise SecurityError("round: too many digits")
+    if method == "common":
+        return round(value, precision)
+    scale = 10.0**precision
+    scaled = value * scale
+    whole = int(scaled)
+    if method == "ceil":
+        whole += whole < scaled
+    elif method == "floor":
+        whole -= whole > scaled
+    else:
+        raise TemplateError("round: the method is common, ceil or floor")
+    return whole / scale
 
 
 def _tojson(
@@ -118,15 +119,27 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    current = budget.get()
     if isinstance(indent, int) and indent > MAX_WIDTH:
         raise SecurityError("tojson: the indent is too wide")
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    parts: list[str] = []
+    total = 0
+    for part in encoder.iterencode(value):  # indents may outgrow what they indent
+        total += len(part)
+        current.room(total)
+        parts.append(part)
+    return "".join(parts)
+
+
+def _from_json(text: str) -> Any:
+    return json.loads(str(text))
+
+
+def _identity(value: Any) -> Any:
+    return value
 
 
 def _raise_exception(message: str) -> None:
@@ -135,6 +148,43 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(layout: str) -> str:
     return datetime.now().strftime(layout[:200])
+
+
+class _Namespace(Namespace):  # type: ignore[misc]
+    """Prints as a word: its contents change after it was measured."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
+@pass_context  # type: ignore[untyped-decorator]
+def _output(context: Any, value: Any) -> str:
+    """The text of every ``{{ }}`` and of the template's own words, also inside macros."""
+    current = budget.get()
+    current.step()
+    current.size(value)
+    text: str = current.keep(str(value))
+    return text
+
+
+def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter or test as one step whose result is measured."""
+    at = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        current = budget.get()
+        current.step()
+        if len(args) > at:
+            value = args[at]
+            if isinstance(value, Iterator) or (isinstance(value, str) and name in _MATERIALIZE):
+                args = (*args[:at], counted(value), *args[at + 1 :])
+        return current.keep(function(*args, **kwargs))
+
+    return run
+
+
+# ---- the language
 
 
 class _Generation(Extension):  # type: ignore[misc]
@@ -148,7 +198,16 @@ class _Generation(Extension):  # type: ignore[misc]
 
 
 class _Bounded(NodeTransformer):  # type: ignore[misc]
-    """Route every loop and every ``~`` through a filter that counts."""
+    """Route what Jinja compiles to bare Python through filters, where it is counted."""
+
+    def __init__(self) -> None:
+        self._nodes = 0
+
+    def visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise SecurityError("the chat template is too complex")
+        return super().visit(node, *args, **kwargs)
 
     def visit_For(self, node: Any) -> Any:
         self.generic_visit(node)
@@ -158,6 +217,36 @@ class _Bounded(NodeTransformer):  # type: ignore[misc]
     def visit_Concat(self, node: Any) -> Any:
         self.generic_visit(node)
         return _filter(nodes.List(node.nodes, lineno=node.lineno), "_join")
+
+    def _built(self, node: Any) -> Any:
+        self.generic_visit(node)
+        return _filter(node, "_identity")
+
+    visit_List = visit_Dict = visit_Compare = _built
+
+    def visit_Tuple(self, node: Any) -> Any:
+        return self._built(node) if node.ctx == "load" else self.generic_visit(node)
+
+    def visit_Getitem(self, node: Any) -> Any:
+        self.generic_visit(node)
+        return _filter(node, "_identity") if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Call(self, node: Any) -> Any:
+        self.generic_visit(node)
+        if node.dyn_args is not None:
+            node.dyn_args = _filter(node.dyn_args, "list")
+        return node
+
+    def visit_AssignBlock(self, node: Any) -> Any:
+        self.generic_visit(node)
+        node.filter = nodes.Filter(node.filter, "_identity", [], [], None, None, lineno=node.lineno)
+        return node
+
+    def visit_TemplateData(self, node: Any) -> Any:
+        return nodes.Const(node.data, lineno=node.lineno)  # passes _output
+
+    def visit_ScopedEvalContextModifier(self, node: Any) -> Any:
+        raise SecurityError("autoescape is for web pages")
 
 
 def _filter(node: Any, name: str) -> Any:
@@ -173,67 +262,95 @@ class _Environment(ImmutableSandboxedEnvironment):  # type: ignore[misc]
             lstrip_blocks=True,
             extensions=[LoopControlExtension, _Generation],
             cache_size=0,
+            optimized=False,  # nothing of the template runs while it is compiled
+            finalize=_output,
         )
         for name in _FORBIDDEN_FILTERS:
             self.filters.pop(name, None)
         self.filters.update(
-            _counted=_counted,
+            _identity=_identity,
             _join=_join,
             join=_join,
             replace=_replace,
             indent=_indent,
+            sum=_sum,
+            round=_round,
             tojson=_tojson,
+            from_json=_from_json,
         )
+        for table in (self.filters, self.tests):
+            table.update({name: _guarded(name, f) for name, f in table.items()})
+        self.filters["_counted"] = counted
         self.globals.pop("lipsum", None)
-        self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        self.globals.update(
+            raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace
+        )
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> Any:
         return _Bounded().visit(super()._parse(source, name, filename))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, str) and attr in _FORBIDDEN_METHODS:
+        if isinstance(obj, str | int) and attr in _FORBIDDEN_METHODS:
             return False
         return bool(super().is_safe_attribute(obj, attr, value))
 
     def wrap_str_format(self, value: Any) -> Any:
-        # Format specifications carry widths, also nested ones; plain {} and {0} do not.
-        if getattr(value, "__name__", "") == "format" and ":" in getattr(value, "__self__", ""):
+        run = super().wrap_str_format(value)
+        if run is None:
+            return None
+        layout = value.__self__
+        # Specifications carry widths, also nested ones; plain {} and {0} do not.
+        if value.__name__ == "format_map" or ":" in layout:
             raise SecurityError("format specifications are not allowed in a chat template")
-        return super().wrap_str_format(value)
+
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            current = budget.get()
+            current.room(
+                len(layout) + layout.count("{") * (current.size(args) + current.size(kwargs))
+            )
+            return run(*args, **kwargs)
+
+        return update_wrapper(bounded, value)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        budget.get().step()  # a key is hashed
+        return super().getitem(obj, argument)
 
     def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        budget = _budget.get()
-        budget.step()
+        current = budget.get()
+        current.step()
+        current.size(args)
+        given = {k: v for k, v in kwargs.items() if k not in _JINJAS_OWN}
+        current.size(given)
         owner = getattr(function, "__self__", None)
         if isinstance(owner, str):
             name = getattr(function, "__name__", "")
             if name == "join" and len(args) == 1:
-                return _join(args[0], owner)
-            if name == "replace" and len(args) in (2, 3):
-                return _replace(owner, *args)
-        result = super().call(context, function, *args, **kwargs)
-        if isinstance(result, str):
-            budget.room(len(result))
-        return result
+                return current.keep(_join(args[0], owner))
+            if name == "replace":
+                return current.keep(_replace(owner, *args, **given))
+        if isinstance(function, LoopContext):  # {{ loop(children) }} of a recursive loop
+            args = tuple(map(counted, args))
+        return current.keep(super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        budget = _budget.get()
-        budget.step()
+        current = budget.get()
+        current.step()
         if operator == "**":
             if abs(left) > MAX_FACTOR or abs(right) > MAX_POWER:
                 raise SecurityError("a power in the chat template is too large")
         elif operator == "*":
             for items, count in ((left, right), (right, left)):
                 if hasattr(items, "__len__"):
-                    budget.room(len(items) * max(int(count), 0))
-            if isinstance(left, int) and isinstance(right, int):
-                budget.room(left.bit_length() + right.bit_length())
+                    current.room(len(items) * max(int(count), 0))
         elif operator == "%":
-            if isinstance(left, str) and _WIDTH_IN_PERCENT.search(left):
-                raise SecurityError("a width in the chat template is too large")
+            if isinstance(left, str):
+                if _WIDTH_IN_PERCENT.search(left):
+                    raise SecurityError("a width in the chat template is too large")
+                current.room(len(left) + left.count("%") * (current.size(right) + MAX_WIDTH))
         elif hasattr(left, "__len__") and hasattr(right, "__len__"):
-            budget.room(len(left) + len(right))
-        return super().call_binop(context, operator, left, right)
+            current.room(len(left) + len(right))
+        return current.keep(super().call_binop(context, operator, left, right))
 
 
 @lru_cache(maxsize=16)
@@ -256,19 +373,18 @@ def render_template(source: str, variables: Mapping[str, Any], *, max_chars: int
         raise TemplateFailed(
             f"the chat template is longer than {MAX_TEMPLATE_CHARS // 1024} kB", refused=True
         )
-    budget = _Budget(max_chars)
-    token = _budget.set(budget)
+    current = Budget(max_chars)
+    token = budget.set(current)
     try:
         out: list[str] = []
         total = 0
         for chunk in _compiled(source).generate(**variables):
             total += len(chunk)
-            budget.step()
-            budget.room(total)
+            current.room(total)
             out.append(chunk)
         return "".join(out)
     except (Exception, RecursionError, MemoryError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise TemplateFailed(reason, refused=isinstance(error, SecurityError)) from error
     finally:
-        _budget.reset(token)
+        budget.reset(token)
