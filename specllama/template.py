@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from specllama.template_budget import Budget, budget, counted
+from specllama.template_budget import Budget, TooMuch, budget, counted
 
 MAX_TEMPLATE_CHARS = 64 * 1024
 MAX_NODES = 8_000  # of its syntax: compiling takes time by these; real templates have up to 1300
@@ -385,6 +385,6 @@ def render_template(source: str, variables: Mapping[str, Any], *, max_chars: int
         return "".join(out)
     except (Exception, RecursionError, MemoryError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise TemplateFailed(reason, refused=isinstance(error, SecurityError)) from error
+        raise TemplateFailed(reason, refused=isinstance(error, SecurityError | TooMuch)) from error
     finally:
         budget.reset(token)

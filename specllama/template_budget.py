@@ -15,8 +15,6 @@ from contextvars import ContextVar
 from itertools import chain
 from typing import Any
 
-from jinja2.exceptions import SecurityError
-
 MAX_STEPS = 300_000  # operations: loop turns, calls, filters, comparisons, pieces of output
 MAX_SECONDS = 2.0
 MAX_INT_BITS = 16 * 1024  # dividing and printing integers takes time that grows with the square
@@ -26,6 +24,10 @@ _BUILT_IN_ALL = 16  # times the largest single value; templates append to one te
 _REMEMBERED = 10_000  # sizes
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, KeysView, ValuesView, ItemsView)
+
+
+class TooMuch(Exception):
+    """The template wants more than there is room for."""
 
 
 class Budget:
@@ -50,31 +52,31 @@ class Budget:
         """Before every operation.
 
         Raises:
-            SecurityError: too many of them, or out of time.
+            TooMuch: too many of them, or out of time.
         """
         self._steps += 1
         if self._steps > MAX_STEPS:
-            raise SecurityError("the chat template loops too long")
+            raise TooMuch("the chat template loops too long")
         if time.perf_counter() > self._deadline:
-            raise SecurityError("the chat template takes too long")
+            raise TooMuch("the chat template takes too long")
 
     def room(self, chars: int) -> None:
-        """Raises SecurityError if a text of so many characters is too long."""
+        """Raises TooMuch if a text of so many characters is too long."""
         if chars > self._max_chars:
-            raise SecurityError("the chat template builds a text that is too long")
+            raise TooMuch("the chat template builds a text that is too long")
 
     def size(self, value: Any) -> int:
         """Bytes that a value takes with everything in it, counted as often as it appears.
 
         Raises:
-            SecurityError: more than there is room for.
+            TooMuch: more than there is room for.
         """
         if isinstance(value, str):
             self.room(len(value))
         elif isinstance(value, _CONTAINERS):
             return self._deep_size(value)
         elif isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
-            raise SecurityError("a number in the chat template is too large")
+            raise TooMuch("a number in the chat template is too large")
         return sys.getsizeof(value)
 
     def keep(self, value: Any) -> Any:
@@ -82,7 +84,7 @@ class Budget:
         self.size(value)
         self._built += sys.getsizeof(value)
         if self._built > _BUILT_IN_ALL * self._max_bytes:
-            raise SecurityError("the chat template builds too much")
+            raise TooMuch("the chat template builds too much")
         return value
 
     def _deep_size(self, value: Any) -> int:
@@ -94,7 +96,7 @@ class Budget:
         for item in items:
             total += self.size(item)
             if total > self._max_bytes:
-                raise SecurityError("the chat template builds a list that is too large")
+                raise TooMuch("the chat template builds a list that is too large")
         if len(self._sizes) >= _REMEMBERED:
             self._sizes.clear()  # or what is remembered would fill the memory
         self._sizes[id(value)] = (value, total)
@@ -112,5 +114,5 @@ def counted(items: Iterable[Any]) -> Iterator[Any]:
         current.step()
         total += current.size(item)
         if total > current._max_bytes:
-            raise SecurityError("the chat template loops over too much")
+            raise TooMuch("the chat template loops over too much")
         yield item

@@ -154,7 +154,7 @@ def test_what_templates_do_still_works() -> None:
     out = render_template(template, {"messages": [{"role": "user"}]}, max_chars=10_000)
     assert out == (
         "[1, {'a': 2}] [1, 2, 3] 3 5 2.57 3.0 -3.0 7 "
-        '{\n "a": null,\n "b": [\n  1\n ]\n} a=3 IN A BLOCK <Namespace>1 True 12 a+b xay ba'
+        '{\n "a": null,\n "b": [\n  1\n ]\n} a=3 IN A BLOCK <Namespace>1 True 12 a+b xay bau-v'
     )
 
 
