@@ -51,6 +51,14 @@ class Settings:
     def origin(self, name: str) -> str:
         return self._values[name].origin
 
+    def given(self, name: str) -> Any:
+        """The value if anyone set it, None where only the default speaks."""
+        return None if self.origin(name) == "default" else self[name]
+
+    def changes(self) -> dict[str, Value]:
+        """What variables and files set, typed flags and defaults apart."""
+        return {s.name: v for s, v in self if v.origin not in ("flag", "default")}
+
     def with_flags(self, typed: Mapping[str, Any]) -> Settings:
         """The same with typed flags on top; every value is checked."""
         flags = {name: Value(check(name, value), "flag") for name, value in typed.items()}

@@ -23,7 +23,7 @@ import numpy as np
 from specllama.engine import Engine
 from specllama.errors import CannotLoad, DoesNotFit, EngineError
 from specllama.events import Finished
-from specllama.params import GenerateParams, SamplingParams, WindowKind
+from specllama.params import GenerateParams, WindowKind
 from specllama.prompts import Prompt
 from specllama.spec.noise import exp_noise
 from specllama.spec.types import IntArray
@@ -99,9 +99,8 @@ def prove(
     draft_max: Sequence[int] = (4,),
     max_tokens: int = 64,
     seed: int = 1,
-    exact: bool = False,
+    base: GenerateParams | None = None,
     window: WindowKind = "fixed",
-    sampling: SamplingParams | None = None,
     on_skip: Callable[[str, str], None] | None = None,
 ) -> Iterator[Case]:
     """Compare every proposer with plain decoding on every prompt; yields as it goes.
@@ -110,22 +109,24 @@ def prove(
     number n (from 0) is drawn with ``seed + n``.
 
     Args:
+        base: sampling and everything else that the other arguments do not say.
         window: "auto" lets measured times decide how far to draft, so that no two runs draft alike.
         on_skip: told (proposer, reason) of one that cannot be opened when it is first used, and
             that is left out from then on; without it the error is raised.
     """
-    base = sampling or SamplingParams()
+    base = base or GenerateParams()
     left = list(proposers)
     for n, prompt in enumerate(prompts):
         engine.reset()
         for temperature in temperatures:
-            params = GenerateParams(
-                sampling=dataclasses.replace(base, temperature=temperature),
+            params = base.replace(
+                sampling=dataclasses.replace(base.sampling, temperature=temperature),
                 max_tokens=max_tokens,
                 seed=seed + n,
+                speculate=True,
                 proposer="none",
+                verify="match",
                 min_speculative_tokens=0,
-                exact=exact,
                 window=window,
             )
             plain = _finish(engine, prompt, params)

@@ -17,7 +17,7 @@ from specllama.bench.breakdown import Parts, parts_of, plain_step
 from specllama.engine import Engine
 from specllama.errors import EngineError
 from specllama.events import Finished, RoundDone
-from specllama.params import GenerateParams, SamplingParams
+from specllama.params import GenerateParams
 from specllama.prompts import Prompt
 
 Timeline = tuple[tuple[int, float], ...]  # (tokens so far, seconds so far) after every round
@@ -95,7 +95,8 @@ class EngineArm:
 
     Args:
         name: label in reports.
-        params: what differs between arms; sampling, seed and length come from the task.
+        params: sampling and what differs between arms; temperature, seed and length come from the
+            task.
         watch: called with every round (a live display).
     """
 
@@ -107,20 +108,18 @@ class EngineArm:
         engine: Engine,
         params: GenerateParams,
         *,
-        sampling: SamplingParams | None = None,
         watch: Callable[[RoundDone], None] | None = None,
     ) -> None:
         self.name = name
         self._engine = engine
         self._params = params
-        self._sampling = sampling or SamplingParams()
         self._watch = watch
 
     def run(self, task: Task, repetition: int) -> Run:
         engine = self._engine
         engine.reset()
         params = self._params.replace(
-            sampling=dataclasses.replace(self._sampling, temperature=task.temperature),
+            sampling=dataclasses.replace(self._params.sampling, temperature=task.temperature),
             max_tokens=task.max_tokens,
             seed=task.seed,
             ignore_eos=task.ignore_eos,

@@ -213,6 +213,7 @@ def tune(
     engine: Engine,
     prompts: Sequence[Prompt],
     *,
+    sampling: SamplingParams | None = None,
     temperatures: Sequence[float] = (0.0, 0.7, 1.0),
     per_slice: int = 3,
     max_tokens: int = 64,
@@ -278,10 +279,12 @@ def tune(
         max_tokens=max_tokens,
         longest=longest,
         progress=ran,
+        sampling=sampling,
     )
     comparison = None
     if checks:
-        window = EngineArm("specllama", engine, GenerateParams())
+        base = GenerateParams(sampling=sampling or SamplingParams())
+        window = EngineArm("specllama", engine, base)
 
         def tasks(some: Sequence[Prompt]) -> list[Task]:
             return [
@@ -296,7 +299,7 @@ def tune(
             window.run(task, 0)
             forgive(engine)  # lessons are written to be learnt from, whatever they cost
         comparison = compare(
-            [EngineArm("plain", engine, GenerateParams(speculate=False)), window],
+            [EngineArm("plain", engine, base.replace(speculate=False)), window],
             tasks(chosen),
             repetitions=checks,
             progress=lambda done, total, label: say("check", done / total, f"check: {label}"),

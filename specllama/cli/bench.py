@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli.options import allow_other_vocab
-from specllama.params import PROPOSERS, VERIFY_RULES, WINDOWS, EngineOptions, GenerateParams
+from specllama.cli import loading
+from specllama.cli.options import (
+    LOADING,
+    GroupedCommand,
+    resolve,
+    say_settings,
+    settings_options,
+)
+from specllama.params import PROPOSERS
 
 if TYPE_CHECKING:
     from specllama.bench.arms import Arm
@@ -42,10 +49,7 @@ def command() -> None:
     """Measure speed with and without speculation."""
 
 
-@command.command("run", epilog=RUN_EPILOG)
-@click.option("-m", "--model", "target", help="Target model (path, user/repo[:quant] or name).")
-@click.option("-d", "--draft-model", "draft", help="Draft model.")
-@click.option("--head", "heads", multiple=True, metavar="FILE", help="Drafting head of the target.")
+@command.command("run", cls=GroupedCommand, epilog=RUN_EPILOG)
 @click.option("--prompts", type=click.Path(path_type=Path), help="Prompts, one a line, or .jsonl.")
 @click.option("--slice", "slices", multiple=True, help="Only these slices: chat, code, rag, json.")
 @click.option("-n", "--count", default=8, show_default=True, help="How many prompts.")
@@ -53,7 +57,13 @@ def command() -> None:
 @click.option(
     "-r", "--repetitions", default=3, show_default=True, help="How often everything is measured."
 )
-@click.option("--temperature", "temperatures", multiple=True, type=float, help="Default: 0 and 1.")
+@click.option(
+    "--temperature",
+    "temperatures",
+    multiple=True,
+    type=float,
+    help="May be repeated. Default: the setting's; else 0 and 1.",
+)
 @click.option(
     "--seed", default=1, show_default=True, help="Of the first prompt; each next one adds 1."
 )
@@ -68,25 +78,8 @@ def command() -> None:
     "proposers",
     multiple=True,
     type=click.Choice(PROPOSERS),
-    default=("auto",),
-    show_default=True,
-    help="May be given several times: one arm each.",
+    help="May be repeated: one arm each. Default: the setting's; else auto.",
 )
-@click.option(
-    "--verify",
-    type=click.Choice(VERIFY_RULES),
-    default="match",
-    show_default=True,
-    help="match gives the text of plain decoding, the others its distribution.",
-)
-@click.option(
-    "--window",
-    type=click.Choice(WINDOWS),
-    default="auto",
-    show_default=True,
-    help="auto drafts as far as it pays, fixed always --draft-max.",
-)
-@click.option("--draft-max", type=int, help="Most tokens drafted per round.")
 @click.option(
     "--length",
     "lengths",
@@ -103,17 +96,7 @@ def command() -> None:
     help='plain (the default), "llama-server URL" of one that runs, or a program to start: '
     '"llama-server PATH [ARG…]", "llama-cli PATH", "llama-speculative-simple PATH [ARG…]".',
 )
-@allow_other_vocab
-@click.option("-c", "--ctx-size", type=int, help="Context length.")
-@click.option(
-    "-ngl",
-    "--gpu-layers",
-    default="auto",
-    metavar="auto|all|N",
-    show_default=True,
-    help="Layers of the target on the GPU.",
-)
-@click.option("-t", "--threads", type=int, help="CPU threads; physical cores unless given.")
+@settings_options(only=(*LOADING, "verify", "window", "draft-max"))
 @click.option(
     "--useless-draft",
     is_flag=True,
@@ -129,9 +112,6 @@ def command() -> None:
 @click.option("--out", type=click.Path(path_type=Path), help="Write OUT.json, OUT.md and OUT.html.")
 @click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
 def run(
-    target: str | None,
-    draft: str | None,
-    heads: tuple[str, ...],
     prompts: Path | None,
     slices: tuple[str, ...],
     count: int,
@@ -141,19 +121,13 @@ def run(
     seed: int,
     ignore_eos: bool,
     proposers: tuple[str, ...],
-    verify: Any,
-    window: Any,
-    draft_max: int | None,
     lengths: tuple[int, ...],
     peers: tuple[str, ...],
     useless_draft: bool,
     spent: bool,
-    other_vocab: bool,
-    ctx_size: int | None,
-    gpu_layers: str,
-    threads: int | None,
     out: Path | None,
     as_json: bool,
+    **flags: Any,
 ) -> None:
     """Time plain decoding, speculation and peers.
 
@@ -168,27 +142,20 @@ def run(
     from specllama.bench.peers import make_peers
     from specllama.bench.provenance import provenance
     from specllama.bench.runner import compare
-    from specllama.engine import Engine
-    from specllama.params import SamplingParams
 
     if count < 1 or repetitions < 1 or max_tokens < 2:
         raise click.UsageError("give at least 1 prompt, 1 repetition and 2 tokens")
     chosen = _chosen(prompts, slices, count)
-    options = EngineOptions(
-        n_ctx=ctx_size,
-        gpu_layers=gpu_layers,
-        threads=threads,
-        heads=heads,
-        allow_other_vocab=other_vocab,
-    )
-    sampling = SamplingParams()
+    settings = resolve(flags)
+    base = settings.generate_params(speculate=True)
+    usual = settings.given("temperature")
+    temperatures = temperatures or ((0.0, 1.0) if usual is None else (usual,))
+    proposers = proposers or (settings["proposer"],)
+    say_settings(settings)
     with contextlib.ExitStack() as stack:
-        engine = stack.enter_context(Engine.load(target or "tiny", draft, options))
+        engine = stack.enter_context(loading.open_engine(settings, quiet=as_json))
         if useless_draft:
             make_useless(engine)
-        base = GenerateParams(verify=verify, window=window)
-        if draft_max is not None:
-            base = base.replace(draft_max=draft_max)
         arms: list[Arm] = [EngineArm("plain", engine, base.replace(speculate=False))]
         for proposer in proposers:
             own = base.replace(proposer=proposer)
@@ -200,14 +167,14 @@ def run(
                 arms.append(EngineArm(name, engine, fixed))
         for peer in peers:
             if peer != "plain":
-                arms += make_peers(peer, engine, sampling, lengths)
+                arms += make_peers(peer, engine, base.sampling, lengths)
         for arm in arms:
             stack.callback(arm.close)
         _tell_apart(arms)
         tasks = [
             Task(prompt, temperature, max_tokens, seed + n, ignore_eos)
             for n, prompt in enumerate(chosen)
-            for temperature in temperatures or (0.0, 1.0)
+            for temperature in temperatures
         ]
         with _Meter("comparing") as progress:
             result = compare(

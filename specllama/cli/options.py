@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from specllama.cli import diagnostics
 from specllama.config import Settings, load_settings
 from specllama.errors import UsageError
 from specllama.params import GenerateParams
@@ -43,7 +44,7 @@ class GroupedCommand(click.Command):
             record = param.get_help_record(ctx)
             if record is not None and isinstance(param, click.Option):
                 groups.setdefault(getattr(param, "group", "Options"), []).append(record)
-        if "Options" in groups:
+        if len(groups.get("Options", ())) == 1:  # --help alone
             groups["Options"] = groups.pop("Options")
         for heading, records in groups.items():
             with formatter.section(heading):
@@ -55,25 +56,24 @@ def grouped(*names: str, group: str, **kwargs: Any) -> Callable[[Decorated], Dec
     return click.option(*names, cls=GroupedOption, group=group, **kwargs)
 
 
-allow_other_vocab = click.option(
-    "--allow-other-vocab",
-    "other_vocab",
-    is_flag=True,
-    help=next(s.help for s in SCHEMA if s.name == "allow-other-vocab"),
-)
-"""For measuring commands, which read no settings."""
-
-
-def settings_options(*, leave_out: Sequence[str] = ()) -> Callable[[Decorated], Decorated]:
-    """Add a flag for every setting but those named."""
+def settings_options(*, only: Sequence[str] | None = None) -> Callable[[Decorated], Decorated]:
+    """Add a flag for every setting, or for those named."""
 
     def decorate(function: Decorated) -> Decorated:
         for setting in reversed(SCHEMA):
-            if setting.flag and setting.name not in leave_out:
+            if setting.flag and (only is None or setting.name in only):
                 function = _option(setting)(function)
         return function
 
     return decorate
+
+
+LOADING = (
+    "model",
+    "draft-model",
+    *(setting.name for setting in SCHEMA if setting.field.startswith("engine.")),
+)
+"""The settings that say which pair is loaded, and how."""
 
 
 def _option(setting: Setting) -> Callable[[Decorated], Decorated]:
@@ -143,6 +143,12 @@ def resolve(flags: dict[str, Any]) -> Settings:
         if flags.get(key := setting.name.replace("-", "_")) not in (None, ())
     }
     return load_settings().with_flags(typed)
+
+
+def say_settings(settings: Settings) -> None:
+    """Name what variables and files have set: a measurement must not rest on it unseen."""
+    for name, value in settings.changes().items():
+        diagnostics.note(f"{name} = {value.value!r} ({value.origin})")
 
 
 def request_params(settings: Settings, flags: dict[str, Any]) -> GenerateParams:

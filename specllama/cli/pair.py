@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from specllama.cli.options import LOADING, GroupedCommand, resolve, settings_options
 from specllama.errors import PairIncompatible
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from specllama.interface import MethodInfo
     from specllama.models.doctor import Finding, Measured
     from specllama.models.gguf import GgufHeader
+    from specllama.params import EngineOptions
 
 EPILOG = """\b
 Examples:
@@ -32,20 +34,18 @@ MEASURE_PROMPTS = (
 )
 
 
-@click.command("pair", epilog=EPILOG)
+@click.command("pair", cls=GroupedCommand, epilog=EPILOG)
 @click.argument("target")
 @click.argument("drafts", nargs=-1)
-@click.option("--head", "heads", multiple=True, metavar="FILE", help="Drafting head to look at.")
-@click.option("-c", "--ctx-size", "n_ctx", type=click.IntRange(8, 1 << 24), help="Context length.")
 @click.option("--measure", is_flag=True, help="Run the best draft and see whether it pays.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@settings_options(only=[name for name in LOADING if name not in ("model", "draft-model")])
 def command(
     target: str,
     drafts: tuple[str, ...],
-    heads: tuple[str, ...],
-    n_ctx: int | None,
     measure: bool,
     as_json: bool,
+    **flags: Any,
 ) -> None:
     """Say which DRAFTS fit TARGET, and why the others do not; then every other way to draft.
 
@@ -57,6 +57,8 @@ def command(
     from specllama.models import doctor, memory, refs
     from specllama.models.gguf import check_loadable, read_header
 
+    options = resolve(flags).engine_options()
+    heads, n_ctx = options.heads, options.n_ctx
     extra = folders()
     path = refs.resolve(target, folders=extra)
     header = read_header(path)
@@ -66,7 +68,7 @@ def command(
     findings = doctor.order(doctor.examine(header, one, heads=beside, n_ctx=n_ctx) for one in tried)
     best = next((finding for finding in findings if finding.useful), None)
     ways = survey(header, heads, draft=any(finding.fits for finding in findings))
-    measured = _measure(path, best.candidate.path, n_ctx) if measure and best else None
+    measured = _measure(path, best.candidate.path, options) if measure and best else None
     if as_json:
         show_json(
             {
@@ -305,7 +307,7 @@ def _gpus() -> list[Any]:
         return []
 
 
-def _measure(target: Path, draft: Path | None, n_ctx: int | None) -> Measured:
+def _measure(target: Path, draft: Path | None, options: EngineOptions) -> Measured:
     """Run target and draft for a few seconds, plain and speculative in turn, at temperature 0."""
     import time
 
@@ -313,7 +315,7 @@ def _measure(target: Path, draft: Path | None, n_ctx: int | None) -> Measured:
     from specllama.engine import Engine
     from specllama.events import RoundDone
     from specllama.models.doctor import Measured
-    from specllama.params import EngineOptions, GenerateParams, SamplingParams
+    from specllama.params import GenerateParams, SamplingParams
 
     note("measuring …")
     plain = GenerateParams(
@@ -327,7 +329,7 @@ def _measure(target: Path, draft: Path | None, n_ctx: int | None) -> Measured:
     seconds = {True: 0.0, False: 0.0}
     tokens = {True: 0, False: 0}
     rounds: list[RoundDone] = []
-    with Engine.load(target, draft, EngineOptions(n_ctx=n_ctx)) as engine:
+    with Engine.load(target, draft, options) as engine:
         for params in (plain, fast):  # warm up: page cache, threads
             for _ in engine.generate(MEASURE_PROMPTS[0], params.replace(max_tokens=8)):
                 pass

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import diagnostics, output
-from specllama.cli.options import allow_other_vocab
-from specllama.params import PROPOSERS, WINDOWS, EngineOptions, GenerateParams, WindowKind
+from specllama.cli import diagnostics, loading, output
+from specllama.cli.options import (
+    LOADING,
+    GroupedCommand,
+    resolve,
+    say_settings,
+    settings_options,
+)
+from specllama.params import PROPOSERS, WINDOWS, GenerateParams, WindowKind
 
 if TYPE_CHECKING:
+    from specllama.config import Settings
     from specllama.engine import Engine
     from specllama.proof import Case, RowProbe
 
@@ -29,40 +36,44 @@ Examples:
   specllama prove --window auto --pauses 3     the clock must not change a token
   specllama prove -n 50 --skip 150             prompts 151 to 200
   specllama prove --json > proof.jsonl
+
+The pair and how it is loaded and sampled come from the settings, as for run: what
+variables and files say is named first.
 """
 
 
-@click.command("prove", epilog=EPILOG)
-@click.option("-m", "--model", "target", help="Target model (path, user/repo[:quant] or name).")
-@click.option("-d", "--draft-model", "draft", help="Draft model.")
-@click.option("--head", "heads", multiple=True, metavar="FILE", help="Drafting head of the target.")
+@click.command("prove", cls=GroupedCommand, epilog=EPILOG)
 @click.option("--prompts", type=click.Path(path_type=Path), help="Prompts, one a line, or .jsonl.")
 @click.option("-n", "--count", default=20, show_default=True, help="How many prompts.")
 @click.option("--skip", default=0, help="Leave out the first SKIP prompts, to go on from there.")
 @click.option("--max-tokens", default=64, show_default=True, help="Tokens per reply.")
 @click.option(
-    "--temperature", "temperatures", multiple=True, type=float, help="Default: 0, 0.7 and 1."
+    "--temperature",
+    "temperatures",
+    multiple=True,
+    type=float,
+    help="May be repeated. Default: the setting's; else 0, 0.7 and 1.",
 )
 @click.option(
     "--proposer",
     "proposers",
     multiple=True,
     type=click.Choice(["all", "auto", *ALL]),
-    help="Default: every one available but self; all adds self.",
+    help="May be repeated. Default: the setting's; else every one available but self. all adds "
+    "self.",
 )
 @click.option(
     "--draft-max",
     "widths",
     multiple=True,
     type=int,
-    help="Most tokens drafted per round, may be repeated. Default: 4; with --window auto 15 or 6.",
+    help="Most tokens drafted per round, may be repeated. Default: the setting's; else 4, with "
+    "--window auto 15 or 6.",
 )
 @click.option(
     "--window",
     type=click.Choice(WINDOWS),
-    default="fixed",
-    show_default=True,
-    help="auto drafts as far as measured times say.",
+    help="auto drafts as far as measured times say. Default: the setting's; else fixed.",
 )
 @click.option(
     "--pauses",
@@ -75,30 +86,9 @@ Examples:
 @click.option(
     "--seed", default=1, show_default=True, help="Of the first prompt; each next one adds 1."
 )
-@click.option("--exact", is_flag=True, help="Cut wide passes into bit-exact ones.")
-@allow_other_vocab
-@click.option("-c", "--ctx-size", type=int, help="Context length.")
-@click.option(
-    "-ngl",
-    "--gpu-layers",
-    default="auto",
-    metavar="auto|all|N",
-    show_default=True,
-    help="Layers of the target on the GPU.",
-)
-@click.option("-t", "--threads", type=int, help="CPU threads; physical cores unless given.")
-@click.option(
-    "--flash-attn",
-    type=click.Choice(["auto", "on", "off"]),
-    default="auto",
-    show_default=True,
-    help="Flash attention.",
-)
+@settings_options(only=(*LOADING, "exact"))
 @click.option("--json", "as_json", is_flag=True, help="JSON Lines: cases, then a summary.")
 def command(
-    target: str | None,
-    draft: str | None,
-    heads: tuple[str, ...],
     prompts: Path | None,
     count: int,
     skip: int,
@@ -106,16 +96,11 @@ def command(
     temperatures: tuple[float, ...],
     proposers: tuple[str, ...],
     widths: tuple[int, ...],
-    window: WindowKind,
+    window: WindowKind | None,
     pauses_ms: float,
     seed: int,
-    exact: bool,
-    other_vocab: bool,
-    ctx_size: int | None,
-    gpu_layers: str,
-    threads: int | None,
-    flash_attn: str,
     as_json: bool,
+    **flags: Any,
 ) -> None:
     """Prove that speculation does not change what the target writes.
 
@@ -133,7 +118,6 @@ def command(
         table,
         verdict,
     )
-    from specllama.engine import Engine
     from specllama.errors import UsageError
     from specllama.prompts import load_prompts
     from specllama.proof import available, probe_stated_rows, prove, random_pauses
@@ -144,21 +128,19 @@ def command(
     if not 0 <= skip < len(loaded):
         raise click.BadParameter(f"there are {len(loaded)} prompts", param_hint="--skip")
     chosen = loaded[skip : skip + count]
-    temperatures = temperatures or (0.0, 0.7, 1.0)
-    options = EngineOptions(
-        n_ctx=ctx_size,
-        gpu_layers=gpu_layers,
-        threads=threads,
-        flash_attn=flash_attn,  # type: ignore[arg-type]
-        heads=heads,
-        allow_other_vocab=other_vocab,
-    )
+    settings = resolve(flags)
+    base = settings.generate_params()
+    temperatures = temperatures or _as_set(settings, "temperature") or (0.0, 0.7, 1.0)
+    proposers = proposers or _as_set(settings, "proposer", but="none")
+    window = window or settings.given("window") or "fixed"
+    most = _as_set(settings, "draft-max", but=0)
     cases: list[Case] = []
     probes: list[RowProbe] = []
     finished = False
     with contextlib.ExitStack() as stack:
-        engine = stack.enter_context(Engine.load(target or "tiny", draft, options))
-        widths = widths or _usual(window, engine.info.exact_rows)
+        say_settings(settings)
+        engine = stack.enter_context(loading.open_engine(settings, quiet=as_json))
+        widths = widths or most or _usual(window, engine.info.exact_rows)
         names, skipped = available(engine, _wanted(proposers))
         if not names:
             why = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
@@ -187,7 +169,7 @@ def command(
                 draft_max=widths,
                 max_tokens=max_tokens,
                 seed=seed + skip,  # the seed belongs to the prompt, wherever the run begins
-                exact=exact,
+                base=base,
                 window=window,
                 on_skip=leave_out,
             ):
@@ -220,6 +202,12 @@ def _wanted(proposers: tuple[str, ...]) -> tuple[str, ...]:
     """Names to try, each once; ``all`` stands for every one there is."""
     given = [p for name in proposers or DEFAULT for p in (ALL if name == "all" else (name,))]
     return tuple(dict.fromkeys(given))
+
+
+def _as_set(settings: Settings, name: str, *, but: object = None) -> tuple[Any, ...]:
+    """A setting as the one value to prove with; () where nobody set it, or to ``but``."""
+    value = settings.given(name)
+    return () if value in (None, but) else (value,)
 
 
 def _usual(window: WindowKind, exact_rows: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,17 +40,23 @@ def choose(source: Path, *, threads: int, seconds: float) -> Choice:
         CannotLoad, DoesNotFit: it cannot be run here, which the search has to.
     """
     from specllama.cli.listing import note
+    from specllama.config import load_settings
     from specllama.engine import Engine
     from specllama.layer_choice import choose_layers
     from specllama.layer_search import LONGEST
     from specllama.models import pruned
     from specllama.models.gguf import read_header
-    from specllama.params import EngineOptions
     from specllama.profiles import measured_passes
     from specllama.prompts import load_prompts
 
     header = read_header(source)
-    options = EngineOptions(threads=threads or None, n_ctx=_context(header))
+    options = load_settings().engine_options()
+    options = dataclasses.replace(
+        options,
+        threads=threads or options.threads,
+        n_ctx=_context(header),
+        heads=(),  # those of the settings belong to another target
+    )
     with Engine.load(source, None, options) as engine, _Progress() as progress:
         passes = measured_passes(engine.info, LONGEST + 1)
         choice = choose_layers(

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli.options import allow_other_vocab
-from specllama.params import EngineOptions
+from specllama.cli import loading
+from specllama.cli.options import (
+    LOADING,
+    GroupedCommand,
+    resolve,
+    say_settings,
+    settings_options,
+)
 
 if TYPE_CHECKING:
     from specllama.bench.tune import Tuning
@@ -24,13 +30,14 @@ Examples:
 """
 
 
-@click.command("tune", epilog=EPILOG)
+@click.command("tune", cls=GroupedCommand, epilog=EPILOG)
 @click.argument("pair", required=False)
-@click.option("-m", "--model", "target", help="Target model (path, user/repo[:quant] or name).")
-@click.option("-d", "--draft-model", "draft", help="Draft model.")
-@click.option("--head", "heads", multiple=True, metavar="FILE", help="Drafting head of the target.")
 @click.option(
-    "--temperature", "temperatures", multiple=True, type=float, help="Default: 0, 0.7 and 1."
+    "--temperature",
+    "temperatures",
+    multiple=True,
+    type=float,
+    help="May be repeated. Default: the setting's; else 0, 0.7 and 1.",
 )
 @click.option("-n", "--per-slice", default=3, show_default=True, help="Prompts of every slice.")
 @click.option("--max-tokens", default=64, show_default=True, help="Tokens per reply.")
@@ -41,27 +48,18 @@ Examples:
     "--quick", is_flag=True, help="One prompt a slice, no check of the window, few layers tried."
 )
 @click.option("--save/--no-save", default=True, show_default=True, help="Keep the profile.")
-@allow_other_vocab
-@click.option("-c", "--ctx-size", type=int, help="Context length.")
-@click.option("-ngl", "--gpu-layers", default="auto", show_default=True)
-@click.option("-t", "--threads", type=int)
+@settings_options(only=LOADING)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(
     pair: str | None,
-    target: str | None,
-    draft: str | None,
-    heads: tuple[str, ...],
     temperatures: tuple[float, ...],
     per_slice: int,
     max_tokens: int,
     repetitions: int,
     quick: bool,
     save: bool,
-    other_vocab: bool,
-    ctx_size: int | None,
-    gpu_layers: str,
-    threads: int | None,
     as_json: bool,
+    **flags: Any,
 ) -> None:
     """Measure a pair on this machine and choose the best settings.
 
@@ -72,29 +70,26 @@ def command(
     """
     from specllama.bench.provenance import provenance
     from specllama.bench.tune import LAYER_SECONDS, tune
-    from specllama.engine import Engine
     from specllama.errors import UsageError
     from specllama.models.gguf import read_header
     from specllama.models.pruned import keep_choice
     from specllama.profiles import Profile, Windows
     from specllama.prompts import load_prompts
 
-    if pair is not None and target is not None:
+    if pair is not None and flags["model"] is not None:
         raise UsageError("name the model once: as an argument or with -m")
+    if pair is not None:
+        flags["model"] = pair
+    settings = resolve(flags)
     if per_slice < 1:
         raise click.BadParameter("give at least 1", param_hint="-n")
     if repetitions < 1:
         raise click.BadParameter("give at least 1", param_hint="-r")
-    options = EngineOptions(
-        n_ctx=ctx_size,
-        gpu_layers=gpu_layers,
-        threads=threads,
-        heads=heads,
-        allow_other_vocab=other_vocab,
-    )
     prompts = load_prompts()
+    usual = settings.given("temperature")
+    say_settings(settings)
     with (
-        Engine.load(pair or target or "tiny", draft, options) as engine,
+        loading.open_engine(settings, quiet=as_json) as engine,
         _Meter("measuring") as progress,
     ):
         profile = engine.windows.profile if isinstance(engine.windows, Windows) else Profile()
@@ -103,7 +98,8 @@ def command(
         result = tune(
             engine,
             prompts,
-            temperatures=temperatures or (0.0, 0.7, 1.0),
+            sampling=settings.generate_params().sampling,
+            temperatures=temperatures or ((0.0, 0.7, 1.0) if usual is None else (usual,)),
             per_slice=1 if quick else per_slice,
             max_tokens=max_tokens,
             repetitions=3 if quick else 5,

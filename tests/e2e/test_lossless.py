@@ -81,7 +81,7 @@ def test_wide_drafts_are_identical_when_cut_into_exact_passes(
             temperatures=(0.0, 1.0),
             draft_max=(8, 16),
             max_tokens=48,
-            exact=True,
+            base=GenerateParams(exact=True),
         )
     )
     assert [c for c in cases if not c.identical] == []

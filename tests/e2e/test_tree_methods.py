@@ -11,7 +11,7 @@ import pytest
 
 from specllama.backend.llama_context import LlamaContext
 from specllama.engine import Engine
-from specllama.params import EngineOptions
+from specllama.params import EngineOptions, GenerateParams
 from specllama.prompts import Prompt, load_prompts
 from specllama.proof import prove
 from specllama.spec.tree import layout
@@ -55,7 +55,7 @@ def test_exact_passes_are_chains_and_change_nothing(tiny: Engine, prompts: list[
             temperatures=(0.0,),
             draft_max=(6,),
             max_tokens=32,
-            exact=True,
+            base=GenerateParams(exact=True),
         )
     )
     assert [c for c in cases if not c.ok] == []
