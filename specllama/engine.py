@@ -288,12 +288,17 @@ class Engine:
                 )
             breakers = self._breakers[strings]
         constraint = None
-        if params.grammar is not None or params.json_schema is not None:
+        if params.constrained:
             if self._make_constraint is None:
                 raise UsageError("this engine has no grammar support")
             constraint = self._make_constraint(params)
         return SamplerChain(
-            sampling, seed=seed, tokens=tokens, breakers=breakers, constraint=constraint
+            sampling,
+            seed=seed,
+            tokens=tokens,
+            breakers=breakers,
+            constraint=constraint,
+            is_end=self._vocab.is_eog,
         )
 
     def _all_eog(self) -> dict[int, float]:

@@ -119,6 +119,7 @@ class GenerateParams:
         window: "auto" drafts as far as it pays here, measured, down to not at all; "fixed" always
             drafts ``draft_max``.
         min_speculative_tokens: below this ``max_tokens`` speculation is skipped.
+        ignore_eos: go on after the model's end token; a grammar that is complete still ends.
         exact: cut target passes to the row count that is bit-identical to single-row decoding.
         grammar: GBNF text. json_schema: JSON schema text. At most one of the two.
     """
@@ -168,6 +169,11 @@ class GenerateParams:
             raise UsageError(f"on-full must be stop or shift, got {self.on_full!r}")
         if self.grammar is not None and self.json_schema is not None:
             raise UsageError("give a grammar or a JSON schema, not both")
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar says which tokens may come."""
+        return self.grammar is not None or self.json_schema is not None
 
     def reach(self, exact_rows: int) -> int:
         """``draft_max`` for a pair whose passes are bit-identical up to ``exact_rows`` rows.

@@ -36,6 +36,8 @@ class Reply:
     ) -> None:
         self._params = params
         self._vocab = vocab
+        # under a grammar an end token comes only where nothing else may (see SamplerChain)
+        self._ends = not params.ignore_eos or params.constrained
         self._channels = channels
         self._stream = TextStream(params.stop)
         self.token_ids: list[int] = []
@@ -50,7 +52,7 @@ class Reply:
         return float("inf") if limit is None else limit - len(self.token_ids)
 
     def is_stop(self, token: int) -> bool:
-        return not self._params.ignore_eos and self._vocab.is_eog(token)
+        return self._ends and self._vocab.is_eog(token)
 
     def take(self, tokens: Sequence[int]) -> Taken:
         """Emit tokens in order until one ends the reply."""

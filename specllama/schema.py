@@ -370,7 +370,13 @@ SCHEMA: tuple[Setting, ...] = (
         "Text that ends the reply; may be given up to 16 times.",
         _L,
     ),
-    Setting("ignore-eos", "bool", "generate.ignore_eos", "Go on after the model's end token.", _L),
+    Setting(
+        "ignore-eos",
+        "bool",
+        "generate.ignore_eos",
+        "Go on after the model's end token; a complete grammar still ends the reply.",
+        _L,
+    ),
     Setting(
         "on-full",
         "text",

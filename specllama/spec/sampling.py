@@ -52,6 +52,8 @@ class SamplerChain:
         tokens: all tokens before the position, prompt included.
         breakers: token ids that stop a DRY match.
         constraint: a grammar positioned at the same place, or None.
+        is_end: whether a token ends a reply. Where a grammar allows nothing else it is complete,
+            and no bias can forbid the end.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class SamplerChain:
         tokens: Sequence[int] = (),
         breakers: frozenset[int] = frozenset(),
         constraint: Constraint | None = None,
+        is_end: Callable[[int], bool] = lambda token: False,
     ) -> None:
         self.params = params
         self.seed = seed
@@ -69,6 +72,7 @@ class SamplerChain:
         self.gap = math.inf
         self.constraint = constraint
         self._breakers = breakers
+        self._is_end = is_end
         self._penalties = params.repeat_last_n != 0 and (
             params.repeat_penalty != 1.0
             or params.frequency_penalty != 0.0
@@ -239,6 +243,10 @@ class SamplerChain:
             raise EngineError("the grammar allows no further token here", "check the grammar")
         masked: Row = np.where(keep, z, np.float32(-np.inf))
         if not np.isfinite(masked.max()):
+            allowed = [int(token) for token in np.flatnonzero(keep)]
+            if all(map(self._is_end, allowed)):
+                masked[allowed[0]] = 0.0
+                return masked
             raise EngineError("every token the grammar allows is forbidden by a logit bias")
         return masked
 

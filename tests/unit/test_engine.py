@@ -711,6 +711,44 @@ def test_a_grammar_is_obeyed_and_changes_nothing_between_proposers(
     assert made[0].last == finished.token_ids[-1]
 
 
+class Letters(OnlyLetters):
+    """As many letters as asked for, then nothing but the end."""
+
+    def __init__(self, left: int = 9) -> None:
+        self.left = left
+
+    def allowed(self, ids: IntArray) -> Any:
+        return (ids > 0) & (ids < 27) if self.left else ids == 0
+
+    def accept(self, token: int) -> None:
+        assert self.left > 0
+        self.left -= 1
+
+    def fork(self) -> Letters:
+        return Letters(self.left)
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bias", [{}, {0: -math.inf}])
+def test_a_complete_grammar_ends_the_reply_whatever_is_said_of_end_tokens(
+    proposer: str, temperature: float, bias: dict[int, float]
+) -> None:
+    p = params(
+        proposer=proposer,
+        grammar="letters",
+        ignore_eos=not bias,
+        sampling=SamplingParams(temperature=temperature, logit_bias=bias),
+    )
+    finished = run(make(make_constraint=lambda _: Letters()), p)
+    assert finished.reason == "stop_token"
+    assert len(finished.token_ids) == 10
+    assert finished.token_ids[-1] == 0
+    assert all(0 < t < 27 for t in finished.token_ids[:-1])
+    again = run(make(make_constraint=lambda _: Letters()), plain(p))
+    assert words(finished) == words(again)
+
+
 def test_near_ties_are_flagged_only_where_passes_were_wide() -> None:
     """A flat model is full of near-ties; they count only beyond the exact row count."""
     flat: dict[str, Any] = {"sharpness": 0.05, "eog_bias": -9.0, "agreement": 1.0}
