@@ -207,6 +207,14 @@ class GgufHeader:
     def is_hybrid(self) -> bool:
         return self.architecture in HYBRID
 
+    @property
+    def one_kv_type(self) -> bool:
+        """K and V lie in one cache (multi-head latent attention): llama.cpp wants one type."""
+        widths = [
+            self.integer(self.own(f"attention.{part}_length_mla")) for part in ("key", "value")
+        ]
+        return self.architecture == "deepseek4" or all(widths)
+
     @cached_property
     def n_params(self) -> int:
         return sum(tensor.n_elements for tensor in self.tensors)

@@ -167,7 +167,9 @@ def kv_bytes(
         if heads == 0:
             continue
         rows = windowed if is_windowed else cells
-        per_token = header.key_length * KV_BYTES[type_k] + header.value_length * KV_BYTES[type_v]
+        per_token = header.key_length * KV_BYTES[type_k]
+        if not header.one_kv_type:  # there V is a view of K
+            per_token += header.value_length * KV_BYTES[type_v]
         total += rows * heads * per_token
     if recurrent:
         total += _recurrent_bytes(header)

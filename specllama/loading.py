@@ -67,8 +67,10 @@ def load_parts(
     plan = _offload(target_header, draft_header, options)
     on_gpu = plan is not None and plan.target.layers > 0
     # nothing asks a draft model for equal rows, and f16 reads fastest
-    draft_options = options.over_f16().resolved(on_gpu=on_gpu)
-    options = options.resolved(on_gpu=on_gpu)
+    one_kv_type = draft_header is not None and draft_header.one_kv_type
+    draft_options = options if one_kv_type else options.over_f16()
+    draft_options = draft_options.resolved(on_gpu=on_gpu, one_kv_type=one_kv_type)
+    options = options.resolved(on_gpu=on_gpu, one_kv_type=target_header.one_kv_type)
     if options.check_memory and plan is None:
         require_fit(
             estimate_pair(

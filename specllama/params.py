@@ -229,13 +229,30 @@ class EngineOptions:
     use_mlock: bool = False
     check_memory: bool = True
 
-    def resolved(self, *, on_gpu: bool) -> EngineOptions:
-        """The same with every "auto" of attention and cache types decided."""
+    def resolved(self, *, on_gpu: bool, one_kv_type: bool = False) -> EngineOptions:
+        """The same with every "auto" of attention and cache types decided.
+
+        Args:
+            one_kv_type: K and V lie in one cache and can only be of one type.
+
+        Raises:
+            UsageError: two types were chosen for one cache.
+        """
         flash = self.flash_attn
         if flash == "auto" and not on_gpu:
             flash = "on"
         kind_k, kind_v = self.kv_type_k, self.kv_type_v
-        if not on_gpu and flash != "off":
+        if one_kv_type:
+            given = {kind for kind in (kind_k, kind_v) if kind != "auto"}
+            if len(given) > 1:
+                raise UsageError(
+                    f"this model keeps K and V in one cache, which cannot be {kind_k} and {kind_v}",
+                    "choose one type, or leave --cache-type-k and --cache-type-v out",
+                )
+            # bf16 goes past llama.cpp's split and tiled attention, as two types do
+            apart = "bf16" if not on_gpu and flash != "off" and _is_x86() else "f16"
+            kind_k = kind_v = given.pop() if given else apart
+        elif not on_gpu and flash != "off":
             if kind_k == kind_v == "auto":
                 kind_k, kind_v = KV_APART_X86 if _is_x86() else KV_APART
             elif kind_v == "auto":

@@ -98,9 +98,12 @@ class LlamaContext:
         self._ctx = ll.llama_init_from_model(model.handle, params)
         if not self._ctx:
             reason = last_words() or "not enough memory, or settings llama.cpp does not accept"
+            room = any(word in reason for word in ("memory", "alloc", "n_ctx"))
             raise CannotLoad(
                 f"cannot create a context of {params.n_ctx} tokens for {model.path.name}: {reason}",
-                "try a smaller --ctx-size",
+                "try a smaller --ctx-size"
+                if room
+                else "leave --cache-type-k, --cache-type-v and --flash-attn out",
             )
         self._capture = Capture(model.handle, self._ctx)
         self._memory = ll.llama_get_memory(self._ctx)

@@ -155,6 +155,20 @@ def test_on_cpus_the_cache_types_are_chosen_apart(monkeypatch: pytest.MonkeyPatc
     assert types(EngineOptions(kv_type_k="q8_0").over_f16())[:2] == ("q8_0", "f16")
 
 
+def test_one_cache_for_k_and_v_has_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    def types(options: EngineOptions, *, on_gpu: bool = False) -> tuple[str, str]:
+        found = options.resolved(on_gpu=on_gpu, one_kv_type=True)
+        return found.kv_type_k, found.kv_type_v
+
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert types(EngineOptions()) == ("bf16", "bf16")
+    assert types(EngineOptions(flash_attn="off")) == types(EngineOptions(), on_gpu=True)
+    assert types(EngineOptions(), on_gpu=True) == ("f16", "f16")
+    assert types(EngineOptions(kv_type_v="q8_0")) == ("q8_0", "q8_0")
+    with pytest.raises(UsageError, match="cannot be q8_0 and f16"):
+        types(EngineOptions(kv_type_k="q8_0", kv_type_v="f16"))
+
+
 @pytest.mark.parametrize("kind", [GenerateParams, SamplingParams])
 def test_no_parameter_is_a_switch_that_nothing_reads(kind: type[Any]) -> None:
     """What only a form and the stores know would be promised and never done."""
