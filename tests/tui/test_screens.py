@@ -12,6 +12,7 @@ from specllama.interface import MethodInfo
 from specllama.models.library import LocalModel
 from specllama.params import GenerateParams
 from specllama.store.rounds import list_runs
+from specllama.store.sessions import StoredMessage
 from specllama.tui.demo import DemoEngine
 from specllama.tui.screens import inspector
 from specllama.tui.screens.help import HelpScreen
@@ -200,6 +201,36 @@ async def test_sessions_search_resume_rename_delete_and_undo(start: Any) -> None
         assert "Apples." in d.shown
 
 
+async def test_deleting_keeps_the_place_in_the_list(start: Any) -> None:
+    async with start("Ok.") as d:
+        for title in ("a", "b", "c", "d"):
+            d.app.store.put(d.app.store.create(title=title), 0, StoredMessage("user", title))
+        screen = await opened(d, "f7", SessionsScreen)
+        order = [s.title for s in screen._found]
+        await d.pilot.press("down", "ctrl+d")
+        await d.until(lambda: len(screen._found) == 3)
+        assert screen._selected is not None
+        assert screen._selected.title == order[2]
+        await d.pilot.press("down", "ctrl+d")
+        await d.until(lambda: len(screen._found) == 2)
+        assert screen._selected.title == order[2]
+        await d.pilot.press("delete", "ctrl+d")
+        await d.until(lambda: not screen._found)
+
+
+async def test_delete_is_the_fields_own_key_while_it_has_text_to_delete(start: Any) -> None:
+    async with start("Ok.") as d:
+        await d.say("one")
+        screen = await opened(d, "f7", SessionsScreen)
+        await d.pilot.press("ctrl+e", "home", "delete")
+        assert screen.query_one(Input).value == "ne"
+        await d.pilot.press("enter")
+        await d.until(lambda: screen._found[0].title == "ne")
+        await d.pilot.press("n", "e", "home", "delete")
+        assert screen.query_one(Input).value == "e"
+        assert len(screen._found) == 1
+
+
 async def test_deleting_the_open_conversation_begins_a_new_one(start: Any) -> None:
     async with start("Ok.") as d:
         await d.say("gone soon")
@@ -240,6 +271,22 @@ async def test_settings_apply_and_a_bad_value_is_named(start: Any) -> None:
         assert (params.sampling.temperature, params.seed, params.proposer) == (0.0, 5, "ngram")
         await d.say("q")
         assert d.engine.requests[-1].prompt[0].content == "Be brief."
+
+
+@pytest.mark.parametrize("name", ["default-system", "speculate", "exact"])
+async def test_a_switch_takes_yes_and_no_and_nothing_that_looks_like_them(
+    start: Any, name: str
+) -> None:
+    async with start("Ok.", size=(100, 40)) as d:
+        screen = await opened(d, "f8", SettingsScreen)
+        for text in ("yess", "", "nope"):
+            screen.query_one(f"#set-{name}", Input).value = text
+            await d.until(lambda: ": yes or no" in d.shown)
+            await d.pilot.press("escape")
+            assert isinstance(d.app.screen, SettingsScreen)
+        screen.query_one(f"#set-{name}", Input).value = " No "
+        await d.pilot.press("escape")
+        await d.until(lambda: d.app.screen is d.app.chat)
 
 
 async def test_settings_can_be_dropped(start: Any) -> None:
