@@ -7,9 +7,13 @@ action's id: ``"keys": {"chat.retry": "f12"}``.
 
 from __future__ import annotations
 
+import difflib
+import re
 from dataclasses import dataclass
 
 from textual.binding import Binding
+
+from specllama.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +199,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("app.theme", "", "change_theme", "Theme", "Choose the colours", "theme"),
     Action("app.quit", "ctrl+q", "quit", "Quit", "Leave; the conversation is kept", "quit"),
 )
+_COMMAND = re.compile(r"/[A-Za-z][A-Za-z_-]*")
 SLASH = {action.slash: action for action in ACTIONS if action.slash}
 
 
@@ -217,8 +222,21 @@ def chat_bindings() -> list[Binding]:
 
 
 def slash_command(text: str) -> Action | None:
-    """ "/undo" and the like; anything else, paths included, is a message. "//" is never one."""
-    words = text.strip().split()
-    if len(words) != 1 or not words[0].startswith("/"):
+    """ "/undo" and the like; None for a message: anything else, paths included, and what begins
+    with "//".
+
+    Raises:
+        UsageError: it is written like a command, but there is none, or it takes no words.
+    """
+    name, _, rest = text.strip().partition(" ")
+    if not _COMMAND.fullmatch(name) or "\n" in text.strip():
         return None
-    return SLASH.get(words[0][1:].lower())
+    action = SLASH.get(name[1:].lower())
+    literally = f"to say it, type /{name}"
+    if action is None:
+        near = difflib.get_close_matches(name[1:].lower(), SLASH, n=1)
+        hint = f"did you mean /{near[0]}?" if near else "/help lists them;"
+        raise UsageError(f"there is no command {name}", f"{hint} {literally}")
+    if rest.strip():
+        raise UsageError(f"{name} stands alone", literally)
+    return action

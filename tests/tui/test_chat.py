@@ -240,6 +240,48 @@ async def test_slash_commands_and_paths_that_look_like_them(start: Any) -> None:
         assert len(d.texts) == 4
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("/undoo", "did you mean /undo?"),
+        ("/xyzzy", "/help lists them"),
+        ("/undo the last thing", "/undo stands alone"),
+        (" /Settings now", "to say it, type //Settings"),
+    ],
+)
+async def test_what_looks_like_a_command_never_goes_to_the_model(
+    start: Any, text: str, words: str
+) -> None:
+    async with start("Ok.") as d:
+        await d.type(text)
+        await d.pilot.press("enter")
+        await d.until(lambda: any(words in n.message for n in d.app._notifications))
+        assert d.app.chat.prompt.text == text
+        assert not d.engine.requests
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["/usr/bin is full", "/* a comment */", "/etc.conf", "/a or\n/b", "//undo it", "/"],
+)
+async def test_paths_and_comments_are_messages(start: Any, text: str) -> None:
+    async with start("Ok.") as d:
+        await d.say(text)
+        assert d.texts[0] == ("user", text.replace("//", "/"))
+
+
+async def test_ctrl_z_takes_back_a_word_not_the_whole_text(start: Any) -> None:
+    async with start("Ok.") as d:
+        await d.pilot.press(*"one", "space", *"two", "space", *"three")
+        prompt = d.app.chat.prompt
+        await d.pilot.press("ctrl+z")
+        assert prompt.text == "one two "
+        await d.pilot.press("ctrl+z")
+        assert prompt.text == "one "
+        await d.pilot.press("ctrl+y", "ctrl+y")
+        assert prompt.text == "one two three"
+
+
 async def test_history_walks_and_returns_to_what_was_being_written(start: Any) -> None:
     async with start("Ok.") as d:
         await d.say("one")

@@ -105,7 +105,11 @@ class ChatScreen(TurnScreen):
 
     @on(PromptSubmitted)
     async def submit(self, event: PromptSubmitted) -> None:
-        command = keymap.slash_command(event.text)
+        try:
+            command = keymap.slash_command(event.text)
+        except UsageError as error:
+            self.notify(f"{error.message}: {error.hint}", severity="warning", markup=False)
+            return
         if command is not None:
             self.prompt.sent()
             await self.chat_app.run_chat_action(command.action)

@@ -84,6 +84,9 @@ class Prompt(TextArea):
             self.action_send()
             return
         await super()._on_key(event)
+        if event.character is not None and event.character.isspace():
+            # Undo takes back a word, not everything that was typed in one go.
+            self.history.checkpoint()
 
     def action_send(self) -> None:
         shown = self.text
