@@ -13,6 +13,8 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import product
 from typing import Any
 
 from specllama.errors import UsageError
@@ -74,9 +76,10 @@ def render(
         continue_last: end inside the last message, which is the assistant's, so that the model
             goes on writing it. Ignored when the last message is not the assistant's.
 
-    A template that fails is never an error: without a system role the system prompt joins the
-    first user message; after any other failure the prompt is written in ChatML and a notice says
-    so.
+    A template that fails is never an error. It is tried again with no tools at all instead of none
+    given, with the system prompt at the head of the first user message, and with questions that
+    got an empty reply put together with the next; after that the prompt is written in ChatML and a
+    notice says so.
 
     Raises:
         UsageError: no messages, or an unknown role.
@@ -104,25 +107,47 @@ def _rendered(job: _Job, messages: Sequence[Message]) -> Rendered:
         messages = [
             Message(m.role, answer(m.content)) if m.role == "assistant" else m for m in messages
         ]
-    try:
-        return Rendered(job.segments(messages))
-    except TemplateFailed as first:
-        failure = first
-    if len(messages) > 1 and messages[0].role == "system" and not failure.refused:
+    failure: TemplateFailed | None = None
+    for turns, attempt in product(_forms(messages), (job, replace(job, tools=False))):
         try:
-            return Rendered(job.segments(_without_system(messages)))
-        except TemplateFailed:
-            pass
+            return Rendered(attempt.segments(turns))
+        except TemplateFailed as failed:
+            failure = failure or failed
+            if failed.refused:
+                break
     return Rendered(
         _chatml(messages, job.add_generation_prompt),
         f"the model's chat template failed ({failure}); using ChatML instead",
     )
 
 
+def _forms(messages: Sequence[Message]) -> list[Sequence[Message]]:
+    """The conversation, then as templates take it that lack something."""
+    answered = _without_empty_replies(messages)
+    forms: list[Sequence[Message]] = []
+    for turns in (messages, answered) if len(answered) < len(messages) else (messages,):
+        forms.append(turns)
+        if len(turns) > 1 and turns[0].role == "system":
+            forms.append(_without_system(turns))
+    return forms
+
+
 def _without_system(messages: Sequence[Message]) -> list[Message]:
     """Models without a system role read the system prompt at the head of the first question."""
     system, first, *rest = messages
     return [Message(first.role, f"{system.content}\n{first.content}"), *rest]
+
+
+def _without_empty_replies(messages: Sequence[Message]) -> list[Message]:
+    """Some templates raise on a reply without text: its question and the next become one."""
+    out: list[Message] = []
+    for message in messages:
+        if message.role == "assistant" and not message.content.strip():
+            continue
+        if out and out[-1].role == message.role == "user":
+            message = Message("user", f"{out.pop().content}\n\n{message.content}")
+        out.append(message)
+    return out
 
 
 def _chatml(messages: Sequence[Message], add_generation_prompt: bool) -> list[Segment]:
@@ -157,6 +182,7 @@ class _Job:
     bos: str
     eos: str
     add_generation_prompt: bool
+    tools: bool = True  # that there are none is said: some templates take it for a list, though
 
     def segments(self, messages: Sequence[Message]) -> list[Segment]:
         contents = [m.content for m in messages]
@@ -193,9 +219,11 @@ class _Job:
             "bos_token": self.bos,
             "eos_token": self.eos,
             "add_generation_prompt": self.add_generation_prompt,
-            "tools": None,
-            "documents": None,
         }
+        if self.tools:
+            variables.update(tools=None, documents=None)
+        else:
+            variables.update(functions="", datetime=datetime.now().strftime("%b %d %Y"))
         max_chars = 1_000_000 + 4 * sum(map(len, contents))
         return render_template(self.template, variables, max_chars=max_chars)
 

@@ -310,7 +310,7 @@ class Session:
             refused = take_back_question
             raise
         finally:
-            if shown:
+            if shown or state == "done":  # a reply may be empty, and roles alternate
                 self._push(StoredMessage("assistant", prefix + "".join(shown), state, stats))
             elif former is not None:
                 self._push(former)
@@ -355,7 +355,7 @@ class Session:
     def _run(
         self, messages: Sequence[Message], params: GenerateParams, cancel: Cancel | None
     ) -> Iterator[Event]:
-        events = self._engine.generate(messages, params, cancel=cancel)
+        events = self._engine.generate(_answered(messages), params, cancel=cancel)
         return logged(events, self.log, params)
 
     def _newest_that_fit(
@@ -367,7 +367,7 @@ class Session:
         for start in range(1, len(turns)):
             if turns[start].role == "user":
                 kept = turns[start:]
-                if self._engine.count_tokens([*head, *kept, *tail]) <= room:
+                if self._engine.count_tokens(_answered([*head, *kept, *tail])) <= room:
                     return kept
         return None
 
@@ -406,3 +406,13 @@ class Session:
         if self.log is not None:
             self.log.close()
             self.log = None
+
+
+def _answered(messages: Sequence[Message]) -> list[Message]:
+    """The turns as a model may see them: a question that never got a reply has an empty one."""
+    out: list[Message] = []
+    for message in messages:
+        if out and out[-1].role == message.role == "user":
+            out.append(Message("assistant", ""))
+        out.append(message)
+    return out

@@ -114,6 +114,48 @@ def test_without_a_system_role_the_system_prompt_moves() -> None:
     assert rendered.segments[1] == Segment("Be brief.\n  Hi <|im_end|> there", False)
 
 
+STRICT = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if m.role == 'assistant' and not m.content %}{{ raise_exception('empty') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}</turn>{% endfor %}"
+)
+EMPTY = [Message("user", "One"), Message("assistant", ""), Message("user", "Two")]
+
+
+def test_an_empty_reply_is_a_turn() -> None:
+    rendered = render(CHATML, EMPTY, bos="", eos="")
+    assert rendered.notice is None
+    assert "<|im_start|>assistant\n<|im_end|>\n<|im_start|>user\nTwo" in rendered.text
+
+
+@pytest.mark.parametrize("system", [[], [Message("system", "Be brief.")]])
+def test_a_template_that_refuses_empty_replies_sees_one_question(system: list[Message]) -> None:
+    rendered = render(STRICT, [*system, *EMPTY], bos="", eos="")
+    assert rendered.notice is None
+    head = "Be brief.\n" if system else ""
+    assert rendered.text == f"<user>{head}One\n\nTwo</turn>"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "{% for tool in tools %}{{ tool.name }}{% endfor %}",
+        "{% for d in documents %}{{ d.text }}{% endfor %}",
+        "{{ 'functions: ' + functions }} on {{ datetime | length > 9 }}",
+    ],
+)
+def test_templates_that_take_tools_for_a_list_are_used(head: str) -> None:
+    rendered = render(head + CHATML, ASK, bos="", eos="")
+    assert rendered.notice is None
+    assert rendered.text.endswith(render(CHATML, ASK, bos="", eos="").text)
+
+
+def test_that_there_are_no_tools_is_said_first() -> None:
+    rendered = render("{% if tools is none %}none{% endif %}" + CHATML, ASK, bos="", eos="")
+    assert rendered.text.startswith("none<|im_start|>")
+
+
 def test_no_template_is_raw() -> None:
     assert shape(None, [Message("user", "Once upon")]) == [Segment("Once upon", False)]
 

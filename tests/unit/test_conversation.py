@@ -211,6 +211,60 @@ def test_retry_after_a_failure_asks_again() -> None:
     assert [m.content for m in session.messages] == ["Go", "fine"]
 
 
+def test_an_empty_reply_is_a_reply(store: SessionStore) -> None:
+    engine = ScriptedEngine(["", "Second."])
+    session = Session(engine, store)
+    list(session.send("One?"))
+    assert session.messages == [Message("user", "One?"), Message("assistant", "")]
+    assert not session.interrupted
+    stored = store.get(session.id or "").messages
+    assert (stored[1].content, stored[1].state) == ("", "done")
+    assert stored[1].stats is not None
+    assert stored[1].stats["reason"] == "stop_token"
+
+    other = Session(engine, store)
+    other.load("last")
+    list(other.send("Two?"))
+    assert [m.role for m in engine.requests[1].prompt] == ["user", "assistant", "user"]  # type: ignore[union-attr]
+    assert [m.content for m in other.messages] == ["One?", "", "Two?", "Second."]
+
+
+def test_an_empty_reply_can_be_written_again_or_gone_on_with() -> None:
+    session = Session(ScriptedEngine(["", "", "", "words", ""]))
+    list(session.send("One?"))
+    list(session.retry())
+    assert session.messages[1:] == [Message("assistant", "")]
+    list(session.continue_reply())
+    assert session.messages[1:] == [Message("assistant", "")]
+    list(session.continue_reply())
+    assert session.messages[1:] == [Message("assistant", "words")]
+    list(session.retry())
+    assert session.messages[1:] == [Message("assistant", "")]
+
+
+def test_roles_alternate_for_the_model_also_after_a_question_without_reply(
+    store: SessionStore,
+) -> None:
+    engine = ScriptedEngine([Reply(LONG, raise_at_round=0), LONG, "Third."])
+    session = Session(engine, store, system="Be brief.")
+    with pytest.raises(EngineError):
+        list(session.send("One?"))
+    cancel = Cancel()
+    cancel.set()
+    list(session.send("Two?", cancel=cancel))
+    list(session.send("Three?"))
+    said = [(m.role, m.content) for m in engine.requests[-1].prompt]  # type: ignore[union-attr]
+    assert said == [
+        ("system", "Be brief."),
+        ("user", "One?"),
+        ("assistant", ""),
+        ("user", "Two?"),
+        ("assistant", ""),
+        ("user", "Three?"),
+    ]
+    assert [m.role for m in session.messages] == ["user", "user", "user", "assistant"]
+
+
 def test_an_engine_that_fails_midway_leaves_the_part(store: SessionStore) -> None:
     session = Session(ScriptedEngine([Reply(LONG, raise_at_round=3)]), store)
     with pytest.raises(EngineError):

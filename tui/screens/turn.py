@@ -230,10 +230,7 @@ class TurnScreen(Inked, Screen[None]):
                 self.prompt.put(asked.text)
             await self.transcript.truncate(len(messages))
             if batch.finished is not None and batch.error is None:
-                cancelled = batch.finished.reason == "cancelled"
-                await self.transcript.note(
-                    "Stopped before the first token." if cancelled else "The reply is empty."
-                )
+                await self.transcript.note("Stopped before the first token.")
             self.records.pop(live.index, None)
         if batch.error is not None:
             await self.transcript.failed(batch.error)

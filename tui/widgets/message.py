@@ -219,7 +219,10 @@ class AssistantMessage(MessageView):
         done = self.record.finished
         if done is None:
             return Content("")
-        return footer_line(self, done, self.record, self.app.size.width - 6)
+        line = footer_line(self, done, self.record, self.app.size.width - 6)
+        if self.text:
+            return line
+        return Content.assemble((f"empty reply {self.glyphs.dot} ", self.ink.muted), line)
 
     # ------------------------------------------------------------------ streaming
 
