@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,10 @@ from specllama.interface import EngineInfo, ModelInfo
 from specllama.params import GenerateParams
 from specllama.spec.adaptive import AdaptiveWindow
 from specllama.spec.cost import CostTable
-from specllama.spec.learned import Costs, Learned
+from specllama.spec.learned import CREDIT_FIRST, Balance, Costs, Learned
 from specllama.spec.window import FixedWindow, Window
 
-SCHEMA = "specllama.profile.v2"
+SCHEMA = "specllama.profile.v3"
 
 # Upper ends of the temperature bands; sampling noise changes what a draft's confidence is worth.
 _BANDS = ((0.0, "greedy"), (0.5, "cool"), (0.9, "warm"), (1.2, "hot"))
@@ -69,12 +71,19 @@ def _model_key(model: ModelInfo) -> str:
 
 
 class Profile:
-    """Costs, calibrations by band and advice of one pair. ``path`` None keeps nothing."""
+    """Costs, calibrations by band, the balance and the advice of one pair.
+
+    ``balance`` is what all drafting of the pair together may still lose: every method, rule and
+    temperature draws on it, and nothing but plain steps and gains fills it. ``path`` None keeps
+    nothing.
+    """
 
     def __init__(self, path: Path | None = None, key: PairKey | None = None) -> None:
         self.path = path
         self.key = key
         self.costs = Costs()
+        self.balance = Balance()
+        self._kept: Balance | None = None  # while practising
         self.advice: dict[str, Any] | None = None
         self._bands: dict[str, Learned] = {}
         self.warm = False
@@ -84,13 +93,25 @@ class Profile:
     def learned(self, name: str) -> Learned:
         found = self._bands.get(name)
         if found is None:
-            found = self._bands[name] = Learned(self.costs)
+            found = self._bands[name] = Learned(self.costs, self.balance)
         return found
 
+    @contextmanager
+    def practice(self) -> Iterator[None]:
+        """Texts that are written to measure: neither what they lose nor what they gain counts."""
+        kept = self._kept = replace(self.balance)
+        try:
+            yield
+        finally:
+            self.forgive()
+            self.balance.credit, self.balance.reserve = kept.credit, kept.reserve
+            self.balance.aside, self._kept = kept.aside, None
+
     def forgive(self) -> None:
-        """Start every credit anew, after texts that were written to measure."""
-        for learned in self._bands.values():
-            learned.forgive()
+        """While practising, let every balance start anew."""
+        mine = [a.own for learned in self._bands.values() for a in learned.accounts.values()]
+        for balance in (self.balance, *mine):
+            balance.credit = max(balance.credit, CREDIT_FIRST)
 
     def _load(self, path: Path) -> None:
         try:
@@ -99,14 +120,15 @@ class Profile:
                 return
             costs, bands = Costs(), {}
             costs.restore(data["costs"])
+            balance = Balance.from_list(data["balance"])
             for name, saved in data["bands"].items():
-                learned = Learned(costs)
+                learned = Learned(costs, balance)
                 learned.restore(saved)
                 bands[str(name)] = learned
             advice = data.get("advice")
         except (OSError, msgspec.DecodeError, ValueError, TypeError, KeyError, AttributeError):
             return
-        self.costs, self._bands, self.warm = costs, bands, True
+        self.costs, self.balance, self._bands, self.warm = costs, balance, bands, True
         self.advice = advice if isinstance(advice, dict) else None
 
     def save(self) -> bool:
@@ -117,6 +139,7 @@ class Profile:
             "schema": SCHEMA,
             "pair": self.key.to_dict() if self.key else {},
             "costs": self.costs.to_dict(),
+            "balance": (self._kept or self.balance).to_list(),
             "bands": {name: learned.to_dict() for name, learned in self._bands.items()},
             "advice": self.advice,
         }

@@ -220,7 +220,8 @@ SCHEMA: tuple[Setting, ...] = (
         "window",
         "text",
         "generate.window",
-        "auto drafts as far as it pays on this machine, fixed always up to draft-max.",
+        "auto drafts as far as it pays on this machine, all drafting of a pair together never more "
+        "than 8 plain steps behind, then 1 %; fixed always up to draft-max.",
         _S,
         choices=WINDOWS,
     ),

@@ -34,7 +34,7 @@ class Spot:
 
 @dataclass(slots=True)
 class Replay:
-    """What came of a trace. Times are in plain steps."""
+    """What came of a trace. Times are in plain steps; ``progress`` is (tokens, time) by round."""
 
     tokens: int = 0
     time: float = 0.0
@@ -43,7 +43,7 @@ class Replay:
     accepted: int = 0
     steps: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
-    _progress: list[tuple[int, float]] = field(default_factory=lambda: [(0, 0.0)])
+    progress: list[tuple[int, float]] = field(default_factory=lambda: [(0, 0.0)])
 
     @property
     def speed(self) -> float:
@@ -51,11 +51,11 @@ class Replay:
 
     def worst_loss(self, allowance: float) -> float:
         """Largest ``time - (1 + allowance) * tokens`` at any time."""
-        return max(time - (1.0 + allowance) * tokens for tokens, time in self._progress)
+        return max(time - (1.0 + allowance) * tokens for tokens, time in self.progress)
 
     def slowest(self, tokens: int) -> float:
         """Lowest speed over any stretch of at least so many tokens."""
-        points = self._progress
+        points = self.progress
         slowest, start = float("inf"), 0
         for end in range(len(points)):
             while start + 1 < end and points[end][0] - points[start + 1][0] >= tokens:
@@ -69,7 +69,7 @@ class Replay:
         self.tokens += emitted
         self.time += time
         self.rounds += 1
-        self._progress.append((self.tokens, self.time))
+        self.progress.append((self.tokens, self.time))
 
 
 class VirtualClock:

@@ -17,7 +17,7 @@ from specllama.bench.energy import EnergyMeter
 
 Progress = Callable[[int, int, str], None]
 
-STRETCH = 500  # tokens; "never slower" is also claimed of every stretch of so many
+STRETCH = 500  # tokens, of which the slowest are shown
 
 
 @dataclass(slots=True)

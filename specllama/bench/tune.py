@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -294,17 +295,17 @@ def tune(
             ]
 
         lessons = tasks(pick(prompts, per_slice, skip=per_slice))
-        for done, task in enumerate(lessons):
-            say("learning", done / len(lessons), "the window learns")
-            window.run(task, 0)
-            forgive(engine)  # lessons are written to be learnt from, whatever they cost
-        comparison = compare(
-            [EngineArm("plain", engine, base.replace(speculate=False)), window],
-            tasks(chosen),
-            repetitions=checks,
-            progress=lambda done, total, label: say("check", done / total, f"check: {label}"),
-        )
-        forgive(engine)
+        with practice(engine):
+            for done, task in enumerate(lessons):
+                say("learning", done / len(lessons), "the window learns")
+                window.run(task, 0)
+                forgive(engine)  # lessons are written to be learnt from, whatever they cost
+            comparison = compare(
+                [EngineArm("plain", engine, base.replace(speculate=False)), window],
+                tasks(chosen),
+                repetitions=checks,
+                progress=lambda done, total, label: say("check", done / total, f"check: {label}"),
+            )
         costs = costs.between(timed("costs again"))  # the check lies between: so do its neighbours
     groups = [predict(tally, costs) for tally in tallies]
     if comparison is not None:
@@ -326,8 +327,15 @@ def tune(
     return Tuning(costs, groups, comparison, advice, layers)
 
 
+def practice(engine: Engine) -> AbstractContextManager[None]:
+    """What is written meanwhile is not booked on the pair's balance."""
+    if isinstance(engine.windows, Windows):
+        return engine.windows.profile.practice()
+    return nullcontext()
+
+
 def forgive(engine: Engine) -> None:
-    """Let the credits of the engine's windows start anew."""
+    """Let the balances of the engine's windows start anew, within ``practice``."""
     if isinstance(engine.windows, Windows):
         engine.windows.profile.forgive()
 

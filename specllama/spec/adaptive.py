@@ -10,7 +10,7 @@ from time import perf_counter
 from specllama.spec.bets import Bets
 from specllama.spec.calibrate import SourceState, draft_features
 from specllama.spec.cost import CostTable, ceiling
-from specllama.spec.learned import LOOKS_SHARE, Blind, Learned, Pace
+from specllama.spec.learned import CREDIT_FIRST, Blind, Learned, Pace
 from specllama.spec.offers import Copy, Offer, compare, weigh
 from specllama.spec.types import Draft, Guess, Room
 from specllama.spec.window import Outcome, Plan, no_room
@@ -27,6 +27,8 @@ _PROBE_STEPS = 0.8  # reading a probe may cost, in steps of the target
 _PROBE_MOST = 2.0  # or this, where a draft model reads so slowly
 _READ_LEAST = 16  # a draft model that has read less than this of a text cannot guess
 _READ_FIRST = 24  # tokens read to find out what reading costs
+_UNTIMED = 3.0  # times what is expected: what a first reading may really cost
+_UNTIMED_MOST = 0.8 * CREDIT_FIRST  # steps: a source is tried for the first time with so much left
 # Unmeasured costs are hoped to be low (a short or disturbed prompt pass says otherwise): too high a
 # prior would never be put to the test, too low a one is corrected by the first rounds.
 _HOPE = 0.4
@@ -93,10 +95,11 @@ class AdaptiveWindow:
     times the survival of the guesses before it) against the tokens that the same time would give at
     the present throughput, looking ahead over the steps of the cost table. A draft step is run when
     an average look at its result is worth its price, and a prompt is read into the draft model when
-    that pays over a usual reply. Every round's excess over plain decoding is paid from a credit,
-    and a round that could overdraw it is not begun, so total time stays below
-    ``(1 + 0.01) * plain + credit`` whatever the drafts are worth. Where the credit is too small for
-    drafts that pay it is saved up, not spent on shorter ones. When nothing pays, a source is left
+    that pays over a usual reply. Every round's excess over plain decoding is paid from a balance
+    that all methods, rules and temperatures of the pair share, and a round that could overdraw it
+    is not begun: the pair is never more than 8 plain steps behind ``(1 + 0.01) * plain``, whatever
+    the drafts are worth. Where the balance is too small for drafts that pay it is saved up, not
+    spent on shorter ones. When nothing pays, a source is left
     alone for a while: looking may take 0.8 % of the time.
 
     Under ``match`` the output cannot depend on any of this. Under ``rejection`` and ``block`` no
@@ -232,11 +235,11 @@ class AdaptiveWindow:
         account = self._account
         self._stake = account.credit * one
         self._full = _SAVED * account.most * one
-        self._purse = account.reserve + max(account.credit, 0.0)
+        self._purse = account.purse
         # one guess is always worth its price; a longer copy risks a share of the purse only
         all_of_it = self._purse * one
         self._copy_stake = max(
-            _COPY_STAKE * all_of_it, min(all_of_it, self._v[2] - one + self._step)
+            _COPY_STAKE * all_of_it, min(all_of_it, costs.target.most(2) - one + self._step)
         )
         self._usual_rate = max(account.pace.rate(), 1.0 / one)
         self._rate = max(self._pace.rate(_PLAIN, _PLAIN * one), 1.0 / one)
@@ -274,7 +277,8 @@ class AdaptiveWindow:
 
     def _affordable(self, longest: int, stake: float) -> int:
         """The most tokens whose pass risks no more than ``stake``."""
-        while longest > 0 and self._v[longest + 1] - self._one > stake:
+        target = self._learned.costs.target
+        while longest > 0 and target.most(longest + 1) - self._one > stake:
             longest -= 1
         return longest
 
@@ -335,6 +339,9 @@ class AdaptiveWindow:
                 return 0
             budget = min(budget, self._stake - need)
         read = self._readable(wanted, budget)
+        if not draft.widest:  # file sizes told what it costs, and they may be far out
+            worst = min(_UNTIMED * draft.ms(read), _UNTIMED_MOST * self._one)
+            read = read if worst <= self._stake - (self._v[2] - self._one) else 0
         if read == 0:
             self._why = f"reading {lag} tokens into the draft model is too dear now"
             if self._probing:  # ask again later, not at every step that earns a little credit
@@ -384,7 +391,7 @@ class AdaptiveWindow:
             return budget
         # what is read now must be put to use: keep enough to send a few guesses afterwards
         keep = _RESERVE * one
-        if self._earning and not self._account.aside:
+        if self._earning and not self._account.shared:
             keep = max(keep, self._v[self._limit + 1] - one)
         return min(budget, self._stake - keep)
 
@@ -471,7 +478,8 @@ class AdaptiveWindow:
     def _fits(self, drafted: int, further: float = 0.0, *, copy: bool = False) -> bool:
         """Whether a draft of this length, and ``further`` ms for it, risk no more than they may."""
         stake = self._copy_stake if copy or self._sent else self._stake
-        return self._spent + further + self._v[drafted + 1] - self._one <= stake
+        most = self._learned.costs.target.most(drafted + 1)
+        return self._spent + further + most - self._one <= stake
 
     def rows(self, most: int) -> int:
         target = self._learned.costs.target
@@ -482,7 +490,8 @@ class AdaptiveWindow:
             stake = min(stake, _BLIND_STAKE * self._one)
         fits = 1
         for n in range(2, most + 1):
-            if target.ms(n) - self._one <= stake:
+            worst = min(target.most(n) - self._one, _UNTIMED_MOST * self._one)
+            if target.ms(n) - self._one <= stake and worst <= self._stake:
                 fits = n
         return fits
 
@@ -638,12 +647,10 @@ class AdaptiveWindow:
         account.wrote(outcome.emitted, n, copy=self._sent is not None)
         if n == 0 and self._steps == 0:
             # the pass cost what plain decoding costs, however long it took; looking for a draft did
+            looked = min(outcome.draft_ms / one, 1.0)
             if self._looked:
-                looked = min(outcome.draft_ms / one, 1.0)
                 account.looking.missed(looked)
-                account.earn(_EPS - max(looked - LOOKS_SHARE, 0.0))
-            else:
-                account.earn(_EPS)
+            account.earn(_EPS - looked)
         else:
             ms = outcome.round_ms
             # what a busy machine adds is not the draft's fault

@@ -122,6 +122,12 @@ class CostTable:
         """Expected milliseconds of a pass; 0 rows cost nothing."""
         return 0.0 if rows <= 0 else (self._level or 0.0) * self.ratio(rows)
 
+    def most(self, rows: int) -> float:
+        """The most milliseconds that a pass may take: where none like it was timed, as many rows
+        more than a narrower one may each take a pass of their own."""
+        below = max(k for k in self._ratio if k <= rows)
+        return (self._level or 0.0) * (self._ratio[below] + (rows - below))
+
     def upto(self, rows: int) -> list[float]:
         """``[0, ms(1), ..., ms(rows)]``, to be indexed by row count."""
         flat = self._flat

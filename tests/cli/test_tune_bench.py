@@ -13,7 +13,7 @@ from specllama.cli import invoke
 from specllama.engine import Engine
 from specllama.profiles import Windows, open_profile
 from specllama.spec.adaptive import AdaptiveWindow
-from specllama.spec.learned import CREDIT_FIRST
+from specllama.spec.learned import CREDIT_FIRST, Balance
 from specllama.spec.proposers.draft_model import DraftModelProposer
 from specllama.spec.proposers.mixed import MixedProposer
 from specllama.spec.proposers.ngram import NgramProposer
@@ -105,14 +105,27 @@ def test_what_tuning_loses_is_lost_on_nobodys_text(monkeypatch: pytest.MonkeyPat
     finish = AdaptiveWindow.finish
 
     def spend(self: AdaptiveWindow) -> None:
-        self._account.credit = 0.0
+        self._account.own.credit = self._account.pair.credit = 0.0
         finish(self)
 
     monkeypatch.setattr(AdaptiveWindow, "finish", spend)
     assert invoke(["tune", "--max-tokens", "8", "-n", "1", "--temperature", "0"]) == 0
-    accounts = open_profile(fake_info(2048)).learned("greedy").accounts
+    profile = open_profile(fake_info(2048))
+    accounts = profile.learned("greedy").accounts
     assert accounts
-    assert all(account.credit == CREDIT_FIRST for account in accounts.values())
+    assert all(account.own.credit == CREDIT_FIRST for account in accounts.values())
+    assert profile.balance == Balance()
+
+
+def test_tuning_gives_nothing_back() -> None:
+    """What was lost before stays lost, however often the pair is tuned."""
+    profile = open_profile(fake_info(2048))
+    profile.balance.book(0.5 - CREDIT_FIRST)
+    profile.costs.target.set(1, 5.0)
+    assert profile.save()
+    for _ in range(2):
+        assert invoke(["tune", "--max-tokens", "8", "-n", "1", "--temperature", "0"]) == 0
+        assert open_profile(fake_info(2048)).balance.purse == pytest.approx(0.5)
 
 
 def test_tune_says_why_the_target_cannot_draft_for_itself(
