@@ -66,19 +66,18 @@ def load_parts(
             require_pair(target_header, draft_header)
     plan = _offload(target_header, draft_header, options)
     on_gpu = plan is not None and plan.target.layers > 0
-    # nothing asks a draft model for equal rows, and f16 reads fastest
-    one_kv_type = draft_header is not None and draft_header.one_kv_type
-    draft_options = options if one_kv_type else options.over_f16()
-    draft_options = draft_options.resolved(on_gpu=on_gpu, one_kv_type=one_kv_type)
-    options = options.resolved(on_gpu=on_gpu, one_kv_type=target_header.one_kv_type)
+    draft_options = options.resolved(
+        on_gpu=on_gpu, one_kv_type=draft_header is not None and draft_header.one_kv_type
+    )
+    fitted = options.resolved(on_gpu=on_gpu, one_kv_type=target_header.one_kv_type)
     if options.check_memory and plan is None:
         require_fit(
             estimate_pair(
                 target_header,
                 draft_header,
                 n_ctx=_context_length(options.n_ctx, target_header),
-                type_k=options.kv_type_k,
-                type_v=options.kv_type_v,
+                type_k=fitted.kv_type_k,
+                type_v=fitted.kv_type_v,
                 n_ubatch=options.n_batch,
                 n_outputs=options.max_rows,
                 flash_attn=options.flash_attn != "off",
@@ -87,6 +86,7 @@ def load_parts(
 
     # importing llama.cpp takes a quarter of a second; a bad file is refused before that
     from specllama.backend import llama
+    from specllama.backend.attention import can_switch
     from specllama.backend.devices import fewer_layers, physical_cores
     from specllama.backend.llama_grammar import LlamaGrammar
     from specllama.heads import HeadTarget, open_heads
@@ -122,6 +122,9 @@ def load_parts(
         opened.append(model)
         return model
 
+    options = options.resolved(
+        on_gpu=on_gpu, one_kv_type=target_header.one_kv_type, apart=not can_switch()
+    )
     threads = options.threads or physical_cores()
 
     def open_pair(
@@ -149,6 +152,7 @@ def load_parts(
             threads=options.draft_threads or threads,
             options=draft_options,
             flash=options.flash_attn,
+            alike=False,  # nothing asks a draft model for that
         )
         return target_model, target, draft_model, draft
 
@@ -184,9 +188,7 @@ def load_parts(
         close_all()
         raise
 
-    bitwise = (
-        target_model.gpu_layers == 0 and options.attention_is_bitwise and target_model.can_roll_back
-    )
+    bitwise = target.rows_alike and target_model.can_roll_back
     rows = exact_rows(target_header) if bitwise else 1
     info = EngineInfo(
         target=_model_info(target_header, target_model, target, options),

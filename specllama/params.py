@@ -26,9 +26,8 @@ PROPOSERS = (
     "mtp", "self", "none",
 )  # fmt: skip
 KV_TYPES = ("auto", "f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
-# Types of K and V on CPUs: apart, so that rows are alike in passes of every width. On x86 a bf16 K
-# costs less than llama.cpp's own f16 (a step at 600 tokens: 0.97), a bf16 V more (1.11); other
-# processors have no vector code for a bf16 K.
+# Types of K and V on CPUs where they must be apart. On x86 a bf16 K costs less than f16 (a step at
+# 600 tokens: 0.97), a bf16 V more (1.11); other processors have no vector code for a bf16 K.
 KV_APART_X86 = ("bf16", "f16")
 KV_APART = ("f16", "bf16")
 DRAFT_MAX_LIMIT = 64
@@ -198,9 +197,8 @@ class EngineOptions:
         n_ctx: context length; None takes min(trained length, 8192).
         gpu_layers: "auto" (all if a GPU backend is built in), "all", or a count.
         threads: None takes the number of physical cores. Used for one row and for many alike.
-        flash_attn, kv_type_k, kv_type_v: "auto" on CPU is flash attention over a cache whose K and
-            V differ in type, so that rows do not depend on the width of the pass (see
-            ``attention_is_bitwise``); on GPUs llama.cpp's own choice over f16.
+        flash_attn, kv_type_k, kv_type_v: "auto" is f16, with flash attention on CPUs (whose rows
+            need not depend on the width of a pass), llama.cpp's own choice on GPUs.
         max_rows: the widest target pass that will be asked for (drafts + 1).
         max_leaves: most branches of a token tree; 1 makes a context for chains only.
         heads: files of drafting heads for the target (EAGLE-3, Medusa).
@@ -229,11 +227,16 @@ class EngineOptions:
     use_mlock: bool = False
     check_memory: bool = True
 
-    def resolved(self, *, on_gpu: bool, one_kv_type: bool = False) -> EngineOptions:
+    def resolved(
+        self, *, on_gpu: bool, one_kv_type: bool = False, apart: bool = False
+    ) -> EngineOptions:
         """The same with every "auto" of attention and cache types decided.
 
         Args:
             one_kv_type: K and V lie in one cache and can only be of one type.
+            apart: on a CPU, choose types that llama.cpp's split and tiled attention do not take:
+                rows are then alike in passes of every width where attention cannot be switched
+                (see ``backend.attention``), at the price of slow prompts.
 
         Raises:
             UsageError: two types were chosen for one cache.
@@ -242,6 +245,7 @@ class EngineOptions:
         if flash == "auto" and not on_gpu:
             flash = "on"
         kind_k, kind_v = self.kv_type_k, self.kv_type_v
+        apart = apart and not on_gpu and flash != "off"
         if one_kv_type:
             given = {kind for kind in (kind_k, kind_v) if kind != "auto"}
             if len(given) > 1:
@@ -249,36 +253,18 @@ class EngineOptions:
                     f"this model keeps K and V in one cache, which cannot be {kind_k} and {kind_v}",
                     "choose one type, or leave --cache-type-k and --cache-type-v out",
                 )
-            # bf16 goes past llama.cpp's split and tiled attention, as two types do
-            apart = "bf16" if not on_gpu and flash != "off" and _is_x86() else "f16"
-            kind_k = kind_v = given.pop() if given else apart
-        elif not on_gpu and flash != "off":
+            kind_k = kind_v = given.pop() if given else "bf16" if apart and _is_x86() else "f16"
+        elif apart:
             if kind_k == kind_v == "auto":
                 kind_k, kind_v = KV_APART_X86 if _is_x86() else KV_APART
             elif kind_v == "auto":
                 kind_v = "bf16" if kind_k == "f16" else "f16"
-        chosen = dataclasses.replace(self, flash_attn=flash, kv_type_k=kind_k, kv_type_v=kind_v)
-        return chosen.over_f16()
-
-    def over_f16(self) -> EngineOptions:
-        """The same with llama.cpp's own cache type where none was chosen."""
         return dataclasses.replace(
             self,
-            kv_type_k="f16" if self.kv_type_k == "auto" else self.kv_type_k,
-            kv_type_v="f16" if self.kv_type_v == "auto" else self.kv_type_v,
+            flash_attn=flash,
+            kv_type_k="f16" if kind_k == "auto" else kind_k,
+            kv_type_v="f16" if kind_v == "auto" else kind_v,
         )
-
-    @property
-    def attention_is_bitwise(self) -> bool:
-        """Whether, on CPU, a row's attention is computed alike in passes of every width.
-
-        Flash attention there takes queries one by one, unless K and V are of one float type: then
-        a single query over 512 cells or more is split over threads, and wide passes are tiled
-        (ggml-cpu/ops.cpp ``ggml_compute_forward_flash_attn_ext_f16``). Without flash attention one
-        row and several go through different matrix kernels. Needs ``resolved`` options.
-        """
-        same_float = self.kv_type_k == self.kv_type_v and self.kv_type_k in ("f16", "f32")
-        return self.flash_attn == "on" and not same_float
 
     def __post_init__(self) -> None:
         for name, value in (("ctx-size", self.n_ctx), ("draft ctx-size", self.draft_ctx)):

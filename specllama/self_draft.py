@@ -101,6 +101,7 @@ class SelfProposer:
             threads=options.draft_threads or target.threads,
             options=options,
             flash=target.context.flash,
+            alike=False,
         )
         return DraftModelProposer(
             context,

@@ -11,12 +11,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import llama_cpp as ll
 import numpy as np
 
+from specllama.backend.symbols import ggml
 from specllama.errors import BadGguf, CannotLoad
 from specllama.models.gguf import GgufHeader
 from specllama.models.medusa import MedusaFacts, output_name, read_output_ids
@@ -82,20 +81,7 @@ def _ggml() -> dict[str, Callable[..., Any]]:
     Raises:
         CannotLoad: they are built in another way here.
     """
-    folder = Path(ll.__file__).parent / "lib"
-    found: dict[str, Callable[..., Any]] = {}
-    for name, (library, arguments, result) in _FUNCTIONS.items():
-        # the name that libllama asks for comes first: wheels hold copies instead of links
-        names = (f"*{library}.so.?", f"*{library}.so", f"*{library}.dylib", f"*{library}.dll")
-        files = [file for name_ in names for file in folder.glob(name_)]
-        try:
-            function = getattr(ctypes.CDLL(str(files[0])), name)
-        except (IndexError, OSError, AttributeError):
-            raise CannotLoad(f"the installed llama.cpp does not export {name}") from None
-        function.argtypes = arguments
-        function.restype = result
-        found[name] = function
-    return found
+    return {name: ggml(name, *where) for name, where in _FUNCTIONS.items()}
 
 
 class GgmlHeads:

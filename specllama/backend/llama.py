@@ -120,8 +120,12 @@ class LlamaModel:
         options: EngineOptions,
         flash: str,
         max_leaves: int = 1,
+        alike: bool = True,
     ) -> LlamaContext:
-        """A KV cache; ``max_leaves`` above 1 asks for tree passes, where the model can do them."""
+        """A KV cache; ``max_leaves`` above 1 asks for tree passes, where the model can do them.
+
+        ``alike``: see ``LlamaContext``.
+        """
         if max_leaves > 1 and self.can_roll_back:
             from specllama.backend.llama_tree import LlamaTreeContext
 
@@ -136,6 +140,7 @@ class LlamaModel:
             options=options,
             flash=flash,
             max_leaves=max_leaves,
+            alike=alike,
         )
         self._contexts.append(context)
         return context

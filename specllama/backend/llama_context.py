@@ -17,6 +17,7 @@ import llama_cpp as ll
 import numpy as np
 import numpy.typing as npt
 
+from specllama.backend.attention import FLOATS, TILE, one_by_one
 from specllama.backend.base import Outputs
 from specllama.backend.capture import Capture
 from specllama.backend.hidden import HiddenRows
@@ -57,7 +58,12 @@ _FLASH = {"auto": -1, "off": 0, "on": 1}
 
 
 class LlamaContext:
-    """One KV cache. One thread at a time (two at once abort the process), hence the lock."""
+    """One KV cache. One thread at a time (two at once abort the process), hence the lock.
+
+    Args:
+        alike: compute a row alike in passes of every width where that takes a switch; else, passes
+            are as fast as they can be.
+    """
 
     def __init__(
         self,
@@ -69,6 +75,7 @@ class LlamaContext:
         options: EngineOptions,
         flash: str,
         max_leaves: int = 1,
+        alike: bool = True,
     ) -> None:
         self.model = model
         self._max_leaves = min(max_leaves, max_rows, int(ll.llama_max_parallel_sequences()))
@@ -105,6 +112,10 @@ class LlamaContext:
                 if room
                 else "leave --cache-type-k, --cache-type-v and --flash-attn out",
             )
+        one_float = params.type_k == params.type_v and params.type_k in FLOATS
+        on_cpu = model.gpu_layers == 0 and flash == "on"
+        self._one_by_one = one_by_one(self._ctx) if alike and on_cpu and one_float else None
+        self._rows_alike = on_cpu and (not one_float or self._one_by_one is not None)
         self._capture = Capture(model.handle, self._ctx)
         self._memory = ll.llama_get_memory(self._ctx)
         if not self._memory:
@@ -152,6 +163,11 @@ class LlamaContext:
     def max_leaves(self) -> int:
         """Most leaves of a tree pass; 1 where only chains are possible."""
         return self._max_leaves
+
+    @property
+    def rows_alike(self) -> bool:
+        """Whether attention computes a row alike in passes of every width (prompts apart)."""
+        return self._rows_alike
 
     @property
     def tokens(self) -> list[int]:
@@ -202,18 +218,41 @@ class LlamaContext:
             raise EngineError("this context was not created for tree passes")
         n_rows = self._load(tokens, outputs)
         n, past = len(tokens), len(self._tokens)
+        if outputs == "last" and n > 1 and self._last_apart(n):
+            self.forward(tokens[:-1], outputs="none")
+            try:
+                return self.forward(tokens[-1:], outputs="last")
+            except BaseException:
+                with self._lock:
+                    self._cut(past, replay=not self._stop.is_set())
+                raise
         with self._lock:
             if not self.model.can_roll_back and outputs == "all" and n > 1:
                 self._save_checkpoint()
             self._b_pos[:n] = np.arange(past, past + n, dtype=np.int32)
             self._capture.prepare(n_rows == n)
-            status = ll.llama_decode(self._ctx, self._batch)
+            status = self._decode(reading=n_rows == 0)
             if status != 0:
                 self._cut(past, replay=status != _ABORTED)
                 raise decode_error(status, self._n_ctx)
             self._capture.take(past, n, n_rows == n)
             self._tokens.extend(self._b_token[:n].tolist())
             return self._rows(n_rows)
+
+    def _last_apart(self, n: int) -> bool:
+        """Whether the last of ``n`` tokens needs a pass of its own if its row is to be returned.
+
+        A tiled row would not be that of a later pass over the same text; and a hidden state behind
+        the last norm is given away of passes that return every row.
+        """
+        tiled = self._one_by_one is not None and n >= TILE
+        return tiled or self._capture.need == "final_hidden"
+
+    def _decode(self, *, reading: bool) -> int:
+        """Run the pass in the batch; ``reading``: a text whose rows nobody judges."""
+        if self._one_by_one is not None:
+            self._one_by_one(not reading or self._batch.n_tokens < TILE)
+        return int(ll.llama_decode(self._ctx, self._batch))
 
     def _load(self, tokens: Sequence[int], outputs: Outputs) -> int:
         """Check a pass and write its tokens and outputs to the batch; returns how many rows."""
@@ -310,7 +349,7 @@ class LlamaContext:
             self._b_pos[:n] = np.arange(past, past + n, dtype=np.int32)
             self._b_logits[:n] = 0
             self._batch.n_tokens = n
-            status = _ABORTED if self._stop.is_set() else ll.llama_decode(self._ctx, self._batch)
+            status = _ABORTED if self._stop.is_set() else self._decode(reading=True)
             if status != 0:
                 self._clear()
                 self._capture.hidden.clear()

@@ -72,7 +72,7 @@ class LlamaTreeContext(LlamaContext):
             self._tree = _Pass(self._b_token[:n].tolist(), tuple(parents), placed)
             self._capture.prepare(n_rows == n)
             try:
-                status = ll.llama_decode(self._ctx, self._batch)
+                status = self._decode(reading=False)
             finally:
                 self._b_n_seq[:n] = 1
                 for i in range(n):

@@ -1,14 +1,15 @@
-"""llama.cpp functions that the binding does not wrap, found by symbol.
+"""Functions of llama.cpp and ggml that the binding does not wrap, found by symbol.
 
-They are C++ and marked unstable in llama-ext.h, so their names differ by compiler (Itanium and
-MSVC) and they may change between versions: each is looked up when first used, and what is missing
-is reported instead of crashing. Signatures are those of the pinned binding's libllama.
+Those of llama.cpp are C++ and marked unstable, so their names differ by compiler (Itanium and MSVC)
+and they may change between versions: each is looked up when first used, and what is missing is
+reported instead of crashing. Signatures are those of the pinned binding's libraries.
 """
 
 from __future__ import annotations
 
 import ctypes
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import llama_cpp as ll
@@ -65,6 +66,15 @@ _FUNCTIONS: dict[str, tuple[tuple[str, ...], list[Any], Any]] = {
         [_CONTEXT, ctypes.c_int32],
         None,
     ),
+    # (ctx) -> ggml_backend_sched_t; a const member, which takes its object first
+    "llama_context_get_sched": (
+        (
+            "_ZNK13llama_context9get_schedEv",
+            "?get_sched@llama_context@@QEBAPEAUggml_backend_sched@@XZ",
+        ),
+        [_CONTEXT],
+        ctypes.c_void_p,
+    ),
     "llama_model_target_layer_ids": (
         (
             "_Z28llama_model_target_layer_idsPK11llama_model",
@@ -102,9 +112,41 @@ def function(name: str) -> Any:
         found.restype = result
         return found
     raise CannotLoad(
-        f"the installed llama.cpp has no {name}, which drafting heads need",
+        f"the installed llama.cpp has no {name}",
         "install the pinned binding: pip install llama-cpp-python==0.3.36",
     )
+
+
+@cache
+def _ggml_library(library: str) -> ctypes.CDLL:
+    """A library of ggml that the binding has loaded, such as ``ggml-base``.
+
+    Raises:
+        CannotLoad: it is built in another way here.
+    """
+    folder = Path(ll.__file__).parent / "lib"
+    # the name that libllama asks for comes first: wheels hold copies instead of links
+    names = (f"*{library}.so.?", f"*{library}.so", f"*{library}.dylib", f"*{library}.dll")
+    files = [file for name in names for file in folder.glob(name)]
+    try:
+        return ctypes.CDLL(str(files[0]))
+    except (IndexError, OSError):
+        raise CannotLoad(f"the installed llama.cpp has no library {library}") from None
+
+
+def ggml(name: str, library: str, arguments: list[Any], result: Any) -> Any:
+    """The C function ``name`` of one of ggml's libraries.
+
+    Raises:
+        CannotLoad: it is not there.
+    """
+    try:
+        found = getattr(_ggml_library(library), name)
+    except AttributeError:
+        raise CannotLoad(f"the installed llama.cpp does not export {name}") from None
+    found.argtypes = arguments
+    found.restype = result
+    return found
 
 
 def rows(pointer: Any, n: int, width: int) -> Any:

@@ -17,11 +17,13 @@ from specllama.params import EngineOptions, GenerateParams, SamplingParams
 pytestmark = pytest.mark.e2e
 
 
-def test_it_loads_and_drafts_write_what_plain_decoding_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [1, 40])
+def test_it_loads_and_drafts_write_what_plain_decoding_writes(tmp_path: Path, times: int) -> None:
     path = write_latent(tmp_path / "latent.gguf", quant="Q8_0")
     header = read_header(path)
     assert header.one_kv_type
-    with Engine.load(path, path, EngineOptions(n_ctx=512, threads=1)) as engine:
+    with Engine.load(path, path, EngineOptions(n_ctx=2048, threads=2)) as engine:
+        assert engine.target.rows_alike  # type: ignore[attr-defined]
         replies = []
         for proposer in ("none", "draft", "ngram"):
             params = GenerateParams(
@@ -32,7 +34,7 @@ def test_it_loads_and_drafts_write_what_plain_decoding_writes(tmp_path: Path) ->
                 proposer=proposer,
                 window="fixed",
             )
-            last = list(engine.generate("the cat and the hat and the cat", params))[-1]
+            last = list(engine.generate("the cat and the hat and the cat " * times, params))[-1]
             assert isinstance(last, Finished)
             replies.append(last)
         assert len({r.token_ids for r in replies}) == 1

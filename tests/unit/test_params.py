@@ -136,30 +136,34 @@ def test_unless_told_a_measuring_window_reaches_as_far_as_passes_are_exact() -> 
     assert GenerateParams(draft_max=0).reach(64) == 0
 
 
-def test_on_cpus_the_cache_types_are_chosen_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    def types(options: EngineOptions, *, on_gpu: bool = False) -> tuple[str, str, bool]:
-        found = options.resolved(on_gpu=on_gpu)
-        return found.kv_type_k, found.kv_type_v, found.attention_is_bitwise
+def test_cache_types_are_chosen_apart_only_where_they_must_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def types(options: EngineOptions, *, on_gpu: bool = False, apart: bool = True) -> list[str]:
+        found = options.resolved(on_gpu=on_gpu, apart=apart)
+        return [found.kv_type_k, found.kv_type_v, found.flash_attn]
 
+    assert types(EngineOptions(), apart=False) == ["f16", "f16", "on"]
+    assert types(EngineOptions(kv_type_v="q8_0"), apart=False) == ["f16", "q8_0", "on"]
+    assert types(EngineOptions(), on_gpu=True) == ["f16", "f16", "auto"]
     monkeypatch.setattr("platform.machine", lambda: "AMD64")
-    assert types(EngineOptions()) == ("bf16", "f16", True)
+    assert types(EngineOptions()) == ["bf16", "f16", "on"]
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert types(EngineOptions()) == ("f16", "bf16", True)
-    assert types(EngineOptions(kv_type_k="f16")) == ("f16", "bf16", True)
-    assert types(EngineOptions(kv_type_k="q8_0")) == ("q8_0", "f16", True)
-    assert types(EngineOptions(kv_type_v="q8_0")) == ("f16", "q8_0", True)
-    assert types(EngineOptions(kv_type_k="f16", kv_type_v="f16")) == ("f16", "f16", False)
-    assert types(EngineOptions(flash_attn="off")) == ("f16", "f16", False)
-    assert types(EngineOptions(), on_gpu=True)[:2] == ("f16", "f16")
-    assert types(EngineOptions().over_f16()) == ("f16", "f16", False)
-    assert types(EngineOptions(kv_type_k="q8_0").over_f16())[:2] == ("q8_0", "f16")
+    assert types(EngineOptions()) == ["f16", "bf16", "on"]
+    assert types(EngineOptions(kv_type_k="f16")) == ["f16", "bf16", "on"]
+    assert types(EngineOptions(kv_type_k="q8_0")) == ["q8_0", "f16", "on"]
+    assert types(EngineOptions(kv_type_v="q8_0")) == ["f16", "q8_0", "on"]
+    assert types(EngineOptions(kv_type_k="f16", kv_type_v="f16")) == ["f16", "f16", "on"]
+    assert types(EngineOptions(flash_attn="off")) == ["f16", "f16", "off"]
 
 
 def test_one_cache_for_k_and_v_has_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
     def types(options: EngineOptions, *, on_gpu: bool = False) -> tuple[str, str]:
-        found = options.resolved(on_gpu=on_gpu, one_kv_type=True)
+        found = options.resolved(on_gpu=on_gpu, one_kv_type=True, apart=True)
         return found.kv_type_k, found.kv_type_v
 
+    found = EngineOptions().resolved(on_gpu=False, one_kv_type=True)
+    assert (found.kv_type_k, found.kv_type_v) == ("f16", "f16")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     assert types(EngineOptions()) == ("bf16", "bf16")
     assert types(EngineOptions(flash_attn="off")) == types(EngineOptions(), on_gpu=True)

@@ -1,0 +1,150 @@
+"""Prompts are read in tiles, rows are judged one by one: what holds between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from specllama.backend.attention import can_switch
+from specllama.backend.llama import LlamaModel
+from specllama.backend.llama_context import LlamaContext
+from specllama.models.refs import bundled
+from specllama.params import EngineOptions
+from specllama.spec.types import HiddenNeed, Row
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(not can_switch(), reason="this libllama has no switch for attention"),
+]
+
+OPTIONS = EngineOptions(threads=2).resolved(on_gpu=False)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[LlamaModel]:
+    loaded = LlamaModel(bundled("tiny-target"), gpu_layers="0")
+    yield loaded
+    loaded.close()
+
+
+def context(model: LlamaModel, **changes: object) -> LlamaContext:
+    options = OPTIONS
+    if changes:
+        options = EngineOptions(threads=2, **changes).resolved(on_gpu=False)  # type: ignore[arg-type]
+    return model.context(
+        n_ctx=2048, max_rows=64, threads=2, options=options, flash="on", max_leaves=4
+    )
+
+
+def text(n: int, seed: int = 1) -> list[int]:
+    return [int(t) for t in np.random.default_rng(seed).integers(300, 4000, n)]
+
+
+def read(c: LlamaContext, tokens: Sequence[int], chunk: int = 512) -> Row:
+    """As a request reads a prompt; the row behind it."""
+    last = (len(tokens) - 1) // chunk * chunk
+    for i in range(0, last, chunk):
+        c.forward(tokens[i : i + chunk], outputs="none")
+    row: Row = c.forward(tokens[last:], outputs="last")[0].copy()
+    return row
+
+
+@pytest.mark.parametrize("n", [600, 1500])
+def test_rows_behind_a_long_prompt_do_not_depend_on_the_width_of_their_pass(
+    model: LlamaModel, n: int
+) -> None:
+    c = context(model)
+    assert c.rows_alike
+    read(c, text(n))
+    tail = text(64, seed=2)
+    alone = np.stack([c.forward([t], outputs="all")[0].copy() for t in tail])
+    for width in (2, 3, 7, 8, 16, 33, 63, 64):
+        c.rollback(n)
+        assert np.array_equal(c.forward(tail[:width], outputs="all"), alone[:width]), width
+
+
+@pytest.mark.parametrize("n", [63, 64, 65, 600, 1024, 1025])
+def test_a_prompt_leaves_the_row_that_reading_its_last_token_again_gives(
+    model: LlamaModel, n: int
+) -> None:
+    """So a request whose prompt is cached begins with the bits of the one that read it."""
+    c = context(model)
+    first = read(c, text(n))
+    c.rollback(n - 1)
+    assert np.array_equal(c.forward(text(n)[-1:], outputs="last")[0], first)
+
+
+def test_long_prompts_are_read_in_tiles(model: LlamaModel) -> None:
+    """They differ by rounding from what single steps make of them, and from nothing else."""
+    c = context(model)
+    tiled = read(c, text(700))
+    c.rollback(0)
+    for token in text(700):
+        row = c.forward([token], outputs="last")[0]
+    assert 0 < np.abs(row - tiled).max() < 0.5
+
+
+def test_a_tiled_prompt_does_not_depend_on_how_it_was_cut(model: LlamaModel) -> None:
+    c = context(model)
+    rows = []
+    for cuts in ([512, 1024], [64, 576, 700, 1024], [100, 400, 912, 1024]):
+        c.rollback(0)
+        for i, end in zip([0, *cuts], cuts, strict=False):
+            c.forward(text(1024)[i:end], outputs="none")
+        rows.append(c.forward([5], outputs="last")[0].copy())
+    assert np.array_equal(rows[0], rows[1])
+    assert np.array_equal(rows[0], rows[2])
+
+
+@pytest.mark.parametrize("types", [("bf16", "f16"), ("q8_0", "f16"), ("q8_0", "q8_0")])
+def test_caches_that_are_never_tiled_need_no_switch(
+    model: LlamaModel, types: tuple[str, str]
+) -> None:
+    c = context(model, kv_type_k=types[0], kv_type_v=types[1])
+    assert c.rows_alike
+    read(c, text(600))
+    alone = [c.forward([t], outputs="all")[0].copy() for t in text(4, seed=2)]
+    c.rollback(600)
+    assert np.array_equal(c.forward(text(4, seed=2), outputs="all"), np.stack(alone))
+
+
+def test_a_draft_models_context_is_left_as_fast_as_it_can_be(model: LlamaModel) -> None:
+    c = model.context(n_ctx=1024, max_rows=4, threads=2, options=OPTIONS, flash="on", alike=False)
+    assert not c.rows_alike
+    read(c, text(600))
+    alone = [c.forward([t], outputs="all")[0].copy() for t in text(4, seed=2)]
+    c.rollback(600)
+    many = c.forward(text(4, seed=2), outputs="all")
+    assert not np.array_equal(many, np.stack(alone)), "split over threads, or the test is empty"
+
+
+@pytest.mark.parametrize("need", ["final_hidden", "nothing"])
+def test_the_last_states_of_a_prompt_are_given_away_as_those_of_a_single_step(
+    model: LlamaModel, need: HiddenNeed
+) -> None:
+    c = context(model)
+    c.capture(need)
+    read(c, text(600))
+    known = c.hidden.rows(599, 600)
+    assert (known is not None) == (need == "final_hidden")
+    if known is not None:
+        row = known.copy()
+        c.rollback(599)
+        c.forward(text(600)[-1:], outputs="all")
+        again = c.hidden.rows(599, 600)
+        assert again is not None and np.array_equal(again, row)
+
+
+def test_a_tree_behind_a_long_prompt_has_the_rows_of_its_paths(model: LlamaModel) -> None:
+    c = context(model)
+    read(c, text(600))
+    rows = c.forward([7, 8, 9, 10], outputs="all", parents=[-1, 0, 0, 2]).copy()
+    c.rollback(600)
+    for path, at in (([7, 8], 1), ([7, 9, 10], 3)):
+        row = None
+        for token in path:
+            row = c.forward([token], outputs="last")[0]
+        assert np.array_equal(row, rows[at])
+        c.rollback(600)
