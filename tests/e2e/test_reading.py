@@ -134,7 +134,8 @@ def test_the_last_states_of_a_prompt_are_given_away_as_those_of_a_single_step(
         c.rollback(599)
         c.forward(text(600)[-1:], outputs="all")
         again = c.hidden.rows(599, 600)
-        assert again is not None and np.array_equal(again, row)
+        assert again is not None
+        assert np.array_equal(again, row)
 
 
 def test_a_tree_behind_a_long_prompt_has_the_rows_of_its_paths(model: LlamaModel) -> None:
