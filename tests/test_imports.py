@@ -23,7 +23,7 @@ RESTRICTED = {
     "llama_cpp": (
         "specllama.backend.capture",
         "specllama.backend.devices",
-        "specllama.backend.ggml_heads",
+        "specllama.backend.attention",
         "specllama.backend.eagle3",
         "specllama.backend.layer_skip",
         "specllama.backend.llama",
