@@ -16,6 +16,7 @@ from fakes import Reply, ScriptedEngine
 from hypothesis import settings
 
 import specllama.cli
+import specllama.signals
 from specllama.cli import loading
 
 TESTS = Path(__file__).parent
@@ -83,7 +84,7 @@ def cli(
     tmp_path: Path,
 ) -> Cli:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(specllama.cli.diagnostics, "end_on_sigterm", lambda: None)
+    monkeypatch.setattr(specllama.signals, "install", lambda: None)
     return Cli(monkeypatch, capsysbinary)
 
 

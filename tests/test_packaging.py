@@ -124,7 +124,7 @@ def test_the_wheel_holds_everything_and_nothing_else(wheel: zipfile.ZipFile) -> 
 
 def test_the_wheel_has_the_command(wheel: zipfile.ZipFile) -> None:
     (entry,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
-    assert b"specllama = specllama.cli:main" in wheel.read(entry)
+    assert b"specllama = specllama.__main__:main" in wheel.read(entry)
     (licence,) = (name for name in wheel.namelist() if name.endswith("/LICENSE"))
     assert b"MIT" in wheel.read(licence)
 

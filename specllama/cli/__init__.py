@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from specllama import signals
 from specllama.cli import diagnostics, output
 
 SUMMARIES = {
@@ -146,7 +147,7 @@ def group(ctx: click.Context, offline: bool) -> None:
 
 def invoke(args: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code. Nothing escapes as a traceback."""
-    diagnostics.end_on_sigterm()
+    signals.install()
     try:
         result: Any = group.main(
             args=None if args is None else list(args), prog_name="specllama", standalone_mode=False
@@ -159,6 +160,8 @@ def invoke(args: Sequence[str] | None = None) -> int:
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException as error:
+        if isinstance(error, (KeyboardInterrupt, click.Abort, signals.Interrupted)):
+            signals.end_at_once()
         return diagnostics.report(error)
 
 

@@ -1,23 +1,19 @@
-"""stderr, exit codes and signals: everything that is not data.
+"""stderr and exit codes: everything that is not data.
 
 0 ok · 1 failed · 2 usage or settings · 3 model unavailable · 4 pair incompatible ·
-5 cannot load or does not fit · 130 interrupted
+5 cannot load or does not fit · 130 interrupted · 143 terminated
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import IntEnum
-from types import FrameType
 
 import click
 
 from specllama.errors import SpecllamaError
+from specllama.signals import Interrupted
 from specllama.text import sanitize, sanitize_line
 
 DEBUG_VARIABLE = "SPECLLAMA_DEBUG"
@@ -32,14 +28,6 @@ class Exit(IntEnum):
     CANNOT_LOAD = 5
     INTERRUPTED = 130
     TERMINATED = 143
-
-
-class Interrupted(Exception):
-    """A signal ended the work early; the output so far was kept. ``code`` is the exit code."""
-
-    def __init__(self, code: Exit = Exit.INTERRUPTED) -> None:
-        super().__init__(code)
-        self.code = code
 
 
 def styled(text: str, *codes: str) -> str:
@@ -112,41 +100,3 @@ def report(error: BaseException) -> int:
         if hint:
             say(f"  {sanitize_line(hint)}")
     return int(code)
-
-
-@contextmanager
-def stop_on_signals(cancel: threading.Event) -> Iterator[list[int]]:
-    """The first Ctrl-C or SIGTERM sets ``cancel``, the second ends the process at once.
-
-    Yields a list that receives the exit code of the signal, empty while there was none. Outside
-    the main thread signals are left as they are.
-    """
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        code = Exit.INTERRUPTED if number == signal.SIGINT else Exit.TERMINATED
-        if received:
-            os._exit(code)
-        received.append(code)
-        cancel.set()
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    former = [signal.signal(number, handle) for number in numbers]
-    try:
-        yield received
-    finally:
-        for number, handler in zip(numbers, former, strict=True):
-            signal.signal(number, handler)
-
-
-def end_on_sigterm() -> None:
-    """SIGTERM unwinds the stack, so that files are closed and caches given back."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(Exit.TERMINATED)
-
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handle)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specllama import signals
 from specllama.cli import diagnostics
 from specllama.config import Settings
 from specllama.events import Event, LoadProgress
+from specllama.params import EngineOptions
 from specllama.text import sanitize_line
 
 if TYPE_CHECKING:
@@ -22,8 +26,6 @@ def open_engine(settings: Settings, *, quiet: bool) -> Engine:
     Raises:
         SpecllamaError: as ``Engine.load``.
     """
-    from specllama.engine import Engine
-
     model = settings["model"]
     if model is None:
         model = DEFAULT_MODEL
@@ -31,11 +33,31 @@ def open_engine(settings: Settings, *, quiet: bool) -> Engine:
             diagnostics.note("no model given: using the bundled tiny pair (choose one with -m)")
     progress = _Progress(shown=not quiet and sys.stderr.isatty())
     try:
-        engine = Engine.load(
+        engine = load(
             model, settings["draft-model"], settings.engine_options(), on_progress=progress
         )
     finally:
         progress.clear()
+    return engine
+
+
+def load(
+    target: str | Path,
+    draft: str | Path | None,
+    options: EngineOptions,
+    *,
+    on_progress: Callable[[Event], None] | None = None,
+) -> Engine:
+    """``Engine.load`` for a command: a signal ends it at once, and later a running pass.
+
+    Raises:
+        Interrupted: a signal came while it loaded.
+    """
+    from specllama.engine import Engine
+
+    with signals.stop_loading() as cancel:
+        engine = Engine.load(target, draft, options, on_progress=on_progress, cancel=cancel)
+    signals.stops(engine.abort)
     return engine
 
 

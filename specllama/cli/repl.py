@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from specllama import signals
 from specllama.cancel import Cancel
 from specllama.cli import diagnostics
 from specllama.cli.lines import Lines, open_lines
@@ -85,7 +86,7 @@ class Repl:
             except SpecllamaError as error:
                 code = diagnostics.report(error)
                 self._failed = self._failed or code
-            except diagnostics.Interrupted as stopped:
+            except signals.Interrupted as stopped:
                 if stopped.code == diagnostics.Exit.TERMINATED or not self.lines.interactive:
                     raise
         return 0 if self.lines.interactive else self._failed
@@ -103,12 +104,12 @@ class Repl:
     def _reply(self, ask: Callable[[Cancel], Iterator[Event]]) -> None:
         """Print one reply; Ctrl-C stops it and keeps what came."""
         cancel = Cancel()
-        with diagnostics.stop_on_signals(cancel) as received:
+        with signals.stop_on_signals(cancel) as received:
             Printer(quiet=self.quiet).show(ask(cancel))
         if received:
             if self.lines.interactive:
                 diagnostics.note("stopped; /continue goes on, /retry asks again")
-            raise diagnostics.Interrupted(diagnostics.Exit(received[0]))
+            raise signals.Interrupted(received[0])
 
     def _greet(self) -> None:
         info = self.session.engine.info

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from specllama import signals
 from specllama.cancel import Cancel
 from specllama.cli import diagnostics, loading, output
 from specllama.cli.options import (
@@ -104,7 +105,7 @@ def answer(
 ) -> int:
     """Generate, print and log one reply; returns the exit code."""
     cancel = Cancel()
-    with diagnostics.stop_on_signals(cancel) as received:
+    with signals.stop_on_signals(cancel) as received:
         events = engine.generate(request, params, cancel=cancel)
         printer.show(logged(events, log, params))
     if received:

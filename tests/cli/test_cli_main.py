@@ -144,7 +144,7 @@ def test_messages_are_safe_for_a_terminal(capsys) -> None:
 def test_a_second_signal_is_a_hard_end() -> None:
     program = (
         "import os, signal, threading, time\n"
-        "from specllama.cli.diagnostics import stop_on_signals\n"
+        "from specllama.signals import stop_on_signals\n"
         "cancel = threading.Event()\n"
         "with stop_on_signals(cancel) as got:\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"

@@ -1,0 +1,203 @@
+"""Ctrl-C and SIGTERM in the command line, whatever the process is doing.
+
+Python runs signal handlers between two bytecodes of the main thread. While llama.cpp computes that
+is late, and what a handler raises inside a callback from C is printed and lost. So there are two
+halves. A thread hears of a signal at once and stops what is running: a request, a load, a pass. The
+handler in the main thread raises, unless a block has taken signals over (``stop_on_signals``).
+
+Exit codes are 128 + the signal's number: 130 and 143. Light to import.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from specllama.cancel import Cancel
+from specllama.errors import Cancelled
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_LOAD_S = 0.3  # a load that has not stopped by then is left as it is
+_CATCH_UP_S = 0.1  # within which the thread has heard what the handler has
+_AGAIN_S = 0.02  # after which a lost exception is raised once more
+
+
+class Interrupted(BaseException):
+    """A signal ended the work early; the output so far was kept. ``code`` is the exit code."""
+
+    def __init__(self, code: int = 130) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class _Scope:
+    """A block that has taken signals over."""
+
+    def __init__(self, cancel: threading.Event, patience_s: float | None) -> None:
+        self.received: list[int] = []
+        self._cancel = cancel
+        self._patience_s = patience_s
+        self._ended = threading.Event()
+        self._heard = {"thread": 0, "handler": 0}  # each of them hears of every signal
+
+    def heard(self, number: int, by: str) -> None:
+        self._heard[by] += 1
+        if self._heard[by] > 1:
+            _leave(number)
+        if not self.received:
+            self.received.append(128 + number)
+        self._cancel.set()
+        waits = by == "thread" and self._patience_s is not None
+        if waits and not self._ended.wait(self._patience_s):
+            _leave(number)
+
+    def end(self) -> None:
+        """The next block must not be told of this one's signals."""
+        self._ended.set()
+        until = time.monotonic() + _CATCH_UP_S
+        while self._heard["thread"] < self._heard["handler"] and time.monotonic() < until:
+            time.sleep(0.001)
+
+
+_scope: _Scope | None = None
+_stops: list[Callable[[], object]] = []
+_mouth: socket.socket | None = None  # where the C handler writes; open for good
+
+
+def end_at_once() -> None:
+    """From here on both signals end the process without more ado: nothing would be lost.
+
+    For the time of imports, which turn an exception into a traceback or lose it, and for the end.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in _NUMBERS:
+            signal.signal(number, _on_leave)
+
+
+def install() -> None:
+    """From here on both signals raise in the main thread, and stop a running pass before that."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    _listen()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _on_raise)
+
+
+def stops(stop: Callable[[], object]) -> None:
+    """A signal calls ``stop`` at once, so that the main thread gets to raise."""
+    _stops.append(stop)
+
+
+@contextmanager
+def stop_on_signals(
+    cancel: threading.Event, patience_s: float | None = None
+) -> Iterator[list[int]]:
+    """The first Ctrl-C or SIGTERM sets ``cancel``, the second ends the process at once.
+
+    Yields a list that receives the exit code of the signal, empty while there was none. With
+    ``patience_s`` the process ends if the block has not by then. Outside the main thread signals
+    are left as they are.
+    """
+    global _scope
+    if threading.current_thread() is not threading.main_thread():
+        yield []
+        return
+    _listen()
+    before, scope = _scope, _Scope(cancel, patience_s)
+    former = [signal.signal(number, _on_scope) for number in _NUMBERS]
+    _scope = scope
+    try:
+        yield scope.received
+    finally:
+        scope.end()
+        _scope = before
+        for number, handler in zip(_NUMBERS, former, strict=True):
+            signal.signal(number, handler)
+
+
+@contextmanager
+def stop_loading() -> Iterator[Cancel]:
+    """For loading a model, which holds nothing worth a farewell; the cancel is for the loader.
+
+    Raises:
+        Interrupted: a signal came.
+    """
+    cancel = Cancel()
+    with stop_on_signals(cancel, _LOAD_S) as received:
+        try:
+            yield cancel
+        except Cancelled:
+            if not received:
+                raise
+    if received:
+        raise Interrupted(received[0])
+
+
+def _listen() -> None:
+    """Hear of signals while the main thread is busy in C, and of those that it lost."""
+    global _mouth
+    if _mouth is None:
+        sys.unraisablehook = _say_again(sys.unraisablehook)
+        ear, _mouth = socket.socketpair()
+        _mouth.setblocking(False)
+        threading.Thread(target=_hear, args=(ear,), name="specllama-signals", daemon=True).start()
+    signal.set_wakeup_fd(_mouth.fileno(), warn_on_full_buffer=False)
+
+
+def _hear(ear: socket.socket) -> None:
+    while True:
+        for number in ear.recv(16):
+            if number not in _NUMBERS:
+                continue
+            if (scope := _scope) is not None:
+                scope.heard(number, "thread")
+            else:
+                for stop in tuple(_stops):
+                    stop()
+
+
+def _on_scope(number: int, frame: FrameType | None) -> None:
+    if _scope is not None:
+        _scope.heard(number, "handler")
+
+
+def _on_raise(number: int, frame: FrameType | None) -> None:
+    raise Interrupted(128 + number)
+
+
+def _on_leave(number: int, frame: FrameType | None) -> None:
+    _leave(number)
+
+
+def _leave(number: int) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if sys.stderr.isatty():
+            os.write(2, b"\r\x1b[K\x1b[?25h")  # a progress line, and the cursor it may have hidden
+    os._exit(128 + number)
+
+
+def _say_again(before: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A hook for exceptions that nobody can catch: those of signals are raised once more."""
+
+    def hook(lost: Any, /) -> None:
+        error: type[BaseException] = lost.exc_type
+        if issubclass(error, KeyboardInterrupt):
+            number = signal.SIGINT
+        elif issubclass(error, Interrupted):
+            number = signal.SIGTERM
+        else:
+            before(lost)
+            return
+        threading.Timer(_AGAIN_S, _thread.interrupt_main, (number,)).start()
+
+    return hook
