@@ -130,7 +130,7 @@ def download(
                         raise _gave_up(retry.reason, sink.done, size) from None
                     wait = retry.wait_s if retry.wait_s is not None else 2.0**attempts / 2
                     sink.progress.waiting(f"{retry.reason}; trying again in {wait:.0f} s")
-                    _sleep(wait)
+                    sleep(wait)
             os.fsync(file.fileno())
             found = sink.hexdigest()
         if found != digest.hex:
@@ -147,7 +147,7 @@ def download(
         raise disk_error(error, destination) from None
 
 
-def _sleep(seconds: float) -> None:
+def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
-from specllama.models import library
+from specllama.models import download, library
 from specllama.models.download import (
+    LONGEST_WAIT_S,
+    MAX_ATTEMPTS,
     Digest,
     rate_limited,
     refused,
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 PUBLIC = "https://huggingface.co"
 LISTING_TIMEOUT_S = 20.0
 MAX_FILES = 10_000
+Answer = TypeVar("Answer")
 _HEX = {40: "git", 64: "sha256"}
 _REVISION = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,199}$")
 _NAME = re.compile(r"^[^\\:*?\"<>|\x00-\x1f\x7f]{1,200}$")
@@ -126,11 +130,20 @@ def safe_name(name: str) -> bool:
 class HubClient:
     """A connection to one endpoint.
 
+    Args:
+        waiting: told in a line why the next request has to wait, and how long.
+
     Raises:
         ModelUnavailable: offline, or the endpoint is not encrypted.
     """
 
-    def __init__(self, endpoint: str | None = None, *, insecure: bool = False) -> None:
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        insecure: bool = False,
+        waiting: Callable[[str], None] | None = None,
+    ) -> None:
         if offline():
             raise ModelUnavailable(
                 "the network is switched off (HF_HUB_OFFLINE or SPECLLAMA_OFFLINE)",
@@ -138,6 +151,7 @@ class HubClient:
             )
         self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or PUBLIC).rstrip("/")
         self.insecure = insecure
+        self._waiting = waiting
         require_safe_url(self.endpoint, allow_http=insecure)
         # read by huggingface_hub when it is imported: no telemetry, no bars of its own
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -185,8 +199,8 @@ class HubClient:
         Raises:
             ModelUnavailable: the hub cannot be reached or refuses.
         """
-        try:
-            found = list(
+        found = self._ask(
+            lambda: list(
                 self._api.list_models(
                     search=text,
                     filter="gguf",
@@ -194,10 +208,28 @@ class HubClient:
                     limit=limit,
                     expand=["downloads", "likes", "gated", "gguf", "siblings"],
                 )
-            )
-        except Exception as error:
-            raise _explain(error, "the search") from None
+            ),
+            "the search",
+        )
         return [_hit(info) for info in found]
+
+    def _ask(self, call: Callable[[], Answer], what: str) -> Answer:
+        """One question to the hub; where it limits the rate for a short time, that is waited for.
+
+        Raises:
+            ModelUnavailable, UsageError: it does not answer, or refuses.
+        """
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                return call()
+            except Exception as error:
+                wait = _short_wait(error)
+                if wait is None or attempt == MAX_ATTEMPTS:
+                    raise _explain(error, what) from None
+            if self._waiting is not None:
+                self._waiting(f"the hub limits the rate of requests; asking again in {wait:.0f} s")
+            download.sleep(wait)
+        raise AssertionError("unreachable")
 
     def listing(self, repo: str, revision: str = "main") -> Listing:
         """What a repository holds.
@@ -208,12 +240,12 @@ class HubClient:
         """
         if not _REVISION.match(revision) or ".." in revision:
             raise UsageError(f"not a revision: {revision!r}", "use a branch, a tag or a commit")
-        try:
-            info = self._api.model_info(
+        info = self._ask(
+            lambda: self._api.model_info(
                 repo, revision=revision, files_metadata=True, timeout=LISTING_TIMEOUT_S
-            )
-        except Exception as error:
-            raise _explain(error, repo) from None
+            ),
+            repo,
+        )
         commit = str(info.sha or "")
         if not re.fullmatch(r"[0-9a-f]{40}", commit):
             raise ModelUnavailable(
@@ -346,6 +378,15 @@ def _licence(info: Any) -> str | None:
         if isinstance(tag, str) and tag.startswith("license:"):
             return tag.removeprefix("license:")
     return None
+
+
+def _short_wait(error: Exception) -> float | None:
+    """Seconds after which a hub that limits the rate wants to be asked again, if that is soon."""
+    response = getattr(error, "response", None)
+    if response is None or response.status_code != 429:
+        return None
+    wait = retry_after(response.headers.get("retry-after"))
+    return wait if wait is not None and wait <= LONGEST_WAIT_S else None
 
 
 def _explain(error: Exception, what: str) -> SpecllamaError:

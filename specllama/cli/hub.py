@@ -41,9 +41,10 @@ insecure_option = click.option(
 
 
 def _client(insecure: bool) -> Any:
+    from specllama.cli.listing import note
     from specllama.models.hub import HubClient
 
-    return HubClient(insecure=insecure)
+    return HubClient(insecure=insecure, waiting=note)
 
 
 @command.command("search")

@@ -40,7 +40,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model_bytes: bytes) -> 
         monkeypatch.setenv("HF_ENDPOINT", fake.url)
         monkeypatch.setenv("HOME", str(tmp_path / "user"))
         monkeypatch.setattr(download, "STALL_TIMEOUT_S", 0.5)
-        monkeypatch.setattr(download, "_sleep", lambda seconds: None)
+        monkeypatch.setattr(download, "sleep", lambda seconds: None)
         fake.add(REPO, {NAME: model_bytes})
         yield fake
 
@@ -182,12 +182,42 @@ def test_refusals_name_the_cause(hub: FakeHub, fault: Fault, message: str) -> No
 
 def test_a_short_rate_limit_is_waited_for(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(download, "_sleep", waits.append)
+    monkeypatch.setattr(download, "sleep", waits.append)
     hub.faults[NAME] = Fault(status=429, headers={"Retry-After": "7"}, times=2)
     result = run("pull", REPO)
     assert waits == [7.0, 7.0]
     assert "limits the rate" in result.stderr
     assert (folder() / NAME).exists()
+
+
+def test_a_short_rate_limit_of_the_listing_is_waited_for(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(download, "sleep", waits.append)
+    hub.faults["api"] = Fault(status=429, headers={"Retry-After": "3"}, times=2)
+    result = run("pull", REPO)
+    assert waits == [3.0, 3.0]
+    assert "limits the rate of requests; asking again in 3 s" in result.stderr
+    assert (folder() / NAME).exists()
+
+
+@pytest.mark.parametrize(
+    ("headers", "tries", "hint"),
+    [
+        ({"Retry-After": "120"}, 1, "try again in 120 s"),
+        ({}, 1, "try again later"),
+        ({"Retry-After": "1"}, 5, "try again in 1 s"),
+    ],
+)
+def test_a_rate_limit_that_lasts_is_final(
+    hub: FakeHub, headers: dict[str, str], tries: int, hint: str
+) -> None:
+    hub.faults["api"] = Fault(status=429, headers=headers)
+    with pytest.raises(ModelUnavailable, match="limits the rate") as caught:
+        run("pull", REPO)
+    assert len(hub.requests) == tries
+    assert hint in str(caught.value.hint)
 
 
 def test_a_server_that_ignores_ranges_is_read_from_the_start(
