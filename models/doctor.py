@@ -16,6 +16,7 @@ from specllama.models import catalog, library, memory, refs
 from specllama.models.gguf import GgufHeader, check_loadable, read_header
 from specllama.models.loadable import VocabularyOnly
 from specllama.models.pairing import PairReport, active_params, compare
+from specllama.models.summaries import Summaries
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ def candidates(
     Raises:
         ModelUnavailable: a draft that was named is not here.
     """
+    known = Summaries()
     if drafts:
         found: list[Candidate] = []
         for draft in drafts:
@@ -97,6 +99,7 @@ def candidates(
                     Candidate(model.path.name, model.path)
                     for model in library.scan_folder(folder)
                     if model.path.resolve() != target.resolve()
+                    and not known.get(model.path).sidecar
                 ]
             else:
                 path = refs.resolve("tiny-draft" if draft == "tiny" else draft, folders=folders)
@@ -105,8 +108,9 @@ def candidates(
     found = [
         Candidate(model.ref, model.path)
         for model in library.scan(folders)
-        if model.path.resolve() != target.resolve() and not library.is_auxiliary(model.path.name)
+        if model.path.resolve() != target.resolve() and not known.get(model.path).sidecar
     ]
+    known.save()
     return found + _from_catalogue(target_ref, found)
 
 

@@ -30,6 +30,7 @@ from specllama.models.download import (
     retry_after,
 )
 from specllama.models.refs import DEFAULT_QUANTS, HubRef
+from specllama.models.sidecars import SIDECARS, kind_of_name
 
 if TYPE_CHECKING:
     import httpx2
@@ -76,8 +77,9 @@ class RemoteModel:
         return sum(file.size for file in self.files)
 
     @property
-    def auxiliary(self) -> bool:
-        return library.is_auxiliary(self.name)
+    def sidecar(self) -> str:
+        """Which sidecar it is by its name (``sidecars.SIDECARS``), "" for a model."""
+        return kind_of_name(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +303,7 @@ def _group(files: list[RemoteFile]) -> tuple[RemoteModel, ...]:
         names = library.part_names(file.name)
         present = tuple(by_name[name] for name in names if name in by_name)
         models.append(RemoteModel(present, complete=len(present) == len(names)))
-    return tuple(sorted(models, key=lambda m: (m.auxiliary, m.bytes, m.name)))
+    return tuple(sorted(models, key=lambda m: (m.sidecar, m.bytes, m.name)))
 
 
 def select(listing: Listing, ref: HubRef) -> RemoteModel:
@@ -318,7 +320,13 @@ def select(listing: Listing, ref: HubRef) -> RemoteModel:
         raise ModelUnavailable(
             f"{ref.repo} has no file {ref.file}", f"see its files: specllama hub info {ref.repo}"
         )
-    candidates = [model for model in listing.models if not model.auxiliary]
+    candidates = [model for model in listing.models if not model.sidecar]
+    if not candidates and listing.models:
+        other = listing.models[0]
+        raise ModelUnavailable(
+            f"{ref.repo} holds no model, but {SIDECARS[other.sidecar]}: {other.name}",
+            f"get that with: specllama hub pull {ref.repo}/{other.name}",
+        )
     if not candidates:
         hint = "find a repository with GGUF files: specllama hub search"
         raise ModelUnavailable(f"{ref.repo} holds no GGUF model", hint)
@@ -355,7 +363,7 @@ def _hit(info: Any) -> SearchHit:
     quants: dict[str, None] = {}
     for sibling in getattr(info, "siblings", None) or []:
         name = getattr(sibling, "rfilename", "")
-        if name.lower().endswith(".gguf") and not library.is_auxiliary(name):
+        if name.lower().endswith(".gguf") and not kind_of_name(name):
             quant = library.quant_of(name)
             if quant:
                 quants[quant] = None

@@ -18,6 +18,7 @@ from typing import Literal
 
 from specllama import paths
 from specllama.errors import ModelUnavailable
+from specllama.models.sidecars import kind_of_name
 
 Source = Literal["bundled", "specllama", "huggingface", "lmstudio", "ollama", "llama.cpp", "folder"]
 
@@ -74,12 +75,6 @@ def is_later_part(name: str) -> bool:
     """Whether a file is part 2 or later of a split model."""
     part = _PART.search(name)
     return part is not None and int(part[1]) != 1
-
-
-def is_auxiliary(name: str) -> bool:
-    """Projectors and importance matrices, by their usual names."""
-    lowered = Path(name).name.lower()
-    return "mmproj" in lowered or "imatrix" in lowered
 
 
 def part_names(name: str) -> list[str]:
@@ -199,7 +194,8 @@ def _model(path: Path, source: Source, ref: str, repo: str | None) -> LocalModel
 
 def _hub_ref(repo: str, path: Path) -> str:
     quant = quant_of(path.name)
-    return f"{repo}:{quant}" if quant else f"{repo}/{path.name}"
+    # a quant means the model: what comes with it goes by its file name
+    return f"{repo}:{quant}" if quant and not kind_of_name(path.name) else f"{repo}/{path.name}"
 
 
 def _in_repo_folders(root: Path, source: Source) -> Iterator[LocalModel]:

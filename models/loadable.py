@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from specllama.errors import BadGguf, UnsupportedModel
+from specllama.models import sidecars
 from specllama.params import DRAFT_MAX
 
 if TYPE_CHECKING:
@@ -32,11 +33,6 @@ ENCODERS = frozenset(
 )  # fmt: skip
 DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 SPEECH = frozenset({"wavtokenizer-dec", "qwen3tts", "pockettts"})
-HEADS = {
-    "eagle3": "an EAGLE-3 head",
-    "dflash": "a DFlash head",
-    "gemma4-assistant": "an assistant head",
-}
 TOKENIZERS = frozenset(
     {"llama", "bert", "gpt2", "t5", "rwkv", "plamo2", "gemma4", "hybriddna", "whitespace"}
 )
@@ -75,19 +71,16 @@ def check_loadable(header: GgufHeader, role: Role = "target") -> None:
 
 def _check_kind(header: GgufHeader, role: Role) -> None:
     file, arch, kind = header.path.name, header.architecture, header.kind
-    if arch == "clip" or kind == "mmproj" or "clip.has_vision_encoder" in header.metadata:
+    sidecar = sidecars.kind_of(header)
+    if sidecar and not (role == "head" and sidecar in sidecars.HEAD_KINDS):
         raise UnsupportedModel(
-            f"{file} is a vision projector (mmproj), not a language model",
-            "give the language model that it belongs to",
+            f"{file} is {sidecars.SIDECARS[sidecar]}, not a model of its own",
+            sidecars.advice(sidecar),
         )
     if kind == "adapter" or "adapter.type" in header.metadata:
         raise UnsupportedModel(
             f"{file} is a {header.text('adapter.type') or 'LoRA'} adapter, not a whole model",
             "merge it into its base model with llama.cpp's llama-export-lora",
-        )
-    if kind == "imatrix" or arch == "imatrix" or "imatrix.chunk_count" in header.metadata:
-        raise UnsupportedModel(
-            f"{file} is an importance matrix for quantizing, not a model", _GENERATOR_HINT
         )
     if arch == "controlvector":
         raise UnsupportedModel(f"{file} is a control vector, not a model", _GENERATOR_HINT)
@@ -111,11 +104,6 @@ def _check_kind(header: GgufHeader, role: Role) -> None:
     if arch in SPEECH:
         raise UnsupportedModel(
             f"{file} is a speech model ({arch}), not a text model", _GENERATOR_HINT
-        )
-    if arch in HEADS and role != "head":
-        raise UnsupportedModel(
-            f"{file} is {HEADS[arch]} for a target, not a model of its own",
-            "use it with its target as the proposer, not as the draft model",
         )
     if header.n_tensors == 0:
         raise VocabularyOnly(f"{file} holds a vocabulary only, no weights", _GENERATOR_HINT)

@@ -10,17 +10,20 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from specllama import paths
 from specllama.errors import ModelUnavailable, UsageError
 from specllama.models import catalog, library
+from specllama.models.sidecars import kind_of_name
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q4_0", "IQ4_NL", "Q4_K_S", "UD-Q4_K_XL", "MXFP4", "Q8_0")
 TINY = {"tiny": "tiny-target", "tiny-target": "tiny-target", "tiny-draft": "tiny-draft"}
 
+Item = TypeVar("Item")
 _REPO = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}$")
 _QUANT = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$")
 
@@ -178,7 +181,7 @@ def matches(model: library.LocalModel, wanted: HubRef) -> bool:
     """Whether a model on disk is (one of) what a hub reference means."""
     if model.repo is None or model.repo.casefold() != wanted.repo.casefold():
         return False
-    if library.is_auxiliary(model.path.name) and wanted.file is None:
+    if kind_of_name(model.path.name) and wanted.file is None:
         return False
     if wanted.file is not None:
         return model.path.as_posix().endswith("/" + wanted.file)
@@ -194,6 +197,8 @@ def preferred(models: Sequence[library.LocalModel]) -> library.LocalModel:
 def _local(wanted: HubRef, folders: Sequence[str | Path], *, pull: str) -> Path:
     models = library.scan(folders)
     found = [model for model in models if matches(model, wanted)]
+    if wanted.file is None and len(found) > 1:
+        found = _models_only(found, lambda model: model.path) or found
     if found:
         return preferred(found).path
     same_repo = [m for m in models if m.repo and m.repo.casefold() == wanted.repo.casefold()]
@@ -208,13 +213,25 @@ def _in_folder(folder: Path) -> Path:
     files = sorted(
         p
         for p in folder.glob("*.gguf")
-        if not library.is_later_part(p.name) and not library.is_auxiliary(p.name)
+        if not library.is_later_part(p.name) and not kind_of_name(p.name)
     )
+    if len(files) > 1:
+        files = _models_only(files, lambda path: path) or files
     if len(files) == 1:
         return files[0]
     if not files:
         raise ModelUnavailable(f"{folder} is a folder without a GGUF model in it")
     raise UsageError(f"{folder} holds {len(files)} models", f"name one, for example: {files[0]}")
+
+
+def _models_only(items: Sequence[Item], path: Callable[[Item], Path]) -> list[Item]:
+    """Without the files whose headers say that they are sidecars, whatever they are called."""
+    from specllama.models.summaries import Summaries
+
+    known = Summaries()
+    models = [item for item in items if not known.get(path(item)).sidecar]
+    known.save()
+    return models
 
 
 def _near_files(path: Path) -> str:

@@ -19,8 +19,9 @@ from specllama.errors import SpecllamaError
 from specllama.models import library
 from specllama.models.gguf import GgufHeader, check_loadable, read_header
 from specllama.models.pairing import MAX_SIZE_DIFFERENCE, active_params, compare
+from specllama.models.sidecars import kind_of, kind_of_name
 
-SCHEMA = 1
+SCHEMA = 2
 LARGEST_DRAFT = 1 / 3
 
 
@@ -31,6 +32,7 @@ class Summary:
     Attributes:
         reason: why it cannot be run, "" if it can.
         fingerprint: equal for files with identical token lists.
+        sidecar: which file that comes with a model it is (``sidecars.SIDECARS``), "" for a model.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Summary:
     fingerprint: str
     file_bytes: int
     reason: str
+    sidecar: str = ""
 
     @property
     def usable(self) -> bool:
@@ -68,7 +71,18 @@ def summarize(path: Path) -> Summary:
         header = read_header(path)
     except SpecllamaError as error:
         return Summary(
-            "", "?", library.quant_of(path.name) or "?", 0, 0, 0, 0, "", "", 0, error.message
+            "",
+            "?",
+            library.quant_of(path.name) or "?",
+            0,
+            0,
+            0,
+            0,
+            "",
+            "",
+            0,
+            error.message,
+            kind_of_name(path.name),
         )
     reason = ""
     try:
@@ -88,6 +102,7 @@ def summarize(path: Path) -> Summary:
         fingerprint=fingerprint(header) if has_tokens else "",
         file_bytes=header.file_bytes,
         reason=reason,
+        sidecar=kind_of(header),
     )
 
 

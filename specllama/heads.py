@@ -8,25 +8,27 @@ by themselves; one of those that does not fit is left out with the reason.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specllama.errors import PairIncompatible, SpecllamaError
+from specllama.models import sidecars
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
     from specllama.backend.llama_context import LlamaContext
     from specllama.interface import MethodInfo
     from specllama.models.gguf import GgufHeader
+    from specllama.models.library import LocalModel
     from specllama.params import EngineOptions
     from specllama.spec.proposer import Proposer
 
 logger = logging.getLogger("specllama.heads")
 
-KINDS = ("eagle3", "medusa")
+KINDS = sidecars.HEAD_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,26 @@ def survey(
     return methods(have, trees=trees, reasons=reasons)
 
 
+def fitting(target: GgufHeader, models: Iterable[LocalModel]) -> dict[str, str]:
+    """By kind the reference of a head file among some models that belongs to a target."""
+    from specllama.models.gguf import read_header
+    from specllama.models.summaries import Summaries
+
+    known = Summaries()
+    found: dict[str, str] = {}
+    for model in models:
+        kind = known.get(model.path).sidecar
+        if kind not in KINDS or kind in found:
+            continue
+        try:
+            _check(read_header(model.path), target)
+        except SpecllamaError:  # of another target, or damaged
+            continue
+        found[kind] = model.ref
+    known.save()
+    return found
+
+
 def _check(head: GgufHeader, target: GgufHeader) -> None:
     """Refuse a file that is no head, or one of another target."""
     if head.architecture == "eagle3":
@@ -162,7 +184,13 @@ def _check(head: GgufHeader, target: GgufHeader) -> None:
 
 
 def _require_head(header: GgufHeader) -> None:
-    if header.architecture not in KINDS:
+    kind = sidecars.kind_of(header)
+    if kind and kind not in KINDS:
+        raise PairIncompatible(
+            f"{header.path.name} is {sidecars.SIDECARS[kind]}, which --head does not take",
+            sidecars.advice(kind),
+        )
+    if kind not in KINDS:
         raise PairIncompatible(
             f"{header.path.name} is no drafting head but a model of the architecture "
             f"{header.architecture!r}",

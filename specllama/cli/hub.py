@@ -113,6 +113,7 @@ def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
     from specllama.cli.listing import Column, note, show_json, show_table, size
     from specllama.models import pull
     from specllama.models.library import same_quant
+    from specllama.models.sidecars import SIDECARS
 
     client = _client(insecure)
     for role, hub in pull.expand(ref):
@@ -134,7 +135,7 @@ def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
                             "bytes": m.bytes,
                             "files": [f.name for f in m.files],
                             "complete": m.complete,
-                            "auxiliary": m.auxiliary,
+                            "sidecar": m.sidecar or None,
                         }
                         for m in models
                     ],
@@ -159,7 +160,7 @@ def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
                 m.quant or "",
                 size(m.bytes),
                 str(len(m.files)) if m.complete else "incomplete",
-                m.name + (" (projector or matrix)" if m.auxiliary else ""),
+                m.name + (f" ({SIDECARS[m.sidecar]})" if m.sidecar else ""),
                 "yes" if (pull.repo_folder(hub.repo) / m.name).is_file() else "",
             ]
             for m in models
@@ -240,7 +241,7 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
 
     FOLDER lists the models below one folder instead.
     """
-    from specllama.cli.hub_views import short, show_usable
+    from specllama.cli.hub_views import short, show_sidecars, show_usable
     from specllama.cli.listing import (
         Column,
         folders,
@@ -272,7 +273,8 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
         )
         return
     show_usable([item for item in listed if item.summary.usable])
-    refused = [item for item in listed if not item.summary.usable]
+    show_sidecars([item for item in listed if item.summary.sidecar])
+    refused = [item for item in listed if not (item.summary.usable or item.summary.sidecar)]
     if refused:
         note(f"{len(refused)} more cannot be run:")
         rows = [["✗", short(item.model), without_name(item.summary.reason)] for item in refused]

@@ -30,12 +30,16 @@ def check_headers(items: list[PullItem]) -> None:
     from specllama.cli.listing import context, note, params, size
     from specllama.errors import SpecllamaError
     from specllama.models.gguf import check_loadable, read_header
+    from specllama.models.sidecars import SIDECARS, advice, kind_of
 
     for item in items:
         try:
             header = read_header(item.path)
-            if not item.model.auxiliary:
-                check_loadable(header)
+            if kind := kind_of(header):
+                note(f"{item.ref}: {SIDECARS[kind]}, {size(header.file_bytes)}")
+                note(f"next: {advice(kind).replace('FILE', item.ref)}")
+                continue
+            check_loadable(header)
         except SpecllamaError as error:
             note(f"warning: {error.message}")
             continue
@@ -50,11 +54,21 @@ def say_next_step(refs: Sequence[str], items: list[PullItem]) -> None:
     """Which command uses what was pulled."""
     from specllama.cli.listing import note
     from specllama.models import catalog
+    from specllama.models.sidecars import HEAD_KINDS, SIDECARS
 
+    offered = {
+        f"{other.sidecar} {item.listing.repo}": (item, other)
+        for item in items
+        for other in item.listing.models
+        if other.sidecar in HEAD_KINDS and not item.model.sidecar
+    }
+    for item, other in offered.values():
+        name = f"{item.listing.repo}/{other.name}"
+        note(f"also there, {SIDECARS[other.sidecar]}: specllama hub pull {name}")
     if len(refs) == 1 and catalog.find(refs[0]) is not None:
         note(f"next: specllama chat -m {refs[0]}")
         return
-    runnable = [item for item in items if not item.model.auxiliary]
+    runnable = [item for item in items if not item.model.sidecar]
     if len(runnable) == 2:
         big, small = sorted(runnable, key=lambda item: -item.model.bytes)
         note(f"next: specllama chat -m {big.ref} -d {small.ref}")

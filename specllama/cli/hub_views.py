@@ -59,6 +59,27 @@ def show_usable(listed: Sequence[Listed]) -> None:
         show_table(columns, rows)
 
 
+def show_sidecars(listed: Sequence[Listed]) -> None:
+    """Heads, projectors and the like: what they are, and what they are for."""
+    from specllama.cli.listing import note
+    from specllama.models.sidecars import HEAD_KINDS, SIDECARS
+
+    if not listed:
+        return
+    note("what goes with a model:")
+    rows = [
+        [
+            short(item.model),
+            SIDECARS[item.summary.sidecar],
+            size(item.model.bytes),
+            "--head" if item.summary.sidecar in HEAD_KINDS else "not used by specllama",
+        ]
+        for item in listed
+    ]
+    columns = [Column("file", give=True), Column("what it is"), Column("size", "right")]
+    show_table([*columns, Column("use")], rows)
+
+
 def short(model: LocalModel) -> str:
     """The reference to type; a path below the home folder is shown from ``~``."""
     home = os.path.expanduser("~")

@@ -68,6 +68,7 @@ def command(
     findings = doctor.order(doctor.examine(header, one, heads=beside, n_ctx=n_ctx) for one in tried)
     best = next((finding for finding in findings if finding.useful), None)
     ways = survey(header, heads, draft=any(finding.fits for finding in findings))
+    ways = _with_heads_here(ways, header, path, drafts, extra)
     measured = _measure(path, best.candidate.path, options) if measure and best else None
     if as_json:
         show_json(
@@ -118,6 +119,35 @@ def _heads(target: GgufHeader, files: Sequence[str]) -> list[GgufHeader]:
         if head.architecture in fits:
             found[head.architecture] = head
     return list(found.values())
+
+
+def _with_heads_here(
+    ways: tuple[MethodInfo, ...],
+    target: GgufHeader,
+    path: Path,
+    drafts: Sequence[str],
+    folders: Sequence[str],
+) -> tuple[MethodInfo, ...]:
+    """The ways to draft, with the head files on this machine that belong to the target."""
+    import dataclasses
+
+    from specllama.heads import fitting
+    from specllama.models import library
+
+    missing = {way.name for way in ways if not way.available}
+    near = [Path(draft).expanduser() for draft in drafts]
+    models = [
+        *(library.single(file) for file in sorted(path.parent.glob("*.gguf"))),
+        *(model for folder in near if folder.is_dir() for model in library.scan_folder(folder)),
+        *library.scan(folders),
+    ]
+    found = fitting(target, models)
+    return tuple(
+        dataclasses.replace(way, available=True, reason=f"with --head {found[way.name]}")
+        if way.name in missing & set(found)
+        else way
+        for way in ways
+    )
 
 
 def _show_table(header: GgufHeader, target: str, findings: list[Finding]) -> None:

@@ -1,0 +1,80 @@
+"""Files that come with a model and are none: drafting heads, projectors, importance matrices.
+
+A name is all that a listing of the hub has; a file on disk also has its header, which is right
+where the two disagree. Names follow llama.cpp's own (``mtp-…``, ``eagle3-…``, ``dflash-…``,
+``dspark-…``, ``mmproj…``, ``imatrix…``; common/download.cpp).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
+
+# kind -> what it is; those of HEAD_KINDS are loaded with --head
+SIDECARS = {
+    "eagle3": "an EAGLE-3 head",
+    "medusa": "Medusa heads",
+    "mtp": "an MTP head",
+    "dflash": "a DFlash head",
+    "dspark": "a DSpark head",
+    "gemma4-assistant": "an assistant head",
+    "mmproj": "a vision projector (mmproj)",
+    "imatrix": "an importance matrix for quantizing",
+}
+HEAD_KINDS = ("eagle3", "medusa")
+DRAFTING = ("eagle3", "medusa", "mtp", "dflash", "dspark", "gemma4-assistant")
+
+# These words name nothing else. "mtp" also stands in names of whole models, "medusa" of a few.
+_WORD = re.compile(r"(?<![a-z0-9])(eagle3|dflash|dspark|mmproj)(?![a-z0-9])")
+_QUANT = re.compile(r"(?<![a-z0-9])i?q\d(?![a-z0-9])")
+
+
+def kind_of_name(name: str) -> str:
+    """Which sidecar a file name speaks of, "" for a model's."""
+    lowered = Path(name).name.lower()
+    if lowered.startswith("mtp-"):
+        return "mtp"
+    if found := _WORD.search(lowered):
+        return found[1]
+    # a model that was quantized with one says so in its name, too
+    return "imatrix" if "imatrix" in lowered and not _QUANT.search(lowered) else ""
+
+
+def kind_of(header: GgufHeader) -> str:
+    """Which sidecar a file is, "" for one that may be a model."""
+    arch, kind = header.architecture, header.kind
+    if arch == "clip" or kind == "mmproj" or "clip.has_vision_encoder" in header.metadata:
+        return "mmproj"
+    if kind == "imatrix" or arch == "imatrix" or "imatrix.chunk_count" in header.metadata:
+        return "imatrix"
+    if arch == "dflash":
+        return "dspark" if "markov_w1.weight" in header.by_name else "dflash"
+    if arch in DRAFTING:
+        return arch
+    return "mtp" if _lacks_trunk(header) else ""
+
+
+def _lacks_trunk(header: GgufHeader) -> bool:
+    """Whether all that a file has of its blocks are NextN layers."""
+    from specllama.models.nextn import nextn_blocks, trunk_blocks
+
+    if not nextn_blocks(header):
+        return False
+    blocks = {name.split(".")[1] for name in header.by_name if name.startswith("blk.")}
+    numbers = [int(block) for block in blocks if block.isdigit()]
+    return bool(numbers) and min(numbers) >= trunk_blocks(header)
+
+
+def advice(kind: str) -> str:
+    """What to do with such a file."""
+    if kind in HEAD_KINDS:
+        return "give it beside its target: specllama chat -m TARGET --head FILE"
+    if kind == "mtp":
+        return "specllama drafts with NextN layers inside the target's own file (--proposer mtp)"
+    if kind in DRAFTING:
+        return "specllama runs EAGLE-3 and Medusa heads (--head), and draft models (-d)"
+    return "give the language model that it belongs to"

@@ -1,0 +1,161 @@
+"""Heads, projectors and matrices are never taken for the model; each is offered as what it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import ggufs
+import pytest
+from fakehub import FakeHub
+from ggufs_nextn import write_qwen35
+
+from specllama import paths
+from specllama.cli import invoke
+from specllama.errors import PairIncompatible, UnsupportedModel, UsageError
+from specllama.heads import survey
+from specllama.models.gguf import check_loadable, read_header
+from specllama.models.refs import bundled, resolve
+from specllama.models.sidecars import kind_of, kind_of_name
+
+HEAD = paths.bundled_dir() / "tiny-eagle3-q8_0.gguf"
+REPO = "maker/small-GGUF"
+
+
+@pytest.fixture(autouse=True)
+def nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    for name in list(os.environ):
+        if name.startswith(("HF_", "HUGGING", "OLLAMA", "LLAMA_CACHE", "XDG_CACHE")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    model = ggufs.write_llama(tmp_path / "model.gguf", quant="Q4_0").read_bytes()
+    with FakeHub() as fake:
+        monkeypatch.setenv("HF_ENDPOINT", fake.url)
+        head = HEAD.read_bytes()
+        names = ("mtp-small-Q4_0", "eagle3-small-Q4_0", "dflash-small-Q4_0", "dspark-small-Q4_0")
+        files = {f"{name}.gguf": head for name in (*names, "mmproj-small-F16", "imatrix")}
+        fake.add(REPO, {"small-Q8_0.gguf": model, **files})
+        fake.add("maker/head-GGUF", {"small-EAGLE3-Q8_0.gguf": head})
+        yield fake
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("mtp-Qwen3.6-27B-Q8_0.gguf", "mtp"),
+        ("Qwen3.6-27B-MTP-Q4_K_M.gguf", ""),
+        ("eagle3-gpt-oss-20b-Q8_0.gguf", "eagle3"),
+        ("Qwen3-8B-EAGLE3.gguf", "eagle3"),
+        ("dflash-draft-3.6-Q4_0.gguf", "dflash"),
+        ("dspark-x.gguf", "dspark"),
+        ("sub/gemma-mmproj-f16.gguf", "mmproj"),
+        ("mmproj.gguf", "mmproj"),
+        ("imatrix_unsloth.gguf", "imatrix"),
+        ("model-imatrix-Q4_K_M.gguf", ""),
+        ("Beagle3-7B-Q4_0.gguf", ""),
+        ("Medusa-1.1-L2-7B.Q4_K_M.gguf", ""),
+    ],
+)
+def test_names(name: str, kind: str) -> None:
+    assert kind_of_name(name) == kind
+
+
+def test_pull_takes_the_model_and_offers_its_head(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["hub", "pull", REPO]) == 0
+    said = capsys.readouterr().err
+    assert [p.name for p in (paths.models_dir() / REPO).glob("*.gguf")] == ["small-Q8_0.gguf"]
+    assert f"an EAGLE-3 head: specllama hub pull {REPO}/eagle3-small-Q4_0.gguf" in said
+    assert "mmproj" not in said
+
+
+def test_a_head_that_is_pulled_is_named_as_one(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["hub", "pull", "maker/head-GGUF"]) == 3
+    said = capsys.readouterr().err
+    assert "holds no model, but an EAGLE-3 head" in said
+    ref = "maker/head-GGUF/small-EAGLE3-Q8_0.gguf"
+    assert f"specllama hub pull {ref}" in said
+    assert invoke(["hub", "pull", ref]) == 0
+    assert f"specllama chat -m TARGET --head {ref}" in capsys.readouterr().err
+    assert resolve(ref).is_file()
+
+
+def test_info_says_what_each_file_is(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["hub", "info", REPO, "--json"]) == 0
+    models = json.loads(capsys.readouterr().out)["models"]
+    assert [m["files"] for m in models if m["sidecar"] is None] == [["small-Q8_0.gguf"]]
+    assert {m["sidecar"] for m in models if m["sidecar"]} == {
+        "mtp", "eagle3", "dflash", "dspark", "mmproj", "imatrix",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A target beside its head and a projector that hide behind a model's names."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    shutil.copy(bundled("tiny-target"), folder / "target-Q4_0.gguf")
+    shutil.copy(HEAD, folder / "another-Q8_0.gguf")
+    ggufs.write_clip(folder / "third.gguf")
+    return folder
+
+
+def test_a_folder_with_sidecars_holds_one_model(folder: Path) -> None:
+    assert resolve(str(folder)) == folder / "target-Q4_0.gguf"
+    shutil.copy(bundled("tiny-draft"), folder / "draft.gguf")
+    with pytest.raises(UsageError, match="holds 2 models"):
+        resolve(str(folder))
+
+
+def test_a_pulled_repository_with_a_hidden_head_means_its_model(folder: Path) -> None:
+    home = paths.models_dir() / "maker" / "set-GGUF"
+    shutil.copytree(folder, home)
+    assert resolve("maker/set-GGUF") == home / "target-Q4_0.gguf"
+
+
+def test_pair_and_ls_offer_the_head(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, head = folder / "target-Q4_0.gguf", folder / "another-Q8_0.gguf"
+    assert invoke(["pair", str(target)]) == 0
+    shown = capsys.readouterr()
+    assert any(
+        line.startswith("✓  eagle3") and line.endswith(f"with --head {head}")
+        for line in shown.out.splitlines()
+    )
+    assert not any("another" in line and "eagle3" not in line for line in shown.out.splitlines()), (
+        "a head is no draft model that fails to fit"
+    )
+    assert invoke(["hub", "ls", str(folder)]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert "an EAGLE-3 head" in rows[str(head)]
+    assert rows[str(head)].endswith("--head")
+    assert "a vision projector" in rows[str(folder / "third.gguf")]
+    assert invoke(["hub", "ls", str(folder), "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert sorted(entry["sidecar"] for entry in entries) == ["", "eagle3", "mmproj"]
+
+
+def test_an_mtp_file_without_its_trunk_is_refused(tmp_path: Path) -> None:
+    whole = write_qwen35(tmp_path / "whole.gguf", blocks=1)
+    assert kind_of(read_header(whole)) == ""
+    head = read_header(write_qwen35(tmp_path / "head.gguf", blocks=1, without="blk.0."))
+    assert kind_of(head) == "mtp"
+    with pytest.raises(UnsupportedModel, match="is an MTP head") as refused:
+        check_loadable(head)
+    assert "--proposer mtp" in str(refused.value.hint)
+
+
+def test_what_head_does_not_take_is_named(tmp_path: Path) -> None:
+    target = read_header(bundled("tiny-target"))
+    projector = ggufs.write_clip(tmp_path / "m.gguf")
+    with pytest.raises(PairIncompatible, match="is a vision projector"):
+        survey(target, [str(projector)])
