@@ -23,6 +23,7 @@ from specllama.interface import EngineInfo, Message
 from specllama.methods import NO_DRAFT, NO_HEAD
 from specllama.params import EngineOptions, GenerateParams
 from specllama.request import RequestRun
+from specllama.spec.history import History
 from specllama.spec.proposer import NoProposer, Proposer, Remembering
 from specllama.spec.proposers.draft_model import DraftModelProposer
 from specllama.spec.sampling import Constraint, SamplerChain
@@ -75,6 +76,7 @@ class Engine:
         self._make_window = make_window or _fixed_window
         self._on_close = on_close
         self._stop = stop or StopFlag()
+        self.history = History()  # the text of the present request, and of the last one until then
         self._busy = threading.Lock()
         self._eog_bias: dict[int, float] | None = None
         self._breakers: dict[tuple[str, ...], frozenset[int]] = {}

@@ -37,6 +37,7 @@ def make_proposers(
         remember: told every text that ended.
         extra: proposers of the target's own heads.
     """
+    from specllama.spec.proposers.copying import Reader
     from specllama.spec.proposers.draft_model import DraftModelProposer
     from specllama.spec.proposers.draft_tree import DraftTreeProposer
     from specllama.spec.proposers.lookahead import LookaheadProposer
@@ -47,10 +48,11 @@ def make_proposers(
     from specllama.spec.proposers.translate import RetokenizeProposer
 
     heads = dict(extra or {})
+    reader = Reader()
     trees = target.max_leaves > 1
     proposers: dict[str, Proposer] = {
-        "ngram": NgramProposer(),
-        "suffix": SuffixProposer(past=past, remember=remember),
+        "ngram": NgramProposer(reader=reader),
+        "suffix": SuffixProposer(past=past, remember=remember, reader=reader),
     }
     copiers = [proposers["suffix"], proposers["ngram"]]
     if trees:

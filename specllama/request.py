@@ -25,9 +25,9 @@ from specllama.interface import Message
 from specllama.params import GenerateParams
 from specllama.reply import Reply
 from specllama.spec.adaptive import AdaptiveWindow
+from specllama.spec.history import History, common_prefix
 from specllama.spec.loop import Round, SpeculativeLoop
 from specllama.spec.proposer import Advising, PromptReader, Proposer, Request
-from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.proposers.merged import MergedProposer
 from specllama.spec.proposers.mixed import MixedProposer
 from specllama.spec.verify import RandomCoins
@@ -59,7 +59,7 @@ class RequestRun:
         self._seed = params.seed if params.seed is not None else secrets.randbits(63)
         self._stats = SpecStats()
         self._reply = Reply(params, engine.vocab)  # before the prompt says whose channels it has
-        self._tokens: list[int] = []
+        self._tokens = History()
         self._prompt_n = self._cached_n = 0
         self._proposer: Proposer = engine.proposer("none")
         self._window: Window | None = None
@@ -87,7 +87,8 @@ class RequestRun:
             cached, again = self._reuse(ids)
         except Cancelled:  # a model that cannot roll back reads again
             cached, again, reason = 0, 0, "cancelled"
-        self._tokens = ids
+        self._tokens = engine.history
+        self._tokens.replace(ids)
         self._prompt_n = len(ids)
         self._cached_n = cached
         yield Started(
@@ -297,7 +298,7 @@ class RequestRun:
         head = min(self._prompt_n, n_ctx // 4)
         tail = (n_ctx - head) // 2
         dropped = len(self._tokens) - head - tail
-        self._tokens[head:] = self._tokens[-tail:]
+        self._tokens.replace([*self._tokens[:head], *self._tokens[-tail:]])
         self._target.rollback(min(common_prefix(self._target.tokens, self._tokens), head))
         for _ in self._prefill(self._tokens[:-1], self._target.n_past):
             pass

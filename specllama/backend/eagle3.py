@@ -42,8 +42,8 @@ from specllama.errors import CannotLoad, ContextFull, EngineError
 from specllama.models.eagle3 import EagleFacts, check_target, read_facts
 from specllama.models.gguf import read_header
 from specllama.models.memory import HEAD_BATCH, estimate_head, require_fit
+from specllama.spec.history import History, common_prefix
 from specllama.spec.proposer import Proposer
-from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.proposers.eagle3 import EagleProposer
 from specllama.spec.types import Row, Rows
 
@@ -105,7 +105,7 @@ class EagleContext:
         self._tokens: list[int] = []
         self._true = 0  # tokens in the cache that were read with states of the target
         self._fused = HiddenRows()  # g by position in the target's text
-        self._read: list[int] = []  # the text that the fused states belong to
+        self._read = History()  # the text that the fused states belong to
         self._own: dict[tuple[int, ...], Row] = {}  # the head's states by guessed tokens
         params = ll.llama_context_default_params()
         params.n_ctx = -(-target.n_ctx // 256) * 256
@@ -174,13 +174,15 @@ class EagleContext:
     def fuse(self) -> None:
         """Take what the target's passes gave away since the last call."""
         hidden, text = self._target.hidden, self._target.tokens
-        self._fused.cut(min(common_prefix(self._read, text), hidden.first, self._fused.end))
+        same = common_prefix(self._read, text)
+        self._fused.cut(min(same, hidden.first, self._fused.end))
         for at in range(hidden.first, hidden.end, _BATCH):
             end = min(at + _BATCH, hidden.end)
             features = hidden.rows(at, end)
             if features is not None:
                 self._fused.add(at, self._encode(features))
-        self._read = text[: self._fused.end]
+        self._read.cut(min(same, self._fused.end))
+        self._read += text[len(self._read) : self._fused.end]
         hidden.forget(hidden.end)
 
     def covers(self, tokens: Sequence[int]) -> int:

@@ -32,6 +32,7 @@ from specllama.errors import (
     UsageError,
 )
 from specllama.params import EngineOptions
+from specllama.spec.history import History
 from specllama.spec.types import HiddenNeed, IntArray, Rows
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class LlamaContext:
         self._n_vocab = model.vocab.n_tokens
         self.threads = threads
         self.flash = flash
-        self._tokens: list[int] = []
+        self._tokens = History()
         self._checkpoint: tuple[int, Any, int] | None = None
         self._lock = threading.Lock()
         self._batch = ll.llama_batch_init(self._n_batch, 0, self._max_leaves)
@@ -322,7 +323,7 @@ class LlamaContext:
             if not ll.llama_memory_seq_rm(self._memory, SEQ, keep_len, -1):
                 self._clear()
                 raise EngineError("llama.cpp refused to roll the KV cache back; it was cleared")
-            del self._tokens[keep_len:]
+            self._tokens.cut(keep_len)
             return
         kept = self._tokens[:keep_len]
         start = self._restore_checkpoint(keep_len)

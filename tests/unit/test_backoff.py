@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specllama.spec.history import History
+from specllama.spec.proposers import backoff
 from specllama.spec.proposers.backoff import Backoff
 
 
 def of(text: list[int]) -> Backoff:
     habits = Backoff()
-    habits.extend(text)
+    habits.follow(History(text))
     return habits
 
 
@@ -44,10 +46,19 @@ def test_what_always_follows_is_safer_than_one_of_many() -> None:
     assert Backoff().likely([5, 6]) == (0.02, 0.02)
 
 
-@given(st.lists(st.integers(0, 5), max_size=60), st.integers(0, 60))
-def test_reading_in_parts_is_reading_at_once(text: list[int], cut: int) -> None:
-    habits = of(text[:cut])
-    habits.extend(text[cut:])
-    copied = [0, 1, 2]
-    assert habits.likely(copied) == of(text).likely(copied)
-    assert all(0.0 < p < 1.0 for p in habits.likely(copied))
+Change = tuple[int, list[int]]  # tokens kept (modulo the length), tokens that follow
+
+
+@pytest.mark.parametrize("newest", [3, 4096])
+@given(st.lists(st.tuples(st.integers(0, 40), st.lists(st.integers(0, 5), max_size=9)), max_size=9))
+def test_following_changes_is_reading_at_once(newest: int, changes: list[Change]) -> None:
+    """Whatever is counted one by one or sorted, appended or cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backoff, "_NEWEST", newest)
+        text, habits, copied = History(), Backoff(), [0, 1, 2]
+        for keep, more in changes:
+            text.cut(keep)
+            text.extend(more)
+            habits.follow(text)
+            assert habits.likely(copied) == pytest.approx(of(list(text)).likely(copied), abs=1e-15)
+            assert all(0.0 < p < 1.0 for p in habits.likely(copied))

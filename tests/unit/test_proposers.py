@@ -14,9 +14,10 @@ from specllama.backend.fake import FakeContext, FakeTable
 from specllama.errors import EngineError
 from specllama.methods import make_proposers
 from specllama.params import SamplingParams, VerifyRule
+from specllama.spec.history import common_prefix
 from specllama.spec.noise import draw
 from specllama.spec.proposer import NoProposer, Proposer, Request
-from specllama.spec.proposers.draft_model import DraftModelProposer, common_prefix
+from specllama.spec.proposers.draft_model import DraftModelProposer
 from specllama.spec.proposers.mixed import MixedProposer
 from specllama.spec.proposers.ngram import NgramProposer
 from specllama.spec.proposers.suffix import SuffixProposer
@@ -309,21 +310,6 @@ def test_ngram_sizes_are_checked() -> None:
     for n_max, n_min in ((2, 3), (1, 0), (0, 0)):
         with pytest.raises(ValueError):
             NgramProposer(n_max=n_max, n_min=n_min)
-
-
-def test_ngram_is_quick_on_a_long_text() -> None:
-    """Linear in the text, not quadratic: 30000 tokens, then one at a time."""
-    rng = np.random.default_rng(0)
-    text: list[int] = rng.integers(1, 50, 30_000).tolist()
-    proposer = NgramProposer()
-    proposer.start(request())
-    lookups = 0
-    for extra in range(200):
-        text.append(extra % 50)
-        proposer.propose(text, chain([]), Room(4))
-        lookups += 1
-    assert lookups == 200
-    assert len(proposer._newest) <= 5 * len(text)
 
 
 # -- mixed ---------------------------------------------------------------------------------------

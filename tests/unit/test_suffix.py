@@ -1,22 +1,25 @@
-"""Suffix decoding: the automaton against brute force, what is drafted, one text per seed."""
+"""Suffix decoding: what follows a state, what is drafted, one text per seed."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_loop import FULL, SAMPLERS, Setup, is_eog
 from test_tree_drafts import Leaves
 
 from specllama.params import VerifyRule
+from specllama.spec.history import History
 from specllama.spec.loop import Round, SpeculativeLoop
 from specllama.spec.proposer import Request
 from specllama.spec.proposers.backoff import Backoff
 from specllama.spec.proposers.ngram import NgramProposer
-from specllama.spec.proposers.suffix import BREAK, PAST, SuffixAutomaton, SuffixProposer
+from specllama.spec.proposers.suffix import BREAK, PAST, State, SuffixProposer
 from specllama.spec.sampling import SamplerChain
 from specllama.spec.types import Draft, Guess, Room, Verdict
 from specllama.spec.verify import RandomCoins
@@ -28,59 +31,34 @@ def occurrences(text: Sequence[int], part: Sequence[int]) -> list[int]:
     return [i + n for i in range(len(text) - n + 1) if list(text[i : i + n]) == list(part)]
 
 
-def walk(automaton: SuffixAutomaton, part: Sequence[int]) -> int:
-    state = 0
-    for token in part:
-        state = automaton.next[state][token]
-    return state
-
-
-@pytest.mark.parametrize("n_vocab", [1, 2, 3, 8])
-def test_states_count_the_occurrences_of_every_substring(n_vocab: int) -> None:
-    rng = random.Random(n_vocab)
-    for _ in range(20):
-        automaton, text = SuffixAutomaton(), []
-        for _ in range(28):
-            text.append(rng.randrange(n_vocab))
-            automaton.extend(text[-1])
-            longest = 0
-            for n in range(1, len(text)):
-                if len(occurrences(text, text[-n:])) > 1:
-                    longest = n
-            ends = automaton.ends()
-            assert (ends[0][1] if ends else 0) == longest
-        for i, j in itertools.combinations(range(len(text) + 1), 2):
-            state = walk(automaton, text[i:j])
-            found = occurrences(text, text[i:j])
-            assert automaton.count[state] == len(found)
-            assert automaton.newest[state] == found[-1]
+def state(text: Sequence[int], part: Sequence[int]) -> State:
+    return State.at(History(text), np.array(occurrences(text, part), np.int64) - 1)
 
 
 def test_followers_come_by_frequency_then_newest_first() -> None:
-    automaton = SuffixAutomaton()
-    for token in [1, 5, 1, 6, 1, 6, 1, 7, 1, BREAK, 1]:
-        automaton.extend(token)
-    shares = [(token, share) for token, _, share in automaton.followers(walk(automaton, [1]))]
+    at = state([1, 5, 1, 6, 1, 6, 1, 7, 1, BREAK, 1], [1])
+    shares = [(token, share) for token, _, share in at.followers()]
     assert [token for token, _ in shares] == [6, 7, 5]  # and no break
     assert shares[0][1] == 0.5
-    at = walk(automaton, [1])
-    assert automaton.best(at) == automaton.followers(at)[0][:2]
-    assert automaton.share(at, 6) == 0.5
     assert sum(share for _, share in shares) == pytest.approx(1.0)
 
 
-def test_the_automaton_grows_no_faster_than_the_text() -> None:
-    """Blumer et al. 1985: at most 2n states and 3n transitions, whatever the text."""
-    rng, n = random.Random(1), 3000
-    fibonacci = [1, 2]
-    while len(fibonacci) < n:
-        fibonacci += [*fibonacci, 1][: len(fibonacci) * 2 // 3]
-    for text in ([rng.randrange(50) for _ in range(n)], [0] * n, [1, 2] * (n // 2), fibonacci[:n]):
-        automaton = SuffixAutomaton()
-        for token in text:
-            automaton.extend(token)
-        assert len(automaton.next) <= 2 * n
-        assert sum(map(len, automaton.next)) <= 3 * n
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 8))
+def test_a_path_goes_the_way_of_the_first_followers(text: list[int], most: int) -> None:
+    text = [BREAK if token == 3 else token for token in text]
+    at = state(text, [text[0]])
+    path = at.path(most, lambda token: False)
+    for token in path:
+        first, at, _ = at.followers()[0]
+        assert first == token
+    assert len(path) == most or not at.followers()
+    ended = state(text, [text[0]]).path(most, lambda token: token == 2)
+    assert ended == (path[: path.index(2) + 1] if 2 in path else path)
+
+
+def test_what_follows_many_places_is_counted_at_the_newest() -> None:
+    text = [*[1, 2] * 300, *[1, 3] * 200, 1]
+    assert [token for token, _, _ in state(text, [1]).followers()] == [3, 2]
 
 
 # -- what is drafted ----------------------------------------------------------------------------
@@ -143,7 +121,7 @@ def test_the_window_may_trim_a_copy() -> None:
         proposer = started(SuffixProposer(), 4)
         draft = proposer.propose(text, SamplerChain(FULL, tokens=text), Room(6, pick=pick))
         habits = Backoff()
-        habits.extend(text)
+        habits.follow(History(text))
         copied = tuple(range(15, 21))
         assert asked == [Guess("suffix", copied, 14, habits.likely(copied))]
         assert draft.tokens == tuple(range(15, 15 + min(limit, 6)))
@@ -225,12 +203,12 @@ def test_what_was_seen_can_be_forgotten() -> None:
     assert drafted(proposer, [9, 20, 21]).tokens[0] == 22  # kept texts stay
 
 
-def test_the_automaton_is_bounded() -> None:
+def test_what_is_kept_of_earlier_texts_is_bounded() -> None:
     proposer = started(SuffixProposer(most=200))
     rng = random.Random(2)
     for _ in range(60):
         drafted(proposer, [rng.randrange(1, 9) for _ in range(50)])
-    assert proposer._before.automaton.size <= 200 + 50
+    assert len(proposer._past.within) <= 200
 
 
 # -- one seed, one text -------------------------------------------------------------------------

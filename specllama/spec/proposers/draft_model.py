@@ -14,6 +14,7 @@ from time import perf_counter
 
 from specllama.backend.base import Context
 from specllama.errors import ContextFull, EngineError
+from specllama.spec.history import History, common_prefix
 from specllama.spec.noise import draw
 from specllama.spec.proposer import Request
 from specllama.spec.sampling import SamplerChain, confidence
@@ -165,7 +166,7 @@ class DraftModelProposer:
             length = min(len(tokens), max(n_ctx // 2, 1))
             self._start = len(tokens) - length
             self._context.rollback(0)
-        text = tokens if self._start == 0 else tokens[self._start :]
+        text = tokens if self._start == 0 else History(tokens[self._start :])
         agreed = min(common_prefix(self._context.tokens, text), length - 1)
         return length - agreed, n_ctx - length + 1
 
@@ -197,18 +198,3 @@ class DraftModelProposer:
 
     def close(self) -> None:
         self._context.close()
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n
-    low, high = 0, n  # a[:low] == b[:low] always; slices compare at C speed
-    while high - low > 1:
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low

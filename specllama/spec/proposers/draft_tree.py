@@ -27,9 +27,10 @@ import numpy as np
 
 from specllama.backend.base import Context
 from specllama.errors import ContextFull, EngineError
+from specllama.spec.history import common_prefix
 from specllama.spec.noise import exp_noise
 from specllama.spec.proposer import Request
-from specllama.spec.proposers.draft_model import DraftModelProposer, common_prefix
+from specllama.spec.proposers.draft_model import DraftModelProposer
 from specllama.spec.sampling import SamplerChain, confidence
 from specllama.spec.tree import TreeBuilder
 from specllama.spec.types import EMPTY_DRAFT, Draft, FloatArray, IntArray, Law, Room, Row

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from specllama.spec.history import History, common_prefix
 from specllama.spec.proposer import Request
-from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.sampling import SamplerChain
 from specllama.spec.tree import TreeBuilder
 from specllama.spec.types import EMPTY_DRAFT, Draft, HiddenNeed, Room, Row, Verdict
@@ -47,7 +47,7 @@ class LookaheadProposer:
         self._request: Request | None = None
         self._pool: dict[int, list[tuple[int, ...]]] = {}
         self._levels: list[list[int]] = []  # [N - 1][W]; level 0, column 0 is the pending token
-        self._text: list[int] = []
+        self._text = History()
         self._columns: list[list[int]] = []  # this round: the nodes of each column, level 0 first
 
     def start(self, request: Request) -> None:
@@ -156,11 +156,12 @@ class LookaheadProposer:
         # every n-gram of the text is one the target has seen written
         for i in range(max(keep - n, 0), len(tokens) - n + 1):
             self._learn(tokens[i], tuple(tokens[i + 1 : i + n]))
-        self._text = list(tokens)
+        self._text.replace(tokens)
 
     def forget(self) -> None:
         self._pool.clear()
-        self._levels, self._text, self._columns = [], [], []
+        self._levels, self._columns = [], []
+        self._text.clear()
 
     def close(self) -> None:
         pass

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specllama.spec.history import common_prefix
 from specllama.spec.proposer import Proposer, Request
-from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.proposers.draft_tree import DraftTreeProposer
 from specllama.spec.sampling import SamplerChain
 from specllama.spec.types import EMPTY_DRAFT, Draft, HiddenNeed, Room, Verdict

@@ -15,9 +15,9 @@ import numpy as np
 
 from specllama.backend.base import Capturing
 from specllama.errors import ContextFull, EngineError
+from specllama.spec.history import History, common_prefix
 from specllama.spec.noise import draw
 from specllama.spec.proposer import Request
-from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.sampling import SamplerChain, confidence
 from specllama.spec.types import EMPTY_DRAFT, Draft, HiddenNeed, Law, Room, Row, Rows, Verdict
 
@@ -98,7 +98,7 @@ class MtpProposer:
         self._target = target
         self._n_vocab = n_vocab
         self._request: Request | None = None
-        self._text: list[int] = []  # tokens up to the last pair that holds a state of the target
+        self._text = History()  # tokens up to the last pair that holds a state of the target
 
     @property
     def nextn(self) -> Nextn:
@@ -213,7 +213,7 @@ class MtpProposer:
 
     def _restart(self, tokens: Sequence[int], begin: int) -> None:
         self._nextn.begin_at(begin)
-        self._text = list(tokens[:begin])
+        self._text.replace(tokens[:begin])
 
     def _read(self, tokens: Sequence[int], begin: int) -> tuple[Row, Row]:
         """Read the pairs from ``begin``, the end of the cache, to the end of ``tokens``."""
@@ -238,7 +238,7 @@ class MtpProposer:
 
     def forget(self) -> None:
         """Begin without any memory of a text."""
-        self._text = []
+        self._text.clear()
         self._nextn.begin_at(0)
 
     def close(self) -> None:

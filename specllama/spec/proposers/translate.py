@@ -19,8 +19,8 @@ import numpy as np
 
 from specllama.backend.base import Context, Outputs, Vocab
 from specllama.errors import ContextFull, EngineError, PairIncompatible
+from specllama.spec.history import History, common_prefix
 from specllama.spec.proposer import Request
-from specllama.spec.proposers.draft_model import common_prefix
 from specllama.spec.sampling import SamplerChain, confidence
 from specllama.spec.types import EMPTY_DRAFT, Draft, HiddenNeed, IntArray, Room, Rows, Verdict
 
@@ -200,10 +200,10 @@ class RetokenizeProposer:
         self._speller = tokens.target_speller
         self._draft_speller = tokens.draft_speller
         self._request: Request | None = None
-        self._seen: list[int] = []  # target tokens
+        self._seen = History()  # target tokens
         self._ends: list[int] = []  # bytes of the text up to and including each
         self._text = bytearray()
-        self._ids: list[int] = []  # the text in draft tokens
+        self._ids = History()  # the text in draft tokens
         self._id_ends: list[int] = []
 
     @property
@@ -258,7 +258,8 @@ class RetokenizeProposer:
     def _follow(self, tokens: Sequence[int]) -> bool:
         """Bring the text in draft tokens up to date; False where it cannot be written now."""
         keep = common_prefix(self._seen, tokens)
-        del self._seen[keep:], self._ends[keep:]
+        self._seen.cut(keep)
+        del self._ends[keep:]
         del self._text[self._ends[-1] if self._ends else 0 :]
         stable = len(self._text) - _LOOK_BACK
         for token in tokens[keep:]:
@@ -272,7 +273,8 @@ class RetokenizeProposer:
             self._id_ends[at - 1] > stable or self._text[self._id_ends[at - 1]] not in b" \n"
         ):
             at -= 1
-        del self._ids[at:], self._id_ends[at:]
+        self._ids.cut(at)
+        del self._id_ends[at:]
         start = self._id_ends[-1] if at else 0
         try:
             rest = self._text[start:].decode()

@@ -1,0 +1,115 @@
+"""A text that is appended and cut, its followers, and where its end stands elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specllama.spec import history as module
+from specllama.spec import matches as matching
+from specllama.spec.history import History, common_prefix
+from specllama.spec.matches import Matches, common_suffix
+
+Change = tuple[int, list[int], bool]  # tokens kept, tokens that follow, whether the follower looks
+TEXTS = st.lists(st.integers(0, 3), max_size=12)
+CHANGES = st.lists(st.tuples(st.integers(0, 60), TEXTS, st.booleans()), max_size=12)
+
+
+@given(CHANGES)
+def test_a_follower_learns_how_much_still_stands(changes: list[Change]) -> None:
+    text, seen = History(), list[int]()
+    mark = text.mark()
+    for keep, more, looks in changes:
+        stands = min(keep, len(seen))
+        text.cut(keep)
+        seen = seen[:stands]
+        text.extend(more)
+        assert text.kept(mark) == len(seen)
+        if looks:
+            mark, seen = text.mark(), list(text)
+        assert text[: len(seen)] == seen
+
+
+@pytest.mark.parametrize("unsorted", [2, 4096])
+@given(CHANGES)
+def test_places_are_those_of_the_text(unsorted: int, changes: list[Change]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_UNSORTED", unsorted)
+        text = History()
+        for keep, more, _ in changes:
+            text.cut(keep)
+            text.extend(more)
+            assert text.array.tolist() == text
+            for token in range(4):
+                assert text.places(token).tolist() == [i for i, t in enumerate(text) if t == token]
+
+
+def test_a_history_changes_at_its_end_only() -> None:
+    text = History([1, 2, 3, 4])
+    assert text.replace([1, 2, 5]) == 2
+    assert text == [1, 2, 5]
+    del text[1:]
+    text += [7]
+    text.append(8)
+    assert text == [1, 7, 8]
+    for change in (
+        lambda: text.insert(0, 1),
+        lambda: text.pop(),
+        lambda: text.__setitem__(0, 9),
+        lambda: text.__delitem__(0),
+        lambda: text.sort(),
+    ):
+        with pytest.raises(TypeError, match="at its end only"):
+            change()
+    assert text == [1, 7, 8]
+
+
+@given(TEXTS, TEXTS)
+def test_common_prefix_and_suffix(a: list[int], b: list[int]) -> None:
+    n = common_prefix(a, b)
+    assert a[:n] == b[:n]
+    assert n == min(len(a), len(b)) or a[n] != b[n]
+    assert common_prefix(History(a), History(b)) == n
+    back = common_prefix(a[::-1], b[::-1])
+    assert common_suffix(np.array(a, np.int32), np.array(b, np.int32)) == back
+
+
+@given(st.integers(0, 400), st.integers(0, 400), st.integers(0, 400))
+def test_a_long_common_suffix(shared: int, before: int, other: int) -> None:
+    tail = list(range(shared))
+    a, b = np.array([-1] * before + tail, np.int32), np.array([-2] * other + tail, np.int32)
+    assert common_suffix(a, b) == shared
+
+
+def brute_force(within: History, text: History) -> list[tuple[int, int]]:
+    found = []
+    for place in range(len(within) - (within is text)):
+        n = 0
+        while n <= place and n < len(text) and within[place - n] == text[len(text) - 1 - n]:
+            n += 1
+        if n:
+            found.append((place, n))
+    return found
+
+
+@pytest.mark.parametrize("steps", [0, 16])
+@given(CHANGES, st.lists(st.integers(-1, 3), max_size=30))
+def test_matches_are_those_of_brute_force(
+    steps: int, changes: list[Change], earlier: list[int]
+) -> None:
+    """Followed token by token or looked up at once, in the text itself and in another."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matching, "_STEPS", steps)
+        text, past = History(), History(earlier)
+        own, other = Matches(text), Matches(past)
+        for keep, more, looks in changes:
+            text.cut(keep)
+            text.extend(more)
+            if not looks:
+                continue
+            for matches in (own, other):
+                matches.follow(text)
+                found = list(zip(matches.places.tolist(), matches.lengths.tolist(), strict=True))
+                assert found == brute_force(matches.within, text)
