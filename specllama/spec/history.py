@@ -118,8 +118,10 @@ class History(list[int]):
         if not self._sorted:
             return newest
         low = token << _POSITION_BITS
-        begin, end = np.searchsorted(self._keys, (low, low + self._sorted))
-        return np.concatenate((self._keys[begin:end] - low, newest + self._sorted))
+        begin = self._keys.searchsorted(low)
+        end = begin + self._keys[begin:].searchsorted(low + self._sorted)
+        known: Places = self._keys[begin:end] - low
+        return np.concatenate((known, newest + self._sorted)) if len(newest) else known
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -1,8 +1,7 @@
 """Where the end of a text occurs elsewhere, and how far back it does.
 
-A token more lengthens the matches that it continues and starts those of its own places anew, so
-following a text costs what its newest token's places cost. Nothing is kept per substring: what an
-edit changes is looked up again.
+New tokens lengthen the matches that they continue, so following a text costs what the places of its
+last token cost. Nothing is kept per substring: after an edit the end is looked up again.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import numpy as np
 from specllama.spec.history import History, Mark, Places
 from specllama.spec.types import IntArray
 
-_STEPS = 16  # new tokens that are followed one by one; more are looked up at once
 _FEW = 4  # places compared one by one, each at the speed of memory
 
 
@@ -35,50 +33,46 @@ class Matches:
         """Tokens of the longest match, 0 for none."""
         return int(self.lengths.max()) if len(self.lengths) else 0
 
-    def at_least(self, length: int) -> Places:
-        """Places where ``length`` tokens or more agree."""
-        return self.places[self.lengths >= length]
+    def at_least(self, length: int, most: int) -> list[int]:
+        """The newest ``most`` places where ``length`` tokens or more agree, ascending."""
+        places: list[int] = self.places[np.flatnonzero(self.lengths >= length)[-most:]].tolist()
+        return places
 
     def follow(self, text: History) -> None:
         """Find the end of ``text``; ``within`` may have grown only if it is the text itself."""
-        read = text.kept(self._mark) if text is self._text else 0
-        new = len(text) - read
-        if read < self._mark.length or text is not self._text or new > _STEPS:
-            self.places, self.lengths = self._look_up(text)
-        else:
-            for end in range(read, len(text)):
-                self._step(text, end)
+        same = text is self._text and text.kept(self._mark) == self._mark.length
+        known = self._mark.length if same else 0
+        if len(text) > known:
+            self.places, self.lengths = self._look_up(text, known)
+        elif not same:
+            self.places = self.lengths = np.empty(0, np.int64)
         self._text, self._mark = text, text.mark()
 
-    def _places(self, text: History, end: int) -> Places:
-        places = self.within.places(text[end])
-        return places[: np.searchsorted(places, end)] if self.within is text else places
+    def _look_up(self, text: History, known: int) -> tuple[Places, Places]:
+        """Follow every place of the last token back, as far as tokens are new.
 
-    def _step(self, text: History, end: int) -> None:
-        places = self._places(text, end)
-        lengths = np.ones(len(places), np.int64)
-        if len(self.places) and len(places):
-            before = self.within.array[places - 1] == text[end - 1]
-            if places[0] == 0:
-                before[0] = False  # nothing stands before the first token
-            lengths[before] += self.lengths[np.searchsorted(self.places, places[before] - 1)]
-        self.places, self.lengths = places, lengths
-
-    def _look_up(self, text: History) -> tuple[Places, Places]:
-        if not text:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
+        From there on the matches are those of the first ``known`` tokens.
+        """
         end = len(text) - 1
         there, here = self.within.array, text.array
-        places = self._places(text, end)
+        places = self.within.places(text[end])
+        if self.within is text:
+            places = places[:-1]
         lengths = np.ones(len(places), np.int64)
-        alive, back = np.arange(len(places)), 1
-        while len(alive) > _FEW and back <= end:
-            before = places[alive] - back
-            alive = alive[(before >= 0) & (there[before] == here[end - back])]
-            back += 1
-            lengths[alive] = back
-        for i in alive.tolist():
-            lengths[i] = common_suffix(there[: places[i] + 1], here)
+        alive, agree = np.arange(len(places)), 1
+        while len(alive) and agree <= end:
+            if not known and len(alive) <= _FEW:
+                for i in alive.tolist():
+                    lengths[i] = common_suffix(there[: places[i] + 1], here)
+                break
+            before = places[alive] - agree
+            same = (before >= 0) & (there[before] == here[end - agree])
+            alive, before = alive[same], before[same]
+            if agree == end + 1 - known:
+                lengths[alive] = agree + self.lengths[self.places.searchsorted(before)]
+                break
+            agree += 1
+            lengths[alive] = agree
         return places, lengths
 
 

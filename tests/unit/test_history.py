@@ -94,14 +94,14 @@ def brute_force(within: History, text: History) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("steps", [0, 16])
+@pytest.mark.parametrize("few", [0, 4])
 @given(CHANGES, st.lists(st.integers(-1, 3), max_size=30))
 def test_matches_are_those_of_brute_force(
-    steps: int, changes: list[Change], earlier: list[int]
+    few: int, changes: list[Change], earlier: list[int]
 ) -> None:
-    """Followed token by token or looked up at once, in the text itself and in another."""
+    """In the text itself and in another, looked up anew and followed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matching, "_STEPS", steps)
+        patch.setattr(matching, "_FEW", few)
         text, past = History(), History(earlier)
         own, other = Matches(text), Matches(past)
         for keep, more, looks in changes:

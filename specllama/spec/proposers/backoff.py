@@ -23,13 +23,18 @@ _NEWEST = 4096  # tokens counted one by one before all are sorted again
 
 
 class _Counts:
-    """How often each token followed each context, sorted; the newest in a dictionary."""
+    """How often each token followed each context, sorted; the newest in a dictionary.
+
+    Args:
+        keys: a context and a token in one number for each time, sorted.
+    """
 
     def __init__(self, keys: Keys) -> None:
-        keys.sort()
-        first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(keys) else keys
+        new = np.ones(len(keys), np.bool_)
+        np.not_equal(keys[1:], keys[:-1], out=new[1:])
+        first = new.nonzero()[0]
         self._keys = keys[first]
-        self._before = np.r_[first, len(keys)]  # occurrences of all smaller keys
+        self._before = np.append(first, len(keys))  # occurrences of all smaller keys
         # context -> [tokens that followed lately, ways the sorted part does not know, {way: count}]
         self._newest: dict[int, tuple[list[int], dict[int, int]]] = {}
 
@@ -37,7 +42,7 @@ class _Counts:
         (totals, after) = self._newest.setdefault(context, ([0, 0], {}))
         if token not in after:
             key = (context << _BITS) | token
-            at = int(np.searchsorted(self._keys, key))
+            at = int(self._keys.searchsorted(key))
             totals[1] += at == len(self._keys) or int(self._keys[at]) != key
         after[token] = after.get(token, 0) + 1
         totals[0] += 1
@@ -46,7 +51,7 @@ class _Counts:
         """(how often the token followed, how often anything did, in how many ways), each [n]."""
         n = len(contexts)
         low = contexts << _BITS
-        at = np.searchsorted(self._keys, np.concatenate((low, low + (1 << _BITS), low | tokens)))
+        at = self._keys.searchsorted(np.concatenate((low, low + (1 << _BITS), low | tokens)))
         begin, end, exact = at[:n], at[n : 2 * n], at[2 * n :]
         total = self._before[end] - self._before[begin]
         ways = end - begin
@@ -71,25 +76,38 @@ class Backoff:
         self._mark = Mark(0, 0)
         self._sorted = 0
         self._one = self._two = _Counts(np.empty(0, np.int64))
+        self._likely: dict[tuple[int, ...], tuple[float, ...]] = {}  # sources often agree
 
     def follow(self, text: History) -> None:
         """Count what is new in ``text``; what was cut off is forgotten."""
         read = text.kept(self._mark) if text is self._text else 0
         if text is not self._text or read < self._mark.length or len(text) - self._sorted > _NEWEST:
             a = text.array.astype(np.int64)
-            self._one = _Counts((a[:-1] << _BITS) | a[1:])
-            self._two = _Counts((((a[:-2] << _BITS) | a[1:-1]) << _BITS) | a[2:])
+            two = (((a[:-2] << _BITS) | a[1:-1]) << _BITS) | a[2:]
+            two.sort()
+            self._two = _Counts(two)
+            self._one = _Counts(two >> _BITS)
+            if len(text) > 1:  # nothing follows the last pair
+                self._one.add(text[-2], text[-1])
             self._sorted = len(text)
+            self._likely.clear()
         else:
             for i in range(read, len(text)):
                 if i >= 1:
                     self._one.add(text[i - 1], text[i])
                 if i >= 2:
                     self._two.add((text[i - 2] << _BITS) | text[i - 1], text[i])
+                self._likely.clear()
         self._text, self._mark = text, text.mark()
 
     def likely(self, copied: Sequence[int]) -> tuple[float, ...]:
         """The probability of each of these tokens, behind the text and those before it."""
+        key = tuple(copied)
+        if key not in self._likely:
+            self._likely[key] = self._chances(key)
+        return self._likely[key]
+
+    def _chances(self, copied: tuple[int, ...]) -> tuple[float, ...]:
         p = np.full(len(copied), _ANY)
         if self._text and copied:
             known = min(len(self._text), 2)

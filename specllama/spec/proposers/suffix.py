@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specllama.spec.history import History, Places, common_prefix
+from specllama.spec.history import History, Mark, common_prefix
 from specllama.spec.matches import Matches
 from specllama.spec.proposer import Request
 from specllama.spec.proposers.copying import Reader
@@ -30,7 +30,7 @@ from specllama.spec.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Ve
 
 BREAK = -1  # stands between texts; never proposed
 PAST = "suffix-past"  # guesses that continue as an earlier text did
-_COUNTED = 256  # places of a match whose continuations are counted, the newest
+_COUNTED = 32  # places of a match whose continuations are counted, the newest: bounds the work
 _ENDS_TRIED = 4  # match lengths compared per round
 _OVERLAP = 64  # tokens before an edit that are read again, so that matches can reach back
 _LIKELY = 0.01  # path probability below which a copy is not worth a row
@@ -46,48 +46,45 @@ class State:
     """Places of a text where one string ends. What may follow is what followed there."""
 
     text: History
-    places: Places  # of the string's last token, ascending, each with a token behind it
+    places: list[int]  # of the string's last token, ascending, each with a token behind it
 
     @staticmethod
-    def at(text: History, places: Places) -> State:
+    def at(text: History, places: Sequence[int]) -> State:
         """The newest of ``places`` that anything follows."""
-        if len(places) and places[-1] + 1 == len(text):
-            places = places[:-1]
-        return State(text, places[-_COUNTED:])
+        end = len(text) - 1
+        return State(text, [place for place in places[-_COUNTED:] if place < end])
 
     def followers(self) -> list[tuple[int, State, float]]:
         """(token, state, share) of what followed, most frequent first, the newest first on ties."""
-        after = self.text.array[self.places + 1]
         ways: dict[int, list[int]] = {}
-        for i, token in enumerate(after.tolist()):
-            ways.setdefault(token, []).append(i)
+        for place in self.places:
+            ways.setdefault(self.text[place + 1], []).append(place + 1)
         ways.pop(BREAK, None)
         total = sum(map(len, ways.values()))
         ranked = sorted(ways.items(), key=lambda way: (-len(way[1]), -way[1][-1]))
-        return [
-            (token, State.at(self.text, self.places[at] + 1), len(at) / total)
-            for token, at in ranked
-        ]
+        return [(token, State.at(self.text, at), len(at) / total) for token, at in ranked]
 
     def path(self, most: int, is_end: Callable[[int], bool]) -> list[int]:
         """The most frequent way on, at most ``most`` tokens, up to one that ends a turn."""
-        text = self.text.array
-        # [places, most]: what followed each place; beyond the text's end stands a break
-        at = self.places[:, None] + np.arange(1, most + 1)
-        rows = np.where(at < len(text), text[np.minimum(at, len(text) - 1)], BREAK)
+        rows = [self.text[place + 1 : place + 1 + most] for place in self.places]
         path: list[int] = []
-        while len(rows) and len(path) < most:
-            column = rows[:, len(path)]
-            token = int(column[-1])
-            if not (column == token).all() or token == BREAK:
-                ways = Counter(column[::-1].tolist())  # of equals the newest is the first
-                ways.pop(BREAK, None)
-                if not ways:
-                    break
-                token = ways.most_common(1)[0][0]
-                rows = rows[column == token]
-            path.append(token)
-            if is_end(token):
+        while rows and len(path) < most:
+            depth = len(path)
+            if all(row == rows[-1] for row in rows):
+                ahead = rows[-1][depth:]
+            else:
+                # of equals the newest is counted first
+                ways = Counter(row[depth] for row in reversed(rows) if len(row) > depth)
+                ways[BREAK] = 0
+                ahead = [max(ways, key=ways.__getitem__)]
+                rows = [row for row in rows if len(row) > depth and row[depth] == ahead[0]]
+            for token in ahead:
+                if token == BREAK:
+                    return path
+                path.append(token)
+                if is_end(token):
+                    return path
+            if len(ahead) != 1:
                 break
         return path
 
@@ -125,7 +122,9 @@ class SuffixProposer:
         # of this round's guesses, the longest match first
         self._states: dict[Guess, State] = {}
         self._reader = reader or Reader()
-        self._text = History()  # as it was last read
+        self._source: History | None = None  # the text read, up to the mark
+        self._mark = Mark(0, 0)
+        self._text: list[int] = []  # a copy of what was read
         self._past = Matches(self._kept())
 
     def start(self, request: Request) -> None:
@@ -263,7 +262,8 @@ class SuffixProposer:
     def _follow(self, tokens: Sequence[int]) -> None:
         """Read the tokens that are new. What an edit replaces joins the earlier texts."""
         text = self._reader.follow(tokens)
-        keep = common_prefix(self._text, text)
+        same = text is self._source
+        keep = text.kept(self._mark) if same else common_prefix(self._text, text)
         if keep < len(self._text):
             self._ended()
             gone = (*self._text[max(keep - _OVERLAP, 0) :], BREAK)
@@ -273,8 +273,9 @@ class SuffixProposer:
             else:
                 past.extend(gone)
             self._past = Matches(past)
-            self._text.cut(keep)
-        self._text.extend(text[keep:])
+            del self._text[keep:]
+        self._text += text[keep:]
+        self._source, self._mark = text, text.mark()
         self._past.follow(text)
 
     def _kept(self) -> History:
@@ -301,13 +302,13 @@ class SuffixProposer:
 
     def forget(self) -> None:
         self._ended()
-        self._text.clear()
+        self._text, self._source = [], None
         self._tested = [[0.0, 0.0] for _ in _RELIABLE]
         self._past = Matches(self._kept())
 
     def close(self) -> None:
         self._ended()
-        self._text.clear()
+        self._text, self._source = [], None
 
 
 def _size(length: int) -> int:
@@ -318,7 +319,7 @@ def _size(length: int) -> int:
 def _ends(matches: Matches, most: int) -> list[tuple[int, State]]:
     """(match length, state) of the longest ends of the text that occur, the longest first."""
     lengths = np.unique(matches.lengths)[: -most - 1 : -1].tolist()
-    return [(n, State.at(matches.within, matches.at_least(n))) for n in lengths]
+    return [(n, State.at(matches.within, matches.at_least(n, _COUNTED + 1))) for n in lengths]
 
 
 def _never(token: int) -> bool:
