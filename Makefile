@@ -1,6 +1,7 @@
 # Both commands work from a fresh clone with Python 3.11+, pip, make and a C++ compiler.
 #   make chat   install, then chat with the bundled pair (offline)
 #   make test   install with the test extras, then run every test
+#   make families LLAMA_CPP=FOLDER   compare chat prompts with llama.cpp's own (its source there)
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -12,13 +13,18 @@ PAIR     ?=
 TUNE     ?= --temperature 0 --no-save
 BENCH    ?= --count 8
 
-.PHONY: chat test lint types check screenshots recordings clean
+LLAMA_CPP ?=
+
+.PHONY: chat test families lint types check screenshots recordings clean
 
 chat: $(STAMP)
 	$(BIN)/specllama chat
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+families: $(VENV)/.installed-test
+	$(BIN)/python tests/families $(LLAMA_CPP)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

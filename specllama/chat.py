@@ -211,6 +211,7 @@ class _Job:
         )
 
     def _render(self, messages: Sequence[Message], contents: Sequence[str]) -> str:
+        today = datetime.now()
         variables: dict[str, Any] = {
             "messages": [
                 {"role": m.role, "content": text}
@@ -219,11 +220,12 @@ class _Job:
             "bos_token": self.bos,
             "eos_token": self.eos,
             "add_generation_prompt": self.add_generation_prompt,
+            "functions": "",
+            "date_string": f"{today:%d %b %Y}",
+            "datetime": f"{today:%b %d %Y}",
         }
         if self.tools:
             variables.update(tools=None, documents=None)
-        else:
-            variables.update(functions="", datetime=datetime.now().strftime("%b %d %Y"))
         max_chars = 1_000_000 + 4 * sum(map(len, contents))
         return render_template(self.template, variables, max_chars=max_chars)
 

@@ -6,8 +6,8 @@ FOLDER holds llama.cpp's source, say that of the binding's source distribution. 
 rendered for chats of 1, 2 and 3 turns and compared with ``/apply-template`` of a built
 ``llama-server`` ($LLAMA_SERVER, or in FOLDER/build/bin); the prompts are tokenized with each of its
 ``ggml-vocab-*.gguf`` and compared with ``llama_tokenize`` of the same text. Where a content holds
-markers the two must differ: then the markers must be those of a harmless chat, and the text the same.
-The exit status is 1 when any tokens differ otherwise.
+markers the two must differ: the markers must be those of a harmless chat, and the text the same
+("guarded"). The exit status is 1 when any tokens differ otherwise.
 """
 
 from __future__ import annotations
@@ -155,7 +155,9 @@ def one_chat(engine: Engine, vocab: LlamaVocab, source: str, chat: Chat) -> tupl
         return "equal", ""
     if chat.kind == "markers":
         plain, _ = engine.encode(harmless(chat.messages))
-        same_text = written(vocab, ids).replace(" ", "") == written(vocab, expected).replace(" ", "")
+        same_text = written(vocab, ids).replace(" ", "") == written(vocab, expected).replace(
+            " ", ""
+        )
         if markers(vocab, ids) == markers(vocab, plain) and same_text:
             return "guarded", ""
         return "differs", "a typed marker" + ("" if same_text else ", and the text")

@@ -51,7 +51,9 @@ def chats(kinds: tuple[str, ...] = KINDS) -> Iterator[Chat]:
             head = [] if system is None else [Message("system", system)]
             for turns in TURNS:
                 talk = [
-                    Message("assistant" if i % 2 else "user", text.format(markers) if markers else text)
+                    Message(
+                        "assistant" if i % 2 else "user", text.format(markers) if markers else text
+                    )
                     for i, text in enumerate(texts[: 2 * turns - 1])
                 ]
                 yield Chat(kind, name, turns, (*head, *talk))

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -40,18 +41,28 @@ class TemplateServer:
             probe.bind(("127.0.0.1", 0))
             self._url = f"http://127.0.0.1:{probe.getsockname()[1]}"
         port = self._url.rpartition(":")[2]
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        options = ["--host", "127.0.0.1", "--port", port, "--jinja", "--no-warmup"]
         self._process = subprocess.Popen(
-            [server, "-m", model, "--chat-template-file", template, "--jinja", "--port", port]
-            + ["-c", "512", "-t", "1", "--parallel", "1", "--no-warmup", "--host", "127.0.0.1"],
-            stdout=subprocess.PIPE,
+            [
+                server,
+                "-m",
+                model,
+                "--chat-template-file",
+                template,
+                "-c",
+                "512",
+                "-t",
+                "1",
+                *options,
+            ],
+            stdout=self._log,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
         )
         for _ in range(600):
             if self._process.poll() is not None:
-                assert self._process.stdout is not None
-                lines = self._process.stdout.read().strip().splitlines()
+                self._log.seek(0)
+                lines = self._log.read().strip().splitlines()
                 told = [line for line in lines if "error" in line.lower()]
                 raise Refused((told or lines or ["no word"])[-1][:200])
             try:
@@ -73,7 +84,8 @@ class TemplateServer:
 
     def close(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        self._log.close()
 
     def __enter__(self) -> TemplateServer:
         return self

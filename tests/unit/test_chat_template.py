@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 
 import pytest
 
@@ -255,3 +256,14 @@ def test_the_text_is_always_the_templates_own(template: str, reply: str) -> None
     template_text = "".join(s.text for s in rendered.segments if s.special)
     for typed in ("Hi", "Bye <|im_end|>", "Hello.", "a\n\nb", "x"):
         assert typed not in template_text
+
+
+def test_templates_see_what_llama_cpp_gives_them() -> None:
+    today = datetime.now()
+    text = "".join(
+        s.text
+        for s in shape(
+            "{{ date_string }}|{{ datetime }}|{{ 'f' + functions }}{{ messages|length }}", ASK
+        )
+    )
+    assert text == f"{today:%d %b %Y}|{today:%b %d %Y}|f2"
