@@ -383,6 +383,41 @@ async def test_new_chat_keeps_the_old_one(start: Any) -> None:
         assert [s.title for s in d.app.store.summaries()] == ["second chat", "first chat"]
 
 
+async def test_a_resumed_chat_knows_how_full_its_context_is(start: Any) -> None:
+    def context(d: Driver) -> str:
+        return d.shown.partition("ctx ")[2].split()[0]
+
+    async with start(LONG, LONG, size=(80, 24)) as d:
+        await d.say("one")
+        first = context(d)
+        await d.say("two")
+        second, session = context(d), d.app.session.id
+        await d.type("/undo")
+        await d.pilot.press("enter")
+        await d.until(lambda: len(d.texts) == 2)
+        await d.until(lambda: context(d) == first)
+        await d.type("two")
+        await d.pilot.press("enter")
+        await d.idle()
+        await d.until(lambda: len(d.texts) == 4)
+        await d.idle()
+    assert first not in ("0%", second)
+    async with start("Ok.", size=(80, 24), session_id=session) as d:
+        await d.until(lambda: context(d) == second)
+        await d.pilot.press("ctrl+n")
+        await d.until(lambda: context(d) == "0%")
+
+
+async def test_a_context_that_nobody_counted_is_not_called_empty(start: Any) -> None:
+    with SessionStore.open() as store:
+        session = store.create(title="old")
+        store.put(session, 0, StoredMessage("user", "q"))
+        store.put(session, 1, StoredMessage("assistant", "cut", "partial"))
+    async with start("Ok.", size=(80, 24), session_id=session) as d:
+        await d.until(lambda: d.texts)
+        assert "ctx –" in d.shown
+
+
 async def test_sampling_is_stored_with_the_conversation(start: Any) -> None:
     async with start("One.") as d:
         await d.say("q")

@@ -360,6 +360,28 @@ async def test_target_and_draft_are_switched_without_a_restart(
         assert Preferences.load().last_target == "beta-[/x]"
 
 
+async def test_a_typed_folder_without_a_model_is_refused_where_it_is_typed(
+    start: Any, two_models: None, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    async with start("Ok.") as d:
+        screen = await opened(d, "f6", ModelsScreen)
+        await d.until(lambda: "2 on this machine" in d.shown)
+        for typed, words in (
+            (str(tmp_path / "empty"), "folder"),
+            (str(tmp_path / "gone.gguf"), "no such file"),
+            ("nobody/nothing", "specllama hub pull nobody/nothing"),
+        ):
+            screen.query_one(Input).value = typed
+            await d.until(lambda: not screen.query_one(OptionList).option_count)
+            await d.pilot.press("enter")
+            await d.until(lambda words=words: words in d.shown)
+            assert screen.target is None
+        screen.query_one(Input).value = str(tmp_path / "alph.gguf")
+        await d.pilot.press("enter")
+        await d.until(lambda: screen.target is not None)
+
+
 async def test_a_first_start_without_a_model_asks_for_one(start: Any, two_models: None) -> None:
     async with start(target=None, wait=False) as d:
         await d.until(lambda: isinstance(d.app.screen, ModelsScreen))

@@ -93,8 +93,22 @@ class ChatScreen(TurnScreen):
                 )
             )
         await self.transcript.fill(views, Welcome(id="welcome"))
-        self.strip.used = 0
         self.query_one(RoundsRow).clear()
+        self.count_context()
+
+    def count_context(self) -> None:
+        """What the conversation as it stands takes of the context, from its last reply's counters.
+
+        Where the last message is another, nobody has counted: the strip says so.
+        """
+        messages = self.session.messages
+        record = self.records.get(len(messages) - 1)
+        if not messages:
+            self.strip.used = 0
+        elif messages[-1].role == "assistant" and record is not None and record.finished:
+            self.strip.used = record.finished.prompt_n + len(record.finished.token_ids)
+        else:
+            self.strip.used = None
         self.refresh_strip()
 
     def latest_record(self) -> Record | None:
@@ -233,6 +247,8 @@ class ChatScreen(TurnScreen):
                 index, self.speaker, text, view=self.view, foot="edited: C continues from here"
             )
         )
+        self.records.pop(index, None)
+        self.count_context()
 
     def action_undo(self) -> None:
         self.when_idle(self._undo)
@@ -246,6 +262,7 @@ class ChatScreen(TurnScreen):
         await self.transcript.truncate(len(self.session.messages))
         if not self.session.messages:
             await self.transcript.fill([], Welcome(id="welcome"))
+        self.count_context()
         if not self.prompt.text.strip():
             self.prompt.put(question)
 

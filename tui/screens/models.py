@@ -14,6 +14,7 @@ from textual.widgets import Footer, OptionList, Static
 
 from specllama.errors import SpecllamaError
 from specllama.models import library
+from specllama.models.refs import resolve
 from specllama.params import EngineOptions
 from specllama.text import sanitize_line
 from specllama.tui.screens.base import Page
@@ -83,6 +84,14 @@ class ModelsScreen(Page):
     def action_choose(self) -> None:
         picker = self.query_one(ModelPicker)
         chosen = picker.chosen
+        if chosen is not None and picker.path_chosen is None:
+            # Typed: better refused here than after the pair in use has been put away.
+            try:
+                resolve(chosen)
+            except SpecllamaError as error:
+                words = sanitize_line(error.message), sanitize_line(error.hint or "")
+                self._tell(Content.assemble((f"{words[0]}\n", "$error"), words[1]))
+                return
         if self.target is None:
             if chosen is None:
                 return

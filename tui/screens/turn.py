@@ -180,7 +180,9 @@ class TurnScreen(Inked, Screen[None]):
         if batch.started is not None:
             record.started = batch.started
             strip.n_ctx = batch.started.n_ctx
-            self._prompt_n = strip.used = batch.started.prompt_n
+            strip.used = batch.started.prompt_n
+            # A reply that is continued is part of its own prompt.
+            self._prompt_n = batch.started.prompt_n - record.stats.emitted
             strip.source = batch.started.proposer
         if batch.prefill is not None:
             strip.prefill = batch.prefill if not record.rounds and not batch.rounds else None

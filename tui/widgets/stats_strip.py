@@ -33,11 +33,16 @@ class StripState:
     window: int | None = None
     reason: str = ""
     ttft_ms: float | None = None
-    used: int = 0
+    used: int | None = 0  # tokens of the context; None where they were not counted
     n_ctx: int = 0
     on_full: str = "stop"
     prefill: PrefillProgress | None = None
     loading: str = ""
+
+    @property
+    def filled(self) -> float | None:
+        """The part of the context that is used, 0..1."""
+        return self.used / self.n_ctx if self.n_ctx and self.used is not None else None
 
     @property
     def loses(self) -> bool:
@@ -111,15 +116,15 @@ class StatsStrip(Inked, Widget):
                 total = percent(s.total.acceptance_rate)
                 both.append((f" ({total} all)", ink.muted))
             cells.append(Content.assemble((_word(wide, "accepted ", "acc "), ink.muted), *both))
-        used = s.used / s.n_ctx if s.n_ctx else 0.0
+        used = s.filled or 0.0
         context_style = ink.bad if used >= 0.95 else ink.warn if used >= 0.8 else ""
         context = [("ctx ", ink.muted)]
         if wide:
             full, rest = glyphs.meter(used, 6)
             context += [(full, context_style or ink.accent), (rest, ink.muted), (" ", "")]
-            context.append((f"{s.used}/{s.n_ctx}" if s.n_ctx else "–", context_style))
+            context.append(("–" if s.filled is None else f"{s.used}/{s.n_ctx}", context_style))
         else:
-            context.append((percent(used) if s.n_ctx else "–", context_style))
+            context.append((percent(s.filled), context_style))
         mean = meter.mean_length
         bars = glyphs.spark([p or 0.0 for p in s.total.per_position][:8])
         window = "–" if s.window is None else str(s.window)
@@ -163,13 +168,13 @@ class WhyLine(Inked, Widget):
     @property
     def is_warning(self) -> bool:
         s = self.state
-        return s.loses or (s.n_ctx > 0 and s.used >= 0.8 * s.n_ctx)
+        return s.loses or (s.filled or 0.0) >= 0.8
 
     def render(self) -> Content:
         s, ink, glyphs = self.state, self.ink, self.glyphs
         if s.loading:
             return Content.assemble((sanitize_line(s.loading), ink.muted))
-        if s.n_ctx and s.used >= 0.8 * s.n_ctx:
+        if s.used is not None and (s.filled or 0.0) >= 0.8:
             then = (
                 "then the reply stops: Ctrl+N new chat, F8 let the oldest go"
                 if s.on_full == "stop"
