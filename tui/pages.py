@@ -40,9 +40,15 @@ class Pages(AppPart):
         from specllama.tui.screens.inspector import InspectorScreen
 
         chat = self.chat
-        found = record if record is not None and record.rounds else chat.latest_record()
+        live = chat.live_record
+        if record is None and live is not None:
+            found: Record | None = live
+        else:
+            found = record if record is not None and record.rounds else chat.latest_record()
         others = [r for _, r in sorted(chat.records.items(), reverse=True) if r.rounds]
-        self._open(InspectorScreen(found or Record("nothing generated yet"), others))
+        following = live is not None and found is live
+        found = found or Record("nothing generated yet")
+        self._open(InspectorScreen(found, others, follow=following))
 
     def action_playground(self) -> None:
         from specllama.tui.screens.playground import PlaygroundScreen

@@ -20,8 +20,10 @@ def is_special(text: str) -> bool:
 
 @dataclass(slots=True)
 class Record:
+    """``starts`` says which request each stretch of rounds answers, from which round on."""
+
     title: str = ""
-    started: Started | None = None
+    starts: list[tuple[int, Started]] = field(default_factory=list)
     rounds: list[RoundDone] = field(default_factory=list)
     finished: Finished | None = None
     stats: SpecStats = field(default_factory=SpecStats)
@@ -31,12 +33,25 @@ class Record:
             self.rounds.append(done)
             self.stats.observe(done)
 
+    def begin(self, started: Started) -> None:
+        """What is added from now on answers this request."""
+        self.starts.append((len(self.rounds), started))
+
+    @property
+    def started(self) -> Started | None:
+        return self.starts[-1][1] if self.starts else None
+
+    def verify_at(self, index: int) -> str:
+        """The rule that judged round ``index``; "match" where it is not known."""
+        rules = [started.verify for first, started in self.starts if first <= index]
+        return rules[-1] if rules else "match"
+
     @staticmethod
     def of(title: str, events: Iterable[Event]) -> Record:
         record = Record(title)
         for event in events:
             if isinstance(event, Started):
-                record.started = event
+                record.begin(event)
             elif isinstance(event, RoundDone):
                 record.add([event])
             elif isinstance(event, Finished):

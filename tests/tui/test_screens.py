@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Driver, Recipe
+from conftest import Driver, GatedEngine, Recipe
 from fakes import Reply, ScriptedEngine, engine_info
 from textual.widgets import Input, OptionList, TextArea
 
@@ -71,12 +71,52 @@ async def test_the_inspector_plays_and_stops_at_the_end(
         await d.until(lambda: (screen.at, screen.stage) == (last, 2) and not screen.playing)
 
 
-async def test_the_inspector_follows_a_live_reply_and_draws_trees(start: Any) -> None:
+async def test_the_inspector_draws_trees(start: Any) -> None:
     async with start(Reply("One two three four five six.", tree=True)) as d:
         await d.say("q")
         await opened(d, "f3", InspectorScreen)
         await d.pilot.press("right")
         assert "├─" in d.shown
+
+
+async def test_the_inspector_follows_a_live_reply_until_one_steps_and_again_from_its_end(
+    start: Any,
+) -> None:
+    engine = GatedEngine(["Old.", " ".join(f"word{i}" for i in range(40))], rounds=3)
+
+    def newest(screen: InspectorScreen) -> bool:
+        return screen.at == len(screen.record.rounds) - 1
+
+    async def more(to: int) -> None:
+        engine.rounds = to
+        engine.gate.set()
+        engine.gate.clear()
+        await d.until(lambda: len(screen.record.rounds) == to)
+
+    async with start(recipe=Recipe(engine)) as d:
+        engine.gate.set()
+        await d.say("first")
+        engine.gate.clear()
+        await d.type("second")
+        await d.pilot.press("enter")
+        await d.until(lambda: len(d.app.chat.live_record.rounds) == 3)
+        screen = await opened(d, "f3", InspectorScreen)
+        assert (screen.at, screen.stage) == (2, 2)
+        assert "live" in d.shown
+        await more(5)
+        assert newest(screen)
+        assert "Round 4" in d.shown
+        await d.pilot.press("p")
+        await more(7)
+        assert screen.at == 3
+        assert "live" not in d.shown
+        await d.pilot.press("end")
+        await more(9)
+        assert newest(screen)
+        engine.gate.set()
+        await d.idle()
+        assert newest(screen)
+        assert "live" not in d.shown
 
 
 async def test_logged_runs_can_be_opened(start: Any) -> None:

@@ -6,7 +6,7 @@ import pytest
 from fakes import Reply, ScriptedEngine
 from textual.theme import BUILTIN_THEMES
 
-from specllama.events import RoundDone
+from specllama.events import RoundDone, Started
 from specllama.params import GenerateParams
 from specllama.tui.demo import DemoEngine
 from specllama.tui.record import Record, depth_of, fate_of, glyph_run
@@ -52,6 +52,29 @@ def test_stages_show_what_is_known_by_then(glyphs: object) -> None:
     assert "not tested" in second
     assert "recovered token" not in second
     assert "recovered token" in third
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_a_residual_sample_is_not_called_the_targets_choice(rule: str) -> None:
+    reply = Reply("One two three four five six seven eight", accept=(1,))
+    record = Record("t")
+    for verify in ("match", rule):
+        events = ScriptedEngine([reply]).generate(
+            "x", GenerateParams(seed=1, draft_max=4, verify=verify)
+        )
+        for event in events:
+            if isinstance(event, Started):
+                record.begin(event)
+            elif isinstance(event, RoundDone):
+                record.add([event])
+    second = record.starts[1][0]
+    assert [record.verify_at(i) for i in (0, second - 1, second)] == ["match", "match", rule]
+    for at, words in ((1, "own choice"), (second + 1, "drawn from the residual")):
+        done = record.rounds[at]
+        assert done.target_kind == "recovered"
+        shown = walk.table(done, 2, UNICODE, INK, verify=record.verify_at(at)).plain
+        assert ("own choice" in shown) == (words == "own choice")
+        assert words in shown
 
 
 def test_ascii_glyphs_draw_nothing_but_ascii() -> None:

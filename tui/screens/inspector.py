@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -18,6 +18,9 @@ from specllama.tui.record import Record
 from specllama.tui.screens.base import Page
 from specllama.tui.widgets import walk
 
+if TYPE_CHECKING:
+    from specllama.tui.app import SpecllamaApp
+
 STAGE_S = 0.9
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
@@ -31,6 +34,9 @@ class InspectorScreen(Page):
 
     conf is the proposer's own guess that the token will be accepted, q the probability it gave
     the token, p the target's. A dash means it was not computed.
+
+    A reply that is being written is followed to its newest round until you step; End follows it
+    again.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -46,8 +52,11 @@ class InspectorScreen(Page):
         Binding("o", "open", "Open", id="inspector.open"),
     ]
 
-    def __init__(self, record: Record, others: Sequence[Record] = ()) -> None:
+    def __init__(
+        self, record: Record, others: Sequence[Record] = (), *, follow: bool = False
+    ) -> None:
         super().__init__()
+        self.following = follow
         self.record = record
         self.others = list(others)
         self.at = 0
@@ -70,7 +79,10 @@ class InspectorScreen(Page):
     def on_mount(self) -> None:
         super().on_mount()
         first_drafted = next((i for i, r in enumerate(self.record.rounds) if r.drafted), 0)
-        self._go(first_drafted, 0)
+        if self.following:
+            self._go(len(self.record.rounds) - 1, 2)
+        else:
+            self._go(first_drafted, 0)
 
     def on_resize(self) -> None:
         super().on_resize()
@@ -91,6 +103,7 @@ class InspectorScreen(Page):
         self._show()
 
     def action_stage(self, step: int) -> None:
+        self.following = False
         stage = self.stage + step
         last = len(self.record.rounds) - 1
         if stage > 2 and self.at < last:
@@ -103,10 +116,12 @@ class InspectorScreen(Page):
             self._stop()
 
     def action_round(self, step: int) -> None:
+        self.following = False
         self._go(self.at + step, self.stage)
 
     def action_edge(self, end: int) -> None:
-        self._go(len(self.record.rounds) - 1 if end else 0, 0)
+        self.following = self.live and bool(end)
+        self._go(len(self.record.rounds) - 1 if end else 0, 2 if self.following else 0)
 
     # ------------------------------------------------------------------ playing
 
@@ -139,10 +154,15 @@ class InspectorScreen(Page):
 
     # ------------------------------------------------------------------ drawing
 
-    def rounds_added(self) -> None:
-        """The record is live and has grown."""
-        if len(self.record.rounds) == 1:
-            self._go(0, 0)
+    @property
+    def live(self) -> bool:
+        """The reply is still being written."""
+        return self.record is cast("SpecllamaApp", self.app).chat.live_record
+
+    def record_changed(self) -> None:
+        """The record is live and has grown, or has just ended."""
+        if self.following:
+            self._go(len(self.record.rounds) - 1, 2)
         else:
             self._show()
 
@@ -150,7 +170,8 @@ class InspectorScreen(Page):
         glyphs = self.glyphs
         mark = glyphs.play if self.playing else glyphs.pause
         speed = f"{SPEEDS[self.speed]:g}{glyphs.times}"
-        self.set_title(self.TITLE or "", f"{mark} {speed}   {self.record.title}")
+        state = "live" if self.following and self.live else f"{mark} {speed}"
+        self.set_title(self.TITLE or "", f"{state}   {self.record.title}")
 
     def _show(self) -> None:
         self._title()
@@ -170,7 +191,9 @@ class InspectorScreen(Page):
             walk.stage_bar(done, self.stage, g, ink, width)
         )
         self.query_one("#walk-caption", Static).update(walk.caption(done, self.stage))
-        self.query_one("#walk-table", Static).update(walk.table(done, self.stage, g, ink, width))
+        self.query_one("#walk-table", Static).update(
+            walk.table(done, self.stage, g, ink, width, self.record.verify_at(self.at))
+        )
         self.query_one("#walk-rounds", Static).update(
             walk.rounds_line(self.record.rounds, self.at, g, ink, width)
         )
@@ -183,7 +206,7 @@ class InspectorScreen(Page):
 
     def _opened(self, record: Record | None) -> None:
         if record is not None:
-            self.record = record
+            self.record, self.following = record, False
             self._before, self._before_at = "", 0
             first = next((i for i, r in enumerate(record.rounds) if r.drafted), 0)
             self._go(first, 0)
@@ -251,6 +274,8 @@ def read_log(path: str) -> Record:
     run = read_run(Path(path))
     record = Record(title=run.run)
     for turn in run.turns:
+        if turn.started is not None:
+            record.begin(turn.started)
         record.add(turn.rounds)
-        record.started, record.finished = turn.started, turn.finished
+        record.finished = turn.finished
     return record

@@ -68,6 +68,11 @@ class TurnScreen(Inked, Screen[None]):
     def busy(self) -> bool:
         return self.turn is not None
 
+    @property
+    def live_record(self) -> Record | None:
+        """Of the reply that is being written."""
+        return self._live.record if self._live is not None else None
+
     def refresh_strip(self) -> None:
         self.strip.busy = self.busy
         self.strip.on_full = self.session.params.on_full
@@ -178,7 +183,7 @@ class TurnScreen(Inked, Screen[None]):
         assert live is not None
         record = live.record
         if batch.started is not None:
-            record.started = batch.started
+            record.begin(batch.started)
             strip.n_ctx = batch.started.n_ctx
             strip.used = batch.started.prompt_n
             # A reply that is continued is part of its own prompt.
@@ -213,9 +218,12 @@ class TurnScreen(Inked, Screen[None]):
         await live.stream(batch.text, batch.rounds)
         self.refresh_strip()
         if batch.rounds:
-            for screen in self.app.screen_stack:
-                if isinstance(screen, InspectorScreen) and screen.record is record:
-                    screen.rounds_added()
+            self._tell_inspector(record)
+
+    def _tell_inspector(self, record: Record) -> None:
+        for screen in self.app.screen_stack:
+            if isinstance(screen, InspectorScreen) and screen.record is record:
+                screen.record_changed()
 
     async def _ended(self, batch: Batch) -> None:
         live = self._live
@@ -244,6 +252,7 @@ class TurnScreen(Inked, Screen[None]):
             )
         # Not before everything is drawn: what waits for the end of the turn finds it complete.
         self.turn = self._live = None
+        self._tell_inspector(live.record)
         self.refresh_strip()
         then, self._after_turn = self._after_turn, None
         if then is not None:

@@ -123,16 +123,24 @@ def stage_bar(done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink, width: int)
     return Content.assemble(*parts)
 
 
-def table(done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink, width: int = 80) -> Content:
+def table(
+    done: RoundDone,
+    stage: int,
+    glyphs: Glyphs,
+    ink: Ink,
+    width: int = 80,
+    verify: str = "match",
+) -> Content:
     """Every drafted node with its confidence, then p and q and the verdict, then the target token.
 
-    A chain is a list; a tree hangs its branches on their parents.
+    A chain is a list; a tree hangs its branches on their parents. ``verify`` is the rule that
+    judged.
     """
     style = ink.source(done.source)
     if not done.drafted:
         lines = [Content.assemble(("nothing was drafted in this round", ink.muted))]
         if stage == 2:
-            lines.append(_target_line(done, glyphs, ink))
+            lines.append(_target_line(done, glyphs, ink, verify))
         return Content("\n").join(lines)
     names = _tree_names(done, glyphs)
     column = min(40, max(len("token"), *(len(n) for n in names)))
@@ -174,15 +182,20 @@ def table(done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink, width: int = 80
             parts.append((f" {letter}", mine))
         lines.append(Content.assemble(*parts))
     if stage == 2:
-        lines.append(_target_line(done, glyphs, ink))
+        lines.append(_target_line(done, glyphs, ink, verify))
     return Content("\n").join(lines)
 
 
-def _target_line(done: RoundDone, glyphs: Glyphs, ink: Ink) -> Content:
+def _target_line(done: RoundDone, glyphs: Glyphs, ink: Ink, verify: str) -> Content:
     if len(done.emitted) == done.accepted:
         return Content.assemble(("  + unused: a stop token came before it", ink.muted))
+    recovered = (
+        "the target's own choice after the rejection"
+        if verify == "match"
+        else "drawn from the residual, the target's law less what the draft had of it"
+    )
     kind = {
-        "recovered": "recovered token: the target's own choice after the rejection",
+        "recovered": f"recovered token: {recovered}",
         "bonus": "bonus token: everything was accepted, and the pass had one more row",
         "plain": "the target's own token",
     }[done.target_kind]
