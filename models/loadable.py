@@ -9,6 +9,7 @@ Sources: llama-model.cpp ``load_hparams``, llama-vocab.cpp ``load``, and the mut
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Literal
 
 from specllama.errors import BadGguf, UnsupportedModel
@@ -42,6 +43,7 @@ BYTE_TOKEN = 6
 # integers, and formats that only ever hold activations
 NOT_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 
+_ELEMENTWISE = re.compile(r"(norm[a-z_]*\.weight|\.bias)$")
 _GENERATOR_HINT = "choose a text-generation GGUF: specllama hub search"
 _DAMAGED_HINT = "download it again, or check it with: specllama hub verify"
 
@@ -309,13 +311,17 @@ def _is_byte_text(text: bytes) -> bool:
     return len(text) == 6 and text.startswith(b"<0x") and text.endswith(b">")
 
 
+def elementwise(name: str) -> bool:
+    """Whether a tensor is multiplied or added value by value, which CPUs do in F32 alone."""
+    return _ELEMENTWISE.search(name) is not None
+
+
 def _check_types(header: GgufHeader) -> None:
     """llama.cpp aborts in the middle of a pass on types that its CPU operations lack."""
     for tensor in header.tensors:
         if tensor.name == "d2t":
             continue
-        vector = tensor.name.endswith(("norm.weight", ".bias"))
-        if tensor.type in NOT_WEIGHTS or (vector and tensor.type != "F32"):
+        if tensor.type in NOT_WEIGHTS or (elementwise(tensor.name) and tensor.type != "F32"):
             raise BadGguf(
                 f"{header.path.name}: tensor {tensor.name!r} has the type {tensor.type}, with which"
                 " llama.cpp cannot compute",

@@ -19,6 +19,7 @@ from pathlib import Path
 from specllama.errors import SpecllamaError, UnsupportedModel, UsageError
 from specllama.models.download import disk_error
 from specllama.models.gguf import GgufHeader, check_loadable, read_header
+from specllama.models.loadable import elementwise
 
 # bits per weight of the matrices, K-quant mixtures on average over a model
 BITS = {
@@ -145,6 +146,8 @@ def prepare(
     if layers:
         check_prunable(header)
     _check_source_types(header, kind, requantize)
+    if kind in ("f16", "bf16"):
+        _check_stays_f32(header, kind)
     expected = estimate_bytes(header, kind, layers)
     free = shutil.disk_usage(destination.parent).free
     if expected + SPACE_MARGIN > free:
@@ -173,7 +176,9 @@ def check_prunable(header: GgufHeader) -> None:
         UnsupportedModel: they cannot, and why.
     """
     arrays = [key for key in header.arrays if key.startswith(f"{header.architecture}.")]
-    alternating = header.architecture in _ALTERNATING or header.sliding_window
+    # four numbers of one rotation, whatever the layer
+    arrays = [key for key in arrays if not key.endswith(".rope.dimension_sections")]
+    alternating = header.architecture in _ALTERNATING or header.sliding_window or header.is_hybrid
     if header.architecture not in PRUNABLE or arrays or alternating:
         why = (
             f"its header has values per layer ({arrays[0]})"
@@ -198,6 +203,18 @@ def _check_source_types(header: GgufHeader, kind: str, requantize: bool) -> None
             " loses more than quantizing the original",
             "start from an F16, BF16 or F32 file, or accept the loss with --requantize",
         )
+
+
+def _check_stays_f32(header: GgufHeader, kind: str) -> None:
+    """llama.cpp's quantizer leaves norms of several rows alone only if their name ends in _norm."""
+    for tensor in header.tensors:
+        known = tensor.name.endswith("_norm.weight") or not tensor.is_matrix
+        if elementwise(tensor.name) and not known:
+            raise UnsupportedModel(
+                f"llama.cpp's quantizer would make {kind} of {tensor.name}, too, with which it"
+                " cannot compute",
+                "quantized types leave it as it is: --type q8_0",
+            )
 
 
 def estimate_bytes(header: GgufHeader, kind: str, layers: Sequence[int] = ()) -> int:

@@ -45,3 +45,21 @@ def with_tokens(source: Path, out: Path, order: Sequence[int], renamed: Sequence
         w.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
     w.finish()
     return out
+
+
+def with_tensor(source: Path, out: Path, name: str, kind: str = "F32") -> Path:
+    """Write ``source`` with one more tensor, four rows of 64 ones as ``kind``."""
+    reader = gguf.GGUFReader(source)
+    w = _Writer(out, reader.fields["general.architecture"].contents())
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":
+            continue
+        sub = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+        w.add_key_value(key, field.contents(), field.types[0], sub)
+    for tensor in reader.tensors:
+        w.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    packed = gguf.GGMLQuantizationType[kind]
+    values = gguf.quantize(np.ones((4, 64), np.float32), packed)
+    w.add_tensor(name, values, raw_dtype=packed)
+    w.finish()
+    return out

@@ -21,6 +21,9 @@ FILE_TYPES = {
     "q3_k_l": 13, "q3_k_m": 12, "q3_k_s": 11, "q2_k": 10, "mxfp4": 38,
 }  # fmt: skip
 TENSOR_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q4_0": 2, "q5_1": 7, "q8_0": 8, "q6_k": 14}
+# multiplied value by value, which CPUs do in F32 alone: llama.cpp's quantizer knows
+# most of them by name and leaves them alone, but not qwen4exp's ple_norm_*
+NEVER = rb"norm[a-z_]*\.weight$"
 _PROGRESS = re.compile(r"^\[\s*(\d+)/\s*(\d+)\]")
 
 
@@ -51,6 +54,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         params.ftype = FILE_TYPES[request["type"]]
     if request.get("output_type"):
         params.output_tensor_type = TENSOR_TYPES[request["output_type"]]
+    kept = (llama_cpp.llama_model_tensor_override * 2)((NEVER, TENSOR_TYPES["f32"]))
+    params.tt_overrides = ctypes.cast(kept, ctypes.POINTER(llama_cpp.llama_model_tensor_override))
     prune = sorted(set(request.get("prune_layers") or []))
     if prune:
         # llama.cpp takes the first as the smallest, and stops at a negative one

@@ -6,11 +6,13 @@ import shutil
 from pathlib import Path
 
 import ggufs
+import ggufs_nextn
 import pytest
+from gguf_surgery import with_tensor
 
-from specllama.errors import SpecllamaError, UnsupportedModel, UsageError
+from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel, UsageError
 from specllama.models import quantize
-from specllama.models.gguf import read_header
+from specllama.models.gguf import check_loadable, read_header
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +115,38 @@ def test_layers_are_dropped_only_where_it_works(tmp_path: Path) -> None:
     arrays = ggufs.write_llama(tmp_path / "a.gguf", keys={"llama.attention.head_count": [2, 2]})
     with pytest.raises(UnsupportedModel, match="values per layer"):
         quantize.prepare(arrays, tmp_path / "x.gguf", None, prune="0")
+
+
+def test_the_sections_of_a_rotation_are_not_values_per_layer(tmp_path: Path) -> None:
+    from specllama.models.pruned import why_not
+
+    sections = {"llama.rope.dimension_sections": [8, 4, 4, 0]}
+    plain = read_header(ggufs.write_llama(tmp_path / "s.gguf", keys=sections, blocks=4))
+    assert why_not(plain) == ""
+    hybrid = read_header(ggufs_nextn.write_qwen35(tmp_path / "h.gguf"))
+    assert why_not(hybrid).endswith("its layers differ by their number")
+
+
+NORMS = "blk.0.ple_norm_key.weight"  # as in qwen4exp: a norm of several rows
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("kind", ["q4_0", "q8_0"])
+def test_norms_of_several_rows_stay_as_they_are(source: Path, tmp_path: Path, kind: str) -> None:
+    file = with_tensor(source, tmp_path / "n.gguf", NORMS)
+    header = quantize.run(quantize.prepare(file, tmp_path / "out.gguf", kind, threads=1))
+    assert header.by_name[NORMS].type == "F32"
+    assert header.by_name["blk.0.attn_q.weight"].type == kind.upper()
+
+
+def test_types_that_llama_cpp_would_give_to_norms_are_refused(source: Path, tmp_path: Path) -> None:
+    file = with_tensor(source, tmp_path / "n.gguf", NORMS)
+    with pytest.raises(UnsupportedModel, match=r"f16 of blk\.0\.ple_norm_key"):
+        quantize.prepare(file, tmp_path / "out.gguf", "f16")
+    for kind in ("F16", "Q8_0"):
+        bad = read_header(with_tensor(source, tmp_path / f"{kind}.gguf", NORMS, kind))
+        with pytest.raises(BadGguf, match=f"ple_norm_key.weight' has the type {kind}"):
+            check_loadable(bad)
 
 
 def test_free_space_is_checked_first(
