@@ -34,6 +34,7 @@ DRAFT_MAX_LIMIT = 64
 DRAFT_MAX_EXACT = 15  # unless given, where passes of 16 rows are bit-identical to single ones
 DRAFT_MAX = 6  # and elsewhere
 SEED_LIMIT = 2**64
+SEED_DRAWN = 2**53  # a drawn seed is below: many readers of JSON keep no larger integer
 
 
 def _is_x86() -> bool:

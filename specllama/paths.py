@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -63,6 +64,47 @@ def models_dir() -> Path:
 def profiles_dir() -> Path:
     """Measured speed profiles per pair and device."""
     return data_dir() / "profiles"
+
+
+def private_folder(folder: Path) -> Path:
+    """Create a folder for what a person wrote, which nobody else may enter; returns it.
+
+    The data folder is closed as well if others may enter it. A folder elsewhere that exists is the
+    person's own business.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    root = data_dir()
+    root.parent.mkdir(parents=True, exist_ok=True)
+    for each in (root, folder):
+        if each == folder or folder.is_relative_to(root):
+            if not each.is_dir():
+                each.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    each.mkdir(0o700)
+            if each.is_relative_to(root):
+                _close(each, 0o700)
+    return folder
+
+
+def private_file(path: Path) -> Path:
+    """Create a file, unless it is there, that nobody else may read; returns it.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    _close(path, 0o600)
+    return path
+
+
+def _close(path: Path, mode: int) -> None:
+    """Take from others what they may; not possible is no failure (another owner, no such modes)."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_mode & 0o077:
+            path.chmod(mode)
 
 
 def bundled_dir() -> Path:

@@ -22,7 +22,7 @@ from specllama.events import (
     Timings,
 )
 from specllama.interface import Message
-from specllama.params import GenerateParams
+from specllama.params import SEED_DRAWN, GenerateParams
 from specllama.reply import Reply
 from specllama.spec.adaptive import AdaptiveWindow
 from specllama.spec.history import History, common_prefix
@@ -56,7 +56,7 @@ class RequestRun:
         self._vocab = engine.vocab
         self._params = params
         self._cancel = cancel
-        self._seed = params.seed if params.seed is not None else secrets.randbits(63)
+        self._seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
         self._stats = SpecStats()
         self._reply = Reply(params, engine.vocab)  # before the prompt says whose channels it has
         self._tokens = History()

@@ -13,7 +13,7 @@ fails or the process is killed.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from specllama.cancel import Cancel
@@ -27,6 +27,7 @@ from specllama.store.rounds import RoundLog, logged
 from specllama.store.session_export import to_json, to_markdown
 from specllama.store.sessions import (
     UNTITLED,
+    ContinuedElsewhere,
     MessageState,
     SessionStore,
     StoredMessage,
@@ -68,6 +69,7 @@ class Session:
         self._log_rounds = log_rounds
         self._messages: list[StoredMessage] = []
         self._id: str | None = None
+        self._seen: float | None = None  # when the stored conversation was last written, by us
         self._title = ""
         self._notices_told = 0
         self._seed_chosen = False  # in the settings, since the last reply
@@ -203,7 +205,7 @@ class Session:
     def clear(self) -> None:
         """Begin a new conversation with the same settings; the old one stays in the store."""
         self._messages = []
-        self._id = None
+        self._id = self._seen = None
         self._title = ""
         self.last = None
 
@@ -229,7 +231,7 @@ class Session:
             raise UsageError("conversations are not stored here")
         stored = self._store.get(self._store.find(selector))
         self.clear()
-        self._id = stored.id
+        self._id, self._seen = stored.id, stored.updated_s
         self._title = stored.title
         self._system = stored.system
         self._messages = list(stored.messages)
@@ -377,12 +379,30 @@ class Session:
 
     def _cut(self, keep: int) -> None:
         del self._messages[keep:]
-        if self._store is not None and self._id is not None:
-            self._store.truncate(self._id, keep)
+        store = self._store
+        if store is not None and self._id is not None:
+            self._update(store, lambda at, seen: store.truncate(at, keep, seen=seen))
 
     def _store_message(self, seq: int, message: StoredMessage) -> None:
-        if self._store is not None:
-            self._store.put(self._stored_id(self._store), seq, message)
+        store = self._store
+        if store is not None:
+            self._update(store, lambda at, seen: store.put(at, seq, message, seen=seen))
+
+    def _update(self, store: SessionStore, write: Callable[[str, float | None], float]) -> None:
+        """Write to the stored conversation, or to a copy if another process went on with it."""
+        try:
+            self._seen = write(self._stored_id(store), self._seen)
+        except ContinuedElsewhere:
+            self._title = f"{self.title} (copy)"
+            self._id = self._seen = None
+            identity = self._stored_id(store)
+            for seq, message in enumerate(self._messages):
+                self._seen = store.put(identity, seq, message, seen=self._seen)
+            self._seen = write(identity, self._seen)
+            store.notices.append(
+                "this conversation was continued elsewhere at the same time: yours goes on as "
+                f"“{self._title}” ({identity})"
+            )
 
     def _stored_id(self, store: SessionStore) -> str:
         if self._id is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from textual import work
 
+from specllama import paths
 from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
 from specllama.params import GenerateParams
@@ -117,7 +118,7 @@ class ChatActions(AppPart):
         kind: Any = form
         path = clipboard.export_path(self.session.title, form)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            paths.private_folder(path.parent)
             path.write_text(self.session.export(kind), "utf-8", errors="replace")
         except OSError as error:
             reason = error.strerror or str(error)

@@ -25,7 +25,7 @@ VIEWS = ("text", "drafted", "ghosts")
 
 def write_atomically(path: Path, text: str) -> bool:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        paths.private_folder(path.parent)
         fd, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as handle:

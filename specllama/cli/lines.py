@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from specllama.paths import data_dir
+from specllama.paths import data_dir, private_file, private_folder
 
 PROMPT, MORE = ">>> ", "... "
 FENCE = '"""'
@@ -103,9 +102,9 @@ class TerminalLines:
         if text is not None and self._readline is not None:
             # A full disk must not end the chat.
             with contextlib.suppress(OSError):
-                self._history.parent.mkdir(parents=True, exist_ok=True)
+                private_folder(self._history.parent)
+                private_file(self._history)
                 self._readline.write_history_file(str(self._history))
-                os.chmod(self._history, 0o600)
         return text
 
     def prefilled(self, text: str) -> str | None:

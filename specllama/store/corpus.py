@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.errors import StoreError
-from specllama.paths import data_dir
+from specllama.paths import data_dir, private_folder
 
 SUFFIX = ".tokens"
 MAX_BYTES = 4 * 2**20  # a million tokens per tokenizer
@@ -81,7 +81,7 @@ class Corpus:
         path = self._file(tokenizer)
         record = _pack(tokens)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            private_folder(self.path)
             kept = _read(path)
             if kept and np.array_equal(kept[-1], np.asarray(tokens, np.uint32)):
                 return False

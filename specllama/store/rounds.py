@@ -32,7 +32,7 @@ from specllama.errors import SpecllamaError, StoreError, UsageError
 from specllama.events import Event, Finished, Notice, RoundDone, Started
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.params import GenerateParams
-from specllama.paths import rounds_dir
+from specllama.paths import private_folder, rounds_dir
 from specllama.store.codec import encode, params_to_dict
 
 SCHEMA = "specllama.rounds.v1"
@@ -165,7 +165,7 @@ def _model(info: ModelInfo) -> dict[str, Any]:
 
 
 def _open_for_append(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
     size = os.lseek(fd, 0, os.SEEK_END)
     if size:

@@ -12,6 +12,7 @@ file is moved aside, never deleted.
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import sqlite3
 import threading
@@ -24,7 +25,7 @@ from typing import Any, Literal
 
 from specllama.errors import StoreError, UsageError
 from specllama.interface import Message
-from specllama.paths import sessions_file
+from specllama.paths import private_file, private_folder, sessions_file
 
 MessageState = Literal["done", "partial"]
 
@@ -58,6 +59,7 @@ UNTITLED = "untitled"
 KEEP_DELETED_S = 30 * 86400.0  # how long a deleted session can be brought back
 _TITLE_CHARS = 60
 _CHECK_BYTES = 32 * 2**20
+_BESIDE = ("-wal", "-shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,10 @@ class StoredSession:
     created_s: float
     updated_s: float
     messages: tuple[StoredMessage, ...] = field(default=())
+
+
+class ContinuedElsewhere(StoreError):
+    """Another process has written to the session since it was read."""
 
 
 class SessionStore:
@@ -153,9 +159,21 @@ class SessionStore:
         )
         return identity
 
-    def put(self, session: str, seq: int, message: StoredMessage) -> None:
-        """Store or replace message number ``seq``; the first question names an untitled session."""
-        now = time.time()
+    def put(
+        self, session: str, seq: int, message: StoredMessage, *, seen: float | None = None
+    ) -> float:
+        """Store or replace message number ``seq``; the first question names an untitled session.
+
+        Args:
+            seen: ``updated_s`` of the session as the caller last saw it.
+
+        Returns:
+            ``updated_s`` as it is now.
+
+        Raises:
+            ContinuedElsewhere: it is not as ``seen``; nothing was written.
+        """
+        now = _later_than(seen)
         content = _text(message.content)
         stats = json.dumps(message.stats) if message.stats else None
         statements: list[tuple[Any, ...]] = [
@@ -174,11 +192,18 @@ class SessionStore:
                     *(title, session),
                 )
             )
-        self._write(*statements)
+        self._write(*statements, seen=(session, seen))
+        return now
 
-    def truncate(self, session: str, keep: int) -> None:
-        """Forget every message but the first ``keep``."""
-        self._write(("DELETE FROM messages WHERE session_id = ? AND seq >= ?", session, keep))
+    def truncate(self, session: str, keep: int, *, seen: float | None = None) -> float:
+        """Forget every message but the first ``keep``; otherwise as ``put``."""
+        now = _later_than(seen)
+        self._write(
+            ("DELETE FROM messages WHERE session_id = ? AND seq >= ?", session, keep),
+            ("UPDATE sessions SET updated_s = ? WHERE id = ?", now, session),
+            seen=(session, seen),
+        )
+        return now
 
     def configure(
         self, session: str, *, system: str | None = None, settings: dict[str, Any] | None = None
@@ -288,13 +313,25 @@ class SessionStore:
             raise UsageError(f"{selector!r} fits {len(rows)} sessions", "give more of the id")
         return str(rows[0][0])
 
-    def _write(self, *statements: tuple[Any, ...]) -> None:
-        """One transaction of (SQL, values...); when the disk refuses, writing stops."""
+    def _write(
+        self, *statements: tuple[Any, ...], seen: tuple[str, float | None] = ("", None)
+    ) -> None:
+        """One transaction of (SQL, values...); when the disk refuses, writing stops.
+
+        With ``seen``, a session and its ``updated_s``, only if that is still so.
+        """
+        session, updated_s = seen
         with self._lock:
             if not self._writing:
                 return
             try:
                 with _transaction(self._db):
+                    if updated_s is not None:
+                        row = self._db.execute(
+                            "SELECT updated_s FROM sessions WHERE id = ?", (session,)
+                        ).fetchone()
+                        if row != (updated_s,):
+                            raise ContinuedElsewhere(f"session {session!r} was continued elsewhere")
                     for sql, *values in statements:
                         self._db.execute(sql, values)
             except sqlite3.Error as error:
@@ -313,7 +350,7 @@ class SessionStore:
 
 
 def _open_file(path: Path, notices: list[str]) -> sqlite3.Connection:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     try:
         return _connect(path)
     except sqlite3.DatabaseError as error:
@@ -322,13 +359,19 @@ def _open_file(path: Path, notices: list[str]) -> sqlite3.Connection:
             raise
     aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
     path.replace(aside)
-    for suffix in ("-wal", "-shm"):
+    for suffix in _BESIDE:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     notices.append(f"the sessions file was damaged; it was moved to {aside} and a new one begun")
     return _connect(path)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    with suppress(OSError):  # SQLite says it better
+        private_file(path)  # what SQLite puts beside a file gets the file's permissions
+    for suffix in _BESIDE:
+        if (beside := path.with_name(path.name + suffix)).exists():
+            with suppress(OSError):
+                private_file(beside)
     connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
     try:
         if path.stat().st_size < _CHECK_BYTES:
@@ -373,6 +416,11 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def _later_than(seen: float | None) -> float:
+    """Now, and never what was seen before: two writes within a tick of the clock differ."""
+    return time.time() if seen is None else max(time.time(), math.nextafter(seen, math.inf))
 
 
 def _text(value: str) -> str:

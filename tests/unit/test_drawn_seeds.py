@@ -1,0 +1,20 @@
+"""A drawn seed survives every JSON reader."""
+
+from __future__ import annotations
+
+from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.engine import Engine
+from specllama.events import Finished
+from specllama.params import GenerateParams
+
+
+def test_drawn_seeds_are_exact_in_a_double() -> None:
+    engine = Engine(target=FakeContext(FakeTable()), vocab=FakeVocab(), info=fake_info())
+    seeds = []
+    for _ in range(60):
+        *_, last = engine.generate("the rain", GenerateParams(max_tokens=1))
+        assert isinstance(last, Finished)
+        seeds.append(last.seed)
+    assert max(seeds) < 2**53
+    assert max(seeds) > 2**48
+    assert len(set(seeds)) == len(seeds)
