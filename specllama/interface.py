@@ -42,6 +42,7 @@ class ModelInfo:
     kv_bytes: int
     gpu_layers: int
     sha256: str | None = None
+    kv_types: str = "auto/auto"  # of K and V
 
     def to_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -320,4 +320,5 @@ def _model_info(
             header, context.n_ctx, type_k=options.kv_type_k, type_v=options.kv_type_v
         ),
         gpu_layers=min(model.gpu_layers, model.n_layer + 1),
+        kv_types=f"{options.kv_type_k}/{options.kv_type_v}",
     )

@@ -1,23 +1,21 @@
 """What was measured about a pair on this machine, kept between runs so that the next one is warm.
 
-One JSON file per (target, draft, device, threads) under ``profiles_dir()``: the cost tables, what
-the draft window learnt per rule and temperature band, and the latest advice of ``specllama tune``.
-A file that is missing, damaged or of another version is ignored; a folder that cannot be written
-to only means that nothing is kept.
+One JSON file per pair and settings (device, layers on the GPU, threads, context length, KV types)
+under ``profiles_dir()``: the cost tables, what the draft window learnt per rule and temperature
+band, the balance of the pair, and the latest advice of ``specllama tune``. Several processes may
+share it: see ``store/profiles.py``. A file that is missing or of another version is passed over, a
+damaged one begun anew with a word about it; a folder that cannot be written to only means that
+nothing is kept.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.params import GenerateParams
@@ -25,6 +23,7 @@ from specllama.spec.adaptive import AdaptiveWindow
 from specllama.spec.cost import CostTable
 from specllama.spec.learned import CREDIT_FIRST, Balance, Costs, Learned
 from specllama.spec.window import FixedWindow, Window
+from specllama.store import profiles as store
 
 SCHEMA = "specllama.profile.v3"
 
@@ -42,20 +41,27 @@ def band(params: GenerateParams) -> str:
 @dataclass(frozen=True, slots=True)
 class PairKey:
     """What a profile belongs to. Sizes stand for the contents: hashing gigabytes would cost more
-    than measuring again."""
+    than measuring again. Of two models, ``cache``, ``layers`` and ``n_ctx`` name both."""
 
     target: str
     draft: str
     device: str
     threads: int
+    layers: str  # on the GPU
+    cache: str  # types of K and V
+    n_ctx: str
 
     @staticmethod
     def of(info: EngineInfo) -> PairKey:
+        models = [info.target] if info.draft is None else [info.target, info.draft]
         return PairKey(
             target=_model_key(info.target),
             draft="none" if info.draft is None else _model_key(info.draft),
             device=f"{info.device}, flash attention {'on' if info.flash_attn else 'off'}",
             threads=info.threads,
+            layers=" ".join(str(model.gpu_layers) for model in models),
+            cache=" ".join(model.kv_types for model in models),
+            n_ctx=" ".join(str(model.n_ctx) for model in models),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -64,6 +70,16 @@ class PairKey:
     def path(self, folder: Path) -> Path:
         text = "\n".join(str(v) for v in self.to_dict().values())
         return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+
+    def times_like(self, pair: dict[str, Any]) -> bool:
+        """Whether the target of another profile takes as long for its passes: the draft model and
+        the length of the context are no matter."""
+        mine = self.to_dict()
+        same = all(pair[name] == mine[name] for name in ("target", "device", "threads"))
+        return same and all(
+            str(pair[name]).split(" ")[0] == mine[name].split(" ")[0]
+            for name in ("layers", "cache")
+        )
 
 
 def _model_key(model: ModelInfo) -> str:
@@ -87,8 +103,11 @@ class Profile:
         self.advice: dict[str, Any] | None = None
         self._bands: dict[str, Learned] = {}
         self.warm = False
+        self.trouble = ""  # why a file that is there was not used, for people
+        self._seen = self._data()  # what was last read or written
+        self._stamp: tuple[int, ...] = ()  # of the file at that time
         if path is not None:
-            self._load(path)
+            self.refresh()
 
     def learned(self, name: str) -> Learned:
         found = self._bands.get(name)
@@ -113,29 +132,70 @@ class Profile:
         for balance in (self.balance, *mine):
             balance.credit = max(balance.credit, CREDIT_FIRST)
 
-    def _load(self, path: Path) -> None:
-        try:
-            data = msgspec.json.decode(path.read_bytes())
-            if data["schema"] != SCHEMA or (self.key and data["pair"] != self.key.to_dict()):
-                return
-            costs, bands = Costs(), {}
-            costs.restore(data["costs"])
-            balance = Balance.from_list(data["balance"])
-            for name, saved in data["bands"].items():
-                learned = Learned(costs, balance)
-                learned.restore(saved)
-                bands[str(name)] = learned
-            advice = data.get("advice")
-        except (OSError, msgspec.DecodeError, ValueError, TypeError, KeyError, AttributeError):
+    def refresh(self) -> None:
+        """Take over what other processes have saved since the file was last seen."""
+        path = self.path
+        if path is None or (stamp := _stamp(path)) == self._stamp:
             return
-        self.costs, self.balance, self._bands, self.warm = costs, balance, bands, True
+        self._stamp = stamp
+        try:
+            theirs = self._read(path)
+            if theirs is None:
+                return
+            self._adopt(store.merge(self._seen, self._data(), theirs))
+        except store.DAMAGE as error:
+            self._damaged(path, f"{type(error).__name__}: {error}")
+        except OSError as error:
+            self._damaged(path, error.strerror or str(error))
+        else:
+            self._seen, self.warm = theirs, True
+
+    def _damaged(self, path: Path, why: str) -> None:
+        line = " ".join(why.split())[:120]
+        self.trouble = (
+            f"what was measured of this pair cannot be read ({path}: {line}); it is measured anew"
+        )
+
+    def _read(self, path: Path) -> store.Data | None:
+        """The file, None where there is none of this version.
+
+        Raises:
+            OSError, one of ``store.DAMAGE``
+        """
+        data = store.read(path)
+        if data is None:
+            return None
+        version = str(data["schema"])
+        if version != SCHEMA:
+            if version.startswith("specllama.profile."):
+                return None
+            raise ValueError("not a profile")
+        if self.key is not None and data["pair"] != self.key.to_dict():
+            raise ValueError("it is of another pair")
+        return data
+
+    def _adopt(self, data: store.Data) -> None:
+        """Make ``data`` the state, all of it or nothing.
+
+        Raises:
+            one of ``store.DAMAGE``
+        """
+        costs, balance = Costs(), Balance.from_list(data["balance"])
+        costs.restore(data["costs"])
+        bands: dict[str, Learned] = {}
+        for name, saved in data["bands"].items():
+            learned = bands[str(name)] = Learned(self.costs, self.balance)
+            learned.restore(saved)
+        advice = data["advice"]
+        mine = self._kept or self.balance
+        mine.credit, mine.reserve, mine.aside = balance.credit, balance.reserve, balance.aside
+        self.costs.target, self.costs.draft = costs.target, costs.draft
+        self.costs.heads = costs.heads
+        self._bands = bands
         self.advice = advice if isinstance(advice, dict) else None
 
-    def save(self) -> bool:
-        """Write the file anew, whole or not at all. False where it cannot be written."""
-        if self.path is None or self.costs.target.one is None:
-            return False
-        data = {
+    def _data(self) -> store.Data:
+        return {
             "schema": SCHEMA,
             "pair": self.key.to_dict() if self.key else {},
             "costs": self.costs.to_dict(),
@@ -143,19 +203,33 @@ class Profile:
             "bands": {name: learned.to_dict() for name, learned in self._bands.items()},
             "advice": self.advice,
         }
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".profile-")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(msgspec.json.encode(data))
-                os.replace(name, self.path)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
-        except OSError:
+
+    def save(self) -> bool:
+        """Write the file anew, whole or not at all, with what others saved meanwhile. False where
+        it cannot be written."""
+        path = self.path
+        if path is None or self.costs.target.one is None:
             return False
+
+        def change() -> store.Data:
+            if _stamp(path) != self._stamp:
+                self.refresh()
+            self._seen = self._data()
+            return self._seen
+
+        if not store.update(path, change):
+            return False
+        self._stamp = _stamp(path)
         return True
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What changes whenever the file is replaced; () without one."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def open_profile(info: EngineInfo, folder: Path | None = None) -> Profile:
@@ -173,15 +247,15 @@ def measured_passes(info: EngineInfo, rows: int, folder: Path | None = None) -> 
     """
     from specllama.paths import profiles_dir
 
-    mine = PairKey.of(info).to_dict() | {"draft": None}
+    mine = PairKey.of(info)
     best: tuple[int, list[float]] = (0, [])
     for path in sorted((folder or profiles_dir()).glob("*.json")):
         try:
-            data = msgspec.json.decode(path.read_bytes())
-            if data["schema"] != SCHEMA or data["pair"] | {"draft": None} != mine:
+            data = store.read(path)
+            if data is None or data["schema"] != SCHEMA or not mine.times_like(data["pair"]):
                 continue
             table = CostTable.from_dict(data["costs"]["target"])
-        except (OSError, msgspec.DecodeError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, *store.DAMAGE):
             continue
         timed = sum(table.seen(n) > 0 for n in range(2, rows + 1))
         if table.one and timed > max(rows // 2, best[0]):
@@ -200,6 +274,11 @@ class Windows:
                 max(1.2 * info.draft.file_bytes / info.target.file_bytes, 0.01), 2.0
             )
 
+    def trouble(self) -> str:
+        """Why a profile that is there was not used; once, "" afterwards."""
+        said, self.profile.trouble = self.profile.trouble, ""
+        return said
+
     def __call__(self, params: GenerateParams) -> Window:
         """The window of one request."""
         info = self._info
@@ -207,14 +286,11 @@ class Windows:
         if params.window == "fixed":
             return FixedWindow(limit, params.draft_min)
         profile = self.profile
+        profile.refresh()
         if params.exact:  # a pass of more rows would be cut into several
             limit = min(limit, info.exact_rows - 1)
-        learned = profile.learned(band(params))
-        learned.paying = (
-            "draft" if info.draft and params.proposer in ("auto", "mixed", "draft") else ""
-        )
         return AdaptiveWindow(
-            learned,
+            profile.learned(band(params)),
             draft_max=limit,
             draft_min=params.draft_min,
             peek=params.verify == "match" or params.sampling.temperature == 0.0,

@@ -23,6 +23,7 @@ from specllama.events import (
 )
 from specllama.interface import Message
 from specllama.params import SEED_DRAWN, GenerateParams
+from specllama.profiles import Windows
 from specllama.reply import Reply
 from specllama.spec.adaptive import AdaptiveWindow
 from specllama.spec.history import History, common_prefix
@@ -141,6 +142,8 @@ class RequestRun:
             yield Notice(message=advice, topic="routing")
         window = FixedWindow(0) if proposer.name == "none" else engine.windows(params)
         self._window = window
+        if isinstance(engine.windows, Windows) and (trouble := engine.windows.trouble()):
+            yield Notice(message=trouble, level="warning", topic="profile")
         read_ms = (prefilled - started) * 1e3
         if isinstance(window, AdaptiveWindow):
             paid = _paid(proposer)

@@ -111,6 +111,7 @@ def command(
         facts = provenance(info, hashes=not quick)
     where = None
     if save:
+        profile.refresh()  # another process may have saved meanwhile: what was timed here stays
         result.costs.store(profile.costs)  # passes beside other work have blurred them
         profile.advice = {**result.advice, "when": facts["when"]}
         where = profile.path if profile.save() else None

@@ -112,7 +112,8 @@ class CostTable:
         if above is not None:
             guess = low + (known[above] - low) * (rows - below) / (above - below)
         else:
-            slope = (low - 1.0) / (below - 1) if below > 1 else self.slope
+            # of a wider pass that seemed to cost less no slope can be told
+            slope = (low - 1.0) / (below - 1) if low > 1.0 else self.slope
             guess = low + slope * (rows - below)
         if self._hopeful and rows in _GROUPS:
             guess = min(guess, 1.0 + self.slope * (rows - 1))

@@ -166,3 +166,23 @@ def test_a_plan_pays_for_catching_up_after_full_acceptance() -> None:
     assert found[1].speed == pytest.approx(2.3 * 10 / (2 + 12 + 0.5 * 2))
     assert best_plan([0.8, 0.5], 1.0, verify, 2.0) == found[1]
     assert best_plan([0.1], 5.0, verify, 2.0).length == 0
+
+
+def test_a_wider_pass_that_seemed_cheap_does_not_make_wide_ones_free() -> None:
+    """The level was guessed too high: extrapolated downwards, reading a text would earn time."""
+    table = CostTable(level_ms=1.2, slope=0.2, hopeful=False)
+    for _ in range(4):
+        table.observe(2, 1.1)
+    assert table.ms(2) < table.ms(1)
+    assert table.ms(20) > 1.2
+    assert table.most(20) >= table.ms(20)
+
+
+def test_the_most_that_an_untimed_pass_can_cost() -> None:
+    table = CostTable(slope=0.1)
+    table.set(1, 10.0)
+    assert table.ms(4) == pytest.approx(13.0)
+    assert table.most(4) == pytest.approx(40.0)
+    table.set(4, 16.0)
+    assert table.most(4) == pytest.approx(16.0)
+    assert table.most(6) == pytest.approx(36.0)

@@ -1,0 +1,104 @@
+"""The file of a profile, which several processes share: locked, read again, merged, replaced whole.
+
+A process remembers what it last saw in the file. When it writes, whatever another one has changed
+since then is kept: a part (a cost table, what is known of a source, a method's account, the advice)
+that only one of them changed is taken from that one; where both did, what was saved first stays.
+The balance is added up: what either of them lost or gained counts.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from filelock import FileLock, Timeout
+
+LOCK_S = 2.0  # for which a save waits for another; then nothing is kept this time
+DAMAGE = (
+    msgspec.MsgspecError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+
+Data = dict[str, Any]
+
+
+def read(path: Path) -> Data | None:
+    """What the file holds, None without one.
+
+    Raises:
+        OSError: it cannot be read.
+        one of ``DAMAGE``: it is no JSON object.
+    """
+    try:
+        data = msgspec.json.decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    if not isinstance(data, dict):
+        raise ValueError("not an object")
+    return data
+
+
+def update(path: Path, change: Callable[[], Data]) -> bool:
+    """Replace the file by ``change()``, called while no other process may. False where the file
+    cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with FileLock(path.parent / ".lock", timeout=LOCK_S, mode=0o600):
+            data = msgspec.json.encode(change())
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=".profile-")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                os.replace(name, path)
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                raise
+    except (OSError, Timeout, NotImplementedError):
+        return False
+    return True
+
+
+def merge(base: Data, mine: Data, theirs: Data) -> Data:
+    """What both made of ``base``: their file and my state, as ``Profile`` writes them."""
+    before, ours, others = _parts(base), _parts(mine), _parts(theirs)
+    names = {*mine["bands"], *theirs["bands"]}
+    out: Data = {
+        "schema": mine["schema"],
+        "pair": mine["pair"],
+        "costs": {"heads": {}},
+        "bands": {name: {"accounts": {}, "sources": {}} for name in names},
+    }
+    for key in {**others, **ours}:
+        other = others.get(key)
+        part = ours.get(key) if other is None or other == before.get(key) else other
+        at = out
+        for name in key[:-1]:
+            at = at[name]
+        at[key[-1]] = part
+    sums = zip(theirs["balance"], mine["balance"], base["balance"], strict=True)
+    out["balance"] = [there + here - was for there, here, was in sums]
+    return out
+
+
+def _parts(data: Data) -> dict[tuple[str, ...], Any]:
+    """The pieces that only make sense whole, by where they stand."""
+    parts: dict[tuple[str, ...], Any] = {("advice",): data["advice"]}
+    costs = data["costs"]
+    parts |= {("costs", name): costs[name] for name in ("target", "draft")}
+    for name, table in costs["heads"].items():
+        parts["costs", "heads", name] = table
+    for band, learned in data["bands"].items():
+        parts["bands", band, "reply"] = learned["reply"]
+        for kind in ("accounts", "sources"):
+            for name, part in learned[kind].items():
+                parts["bands", band, kind, name] = part
+    return parts

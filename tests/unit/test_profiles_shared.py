@@ -1,0 +1,144 @@
+"""One profile, several processes: nothing that one of them learnt or lost is lost by the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.engine import Engine
+from specllama.events import Notice
+from specllama.params import GenerateParams
+from specllama.profiles import PairKey, Profile, Windows, open_profile
+from specllama.spec.learned import CREDIT_FIRST
+from specllama.spec.proposers.ngram import NgramProposer
+
+REPLIES = 25
+LOSS = 0.125
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from specllama.profiles import Profile
+path, name, replies, loss, start = Path(sys.argv[1]), sys.argv[2], *map(float, sys.argv[3:])
+profile = Profile(path)
+while time.time() < start:
+    time.sleep(0.001)
+kept = 0
+for n in range(int(replies)):
+    profile.refresh()
+    account = profile.learned(name).account(name)
+    profile.learned(name).source(name, "draft").labels += 1
+    profile.costs.target.set(1, 5.0)
+    account.book(-loss)
+    profile.learned("both").account(name).looking.rounds += 1
+    time.sleep(0.002)
+    kept += profile.save()
+sys.exit(0 if kept == replies else 1)
+"""
+
+
+def test_two_processes_lose_nothing_of_each_other(tmp_path: Path) -> None:
+    import time
+
+    path = tmp_path / "profiles" / "pair.json"
+    begin = str(time.time() + 2.0)
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(path), name, str(REPLIES), str(LOSS), begin]
+        )
+        for name in ("greedy", "warm")
+    ]
+    assert [worker.wait(60) for worker in workers] == [0, 0]
+    profile = Profile(path)
+    assert not profile.trouble
+    for name in ("greedy", "warm"):
+        assert profile.learned(name).source(name, "draft").labels == REPLIES
+        assert profile.learned("both").account(name).looking.rounds == REPLIES
+    assert profile.balance.credit == pytest.approx(CREDIT_FIRST - 2 * REPLIES * LOSS)
+    assert {p.name for p in path.parent.iterdir()} == {"pair.json", ".lock"}
+
+
+def test_a_tune_elsewhere_survives_the_reply_that_is_under_way(tmp_path: Path) -> None:
+    path = tmp_path / "pair.json"
+    app = Profile(path)
+    app.costs.target.set(1, 9.0)
+    app.learned("greedy").account("mixed").book(-1.0)
+    assert app.save()
+    # a reply begins here; before it ends, another process tunes
+    tuned = Profile(path)
+    for rows, ms in ((1, 10.0), (2, 15.0), (4, 17.0)):
+        tuned.costs.target.set(rows, ms)
+    tuned.advice = {"words": "keep speculation on"}
+    tuned.learned("greedy").source("draft", "draft").labels = 70
+    assert tuned.save()
+    # the reply ends: it timed passes, and lost a little
+    app.costs.target.observe(1, 9.1)
+    app.learned("greedy").account("mixed").book(-0.5)
+    app.learned("warm").account("ngram").book(-0.25)
+    assert app.save()
+    for profile in (Profile(path), app):
+        assert profile.advice == {"words": "keep speculation on"}
+        assert profile.costs.target.ms(4) == pytest.approx(17.0)
+        assert profile.learned("greedy").sources["draft"].labels == 70
+        assert profile.balance.credit == pytest.approx(CREDIT_FIRST - 1.75)
+        assert profile.learned("warm").account("ngram").pair is profile.balance
+
+
+def test_the_next_reply_sees_what_another_process_saved(tmp_path: Path) -> None:
+    info = fake_info()
+    app, other = open_profile(info, tmp_path), open_profile(info, tmp_path)
+    windows = Windows(app, info)
+    other.costs.target.set(1, 10.0)
+    other.balance.book(-3.0)
+    assert other.save()
+    windows(GenerateParams())
+    assert app.costs.target.one == 10.0
+    assert app.balance.credit == pytest.approx(CREDIT_FIRST - 3.0)
+    assert app.learned("greedy").account("mixed").credit == pytest.approx(CREDIT_FIRST - 3.0)
+
+
+def test_practising_elsewhere_is_not_booked_by_a_reply(tmp_path: Path) -> None:
+    path = tmp_path / "pair.json"
+    app, tuned = Profile(path), Profile(path)
+    for profile in (app, tuned):
+        profile.costs.target.set(1, 10.0)
+    with tuned.practice():
+        tuned.learned("greedy").account("mixed").book(-6.0)
+        assert tuned.save()
+        app.learned("greedy").account("mixed").book(-2.0)
+        assert app.save()
+        assert tuned.save()
+        assert tuned.balance.credit == pytest.approx(CREDIT_FIRST - 6.0)
+    assert tuned.save()
+    assert Profile(path).balance.credit == pytest.approx(CREDIT_FIRST - 2.0)
+    assert tuned.balance.credit == pytest.approx(CREDIT_FIRST - 2.0)
+
+
+def test_a_damaged_profile_is_said_once_and_begun_anew(home: Path) -> None:
+    info = fake_info()
+    path = PairKey.of(info).path(home)
+    home.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b'{"schema": ' + b"[" * 200_000)
+    engine = Engine(
+        target=FakeContext(FakeTable(seed=3)),
+        vocab=FakeVocab(),
+        info=info,
+        proposers={"ngram": NgramProposer()},
+        make_window=Windows(open_profile(info, home), info),
+    )
+    params = GenerateParams(max_tokens=80, seed=1, proposer="ngram", ignore_eos=True)
+    told = []
+    with engine:
+        for _ in range(2):
+            events = engine.generate("the rain in spain", params)
+            told.append([e.message for e in events if isinstance(e, Notice)])
+    assert [len(messages) for messages in told] == [1, 0]
+    assert str(path) in told[0][0]
+    assert "\n" not in told[0][0]
+    again = open_profile(info, home)
+    assert again.warm
+    assert not again.trouble
