@@ -18,7 +18,7 @@ from specllama.params import EngineOptions, GenerateParams
 
 if TYPE_CHECKING:
     from specllama.backend.base import Context
-    from specllama.backend.devices import OffloadPlan
+    from specllama.backend.devices import OffloadPlan, Placement
     from specllama.backend.llama import LlamaModel
     from specllama.backend.llama_context import LlamaContext
     from specllama.models.gguf import GgufHeader
@@ -70,24 +70,34 @@ def load_parts(
         on_gpu=on_gpu, one_kv_type=draft_header is not None and draft_header.one_kv_type
     )
     fitted = options.resolved(on_gpu=on_gpu, one_kv_type=target_header.one_kv_type)
-    if options.check_memory and plan is None:
-        require_fit(
-            estimate_pair(
-                target_header,
-                draft_header,
-                n_ctx=_context_length(options.n_ctx, target_header),
-                type_k=fitted.kv_type_k,
-                type_v=fitted.kv_type_v,
-                n_ubatch=options.n_batch,
-                n_outputs=options.max_rows,
-                flash_attn=options.flash_attn != "off",
-            )
+
+    def require_ram(plan: OffloadPlan | None) -> None:
+        """What the GPUs do not take has to fit in RAM."""
+        if not options.check_memory:
+            return
+        need = estimate_pair(
+            target_header,
+            draft_header,
+            n_ctx=_context_length(options.n_ctx, target_header),
+            type_k=fitted.kv_type_k,
+            type_v=fitted.kv_type_v,
+            n_ubatch=options.n_batch,
+            n_outputs=options.max_rows,
+            flash_attn=options.flash_attn != "off",
         )
+        if plan is not None:
+            from specllama.backend.devices import left_in_ram
+
+            need = left_in_ram(need, plan, target_header, draft_header)
+        require_fit(need)
+
+    require_ram(plan)
 
     # importing llama.cpp takes a quarter of a second; a bad file is refused before that
     from specllama.backend import llama
     from specllama.backend.attention import can_switch
-    from specllama.backend.devices import fewer_layers, physical_cores
+    from specllama.backend.cores import physical_cores
+    from specllama.backend.devices import fewer_layers
     from specllama.backend.llama_grammar import LlamaGrammar
     from specllama.heads import HeadTarget, open_heads
     from specllama.profiles import Windows, open_profile
@@ -108,11 +118,12 @@ def load_parts(
         for model in opened:
             model.close()
 
-    def open_model(header: GgufHeader, role: str, layers: str) -> LlamaModel:
+    def open_model(header: GgufHeader, role: str, place: Placement | None) -> LlamaModel:
         model = llama.LlamaModel(
             header.path,
             pre=header.pre_tokenizer or "",
-            gpu_layers=layers,
+            gpu_layers=str(place.layers) if place else "0",
+            split=place.split if place else (),
             use_mmap=options.use_mmap,
             use_mlock=options.use_mlock,
             load_mtp=role == "target" and not why_not(header),
@@ -130,8 +141,7 @@ def load_parts(
     def open_pair(
         plan: OffloadPlan | None,
     ) -> tuple[LlamaModel, LlamaContext, LlamaModel | None, LlamaContext | None]:
-        layers = str(plan.target.layers) if plan else "0"
-        target_model = open_model(target_header, "target", layers)
+        target_model = open_model(target_header, "target", plan.target if plan else None)
         target = target_model.context(
             n_ctx=_context_length(options.n_ctx, target_header),
             max_rows=options.max_rows,
@@ -142,8 +152,7 @@ def load_parts(
         )
         if draft_header is None:
             return target_model, target, None, None
-        layers = str(plan.draft.layers) if plan and plan.draft else "0"
-        draft_model = open_model(draft_header, "draft", layers)
+        draft_model = open_model(draft_header, "draft", plan.draft if plan else None)
         draft = draft_model.context(
             n_ctx=min(
                 options.draft_ctx or target.n_ctx, draft_header.context_length or target.n_ctx
@@ -170,6 +179,7 @@ def load_parts(
                 close_all()
                 opened.clear()
                 plan = fewer
+                require_ram(plan)
         for context in (target, draft):
             if context is not None:
                 _warm_up(context)

@@ -41,6 +41,11 @@ class Device:
     free: int
     total: int
 
+    @property
+    def shares_ram(self) -> bool:
+        """Whether its memory is the machine's: what it takes is gone from RAM."""
+        return self.kind == "igpu" or self.backend in ("Metal", "MTL")
+
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
@@ -120,8 +125,9 @@ def _text(raw: bytes | None) -> str:
 
 
 def gpus(found: Sequence[Device]) -> list[Device]:
-    """The devices that layers can be moved to."""
-    return [device for device in found if device.kind in ("gpu", "igpu")]
+    """The devices that llama.cpp moves layers to: integrated GPUs only if there are no others."""
+    cards = [device for device in found if device.kind == "gpu"]
+    return cards or [device for device in found if device.kind == "igpu"]
 
 
 def build_info() -> BuildInfo:
@@ -164,24 +170,6 @@ def _commit() -> str:
     return _COMMITS.get(importlib.metadata.version("llama-cpp-python"), "?")
 
 
-def physical_cores() -> int:
-    """Physical cores this process may use; hyper-threads do not help llama.cpp."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cores: set[tuple[str, str]] = set()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            package = ""
-            for line in file:
-                key, _, value = line.partition(":")
-                if key.strip() == "physical id":
-                    package = value.strip()
-                elif key.strip() == "core id":
-                    cores.add((package, value.strip()))
-    except OSError:
-        pass
-    return max(1, min(usable or 1, len(cores) or usable or 1))
-
-
 def cpu_name() -> str:
     """The processor's name as the system gives it."""
     try:
@@ -222,7 +210,8 @@ class Placement:
     Attributes:
         layers: how many to offload, the output layer counted (llama.cpp's ``n_gpu_layers``).
         of: how many there are, the output layer counted.
-        split: offloaded layers per GPU, in device order.
+        split: offloaded layers per GPU, in device order: the first GPU has the first of them
+            (llama.cpp's ``tensor_split``).
         bytes: per GPU.
     """
 
@@ -266,8 +255,8 @@ class OffloadPlan:
         return lines + [f"offload: {warning}" for warning in self.warnings]
 
 
-def layer_bytes(header: GgufHeader, n_ctx: int, **kv: Any) -> list[int]:
-    """Weights and KV of each layer; the output layer (and what belongs to no layer) comes last."""
+def layer_weights(header: GgufHeader) -> list[int]:
+    """Weights of each layer; the output layer (and what belongs to no layer) comes last."""
     n = header.block_count
     sizes = [0] * (n + 1)
     for tensor in header.tensors:
@@ -278,8 +267,49 @@ def layer_bytes(header: GgufHeader, n_ctx: int, **kv: Any) -> list[int]:
         elif tensor.name != "token_embd.weight" or "output.weight" not in header.by_name:
             # the embedding table itself stays on the CPU; tied, a copy of it is the output
             sizes[n] += tensor.n_bytes
-    per_layer = memory.kv_bytes(header, n_ctx, **kv) // max(n, 1)
-    return [size + per_layer for size in sizes[:n]] + [sizes[n]]
+    return sizes
+
+
+def layer_bytes(header: GgufHeader, n_ctx: int, **kv: Any) -> list[int]:
+    """Weights and KV of each layer, the output layer last."""
+    sizes = layer_weights(header)
+    per_layer = memory.kv_bytes(header, n_ctx, **kv) // max(header.block_count, 1)
+    return [size + per_layer for size in sizes[:-1]] + [sizes[-1]]
+
+
+def left_in_ram(
+    need: memory.PairMemory, plan: OffloadPlan, target: GgufHeader, draft: GgufHeader | None
+) -> memory.PairMemory:
+    """What a pair needs in RAM when some of its layers lie in the memory of GPUs.
+
+    Args:
+        need: the pair's memory with everything in one place.
+    """
+    if all(card.shares_ram for card in plan.gpus):
+        return need
+    second = need.draft
+    if second is not None and draft is not None and plan.draft is not None:
+        second = _remainder(second, draft, plan.draft)
+    return dataclasses.replace(
+        need, target=_remainder(need.target, target, plan.target), draft=second
+    )
+
+
+def _remainder(
+    need: memory.ModelMemory, header: GgufHeader, placement: Placement
+) -> memory.ModelMemory:
+    if placement.layers == 0:
+        return need
+    moved = sum(layer_weights(header)[placement.of - placement.layers :])
+    blocks = max(placement.of - placement.layers, 0)  # the output layer is the first to move
+    left = blocks / max(placement.of - 1, 1)
+    return dataclasses.replace(
+        need,
+        weights=max(need.weights - moved, 0),
+        repacked=int(need.repacked * left),
+        kv=int(need.kv * left),
+        compute=need.compute if blocks else 0,
+    )
 
 
 def plan_offload(
@@ -339,36 +369,46 @@ def _place(
     asked: str,
     warnings: list[str],
 ) -> Placement:
-    """Fill the devices in order, from the last layer backwards, as llama.cpp does."""
+    """The last layers go to the devices, and of these the first to the first, as in llama.cpp."""
     of = len(sizes)
     if not free or asked == "0":
         if asked not in ("auto", "0") and not free:
             warnings.append(f"the {role} was to be offloaded, but there is no usable GPU")
         return Placement(role, 0, of, (0,) * len(free), (0,) * len(free))
     wanted = of if asked in ("auto", "all") else min(int(asked), of)
-    split, used = [0] * len(free), [0] * len(free)
-    layers = sizes[of - wanted :] if asked != "auto" else sizes
     room = [max(size - buffer, 0) for size in free]
-    card = 0
-    placed = 0
-    # the output layer is offloaded last, so "auto" gives up blocks before it gives up the output
-    for size in reversed(layers):
-        while card < len(free) and used[card] + size > room[card]:
-            card += 1
-        if card == len(free):
-            break
-        used[card] += size
-        split[card] += 1
-        placed += 1
+    # the output layer is the last one: it moves first, and stays as long as anything does
+    fitting = (n for n in range(wanted, 0, -1) if _fill(sizes[of - n :], room) is not None)
+    placed = next(fitting, 0)
+    split = _fill(sizes[of - placed :], room) if placed else None
     if asked != "auto" and placed < wanted:
         warnings.append(
             f"{wanted} layers of the {role} need more GPU memory than is free;"
             f" {placed} would fit (-ngl auto)"
         )
+        split = split or [0] * len(free)
         split[-1] += wanted - placed
         placed = wanted
-    bytes_ = tuple(n + buffer if count else 0 for n, count in zip(used, split, strict=True))
-    return Placement(role, placed, of, tuple(split), bytes_)
+    if split is None:
+        return Placement(role, 0, of, (0,) * len(free), (0,) * len(free))
+    used, at = [], of - placed
+    for count in split:
+        used.append(sum(sizes[at : at + count]) + buffer if count else 0)
+        at += count
+    return Placement(role, placed, of, tuple(split), tuple(used))
+
+
+def _fill(layers: Sequence[int], room: Sequence[int]) -> list[int] | None:
+    """How many of the layers each device takes, in order; None if they do not fit."""
+    split, used, card = [0] * len(room), 0, 0
+    for size in layers:
+        while card < len(room) and used + size > room[card]:
+            card, used = card + 1, 0
+        if card == len(room):
+            return None
+        split[card] += 1
+        used += size
+    return split
 
 
 def fewer_layers(plan: OffloadPlan) -> OffloadPlan | None:
@@ -388,7 +428,8 @@ def fewer_layers(plan: OffloadPlan) -> OffloadPlan | None:
 def _shrunk(placement: Placement, keep: int) -> Placement:
     share = keep / max(placement.layers, 1)
     split = [int(n * share) for n in placement.split]
-    for i in range(keep - sum(split)):
-        split[i % len(split)] += 1
+    while sum(split) < keep:
+        cut = [before - now for before, now in zip(placement.split, split, strict=True)]
+        split[cut.index(max(cut))] += 1
     sizes = tuple(int(n * share) for n in placement.bytes)
     return dataclasses.replace(placement, layers=keep, split=tuple(split), bytes=sizes)

@@ -8,8 +8,9 @@ binding.
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ class LlamaModel:
     """A loaded GGUF file. Contexts made from it share its weights.
 
     Args:
+        split: offloaded layers per GPU; llama.cpp's own choice unless given.
         load_mtp: load NextN blocks as well, where the file has them.
         stop: ends loading, and the passes of every context of the model, when it is set.
 
@@ -41,6 +43,7 @@ class LlamaModel:
         *,
         pre: str = "",
         gpu_layers: str = "auto",
+        split: Sequence[int] = (),
         use_mmap: bool = True,
         use_mlock: bool = False,
         load_mtp: bool = False,
@@ -61,6 +64,10 @@ class LlamaModel:
         if not supports_gpu():
             self.gpu_layers = 0
         params.n_gpu_layers = self.gpu_layers
+        # llama.cpp reads one number for every device that it could have, and copies them
+        shares = (ctypes.c_float * ll.llama_max_devices())(*split)
+        if any(split):
+            params.tensor_split = shares
         params.load_mode = (
             ll.LLAMA_LOAD_MODE_MMAP_MLOCK
             if use_mmap and use_mlock

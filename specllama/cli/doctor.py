@@ -120,7 +120,8 @@ def _native() -> list[Check]:
 def _machine() -> list[Check]:
     import os
 
-    from specllama.backend.devices import cpu_name, physical_cores
+    from specllama.backend.cores import physical_cores
+    from specllama.backend.devices import cpu_name
     from specllama.cli.listing import size
     from specllama.models import memory
 
