@@ -18,9 +18,9 @@ from itertools import product
 from typing import Any
 
 from specllama.errors import UsageError
-from specllama.harmony import answer, begun, has_channels
 from specllama.interface import Message
 from specllama.template import TemplateFailed, render_template
+from specllama.thoughts import answer, begun, style
 
 _DISGUISE = 0xF0000  # the private characters that stand for those of message 0, 1, ...
 _TAG = r"<[^<>\s]*(?i:think|channel)[^<>\s]*>|\[/?THINK\]"  # what templates cut replies at
@@ -95,15 +95,14 @@ def render(
     if continue_last and last.role == "assistant":
         # what the model saw when it began the reply, and what it made of it: nothing is read again
         rendered = _rendered(_Job(template, bos, eos, True), before)
-        in_channels = has_channels(template) and rendered.notice is None
-        parts = begun(last.content) if in_channels else [(last.content, True)]
+        parts = begun(None if rendered.notice else template, rendered.text, last.content)
         reply = [Segment(text, not own, own) for text, own in parts]
         return Rendered(_joined([*rendered.segments, *reply]), rendered.notice)
     return _rendered(_Job(template, bos, eos, add_generation_prompt), messages)
 
 
 def _rendered(job: _Job, messages: Sequence[Message]) -> Rendered:
-    if has_channels(job.template):
+    if style(job.template) is not None:
         messages = [
             Message(m.role, answer(m.content)) if m.role == "assistant" else m for m in messages
         ]
@@ -220,6 +219,7 @@ class _Job:
             "bos_token": self.bos,
             "eos_token": self.eos,
             "add_generation_prompt": self.add_generation_prompt,
+            "enable_thinking": True,
             "functions": "",
             "date_string": f"{today:%d %b %Y}",
             "datetime": f"{today:%b %d %Y}",

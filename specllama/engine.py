@@ -18,7 +18,6 @@ from specllama.errors import EngineError, PairIncompatible, UsageError
 from specllama.events import (
     Event,
 )
-from specllama.harmony import Channels, has_channels
 from specllama.interface import EngineInfo, Message
 from specllama.methods import NO_DRAFT, NO_HEAD
 from specllama.params import EngineOptions, GenerateParams
@@ -28,6 +27,9 @@ from specllama.spec.proposer import NoProposer, Proposer, Remembering
 from specllama.spec.proposers.draft_model import DraftModelProposer
 from specllama.spec.sampling import Constraint, SamplerChain
 from specllama.spec.window import FixedWindow, Window
+from specllama.thoughts import Reader, reader
+
+_TAIL = 16  # tokens at the end of a prompt, where a tag may be open
 
 ConstraintMaker = Callable[[GenerateParams], Constraint | None]
 
@@ -202,12 +204,23 @@ class Engine:
             raise UsageError("the prompt is empty", "give some text to continue or to answer")
         return ids, notice
 
-    def channels(self, prompt: str | Sequence[int] | Sequence[Message]) -> Channels | None:
-        """How to read the reply of a model that answers in channels; None for all others."""
+    def reader(
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        ids: Sequence[int],
+        params: GenerateParams,
+    ) -> Reader | None:
+        """How to read the reply to a chat prompt of these tokens; None if it is shown as it is."""
         last = prompt[-1] if prompt else None
-        if not isinstance(last, Message) or not has_channels(self._template):
+        constrained = params.grammar is not None or params.json_schema is not None
+        if not isinstance(last, Message) or constrained:
             return None
-        return Channels(last.content if last.role == "assistant" else "")
+        end = b"".join(self._vocab.piece(t, special=True) for t in ids[-_TAIL:])
+        return reader(
+            self._template,
+            end.decode("utf-8", "replace"),
+            last.content if last.role == "assistant" else "",
+        )
 
     def count_tokens(self, prompt: str | Sequence[Message]) -> int:
         return len(self.encode(prompt)[0])

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from specllama.backend.base import Vocab
 from specllama.events import FinishReason
-from specllama.harmony import Channels
 from specllama.params import GenerateParams
 from specllama.text import TextStream
+from specllama.thoughts import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +28,15 @@ class Reply:
     the token that completed it is the last one kept.
 
     Args:
-        channels: what the model's channels show of its tokens, None if it answers in plain text.
+        reader: what is shown of the tokens; None shows them as they are.
     """
 
-    def __init__(
-        self, params: GenerateParams, vocab: Vocab, channels: Channels | None = None
-    ) -> None:
+    def __init__(self, params: GenerateParams, vocab: Vocab, reader: Reader | None = None) -> None:
         self._params = params
         self._vocab = vocab
         # under a grammar an end token comes only where nothing else may (see SamplerChain)
         self._ends = not params.ignore_eos or params.constrained
-        self._channels = channels
+        self._reader = reader
         self._stream = TextStream(params.stop)
         self.token_ids: list[int] = []
 
@@ -62,8 +60,8 @@ class Reply:
             if self.is_stop(token):
                 return Taken(i + 1, "".join(text), "stop_token")
             piece = self._vocab.piece(token)
-            if self._channels is not None:
-                piece = self._channels.feed(piece)
+            if self._reader is not None:
+                piece = self._reader.feed(piece)
             text.append(self._stream.feed(piece))
             if self._stream.stopped:
                 return Taken(i + 1, "".join(text), "stop_string")
@@ -73,5 +71,5 @@ class Reply:
 
     def finish(self) -> str:
         """Text that was held back for a stop string or a character that never completed."""
-        held = b"" if self._channels is None else self._channels.finish()
+        held = b"" if self._reader is None else self._reader.finish()
         return self._stream.feed(held) + self._stream.finish()

@@ -59,7 +59,7 @@ class RequestRun:
         self._cancel = cancel
         self._seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
         self._stats = SpecStats()
-        self._reply = Reply(params, engine.vocab)  # before the prompt says whose channels it has
+        self._reply = Reply(params, engine.vocab)  # until the prompt says how to read it
         self._tokens = History()
         self._prompt_n = self._cached_n = 0
         self._proposer: Proposer = engine.proposer("none")
@@ -69,7 +69,7 @@ class RequestRun:
         begin = perf_counter()
         engine, params = self._engine, self._params
         ids, notice = engine.encode(prompt)
-        self._reply = Reply(params, engine.vocab, engine.channels(prompt))
+        self._reply = Reply(params, engine.vocab, engine.reader(prompt, ids, params))
         n_ctx = self._target.n_ctx
         if len(ids) > n_ctx:
             raise PromptTooLong(

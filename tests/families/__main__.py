@@ -53,6 +53,12 @@ class Row:
             self.reasons.setdefault(reason, []).append(str(where))
 
 
+# templates that llama.cpp treats in a way of its own
+WHY = {
+    "Apertus": "llama.cpp asks a model to think only if it can tell the thoughts apart",
+    "StepFun": "llama.cpp trims the contents, for this template alone",
+    "deepseek-ai-DeepSeek-V4": "llama.cpp asks for earlier thoughts to be kept",
+}
 OUTCOMES = ("equal", "differs", "refused")
 
 
@@ -174,6 +180,9 @@ def report(title: str, rows: Sequence[Row], outcomes: Sequence[str]) -> None:
         total += row.counts
         counts = " ".join(f"{row.counts[o]:>5} {o}" for o in outcomes)
         print(f"{row.name:52.52} {counts}")
+        if row.counts["differs"]:
+            for why in (text for name, text in WHY.items() if row.name.startswith(name)):
+                print(f"    {why}:")
         for reason, where in row.reasons.items():
             print(f"    {len(where):>4} × {reason}   [{where[0]}]")
     n = sum(total.values())

@@ -1,4 +1,4 @@
-"""gpt-oss's channels: what a reply shows, and what the template is given at the next turn."""
+"""Thoughts: what a reply shows, and what the template is given at the next turn."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specllama.backend.llama import LlamaModel
 from specllama.chat import render
 from specllama.engine import Engine
 from specllama.events import Finished
-from specllama.harmony import Channels, answer, begun, has_channels
 from specllama.interface import Message
 from specllama.params import GenerateParams
 from specllama.reply import Reply
+from specllama.thoughts import Channels, Tagged, answer, begun, reader, style
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}"
@@ -104,13 +104,13 @@ def test_a_reply_is_continued_as_the_model_wrote_it(ending: str) -> None:
     messages = [Message("user", "?"), Message("assistant", shown(written))]
     prompt = render(TEMPLATE, messages, bos="", eos="", continue_last=True).text
     assert prompt == "<|start|>user<|message|>?<|end|><|start|>assistant" + written
-    assert begun("") == []
+    assert begun(TEMPLATE, "", "") == [("", True)]
 
 
 def test_other_models_are_read_as_they_write() -> None:
-    assert not has_channels(None)
-    assert not has_channels(ggufs.CHATML)
-    assert has_channels(TEMPLATE)
+    assert style(None) is style(ggufs.CHATML) is None
+    assert style(TEMPLATE) == "harmony"
+    assert reader(ggufs.CHATML, "<|im_start|>assistant\n", "") is None
 
 
 def test_a_whole_chat(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_whole_chat(tmp_path: Path) -> None:
             template=TEMPLATE,
         )
         question = [Message("user", "the model?")]
-        reply = Reply(GenerateParams(), vocab, engine.channels(question))
+        reply = Reply(GenerateParams(), vocab, engine.reader(question, [0], GenerateParams()))
         ids = vocab.tokenize(RAW + "<|return|>", add_special=False, parse_special=True)
         taken = reply.take(ids)
         assert taken.reason == "stop_token", "<|end|> ends a message, not the reply"
@@ -145,7 +145,54 @@ def test_a_whole_chat(tmp_path: Path) -> None:
         end = events[-1]
         assert isinstance(end, Finished)
         assert "<|message|>" not in end.text
-        assert engine.channels("raw text") is None
-        assert engine.channels([1, 2]) is None
+        free, bound = GenerateParams(), GenerateParams(grammar='root ::= "x"')
+        assert engine.reader("raw text", [0], free) is None
+        assert engine.reader([1, 2], [0], free) is None
+        assert engine.reader(question, [0], bound) is None
     finally:
         model.close()
+
+
+def test_a_prompt_that_ends_in_thoughts_lends_the_reply_its_tag() -> None:
+    template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</think>')[-1] }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% if enable_thinking %}<think>\n{% endif %}"
+        "{% endif %}"
+    )
+    question = [Message("user", "?")]
+    prompt = render(template, question, bos="", eos="").text
+    assert prompt == "[user]?[assistant]<think>\n"
+    opened = reader(template, prompt, "")
+    assert opened is not None
+    text = (opened.feed(b"Hm") + opened.feed(b".</think>Yes") + opened.finish()).decode()
+    assert text == "<think>\nHm.</think>Yes"
+    going_on = render(
+        template, [*question, Message("assistant", text)], bos="", eos="", continue_last=True
+    )
+    assert going_on.text == prompt + "Hm.</think>Yes"
+    assert reader(template, going_on.text, text) is None
+    for reply, text_of_it in (("<think>Hm", "Hm"), ("Yes", "</think>\n\nYes"), ("a</think>b",) * 2):
+        begun_so = [*question, Message("assistant", reply)]
+        continued = render(template, begun_so, bos="", eos="", continue_last=True).text
+        assert continued == prompt + text_of_it
+    again = [*question, Message("assistant", text), Message("user", "!")]
+    assert render(template, again, bos="", eos="").text == (
+        "[user]?[assistant]Yes[user]![assistant]<think>\n"
+    )
+
+
+def test_gemmas_tags() -> None:
+    template = (
+        "{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content.split('<channel|>')[-1] }}<turn|>"
+        "{% endfor %}<|turn>model\n{% if tools %}<|channel>{% endif %}"
+    )
+    assert style(template) == "gemma"
+    tagged = Tagged()
+    pieces = ["<|channel>", "thou", "ght", "\nHm", ".\n", "<channel|>", "Yes\n"]
+    text = b"".join(tagged.feed(p.encode()) for p in pieces).decode()
+    assert text == "<think>Hm.\n</think>\nYes\n"
+    messages = [Message("user", "?"), Message("assistant", text)]
+    going_on = render(template, messages, bos="", eos="", continue_last=True).text
+    assert going_on == "<|turn>user\n?<turn|><|turn>model\n" + "".join(pieces)
+    again = render(template, [*messages, Message("user", "!")], bos="", eos="").text
+    assert "<|turn>assistant\nYes\n<turn|>" in again
