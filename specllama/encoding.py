@@ -15,8 +15,9 @@ taken apart here, in the same way, and what people wrote stays ordinary text:
 from __future__ import annotations
 
 import re
+from bisect import bisect, bisect_left
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from specllama.backend.base import SpecialToken, Vocab
 from specllama.backend.specials import Verdict, partition
@@ -62,34 +63,39 @@ class _Forgery:
     """Judges where the text of a special token stands in a prompt."""
 
     def __init__(self, segments: Sequence[Segment], template: str) -> None:
-        ends = accumulate((len(s.text) for s in segments), initial=0)
-        self._contents = [
-            (start, end, segment.reply)
-            for (start, end), segment in zip(pairwise(ends), segments, strict=True)
-            if not segment.special
-        ]
+        self._segments = segments
+        self._starts = list(accumulate((len(s.text) for s in segments[:-1]), initial=0))
         # no marker can arise from two pieces that were never beside each other
         self._written = "\0".join(s.text for s in segments if s.special)
         self._template = template
 
     def judge(self, special: SpecialToken, start: int, end: int) -> Verdict:
-        touched = [reply for a, b, reply in self._contents if a < end and start < b]
-        if not touched:
+        first, beyond = bisect(self._starts, start) - 1, bisect_left(self._starts, end)
+        contents = [s for s in self._segments[first:beyond] if not s.special]
+        if not contents:
             return "token"
         if special.control:
             return "text"
-        marker = (
-            _LIKE_CONTROL.fullmatch(special.text) is not None
-            or special.text in self._written
-            or (special.text in self._template and not all(touched))
-        )
-        # spaces and single characters mark nothing, and could not be cut
-        return "cut" if marker and len(special.text.strip()) > 1 else "token"
+        return "cut" if self._marks(special, all(s.reply for s in contents)) else "token"
 
     def anywhere(self, special: SpecialToken, text: str) -> bool:
+        """Whether something other than a token is to be made of it at any place."""
+        if not special.control and not self._marks(special, reply=False):
+            return False
         at = text.find(special.text)
         while at >= 0:
             if self.judge(special, at, at + len(special.text)) != "token":
                 return True
             at = text.find(special.text, at + 1)
         return False
+
+    def _marks(self, special: SpecialToken, reply: bool) -> bool:
+        """Whether a user-defined token marks something, in what people or in what models wrote."""
+        text = special.text
+        if len(text.strip()) < 2:  # spaces; and a single character could not be cut
+            return False
+        return (
+            _LIKE_CONTROL.fullmatch(text) is not None
+            or text in self._written
+            or (text in self._template and not reply)
+        )
