@@ -88,7 +88,7 @@ def _read_pickle(path: Path) -> Mapping[str, Tensor]:
         raise CannotLoad(
             f"{path.name} is a pickle, which can run code when it is opened; "
             "reading one safely needs PyTorch",
-            'pip install "specllama[train]", or take the .safetensors file of the same heads',
+            "pip install torch, or take the .safetensors file of the same heads",
         ) from None
     return read_pickled(path)
 

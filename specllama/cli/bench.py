@@ -228,7 +228,8 @@ def scale(
     """Write a pair that costs like a large one.
 
     It computes what the small one does: real cost, unchanged text, for measurements where no large
-    model is at hand. Whatever is measured on a scaled pair should say so.
+    model is at hand. Whatever is measured on a scaled pair should say so. Needs the package gguf:
+    pip install gguf
     """
     from specllama.errors import SpecllamaError, UsageError
     from specllama.models.refs import resolve_pair
@@ -237,7 +238,7 @@ def scale(
         from specllama.models.recipe.scale import scale_pair
     except ImportError as error:
         raise SpecllamaError(
-            f"scaling needs the package {error.name}", "pip install 'specllama[train]'"
+            f"scaling needs the package {error.name}", f"pip install {error.name}"
         ) from None
     target_path, draft_path = resolve_pair(target or "tiny", draft)
     if draft_path is None:

@@ -82,7 +82,7 @@ def save_png(
         from matplotlib.figure import Figure
     except ImportError:
         raise UsageError(
-            "charts as PNG need matplotlib", "pip install 'specllama[plot]', or leave out --png"
+            "charts as PNG need matplotlib", "pip install matplotlib, or leave out --png"
         ) from None
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     FigureCanvasAgg(figure)

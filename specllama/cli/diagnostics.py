@@ -79,7 +79,7 @@ def explain(error: BaseException) -> tuple[int, str, str | None]:
         where = f" ({error.filename})" if error.filename else ""
         return Exit.FAILED, f"{error.strerror or error}{where}", None
     if isinstance(error, ImportError):
-        hint = "install specllama again: pip install --force-reinstall specllama"
+        hint = "install specllama again, in its folder: pip install --force-reinstall ."
         return Exit.FAILED, f"a part of specllama cannot be loaded: {error}", hint
     return (
         Exit.FAILED,

@@ -67,7 +67,7 @@ def _versions() -> list[Check]:
             "bad" if bad else "ok",
             "packages",
             ", ".join(found),
-            "reinstall with: pip install --force-reinstall specllama" if bad else "",
+            "in specllama's folder: pip install --force-reinstall ." if bad else "",
         ),
     ]
 

@@ -218,7 +218,11 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
 
 @command.command("plot")
 @run_argument
-@click.option("--png", type=click.Path(path_type=Path), help="Write an image instead.")
+@click.option(
+    "--png",
+    type=click.Path(path_type=Path),
+    help="Write an image instead; needs matplotlib (pip install matplotlib).",
+)
 @json_option
 def plot(run: str, png: Path | None, as_json: bool) -> None:
     """Draw acceptance over time and by position."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,17 @@ def test_bench_run_refuses(
 ) -> None:
     assert invoke(["bench", "run", *flags]) == status
     assert words in capsys.readouterr().err
+
+
+def test_scaling_without_gguf_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    monkeypatch.delitem(sys.modules, "specllama.models.recipe.scale", raising=False)
+    assert invoke(["bench", "scale", str(tmp_path / "pair")]) == 1
+    said = capsys.readouterr().err
+    assert "scaling needs the package gguf" in said
+    assert "pip install gguf" in said
 
 
 def test_bench_compare_refuses_other_files(
