@@ -31,6 +31,7 @@ from specllama.spec.loop import Round, SpeculativeLoop
 from specllama.spec.proposer import Advising, PromptReader, Proposer, Request
 from specllama.spec.proposers.merged import MergedProposer
 from specllama.spec.proposers.mixed import MixedProposer
+from specllama.spec.types import Row
 from specllama.spec.verify import RandomCoins
 from specllama.spec.window import FixedWindow, Window
 from specllama.stats import SpecStats
@@ -64,6 +65,7 @@ class RequestRun:
         self._prompt_n = self._cached_n = 0
         self._proposer: Proposer = engine.proposer("none")
         self._window: Window | None = None
+        self._first: Row | None = None  # behind the prompt, until its token is drawn
 
     def events(self, prompt: str | Sequence[int] | Sequence[Message]) -> Iterator[Event]:
         begin = perf_counter()
@@ -115,8 +117,8 @@ class RequestRun:
 
         started = perf_counter()
         try:
-            for done in self._prefill(ids[:-1] if reason is None else [], cached):
-                yield PrefillProgress(done=done, total=len(ids) - 1, cached=cached)
+            for done in self._prefill(ids if reason is None else [], cached, row=True):
+                yield PrefillProgress(done=done, total=len(ids), cached=cached)
                 if self._cancel.is_set():
                     reason = "cancelled"
                     break
@@ -149,7 +151,7 @@ class RequestRun:
             paid = _paid(proposer)
             window.drafts_with(proposer.name, paid, copies=_copies(proposer))
             if reason is None:  # else it would take a part for the whole
-                window.prefilled(len(ids) - 1 - cached, read_ms)
+                window.prefilled(len(ids) - cached, read_ms)
             if paid and (why := window.cannot_gain()):
                 yield Notice(message=why, topic="routing")
         loop = SpeculativeLoop(
@@ -182,10 +184,8 @@ class RequestRun:
                     reason = "cancelled"
                     break
                 yield Notice(message=shifted, level="warning", topic="context")
-            # the first token is a plain step: a wider pass, or reading the prompt into the draft
-            # model, would only delay it
             try:
-                done_round = loop.round(self._reply.remaining, speculate=first_s is not None)
+                done_round = loop.round(self._reply.remaining, first=self._first)
             except ContextFull as full:
                 reason, message = "context", full.message
                 break
@@ -195,6 +195,7 @@ class RequestRun:
             now = perf_counter()
             if first_s is None:
                 first_s, first_at = now - prefilled, now
+                self._first = None
             text, event, reason = self._commit(loop, done_round, now - begin)
             if text:
                 yield TextDelta(text=text)
@@ -215,7 +216,7 @@ class RequestRun:
     # -- steps --
 
     def _reuse(self, ids: list[int]) -> tuple[int, int]:
-        """Keep the cached prefix of the prompt; its last token is always evaluated anew.
+        """Keep the cached prefix of the prompt; its last token is always evaluated, for its row.
 
         Returns the tokens kept, and how many more are in the cache but have to be read again
         because the proposer needs the hidden states that such a pass gives away.
@@ -230,10 +231,14 @@ class RequestRun:
         piece = self._vocab.piece
         return passage_ending(piece(before), piece(after))
 
-    def _prefill(self, ids: list[int], done: int) -> Iterator[int]:
+    def _prefill(self, ids: list[int], done: int, *, row: bool) -> Iterator[int]:
+        """Read ``ids`` behind the first ``done``; with ``row`` keep the row behind the last."""
         while done < len(ids):
             part = ids[done : done + min(PREFILL_CHUNK, self._target.n_batch)]
-            self._target.forward(part, outputs="none")
+            if row and done + len(part) == len(ids):
+                self._first = self._target.forward(part, outputs="last")[0]
+            else:
+                self._target.forward(part, outputs="none")
             if isinstance(self._proposer, PromptReader):
                 self._proposer.read_prompt()
             done += len(part)
@@ -303,7 +308,7 @@ class RequestRun:
         dropped = len(self._tokens) - head - tail
         self._tokens.replace([*self._tokens[:head], *self._tokens[-tail:]])
         self._target.rollback(min(common_prefix(self._target.tokens, self._tokens), head))
-        for _ in self._prefill(self._tokens[:-1], self._target.n_past):
+        for _ in self._prefill(self._tokens[:-1], self._target.n_past, row=False):
             pass
         return f"context full: dropped {dropped} older tokens, kept {len(self._tokens)}"
 

@@ -145,6 +145,6 @@ class Capturing(Protocol):
     def capture(self, need: HiddenNeed) -> None:
         """Keep this state of the passes from here on, "nothing" to stop.
 
-        "final_hidden" is kept of passes in which every token has logits. Logits do not change.
+        "final_hidden" is kept of the tokens whose rows are returned. Logits do not change.
         """
         ...

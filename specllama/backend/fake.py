@@ -195,9 +195,12 @@ class FakeContext:
         else:
             self._tree = (len(self._tokens), [int(t) for t in tokens], above)
         self.passes.append(n)
-        if self._need != "nothing" and (outputs == "all" or self._need != "final_hidden"):
-            states = np.array([self._table.row(p)[:_WIDTH] for p in paths], np.float32)
-            self.hidden.add(len(paths[0]) - 1, states)
+        given = len(paths) if outputs == "all" else int(outputs == "last")
+        if self._need != "final_hidden":
+            given = len(paths) if self._need != "nothing" else 0
+        if given:
+            states = np.array([self._table.row(p)[:_WIDTH] for p in paths[-given:]], np.float32)
+            self.hidden.add(len(paths[0]) - 1 + len(paths) - given, states)
         wanted = paths if outputs == "all" else paths[-1:] if outputs == "last" else []
         rows = np.array([self._table.row(p) for p in wanted], np.float32)
         self._handed_out = rows.reshape(len(wanted), self.n_vocab)

@@ -49,16 +49,23 @@ class TargetRows:
     """Rows of one verify pass, evaluated in groups of at most ``group`` tokens, on demand.
 
     Groups keep a pass within the row count that is bit-identical to single-row decoding, and the
-    groups behind a rejection are never evaluated.
+    groups behind a rejection are never evaluated. ``first`` is the first row, where it is known.
     """
 
-    def __init__(self, target: Context, tokens: list[int], draft: Draft, group: int) -> None:
+    def __init__(
+        self,
+        target: Context,
+        tokens: list[int],
+        draft: Draft,
+        group: int,
+        first: Row | None = None,
+    ) -> None:
         self._target = target
         self._tokens = tokens
         self._parents = None if draft.is_line else [-1, *(p + 1 for p in draft.parents)]
         self._group = len(tokens) if self._parents is not None else group
         self._first = 0
-        self._rows: Rows | None = None
+        self._rows: Rows | None = None if first is None else first[None]
         self.seconds = 0.0
 
     def __call__(self, index: int) -> Row:
@@ -105,7 +112,8 @@ class SpeculativeLoop:
     """Rounds over one conversation.
 
     Args:
-        target: its cache must hold ``tokens[:-1]``.
+        target: its cache must hold ``tokens[:-1]``, or all of them if the first round is given
+            the row behind them.
         tokens: prompt tokens; grows in place.
         chain: the sampler chain positioned after ``tokens``.
         exact_rows: largest pass, 0 for no bound (then ``target.max_rows`` is).
@@ -137,12 +145,13 @@ class SpeculativeLoop:
         self._group = exact_rows if exact_rows > 0 else target.max_rows
         self._reader = proposer if isinstance(proposer, RowReader) else None
 
-    def round(self, remaining: float = math.inf, *, speculate: bool = True) -> Round:
+    def round(self, remaining: float = math.inf, *, first: Row | None = None) -> Round:
         """One propose, verify, commit.
 
         Args:
             remaining: tokens still wanted; a draft never exceeds ``remaining - 1``.
-            speculate: False forces a plain step.
+            first: the row [vocab] behind all ``tokens``, from the pass that read the prompt: the
+                first token is drawn from it, and nothing is drafted or evaluated.
 
         Raises:
             ContextFull: no room for the pending token.
@@ -150,7 +159,7 @@ class SpeculativeLoop:
         begin = perf_counter()
         past = len(self.tokens) - 1
         room = int(min(remaining - 1, self.target.n_ctx - past - 1, self.target.max_rows - 1))
-        plan = self.window.plan(room) if speculate else Plan(0, "first token")
+        plan = self.window.plan(room) if first is None else Plan(0, "first token")
         draft = EMPTY_DRAFT
         read = 0
         if plan.draft_max > 0:
@@ -169,7 +178,7 @@ class SpeculativeLoop:
                 plan = plan.explain(draft)
         drafted = perf_counter()
 
-        rows = TargetRows(self.target, [self.tokens[-1], *draft.tokens], draft, self._group)
+        rows = TargetRows(self.target, [self.tokens[-1], *draft.tokens], draft, self._group, first)
         try:
             verdict = self._verify(draft, TargetWalk(rows, self.chain))
             if self._reader is not None and len(draft):
@@ -209,19 +218,20 @@ class SpeculativeLoop:
             other_ms=(done - begin) * 1e3 - draft_ms - verify_ms,
             read=read,
         )
-        self.window.observe(
-            Outcome(
-                source=draft.source,
-                drafted=len(draft),
-                accepted=len(verdict.path),
-                emitted=len(new),
-                confidence=draft.confidence,
-                draft_ms=draft_ms,
-                verify_ms=verify_ms,
-                round_ms=(done - begin) * 1e3,
-                tokens=finished.tokens,
+        if first is None:  # else there was no pass to learn from
+            self.window.observe(
+                Outcome(
+                    source=draft.source,
+                    drafted=len(draft),
+                    accepted=len(verdict.path),
+                    emitted=len(new),
+                    confidence=draft.confidence,
+                    draft_ms=draft_ms,
+                    verify_ms=verify_ms,
+                    round_ms=(done - begin) * 1e3,
+                    tokens=finished.tokens,
+                )
             )
-        )
         return finished
 
     def _verify(self, draft: Draft, walk: TargetWalk) -> Verdict:

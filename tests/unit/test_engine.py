@@ -159,7 +159,7 @@ def check_laws(events: Sequence[Event]) -> Finished:
         assert (r.target_kind == "plain") == (n == 0)
     prefills = [e for e in events if isinstance(e, PrefillProgress)]
     assert [e.done for e in prefills] == sorted(e.done for e in prefills)
-    assert all(e.total == finished.prompt_n - 1 for e in prefills)
+    assert all(e.total == finished.prompt_n for e in prefills)
     return finished
 
 
@@ -545,11 +545,33 @@ def test_prompts_longer_than_a_pass_are_read_in_pieces() -> None:
     events = list(engine.generate(prompt, params()))
     assert words(check_laws(events)) == words(run(make(n_ctx=300), params(), prompt))
     done = [e.done for e in events if isinstance(e, PrefillProgress)]
-    assert done == [32, 64, 96, len(prompt) - 1]
+    assert done == [32, 64, 96, len(prompt)]
     full = params(max_tokens=300, on_full="shift", ignore_eos=True)
     assert words(run(make(context=small, n_ctx=200), full, prompt)) == words(
         run(make(n_ctx=200), plain(full), prompt)
     )
+
+
+def test_a_prompt_is_read_to_its_end_in_one_go() -> None:
+    """The first token's row is that of the prompt's own last pass; a cached prompt costs one row."""
+    for proposer in ("none", "mixed"):
+        passes = []
+
+        class Counted(FakeContext):
+            def forward(self, tokens: Sequence[int], **more: Any) -> Any:
+                passes.append((len(tokens), more["outputs"]))
+                return super().forward(tokens, **more)
+
+        engine = make(context=lambda table, *, n_ctx: Counted(table, n_ctx=n_ctx))
+        p = params(max_tokens=1, proposer=proposer, min_speculative_tokens=0)
+        n = len(engine.encode(PROMPT)[0])
+        first = run(engine, p)
+        assert passes == [(n, "last")]
+        assert (first.rounds, len(first.token_ids), first.draft_n) == (1, 1, 0)
+        again = run(engine, p)
+        assert passes[1:] == [(1, "last")]
+        assert words(again) == words(first)
+        assert engine.target.tokens == engine.encode(PROMPT)[0]
 
 
 # -- what cannot be served -----------------------------------------------------------------------

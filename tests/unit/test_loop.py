@@ -480,10 +480,26 @@ def test_a_prompt_of_one_token_works() -> None:
         assert loop.target.tokens == loop.tokens[:-1]
 
 
-def test_speculate_false_is_a_plain_step_with_a_reason() -> None:
-    done = a_loop(Cheat(truth(9))).round(speculate=False)
+def test_the_first_token_is_drawn_from_the_row_of_the_prompts_own_pass() -> None:
+    loop, plain = a_loop(Cheat(truth(9))), a_loop(Cheat(truth(9)))
+    row = loop.target.forward(PROMPT[-1:], outputs="last")[0]
+    passes = len(loop.target.passes)
+    done = loop.round(first=row)
     assert (len(done.draft), done.plan.draft_max, done.verdict.kind) == (0, 0, "plain")
     assert done.plan.reason == "first token"
+    assert len(loop.target.passes) == passes, "nothing was evaluated"
+    assert loop.target.tokens == loop.tokens[:-1]
+    assert done.tokens == plain.round().tokens[:1]
+
+
+def test_a_first_round_without_a_pass_tells_the_window_nothing() -> None:
+    loop = a_loop(Cheat(truth(9)))
+    seen: list[object] = []
+    loop.window.observe = seen.append  # type: ignore[method-assign]
+    loop.round(first=loop.target.forward(PROMPT[-1:], outputs="last")[0])
+    assert seen == []
+    loop.round()
+    assert len(seen) == 1
 
 
 def test_cut_back_forgets_in_both_places() -> None:
