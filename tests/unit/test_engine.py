@@ -552,26 +552,26 @@ def test_prompts_longer_than_a_pass_are_read_in_pieces() -> None:
     )
 
 
-def test_a_prompt_is_read_to_its_end_in_one_go() -> None:
+@pytest.mark.parametrize("proposer", ["none", "mixed"])
+def test_a_prompt_is_read_to_its_end_in_one_go(proposer: str) -> None:
     """The first token's row is that of the prompt's own last pass; a cached prompt costs one row."""
-    for proposer in ("none", "mixed"):
-        passes = []
+    passes: list[tuple[int, str]] = []
 
-        class Counted(FakeContext):
-            def forward(self, tokens: Sequence[int], **more: Any) -> Any:
-                passes.append((len(tokens), more["outputs"]))
-                return super().forward(tokens, **more)
+    class Counted(FakeContext):
+        def forward(self, tokens: Sequence[int], **more: Any) -> Any:
+            passes.append((len(tokens), more["outputs"]))
+            return super().forward(tokens, **more)
 
-        engine = make(context=lambda table, *, n_ctx: Counted(table, n_ctx=n_ctx))
-        p = params(max_tokens=1, proposer=proposer, min_speculative_tokens=0)
-        n = len(engine.encode(PROMPT)[0])
-        first = run(engine, p)
-        assert passes == [(n, "last")]
-        assert (first.rounds, len(first.token_ids), first.draft_n) == (1, 1, 0)
-        again = run(engine, p)
-        assert passes[1:] == [(1, "last")]
-        assert words(again) == words(first)
-        assert engine.target.tokens == engine.encode(PROMPT)[0]
+    engine = make(context=Counted)
+    p = params(max_tokens=1, proposer=proposer, min_speculative_tokens=0)
+    ids = engine.encode(PROMPT)[0]
+    first = run(engine, p)
+    assert passes == [(len(ids), "last")]
+    assert (first.rounds, len(first.token_ids), first.draft_n) == (1, 1, 0)
+    again = run(engine, p)
+    assert passes[1:] == [(1, "last")]
+    assert words(again) == words(first)
+    assert engine.target.tokens == ids
 
 
 # -- what cannot be served -----------------------------------------------------------------------
