@@ -554,7 +554,7 @@ def test_prompts_longer_than_a_pass_are_read_in_pieces() -> None:
 
 @pytest.mark.parametrize("proposer", ["none", "mixed"])
 def test_a_prompt_is_read_to_its_end_in_one_go(proposer: str) -> None:
-    """The first token's row is that of the prompt's own last pass; a cached prompt costs one row."""
+    """The first row is that of the prompt's own last pass; a cached prompt costs one row."""
     passes: list[tuple[int, str]] = []
 
     class Counted(FakeContext):
