@@ -9,6 +9,7 @@ from typing import Any
 from textual import work
 
 from specllama import paths
+from specllama.cancel import Cancel
 from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
 from specllama.params import GenerateParams
@@ -18,9 +19,12 @@ from specllama.tui.reading import code_blocks
 from specllama.tui.state import VIEWS
 
 PLAIN_TOKENS = 32
+PLAIN_PROMPT = "Once upon a time there was a"
 
 
 class ChatActions(AppPart):
+    _measuring: Cancel | None = None
+
     async def run_chat_action(self, action: str) -> None:
         """From the palette and slash commands: where the action lives does not matter."""
         name = action.partition("(")[0]
@@ -132,26 +136,44 @@ class ChatActions(AppPart):
             return
         self.chat.when_idle(self._measure_plain)
 
+    def measure_fixed(self) -> None:
+        """A window of fixed length never takes a plain step to be compared with: take some while
+        the cache is empty and the user reads or types. The next request ends them."""
+        params = self.session.params
+        drafts = params.speculate and params.proposer != "none" and params.draft_max != 0
+        if params.window == "fixed" and drafts:
+            self._measure_plain(quiet=True)
+
+    def _measure_plain(self, *, quiet: bool = False) -> None:
+        self.stop_measuring()
+        self._measuring = Cancel()
+        self._measure(self._measuring, quiet)
+
+    def stop_measuring(self) -> None:
+        if self._measuring is not None:
+            self._measuring.set()
+
     @work(thread=True, exit_on_error=False, group="measure")
-    def _measure_plain(self) -> None:
+    def _measure(self, cancel: Cancel, quiet: bool) -> None:
         params = GenerateParams(
             max_tokens=PLAIN_TOKENS, speculate=False, proposer="none", seed=1, ignore_eos=True
         )
         rounds: list[float] = []
         try:
-            for event in self.host.generate("Once upon a time there was a", params):
+            for event in self.host.generate(PLAIN_PROMPT, params, cancel=cancel):
                 if isinstance(event, RoundDone) and event.index > 0:
                     rounds.append(event.verify_ms + event.other_ms)
         except SpecllamaError as error:
-            self.call_from_thread(self.notify, error.message, severity="error", markup=False)
+            if not quiet:
+                self.call_from_thread(self.notify, error.message, severity="error", markup=False)
             return
-        self.call_from_thread(self._plain_measured, rounds)
+        self.call_from_thread(self._plain_measured, rounds, quiet)
 
-    def _plain_measured(self, rounds: list[float]) -> None:
+    def _plain_measured(self, rounds: list[float], quiet: bool) -> None:
         for ms in rounds:
             self.chat.strip.meter.observe_plain(ms)
         self.chat.refresh_strip()
-        if rounds:
+        if rounds and not quiet:
             speed = 1000 * len(rounds) / sum(rounds)
             self.notify(f"Plain decoding: {speed:.1f} tok/s over {len(rounds)} tokens")
 

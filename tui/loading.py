@@ -32,6 +32,12 @@ def lasting_pair(target: str, draft: str | None) -> tuple[str, str | None]:
     return lasting(target), None if draft is None else lasting(draft)
 
 
+def drafts_differently(a: GenerateParams, b: GenerateParams) -> bool:
+    """Whether what was measured with the one says nothing about the other."""
+    same = ("speculate", "proposer", "verify", "window", "draft_max", "draft_min", "draft_p_min")
+    return any(getattr(a, name) != getattr(b, name) for name in same)
+
+
 class EngineKeeper(AppPart):
     load_failed = False
     _load_text = ""
@@ -105,7 +111,10 @@ class EngineKeeper(AppPart):
         chat = self.chat
         self.session.engine = self.host
         chat.engine_changed(event.info)
-        await chat.send_queued()
+        if chat.queue:
+            await chat.send_queued()
+        else:
+            self.measure_fixed()
 
     @on(EngineFailed)
     async def _engine_failed(self, event: EngineFailed) -> None:
@@ -165,7 +174,9 @@ class EngineKeeper(AppPart):
 
     def set_params(self, params: GenerateParams) -> None:
         chat = self.chat
-        self.session.params = params
+        before, self.session.params = self.session.params, params
+        if drafts_differently(before, params):
+            chat.strip.meter.restart()
         speculate = params.speculate and params.proposer != "none"
         if speculate != chat.strip.speculate:
             # Why the window was what it was says nothing about the next reply.

@@ -1,25 +1,30 @@
 """What this machine was seen to do: acceptance, draft cost and the cost of target passes.
 
 The strip's speed-up, the playground's chart and the warning that speculation loses all come from
-here. Everything is derived from ``RoundDone`` events; nothing is assumed. Medians, because one
-page fault must not move a figure. ``SpeedModel`` is the textbook model the sliders play with.
+here. Everything is derived from ``RoundDone`` events; nothing is assumed. Speed-ups are measured
+(speedup.py); ``SpeedModel`` is the textbook model the sliders play with, ``MeasuredPair`` the same
+with a pair's own figures.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 
 from specllama.events import RoundDone
+from specllama.tui.record import depth_of
+from specllama.tui.speedup import ENOUGH_PLAIN, Speedup, speedup
 
-WINDOW = 64  # rounds that count as "now"
-RECENT = 32
+RECENT = 32  # rounds whose acceptance is shown
+LIVE = 128  # rounds whose speed is
+PLAIN = 256  # plain steps that they are compared with
+STILL = 16  # rounds that tell whether drafts are made now
+WINDOW = 64  # costs of passes of one width
 MAX_K = 16
 ENOUGH = 3  # observations before a cost counts as measured
-TELLING = 16  # tokens: in fewer, one first look at the draft model weighs more than all the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,10 @@ class SpeedModel:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPair:
-    """The user's pair as measured. ``v`` maps rows of a target pass to its cost in plain steps."""
+    """The speed model with the measured costs of the user's pair.
+
+    ``v`` maps rows of a target pass to its cost in plain steps.
+    """
 
     alpha: float
     c: float
@@ -106,19 +114,29 @@ class MeasuredPair:
 
 @dataclass(slots=True)
 class Meter:
-    """Running measurement over one loaded pair. ``clear()`` when the pair changes."""
+    """Running measurement over one loaded pair. ``clear()`` when the pair changes, ``restart()``
+    when only the way of drafting does: plain steps cost what they did."""
 
     recent: deque[RoundDone] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _live: deque[RoundDone] = field(default_factory=lambda: deque(maxlen=LIVE))
+    _plain: deque[float] = field(default_factory=lambda: deque(maxlen=PLAIN))
+    _by_length: dict[int, deque[RoundDone]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=LIVE))
+    )
     _verify: dict[int, deque[float]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=WINDOW))
     )
     _draft_step: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    _plain: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _tested: int = 0
     _kept: int = 0
 
     def clear(self) -> None:
-        for values in (self.recent, self._verify, self._draft_step, self._plain):
+        self.restart()
+        for values in (self._plain, self._verify, self._draft_step):
+            values.clear()
+
+    def restart(self) -> None:
+        for values in (self.recent, self._live, self._by_length):
             values.clear()
         self._tested = self._kept = 0
 
@@ -126,11 +144,14 @@ class Meter:
         self.recent.append(done)
         if done.index == 0:
             return  # the step over the last prompt token; its neighbours are prefill
+        self._live.append(done)
         drafted = len(done.drafted)
         self._verify[drafted + 1].append(done.verify_ms)
         if drafted == 0:
-            self._plain.append(done.draft_ms + done.verify_ms + done.other_ms)
+            # What a draft that came to nothing cost is no part of a plain step.
+            self._plain.append(done.verify_ms + done.other_ms)
             return
+        self._by_length[max(depth_of(done))].append(done)
         self._draft_step.append(done.draft_ms / drafted)
         # α is a property of tokens the target really judged: the tail behind the first rejection
         # was never tested.
@@ -147,33 +168,50 @@ class Meter:
     @property
     def plain_ms(self) -> float | None:
         """Milliseconds per token without speculation, None until plain rounds were seen."""
-        return median(self._plain) if len(self._plain) >= ENOUGH else None
-
-    @property
-    def written(self) -> int:
-        """Tokens of the recent rounds, without round 0."""
-        return sum(len(r.emitted) for r in self.recent if r.index > 0)
+        return fmean(self._plain) if len(self._plain) >= ENOUGH_PLAIN else None
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Speed over the recent rounds. Round 0 belongs to the time to the first token."""
-        rounds = [r for r in self.recent if r.index > 0]
-        ms = sum(r.draft_ms + r.verify_ms + r.other_ms for r in rounds)
-        return 1000.0 * self.written / ms if ms > 0 else None
+        """Speed over the rounds that ``speedup`` judges. Round 0 belongs to the time to the first
+        token."""
+        ms = sum(_took(r) for r in self._live)
+        return 1000.0 * sum(len(r.emitted) for r in self._live) / ms if ms > 0 else None
 
     @property
-    def speedup(self) -> float | None:
-        """Against plain decoding; None when nothing was drafted lately or little was written."""
-        if self.written < TELLING or not any(r.drafted for r in self.recent):
-            return None
-        now, plain = self.tokens_per_s, self.plain_ms
-        return now * plain / 1000.0 if now is not None and plain is not None else None
+    def drafting(self) -> float:
+        """The part of the newest rounds that drafted, 0..1: a window that has given up is not
+        judged by what it did before."""
+        newest = list(self._live)[-STILL:]
+        return fmean(bool(r.drafted) for r in newest) if newest else 0.0
+
+    @property
+    def speedup(self) -> Speedup | None:
+        """Of all rounds lately, plain ones too, against plain decoding; None while nothing is
+        drafted or too little was seen."""
+        return _against(self._plain, self._live) if self.drafting > 0 else None
+
+    def speedup_by_length(self) -> dict[int, Speedup]:
+        """Of the rounds that drafted just so far (to this depth, in a tree), where enough were
+        seen."""
+        found = {k: _against(self._plain, rounds) for k, rounds in sorted(self._by_length.items())}
+        return {k: speed for k, speed in found.items() if speed is not None}
 
     @property
     def acceptance(self) -> float | None:
         """Accepted ÷ drafted over the recent rounds."""
         drafted = sum(len(r.drafted) for r in self.recent)
         return sum(r.accepted for r in self.recent) / drafted if drafted else None
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Accepted ÷ drafted at each depth, over the same rounds: ``acceptance`` is its mean,
+        weighted by what was drafted."""
+        drafted: Counter[int] = Counter()
+        accepted: Counter[int] = Counter()
+        for done in self.recent:
+            drafted.update(depth_of(done))
+            accepted.update(range(1, done.accepted + 1))
+        return [accepted[depth] / drafted[depth] for depth in sorted(drafted)]
 
     @property
     def mean_length(self) -> float | None:
@@ -187,13 +225,14 @@ class Meter:
         return self._kept / self._tested if self._tested else None
 
     def pair(self) -> MeasuredPair | None:
-        """None until plain steps, draft steps and a wider target pass were all seen."""
-        plain, alpha = self.plain_ms, self.alpha
-        if plain is None or alpha is None or len(self._draft_step) < ENOUGH:
-            return None
+        """The figures of the speed model; None until plain steps, draft steps and a wider target
+        pass were all seen. Medians: they are typical costs, no totals."""
+        alpha = self.alpha
         known = {n: times for n, times in sorted(self._verify.items()) if len(times) >= ENOUGH}
-        base = median(known[1]) if 1 in known else plain
-        if base <= 0 or len(known) < 2:
+        if alpha is None or len(self._draft_step) < ENOUGH or len(known) < 2 or 1 not in known:
+            return None
+        base = median(known[1])
+        if base <= 0:
             return None
         # No pass gets cheaper by more rows. Where it looks so, the machine was busy with something
         # else while the shorter passes were timed.
@@ -202,3 +241,11 @@ class Meter:
         wider = [(n - 1, cost - 1.0) for n, cost in v.items() if n > 1]
         beta = sum(x * y for x, y in wider) / sum(x * x for x, _ in wider) if wider else 0.0
         return MeasuredPair(alpha, median(self._draft_step) / base, max(0.0, beta), v, base)
+
+
+def _took(done: RoundDone) -> float:
+    return done.draft_ms + done.verify_ms + done.other_ms
+
+
+def _against(plain_ms: Iterable[float], rounds: Iterable[RoundDone]) -> Speedup | None:
+    return speedup(list(plain_ms), [(len(r.emitted), _took(r)) for r in rounds])

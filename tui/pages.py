@@ -55,7 +55,9 @@ class Pages(AppPart):
 
         chat = self.chat
         done = [r.finished for _, r in sorted(chat.records.items()) if r.finished is not None]
-        self._open(PlaygroundScreen(chat.strip.meter.pair(), done[-1].timings if done else None))
+        meter = chat.strip.meter
+        timings = done[-1].timings if done else None
+        self._open(PlaygroundScreen(meter.pair(), meter.speedup_by_length(), timings))
 
     def action_methods(self) -> None:
         from specllama.tui.screens.methods import MethodsScreen

@@ -51,5 +51,11 @@ class AppPart(InkedApp):
     def switch_model(self, choice: Choice | None) -> None:
         raise NotImplementedError
 
+    def measure_fixed(self) -> None:
+        raise NotImplementedError
+
+    def stop_measuring(self) -> None:
+        raise NotImplementedError
+
     def action_new_chat(self) -> None:
         raise NotImplementedError

@@ -535,3 +535,35 @@ async def test_leaving_during_a_reply_keeps_what_was_written(start: Any) -> None
         kept = store.get(session).messages
     assert kept[-1].state == "partial"
     assert kept[-1].content.startswith(shown)
+
+
+async def test_a_fixed_window_gets_a_verdict_too(start: Any) -> None:
+    """It never takes a plain step of its own, so some are taken after the load."""
+    params = GenerateParams(window="fixed", draft_max=4)
+    async with start(Reply(LONG, accept=(0,)), params=params) as d:
+        await d.until(lambda: d.app.chat.strip.meter.plain_ms)
+        (measured,) = d.engine.requests
+        assert not measured.params.speculate
+        await d.say("go")
+        assert d.app.chat.strip.loses
+        assert "0.80× plain decoding here: F9 turns it off" in d.shown
+        await d.pilot.press("f9")
+        await d.until(lambda: "turns it off" not in d.shown)
+
+
+async def test_a_measuring_window_needs_no_plain_steps_on_purpose(start: Any) -> None:
+    async with start("Ok.") as d:
+        await d.pilot.pause()
+        assert not d.engine.requests
+
+
+async def test_a_message_does_not_wait_for_the_plain_steps(start: Any) -> None:
+    engine = GatedEngine([LONG, "Ok."], rounds=6)
+    params = GenerateParams(window="fixed", draft_max=4)
+    async with start(recipe=Recipe(engine), params=params) as d:
+        await d.until(lambda: d.engine.requests and d.engine.requests[0].rounds_done == 6)
+        d.app.stop_measuring()
+        await d.until(lambda: d.app.chat.strip.meter.plain_ms)  # what was measured counts
+        engine.gate.set()
+        await d.say("go")
+        assert d.texts[-1] == ("assistant", "Ok.")

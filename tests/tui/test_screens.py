@@ -23,7 +23,7 @@ from specllama.tui.screens.playground import PlaygroundScreen
 from specllama.tui.screens.sessions import SessionsScreen, age
 from specllama.tui.screens.settings import SettingsScreen
 from specllama.tui.state import Preferences
-from specllama.tui.widgets.bars import Slider
+from specllama.tui.widgets.bars import Slider, SpeedChart
 
 
 async def opened(d: Driver, key: str, screen: type) -> Any:
@@ -148,7 +148,7 @@ async def test_the_inspector_with_nothing_to_show_says_what_to_do(start: Any) ->
 async def test_the_playground_moves_with_its_sliders(start: Any) -> None:
     async with start("Ok.", size=(120, 36)) as d:
         screen = await opened(d, "f4", PlaygroundScreen)
-        assert "Not measured yet" in d.shown
+        assert "Not yet. Send a message" in d.shown
         k = screen.query_one("#k", Slider)
         k.focus()
         await d.pilot.press("end")
@@ -171,10 +171,31 @@ async def test_the_playground_shows_the_measured_pair(start: Any) -> None:
         await d.say("q")
         screen = await opened(d, "f4", PlaygroundScreen)
         assert screen.pair is not None
-        assert "◆ Your pair, here" in d.shown
+        assert "◆ Your pair, measured here" in d.shown
         assert screen.model.alpha == pytest.approx(min(0.99, screen.pair.alpha), abs=0.006)
         assert "Time to first token" in d.shown
         assert "first step" in d.shown
+
+
+async def test_a_diamond_is_a_measurement_and_nothing_else(start: Any) -> None:
+    """Where no round of a length was seen the model may say what it likes: there is no mark."""
+    text = " ".join(f"word{i}" for i in range(200))
+    async with start(text, size=(120, 36), params=GenerateParams(draft_max=3)) as d:
+        await d.say("q")
+        screen = await opened(d, "f4", PlaygroundScreen)
+        assert not screen.measured  # drafted rounds were seen, plain ones to compare with were not
+        assert d.shown.count("◆") == 1
+        await d.pilot.press("escape")
+        await d.pilot.press("f9")
+        await d.say("again")
+        await d.pilot.press("f9")
+        await d.say("once more")
+        screen = await opened(d, "f4", PlaygroundScreen)
+        assert list(screen.measured) == [3]
+        marks = screen.query_one(SpeedChart).series.marks
+        assert [k for k, mark in enumerate(marks) if mark is not None] == [3]
+        assert marks[3] == screen.measured[3].ratio
+        assert "k = 3" in d.shown
 
 
 # ---------------------------------------------------------------------- methods

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -13,7 +14,10 @@ from textual.widgets import Footer, Static
 from specllama.events import Timings
 from specllama.tui.measure import MAX_K, MeasuredPair, SpeedModel
 from specllama.tui.screens.base import Page
+from specllama.tui.speedup import Speedup
 from specllama.tui.widgets.bars import Part, Series, Slider, SpeedChart, StackedBar
+
+LENGTHS_SHOWN = 4
 
 
 class PlaygroundScreen(Page):
@@ -25,8 +29,9 @@ class PlaygroundScreen(Page):
     Expected tokens per round are (1 − α^(k+1)) / (1 − α), the speed-up is that divided by
     1 + k·c + k·β. Speculation pays if and only if α > c + β, and never gets past 1 / (c + β).
 
-    Bars are the model, diamonds your pair as it was measured in this session. M puts the sliders
-    on your pair.
+    Bars are the model. A diamond is a measurement of this session: the speed of your pair's rounds
+    that drafted k tokens, over that of its plain steps; where few were seen there is none. M puts
+    the sliders on your pair's figures, so that the two can be compared.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -35,9 +40,15 @@ class PlaygroundScreen(Page):
         Binding("tab", "app.focus_next", "Next slider", show=False),
     ]
 
-    def __init__(self, pair: MeasuredPair | None, timings: Timings | None) -> None:
+    def __init__(
+        self,
+        pair: MeasuredPair | None,
+        measured: Mapping[int, Speedup],
+        timings: Timings | None,
+    ) -> None:
         super().__init__()
         self.pair = pair
+        self.measured = measured
         self.timings = timings
         # Without a measurement: a draft a tenth of the target, on a machine with some headroom.
         self.model = SpeedModel(0.7, 0.1, 0.05)
@@ -92,7 +103,7 @@ class PlaygroundScreen(Page):
 
     def _show(self) -> None:
         ks = range(MAX_K + 1)
-        marks = [self.pair.speedup(k) for k in ks] if self.pair is not None else []
+        marks = [self.measured[k].ratio if k in self.measured else None for k in ks]
         self.query_one(SpeedChart).series = Series(
             [self.model.speedup(k) for k in ks], marks, self.k
         )
@@ -108,9 +119,10 @@ class PlaygroundScreen(Page):
             (f" at k={self.k}, {self.model.tokens(self.k):.2f} tokens/round", ""),
             (f"  best k={best}: {top:.2f}{x}", ink.muted),
         ]
-        if self.pair is not None:
-            mine, measured = self.pair.best()
-            parts.append((f"  {self.glyphs.diamond} yours k={mine}: {measured:.2f}{x}", ink.warn))
+        if self.measured:
+            mine, speed_up = self._best_measured()
+            words = f"  {self.glyphs.diamond} yours k={mine}: {speed_up.ratio:.2f}{x}"
+            parts.append((words, ink.mark))
         return Content.assemble(*parts)
 
     def _verdict(self) -> Content:
@@ -145,22 +157,31 @@ class PlaygroundScreen(Page):
         parts += self._mine()
         return Content.assemble(*parts)
 
+    def _best_measured(self) -> tuple[int, Speedup]:
+        return max(self.measured.items(), key=lambda item: item[1].ratio)
+
     def _mine(self) -> list[tuple[str, str]]:
         ink, g, pair = self.ink, self.glyphs, self.pair
+        out = [(f"{g.diamond} Your pair, measured here\n", ink.mark)]
+        if not self.measured:
+            out.append(("Not yet. Send a message with drafting on,\nthen come back.\n", ink.muted))
+        best = sorted(self.measured, key=lambda k: -self.measured[k].ratio)[:LENGTHS_SHOWN]
+        for k in sorted(best):
+            speed = self.measured[k]
+            style = {"faster": ink.good, "slower": ink.warn, "unsure": ink.muted}[speed.verdict]
+            out.append((f"k = {k:<2} {speed.ratio:.2f}{g.times}", style))
+            out.append((f"  ({speed.low:.2f}-{speed.high:.2f})\n", ink.muted))
         if pair is None:
-            return [
-                (f"{g.diamond} Your pair, here\n", ink.warn),
-                ("Not measured yet. Send a message with\ndrafting on, then come back.", ink.muted),
-            ]
-        best, top = pair.best()
-        rows = ", ".join(f"v({n}) {cost:.2f}" for n, cost in list(pair.v.items())[1:6])
-        out = [
-            (f"{g.diamond} Your pair, here\n", ink.warn),
-            (f"{top:.2f}{g.times} at k = {best}\n", ink.good if top > 1 else ink.bad),
+            return out
+        rows = ", ".join(f"v({n}) {cost:.2f}" for n, cost in list(pair.v.items())[1:5])
+        top, predicted = pair.best()
+        out += [
+            ("\nIts figures in the model (M)\n", "bold"),
             (f"{g.alpha} {pair.alpha:.2f}  c {pair.c:.2f}  {g.beta} {pair.beta:.2f}\n", ""),
-            (f"step {pair.step_ms:.1f} ms\n", ink.muted),
-            (f"{rows}", ink.muted),
+            (f"step {pair.step_ms:.1f} ms  {rows}\n", ink.muted),
         ]
-        if best == 0:
-            out.append(("\nDrafting does not pay on this machine.", ink.bad))
+        if top:
+            out.append((f"predict {predicted:.2f}{g.times} at k = {top}", ""))
+        else:
+            out.append(("predict that no draft pays", ink.warn))
         return out

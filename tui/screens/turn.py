@@ -139,6 +139,7 @@ class TurnScreen(Inked, Screen[None]):
         self._live = reply
         self.query_one(RoundsRow).clear()
         self.strip.prefill = None
+        self.chat_app.stop_measuring()
         self.turn = Turn(events, cancel, self._wake)
         self.turn.start()
         self._used_by_last = None

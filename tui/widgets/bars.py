@@ -107,7 +107,7 @@ class Slider(Inked, Widget, can_focus=True):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A chart's data: bars for the model, marks for what was measured."""
+    """A chart's data: bars for the model, marks for what was measured, None where nothing was."""
 
     bars: Sequence[float] = ()
     marks: Sequence[float | None] = ()

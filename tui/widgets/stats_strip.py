@@ -17,9 +17,6 @@ from specllama.tui.measure import Meter
 from specllama.tui.themes import source_label
 from specllama.tui.widgets.base import Inked
 
-LOSES_BELOW = 0.97
-ENOUGH_ROUNDS = 16  # that drafted, before it is said that speculation loses
-
 
 @dataclass(slots=True)
 class StripState:
@@ -46,14 +43,11 @@ class StripState:
 
     @property
     def loses(self) -> bool:
+        """Speculation is surely slower than plain decoding, and goes on all the same."""
+        if not self.speculate or self.meter.drafting < 0.5:
+            return False
         speedup = self.meter.speedup
-        drafted = sum(1 for r in self.meter.recent if r.drafted)
-        return (
-            self.speculate
-            and speedup is not None
-            and speedup < LOSES_BELOW
-            and drafted >= ENOUGH_ROUNDS
-        )
+        return speedup is not None and speedup.verdict == "slower"
 
 
 def percent(value: float | None) -> str:
@@ -101,12 +95,9 @@ class StatsStrip(Inked, Widget):
         s, ink, glyphs = self.state, self.ink, self.glyphs
         meter = s.meter
         wide = self.content_size.width >= 100
-        speedup = meter.speedup
-        style = ink.muted if speedup is None else ink.bad if s.loses else ink.good
-        faster = "–" if speedup is None else f"{speedup:.2f}"
         cells = [
             Content.assemble((rate(meter.tokens_per_s), ink.strong), (" tok/s", ink.muted)),
-            Content.assemble((f"{faster}{glyphs.times}", style), (" plain", ink.muted)),
+            self._speedup(wide),
         ]
         if not s.speculate:
             cells.append(Content.assemble(("speculation off", ink.warn)))
@@ -126,7 +117,7 @@ class StatsStrip(Inked, Widget):
         else:
             context.append((percent(s.filled), context_style))
         mean = meter.mean_length
-        bars = glyphs.spark([p or 0.0 for p in s.total.per_position][:8])
+        bars = glyphs.spark(meter.acceptance_by_position[:8])
         window = "–" if s.window is None else str(s.window)
         cells += [
             Content.assemble(
@@ -141,6 +132,17 @@ class StatsStrip(Inked, Widget):
             cells.append(Content.assemble(("window ", ink.muted), (window, "")))
         cells.append(Content.assemble(("TTFT ", ink.muted), (duration(s.ttft_ms), "")))
         return cells
+
+    def _speedup(self, wide: bool) -> Content:
+        """Grey while it is not sure, green where it wins, amber where it loses."""
+        ink, speed = self.ink, self.state.meter.speedup if self.state.speculate else None
+        if speed is None:
+            return Content.assemble((f"–{self.glyphs.times} plain", ink.muted))
+        style = {"faster": ink.good, "slower": ink.warn, "unsure": ink.muted}[speed.verdict]
+        parts = [(f"{speed.ratio:.2f}{self.glyphs.times}", style), (" plain", ink.muted)]
+        if wide:
+            parts.insert(1, (f" ({speed.low:.2f}-{speed.high:.2f})", ink.muted))
+        return Content.assemble(*parts)
 
     def _prefill(self, width: int) -> Content:
         progress = self.state.prefill
@@ -182,10 +184,10 @@ class WhyLine(Inked, Widget):
             )
             left = max(0, s.n_ctx - s.used)
             return Content.assemble((f"{left} tokens of context left, {then}", ink.warn))
-        if s.loses:
-            now = s.meter.speedup or 0.0
+        if s.loses and s.meter.speedup is not None:
+            now = f"{s.meter.speedup.ratio:.2f}{glyphs.times}"
             return Content.assemble(
-                (f"speculation is {now:.2f}{glyphs.times} here: F9 turns it off", ink.bad)
+                (f"speculation is {now} plain decoding here: F9 turns it off", ink.warn)
             )
         if not s.speculate:
             return Content.assemble(("plain decoding by your choice: F9 turns it on", ink.muted))
