@@ -9,6 +9,7 @@ What the fields mean is the business of ``gguf.py``; what llama.cpp accepts, of 
 
 from __future__ import annotations
 
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,7 +176,10 @@ def parse(path: Path) -> Container:
             raise CannotLoad(
                 f"{path} is a folder, not a model file", f"list it with: specllama hub ls {path}"
             )
-        size = path.stat().st_size
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):  # opening a pipe would wait for ever
+            raise CannotLoad(f"{path} is a pipe or a device, not a model file")
+        size = about.st_size
         with path.open("rb") as file:
             return _parse(_Reader(file, size, path), path)
     except FileNotFoundError:

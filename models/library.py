@@ -24,6 +24,7 @@ Source = Literal["bundled", "specllama", "huggingface", "lmstudio", "ollama", "l
 
 FOLDERS_VARIABLE = "SPECLLAMA_MODEL_DIRS"
 MAX_FILES = 20_000
+LOOPS = (OSError, RuntimeError)  # what resolving a link that leads to itself raises, by version
 MAX_DEPTH = 6
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _QUANT = re.compile(
@@ -153,7 +154,7 @@ def _walk(root: Path) -> Iterator[Path]:
     """GGUF files below ``root``: first parts only, bounded, no link that leads outside."""
     try:
         inside = root.resolve()
-    except OSError:
+    except LOOPS:
         return
     count = 0
     for folder, folders, names in os.walk(root):
@@ -172,7 +173,7 @@ def _walk(root: Path) -> Iterator[Path]:
                 try:
                     if not path.resolve(strict=True).is_relative_to(inside):
                         continue
-                except OSError:
+                except LOOPS:
                     continue
             yield path
 
@@ -214,7 +215,10 @@ def _in_huggingface(root: Path) -> Iterator[LocalModel]:
         repos = sorted(p for p in root.iterdir() if p.name.startswith("models--"))
     except OSError:
         return
-    inside = root.resolve()
+    try:
+        inside = root.resolve()
+    except LOOPS:
+        return
     for folder in repos:
         pieces = folder.name.split("--")
         if len(pieces) < 3:
@@ -248,7 +252,7 @@ def _walk_links(root: Path, inside: Path) -> Iterator[Path]:
             try:
                 if path.resolve(strict=True).is_relative_to(inside):
                     yield path
-            except OSError:
+            except LOOPS:
                 continue
 
 
@@ -282,7 +286,7 @@ def _ollama_blob(root: Path, manifest: Path) -> Path | None:
                 # the digest becomes a path: nothing but hex may pass
                 blob = root / "blobs" / f"sha256-{digest[1]}" if digest else None
                 return blob if blob is not None and blob.is_file() else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return None
 
@@ -328,7 +332,7 @@ def scan(folders: Sequence[str | Path] = (), *, include_bundled: bool = True) ->
         for model in stream:
             try:
                 key = model.path.resolve()
-            except OSError:
+            except LOOPS:
                 continue
             found.setdefault(key, model)
     return list(found.values())

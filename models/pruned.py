@@ -140,7 +140,7 @@ def stored_choice(header: GgufHeader) -> dict[str, Any] | None:
             and 0 < len(drop) < header.block_count
             and isinstance(speed, int | float)
         )
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return dict(data) if sound else None
 

@@ -94,7 +94,7 @@ def read_receipt(file: Path) -> Receipt | None:
             digest=str(data["digest"]),
             pulled_at=float(data.get("pulled_at", 0.0)),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -118,7 +118,7 @@ class Summaries:
         try:
             data = json.loads(self._file.read_text("utf-8"))
             return dict(data["files"]) if data.get("schema") == SCHEMA else {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return {}
 
     def get(self, path: Path) -> Summary:

@@ -1,16 +1,43 @@
 """The console script."""
 
+import os
+import sys
+
 from specllama import signals
 
 
 def main() -> None:
     """Run the command line; importing it takes a while, in which signals count already."""
     signals.end_at_once()
+    _open_closed_streams()
     from specllama.cli import invoke
 
     code = invoke()
     signals.end_at_once()
     raise SystemExit(code)
+
+
+def _open_closed_streams() -> None:
+    """A stream that was closed (``<&-``) is nothing to read, or nobody to tell.
+
+    Without it the next file to be opened would take its number. Where data would have to go nothing
+    begins at all.
+    """
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(_devnull(0, os.O_RDONLY), encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(_devnull(2, os.O_WRONLY), "w", encoding="utf-8")
+    if sys.stdout is None:
+        print("error: standard output is closed", file=sys.stderr)
+        raise SystemExit(1)
+
+
+def _devnull(number: int, mode: int) -> int:
+    found = os.open(os.devnull, mode)
+    if found != number:
+        os.dup2(found, number)
+        os.close(found)
+    return number
 
 
 if __name__ == "__main__":

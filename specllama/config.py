@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from specllama.errors import ConfigError, UsageError
+from specllama.inputs import MOST_BYTES, read_bounded
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.paths import config_file
 from specllama.schema import BY_NAME, DEFAULTS, SCHEMA, Setting
@@ -111,7 +112,8 @@ def read_file(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, is not TOML, or has a key that is not a setting.
     """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = read_bounded(file, str(path), MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -120,7 +122,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
     try:
         table = tomllib.loads(data.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     out: dict[str, Any] = {}
     for key, value in table.items():
@@ -254,7 +256,8 @@ def write_setting(path: Path, name: str, value: Any) -> None:
         ours = None
     if ours != wanted:
         raise ConfigError(f"{name} in {path} spans several lines", "change it in an editor")
-    _replace_file(path, changed)
+    # a link is there to be written through: it may lead to a folder under version control
+    _replace_file(Path(os.path.realpath(path)), changed)
 
 
 def _edited(text: str, name: str, literal: str | None) -> str:

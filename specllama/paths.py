@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 from specllama.errors import UsageError
@@ -98,6 +99,16 @@ def private_file(path: Path) -> Path:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     _close(path, 0o600)
     return path
+
+
+def why_not_writable(folder: Path) -> str:
+    """Why no file can be made in a folder, which is created if need be; "" if one can."""
+    try:
+        private_folder(folder)
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _close(path: Path, mode: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specllama.errors import UsageError
+from specllama.inputs import read_file
 from specllama.interface import Message
 from specllama.paths import bundled_dir
 
@@ -38,10 +39,7 @@ def load_prompts(path: Path | None = None) -> list[Prompt]:
         UsageError: the file is missing, empty or malformed; the message names the line.
     """
     source = path or bundled_dir() / "prompts.jsonl"
-    try:
-        lines = source.read_text("utf-8", "replace").splitlines()
-    except OSError as error:
-        raise UsageError(f"cannot read the prompts {source}: {error.strerror}") from None
+    lines = read_file(source, "the prompts").decode("utf-8", "replace").splitlines()
     structured = source.suffix in (".jsonl", ".json")
     prompts = [
         _structured(line, n, source) if structured else _line(line, n)
@@ -74,7 +72,7 @@ def _structured(line: str, n: int, source: Path) -> Prompt:
             messages = tuple(Message(str(m["role"]), str(m["content"])) for m in data["messages"])
             return Prompt(id=name, slice=kind, messages=messages)
         return Prompt(id=name, slice=kind, text=str(data["prompt"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{source.name} line {n} is not a prompt ({error})",
             'each line is {"messages": [{"role": "user", "content": "…"}]} or {"prompt": "…"}',

@@ -48,7 +48,7 @@ class Recording:
             return Recording(
                 str(data["command"]), int(data["columns"]), [str(line) for line in data["lines"]]
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(f"{path} is no recording: {error}", "make recordings") from None
 
 

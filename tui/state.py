@@ -73,7 +73,7 @@ class Preferences:
             return out
         try:
             data = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return out
         if not isinstance(data, dict):
             return out
@@ -99,7 +99,7 @@ class History:
         for line in (_read(self.path) or "").splitlines():
             try:
                 entry = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue  # a line torn by a crash
             if isinstance(entry, str) and entry:
                 self.entries.append(entry)
@@ -125,7 +125,7 @@ class DraftFile:
         try:
             data = json.loads(_read(self.path) or "{}")
             text, pastes = data.get("text", ""), data.get("pastes", {})
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             return "", {}
         if not isinstance(text, str) or not isinstance(pastes, dict):
             return "", {}

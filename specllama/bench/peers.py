@@ -154,7 +154,7 @@ def _number(pattern: re.Pattern[str], log: str) -> int:
 def make_peers(
     text: str, engine: Engine, sampling: SamplingParams, lengths: Sequence[int] = ()
 ) -> list[Arm]:
-    """Peers from one ``--against``: "llama-server URL", or a kind and the path of a program.
+    """Peers from one ``--against`` (see ``parse_peer``).
 
     Args:
         lengths: draft lengths to time a program at, one arm each, unless its own arguments say
@@ -162,6 +162,25 @@ def make_peers(
 
     Raises:
         UsageError: it names no peer, or no draft model is there for one that drafts.
+    """
+    kind, where, extra = parse_peer(text)
+    if kind == "llama-server" and "://" in where:
+        return [ServerPeer(where, engine, sampling)]
+    path = Path(where).expanduser()
+    name = " ".join([kind, *extra])
+    ways = [(f"{name} {n}", [*extra, DRAFT_LENGTH, str(n)]) for n in lengths]
+    if not lengths or kind == "llama-cli" or DRAFT_LENGTH in extra:
+        ways = [(name, extra)]
+    if kind == "llama-server":
+        return [StartedServer(path, engine, sampling, extra=e, name=name) for name, e in ways]
+    return [ProgramPeer(kind, path, engine, sampling, extra=e, name=name) for name, e in ways]
+
+
+def parse_peer(text: str) -> tuple[str, str, list[str]]:
+    """(kind, URL or program, further arguments) of "llama-server URL" or "KIND PATH [ARG…]".
+
+    Raises:
+        UsageError: it names no peer, or a program that is not there.
     """
     try:
         parts = shlex.split(text)
@@ -174,15 +193,8 @@ def make_peers(
             "'llama-speculative-simple PATH'",
         )
     kind, where, extra = parts[0], parts[1], parts[2:]
-    if kind == "llama-server" and "://" in where:
-        return [ServerPeer(where, engine, sampling)]
-    path = Path(where).expanduser()
-    if not path.is_file():
-        raise UsageError(f"there is no program {path}", f"the path of a {kind} that you have")
-    name = " ".join([kind, *extra])
-    ways = [(f"{name} {n}", [*extra, DRAFT_LENGTH, str(n)]) for n in lengths]
-    if not lengths or kind == "llama-cli" or DRAFT_LENGTH in extra:
-        ways = [(name, extra)]
-    if kind == "llama-server":
-        return [StartedServer(path, engine, sampling, extra=e, name=name) for name, e in ways]
-    return [ProgramPeer(kind, path, engine, sampling, extra=e, name=name) for name, e in ways]
+    if not (kind == "llama-server" and "://" in where):
+        path = Path(where).expanduser()
+        if not path.is_file():
+            raise UsageError(f"there is no program {path}", f"the path of a {kind} that you have")
+    return kind, where, extra

@@ -217,7 +217,7 @@ def trace_of_log(path: Path) -> list[Spot]:
     for line in path.read_bytes().splitlines():
         try:
             data = msgspec.json.decode(line)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             continue
         if isinstance(data, dict) and "drafted" in data and "accepted" in data:
             rounds.append(data)

@@ -98,7 +98,7 @@ def read_report(path: Path) -> dict[str, Any]:
         data = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{path} is not a report of specllama bench ({error})") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise UsageError(f"{path} is not a report of specllama bench")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama.cli import loading
+from specllama.cli.numbers import LENGTH, SEED, TEMPERATURE
 from specllama.cli.options import (
     LOADING,
     GroupedCommand,
@@ -53,7 +54,9 @@ def command() -> None:
 @click.option("--prompts", type=click.Path(path_type=Path), help="Prompts, one a line, or .jsonl.")
 @click.option("--slice", "slices", multiple=True, help="Only these slices: chat, code, rag, json.")
 @click.option("-n", "--count", default=8, show_default=True, help="How many prompts.")
-@click.option("--max-tokens", default=128, show_default=True, help="Tokens per reply.")
+@click.option(
+    "--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens per reply."
+)
 @click.option(
     "-r", "--repetitions", default=3, show_default=True, help="How often everything is measured."
 )
@@ -61,11 +64,15 @@ def command() -> None:
     "--temperature",
     "temperatures",
     multiple=True,
-    type=float,
+    type=TEMPERATURE,
     help="May be repeated. Default: the setting's; else 0 and 1.",
 )
 @click.option(
-    "--seed", default=1, show_default=True, help="Of the first prompt; each next one adds 1."
+    "--seed",
+    type=SEED,
+    default=1,
+    show_default=True,
+    help="Of the first prompt; each next one adds 1.",
 )
 @click.option(
     "--ignore-eos/--no-ignore-eos",
@@ -84,7 +91,7 @@ def command() -> None:
     "--length",
     "lengths",
     multiple=True,
-    type=int,
+    type=LENGTH,
     help="Also a fixed window of this length, and each program given with --against at it; "
     "may be given several times.",
 )
@@ -139,9 +146,11 @@ def run(
     """
     from specllama.bench.arms import EngineArm, Task, make_useless
     from specllama.bench.energy import EnergyMeter
-    from specllama.bench.peers import make_peers
+    from specllama.bench.peers import make_peers, parse_peer
     from specllama.bench.provenance import provenance
     from specllama.bench.runner import compare
+    from specllama.errors import UsageError
+    from specllama.paths import why_not_writable
 
     if count < 1 or repetitions < 1 or max_tokens < 2:
         raise click.UsageError("give at least 1 prompt, 1 repetition and 2 tokens")
@@ -151,6 +160,10 @@ def run(
     usual = settings.given("temperature")
     temperatures = temperatures or ((0.0, 1.0) if usual is None else (usual,))
     proposers = proposers or (settings["proposer"],)
+    for peer in peers:
+        parse_peer(peer)
+    if out is not None and (why := why_not_writable(out.parent)):
+        raise UsageError(f"cannot write to {out.parent}: {why}", "name another place with --out")
     say_settings(settings)
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(loading.open_engine(settings, quiet=as_json))

@@ -8,6 +8,7 @@ import click
 
 from specllama import paths
 from specllama.cli.asking import confirm
+from specllama.cli.numbers import Finite
 from specllama.errors import ModelUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -360,7 +361,9 @@ def path(ref: str | None) -> None:
 @command.command("pairs")
 @click.argument("name", required=False)
 @click.option("--fits", "only_fitting", is_flag=True, help="Only what fits this machine.")
-@click.option("--memory", "memory_gb", type=float, help="Judge for this many GB instead.")
+@click.option(
+    "--memory", "memory_gb", type=Finite(0, min_open=True), help="Judge for this many GB instead."
+)
 @json_option
 def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json: bool) -> None:
     """List curated pairs of target and draft, marking what fits this machine.

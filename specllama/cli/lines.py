@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from specllama.errors import UsageError
+from specllama.inputs import MOST_BYTES
 from specllama.paths import data_dir, private_file, private_folder
 
 PROMPT, MORE = ">>> ", "... "
@@ -81,7 +83,9 @@ class PipedLines:
         return None
 
     def _read(self, prompt: str) -> str | None:
-        raw = sys.stdin.buffer.readline()
+        raw = sys.stdin.buffer.readline(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
+            raise UsageError(f"a line of the input is longer than {MOST_BYTES // 2**20} MiB")
         return raw.decode("utf-8", "replace").rstrip("\r\n") if raw else None
 
 

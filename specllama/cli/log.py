@@ -166,7 +166,7 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
             {
                 "runs": [record.run for record in records],
                 "generation_s": seconds,
-                "tok_per_s": total.emitted / seconds if seconds else None,
+                "tok_per_s": summary.tok_per_s(records),
                 "skipped_lines": sum(record.skipped for record in records),
                 "total": summary.stats_dict(total),
                 "by_source": {k: summary.stats_dict(v) for k, v in sources.items()},
@@ -191,7 +191,7 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
     name = records[0].run if len(records) == 1 else f"{len(records)} runs"
     output.line(
         f"{name}: {total.emitted} tokens in {total.rounds} rounds, {seconds:.2f} s, "
-        f"{_number(total.emitted / seconds if seconds else None)} tok/s"
+        f"{_number(summary.tok_per_s(records))} tok/s"
     )
     output.line(
         f"accepted {total.accepted} of {total.drafted} drafted "

@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 from specllama.cli import diagnostics
 from specllama.config import Settings, load_settings
 from specllama.errors import UsageError
+from specllama.inputs import read_file
 from specllama.params import GenerateParams
 from specllama.schema import SCHEMA, Setting
 
@@ -172,9 +173,7 @@ def request_params(settings: Settings, flags: dict[str, Any]) -> GenerateParams:
 def read_text(path: Path, what: str) -> str:
     """A whole text file; raises UsageError with the reason."""
     try:
-        return path.read_text("utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot read {what} {path}: {error.strerror or error}") from None
+        return read_file(path, what).decode("utf-8")
     except UnicodeDecodeError:
         raise UsageError(f"{what} {path} is not UTF-8 text") from None
 

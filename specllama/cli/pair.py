@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from specllama.cli import loading
 from specllama.cli.options import LOADING, GroupedCommand, resolve, settings_options
 from specllama.errors import PairIncompatible
 
@@ -342,7 +343,6 @@ def _measure(target: Path, draft: Path | None, options: EngineOptions) -> Measur
     import time
 
     from specllama.cli.listing import note
-    from specllama.engine import Engine
     from specllama.events import RoundDone
     from specllama.models.doctor import Measured
     from specllama.params import GenerateParams, SamplingParams
@@ -359,7 +359,7 @@ def _measure(target: Path, draft: Path | None, options: EngineOptions) -> Measur
     seconds = {True: 0.0, False: 0.0}
     tokens = {True: 0, False: 0}
     rounds: list[RoundDone] = []
-    with Engine.load(target, draft, options) as engine:
+    with loading.load(target, draft, options) as engine:
         for params in (plain, fast):  # warm up: page cache, threads
             for _ in engine.generate(MEASURE_PROMPTS[0], params.replace(max_tokens=8)):
                 pass

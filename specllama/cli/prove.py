@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama.cli import diagnostics, loading, output
+from specllama.cli.numbers import COUNT, SEED, TEMPERATURE, Finite
 from specllama.cli.options import (
     LOADING,
     GroupedCommand,
@@ -46,12 +47,12 @@ variables and files say is named first.
 @click.option("--prompts", type=click.Path(path_type=Path), help="Prompts, one a line, or .jsonl.")
 @click.option("-n", "--count", default=20, show_default=True, help="How many prompts.")
 @click.option("--skip", default=0, help="Leave out the first SKIP prompts, to go on from there.")
-@click.option("--max-tokens", default=64, show_default=True, help="Tokens per reply.")
+@click.option("--max-tokens", type=COUNT, default=64, show_default=True, help="Tokens per reply.")
 @click.option(
     "--temperature",
     "temperatures",
     multiple=True,
-    type=float,
+    type=TEMPERATURE,
     help="May be repeated. Default: the setting's; else 0, 0.7 and 1.",
 )
 @click.option(
@@ -78,13 +79,17 @@ variables and files say is named first.
 @click.option(
     "--pauses",
     "pauses_ms",
-    type=click.FloatRange(0, 1000),
+    type=Finite(0, 1000),
     default=0.0,
     metavar="MS",
     help="Let passes and drafts take up to MS milliseconds longer, at random.",
 )
 @click.option(
-    "--seed", default=1, show_default=True, help="Of the first prompt; each next one adds 1."
+    "--seed",
+    type=SEED,
+    default=1,
+    show_default=True,
+    help="Of the first prompt; each next one adds 1.",
 )
 @settings_options(only=(*LOADING, "exact"))
 @click.option("--json", "as_json", is_flag=True, help="JSON Lines: cases, then a summary.")

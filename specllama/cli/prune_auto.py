@@ -39,9 +39,9 @@ def choose(source: Path, *, threads: int, seconds: float) -> Choice:
     Raises:
         CannotLoad, DoesNotFit: it cannot be run here, which the search has to.
     """
+    from specllama.cli import loading
     from specllama.cli.listing import note
     from specllama.config import load_settings
-    from specllama.engine import Engine
     from specllama.layer_choice import choose_layers
     from specllama.layer_search import LONGEST
     from specllama.models import pruned
@@ -57,7 +57,7 @@ def choose(source: Path, *, threads: int, seconds: float) -> Choice:
         n_ctx=_context(header),
         heads=(),  # those of the settings belong to another target
     )
-    with Engine.load(source, None, options) as engine, _Progress() as progress:
+    with loading.load(source, None, options) as engine, _Progress() as progress:
         passes = measured_passes(engine.info, LONGEST + 1)
         choice = choose_layers(
             engine, header, load_prompts(), passes=passes, seconds=seconds, progress=progress

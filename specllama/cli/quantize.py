@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from specllama.cli.numbers import Finite
+
 SECONDS = 120.0  # of a search
 
 EPILOG = """\b
@@ -38,7 +40,7 @@ The file is made either way, and --proposer self of SOURCE drafts with the same 
 )
 @click.option(
     "--search-seconds",
-    type=click.FloatRange(1, 86400),
+    type=Finite(1, 86400),
     help="Time for --prune-layers auto; default 120.",
 )
 @click.option("--pure", is_flag=True, help="Every matrix at --type, no mixture.")

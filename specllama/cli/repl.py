@@ -28,7 +28,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "undo": ("", "Take back the last question and its reply."),
     "continue": ("", "Go on writing the last reply."),
     "edit": ("[TEXT]", "Change the last question and answer it."),
-    "save": ("[TITLE|FILE.md|FILE.json]", "Name the conversation, or write it to a file."),
+    "save": ("[TITLE|FILE.md|FILE.json]", "Name the conversation, or write it to a new file."),
+    "save!": ("FILE.md|FILE.json", "The same, over a file that exists."),
     "load": ("[ID]", "Go on with a stored conversation, the last one unless named."),
     "sessions": ("[WORDS]", "List stored conversations."),
     "new": ("", "Begin a new conversation."),
@@ -40,6 +41,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "quit": ("", "Leave (or Ctrl-D)."),
 }
 ALIASES = {"exit": "quit", "q": "quit", "?": "help", "temp": "temperature", "clear": "new"}
+
+
+def handler_name(command: str) -> str:
+    """The method that does a command."""
+    return "_do_" + command.replace("-", "_").replace("!", "_over")
 
 
 class Repl:
@@ -135,7 +141,7 @@ class Repl:
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f"did you mean /{near[0]}?" if near else "/help lists them."
             raise UsageError(f"there is no command /{name}", f"{hint} To say it, type //{name}")
-        handler: Callable[[str], None] = getattr(self, "_do_" + name.replace("-", "_"))
+        handler: Callable[[str], None] = getattr(self, handler_name(name))
         handler(rest.strip())
 
     def _do_help(self, rest: str) -> None:
@@ -190,18 +196,26 @@ class Repl:
             raise UsageError("nothing changed", "write /edit and the new question")
         self._reply(lambda cancel: self.session.edit(index, text, cancel=cancel))
 
-    def _do_save(self, rest: str) -> None:
+    def _do_save(self, rest: str, mode: str = "x") -> None:
         suffix = Path(rest).suffix
         if suffix in (".md", ".json"):
             text = self.session.export("json" if suffix == ".json" else "md")
             try:
-                Path(rest).write_text(text, "utf-8", errors="replace")
+                with Path(rest).open(mode, encoding="utf-8", errors="replace") as file:
+                    file.write(text)
+            except FileExistsError:
+                raise UsageError(f"{rest} exists", f"to replace it: /save! {rest}") from None
             except OSError as error:
                 raise UsageError(f"cannot write {rest}: {error.strerror or error}") from None
             diagnostics.say(f"wrote {rest}")
             return
         identity = self.session.save(rest)
         diagnostics.say(f"saved as “{self.session.title}”: specllama chat --resume {identity}")
+
+    def _do_save_over(self, rest: str) -> None:
+        if Path(rest).suffix not in (".md", ".json"):
+            raise UsageError("/save! takes a file", "for example: /save! chat.md")
+        self._do_save(rest, "w")
 
     def _do_load(self, rest: str) -> None:
         self.session.load(rest or "last")

@@ -22,6 +22,7 @@ from specllama.cli.options import (
 )
 from specllama.cli.printer import Printer
 from specllama.errors import SpecllamaError, UsageError
+from specllama.inputs import read_bounded
 from specllama.interface import EngineLike, Message
 from specllama.params import GenerateParams
 from specllama.store.rounds import RoundLog, logged
@@ -127,7 +128,7 @@ def read_prompt(argument: str | None, *, raw: bool) -> str:
         # Arguments that are not UTF-8 arrive with surrogates for the odd bytes.
         text = os.fsencode(argument).decode("utf-8", "replace")
     elif argument == "-" or not sys.stdin.isatty():
-        text = sys.stdin.buffer.read().decode("utf-8", "replace")
+        text = read_bounded(sys.stdin.buffer, "the prompt").decode("utf-8", "replace")
         if not raw:
             text = text.removesuffix("\n").removesuffix("\r")
     else:

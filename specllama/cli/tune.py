@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import loading
+from specllama.cli import diagnostics, loading
+from specllama.cli.numbers import COUNT, TEMPERATURE
 from specllama.cli.options import (
     LOADING,
     GroupedCommand,
@@ -36,11 +37,11 @@ Examples:
     "--temperature",
     "temperatures",
     multiple=True,
-    type=float,
+    type=TEMPERATURE,
     help="May be repeated. Default: the setting's; else 0, 0.7 and 1.",
 )
 @click.option("-n", "--per-slice", default=3, show_default=True, help="Prompts of every slice.")
-@click.option("--max-tokens", default=64, show_default=True, help="Tokens per reply.")
+@click.option("--max-tokens", type=COUNT, default=64, show_default=True, help="Tokens per reply.")
 @click.option(
     "-r", "--repetitions", default=1, show_default=True, help="Of the check of the window."
 )
@@ -73,6 +74,7 @@ def command(
     from specllama.errors import UsageError
     from specllama.models.gguf import read_header
     from specllama.models.pruned import keep_choice
+    from specllama.paths import profiles_dir, why_not_writable
     from specllama.profiles import Profile, Windows
     from specllama.prompts import load_prompts
 
@@ -87,6 +89,11 @@ def command(
         raise click.BadParameter("give at least 1", param_hint="-r")
     prompts = load_prompts()
     usual = settings.given("temperature")
+    if save and (why := why_not_writable(profiles_dir())):
+        raise UsageError(
+            f"the profile cannot be kept in {profiles_dir()}: {why}",
+            "--no-save measures without keeping anything",
+        )
     say_settings(settings)
     with (
         loading.open_engine(settings, quiet=as_json) as engine,
@@ -115,6 +122,8 @@ def command(
         result.costs.store(profile.costs)  # passes beside other work have blurred them
         profile.advice = {**result.advice, "when": facts["when"]}
         where = profile.path if profile.save() else None
+        if where is None:
+            diagnostics.warn(f"the profile could not be kept in {profiles_dir()}")
         if not isinstance(result.layers, str):
             keep_choice(read_header(Path(info.target.path)), result.layers.to_dict())
     if as_json:

@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 from filelock import FileLock, Timeout
 
+from specllama.paths import private_folder
+
 LOCK_S = 2.0  # for which a save waits for another; then nothing is kept this time
 DAMAGE = (
     msgspec.MsgspecError,
@@ -51,7 +53,7 @@ def update(path: Path, change: Callable[[], Data]) -> bool:
     """Replace the file by ``change()``, called while no other process may. False where the file
     cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(path.parent)
         with FileLock(path.parent / ".lock", timeout=LOCK_S, mode=0o600):
             data = msgspec.json.encode(change())
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=".profile-")

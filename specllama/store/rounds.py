@@ -236,7 +236,7 @@ def iter_lines(path: Path) -> Iterator[dict[str, Any] | None]:
                     continue
                 try:
                     value = msgspec.json.decode(raw)
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     yield None
                     continue
                 yield value if isinstance(value, dict) else None

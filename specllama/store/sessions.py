@@ -110,6 +110,7 @@ class SessionStore:
         self._db = connection
         self._lock = threading.RLock()
         self._writing = True
+        self._lost = ""  # why conversations of before are not here
 
     @classmethod
     def open(cls, path: Path | None = None) -> SessionStore:
@@ -122,9 +123,11 @@ class SessionStore:
             notices.append(
                 f"conversations cannot be stored in {path} ({error}); this one is kept in memory"
             )
-            connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
-            _prepare(connection)
-            return cls(connection, path, notices)
+            store = _open_for_reading(cls, path, notices)
+            store._lost = notices[-1]
+            return store
+        if notices:  # the file was damaged
+            store._lost = notices[-1]
         with suppress(StoreError):  # an unreadable table is told about when it is needed
             store.purge()
         return store
@@ -299,6 +302,8 @@ class SessionStore:
         """
         if selector == "last":
             newest = self.summaries(limit=1)
+            if not newest and self._lost:
+                raise StoreError(self._lost)
             if not newest:
                 raise StoreError("there is no stored session yet")
             return newest[0].id
@@ -307,6 +312,8 @@ class SessionStore:
             "AND (substr(id, 1, ?) = ? OR title = ?)",
             (len(selector), selector, selector),
         )
+        if not rows and self._lost:
+            raise StoreError(self._lost)
         if not rows or not selector:
             raise StoreError(f"there is no session {selector!r}", "list them: /sessions")
         if len(rows) > 1:
@@ -347,6 +354,32 @@ class SessionStore:
                 return self._db.execute(query, values).fetchall()
             except sqlite3.Error as error:
                 raise StoreError(f"cannot read {self.path}: {error}") from None
+
+
+def _open_for_reading(make: type[SessionStore], path: Path, notices: list[str]) -> SessionStore:
+    """What can be had where nothing can be written: the conversations of before, or none."""
+    for how in ("mode=ro", "immutable=1"):  # the latter where not even a lock can be taken
+        with suppress(sqlite3.Error, StoreError, OSError):
+            connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?{how}",
+                uri=True,
+                check_same_thread=False,
+                isolation_level=None,
+            )
+            try:
+                (version,) = connection.execute("PRAGMA user_version").fetchone()
+                connection.execute("SELECT count(*) FROM messages").fetchone()
+                if version != len(MIGRATIONS):
+                    raise StoreError("another version wrote it")
+            except BaseException:
+                connection.close()
+                raise
+            store = make(connection, path, notices)
+            store._writing = False
+            return store
+    connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+    _prepare(connection)
+    return make(connection, path, notices)
 
 
 def _open_file(path: Path, notices: list[str]) -> sqlite3.Connection:

@@ -97,6 +97,22 @@ def generation_s(record: RunRecord) -> float:
     return sum(moment.end_s - moment.begin_s for moment in moments(record))
 
 
+def tok_per_s(records: Iterable[RunRecord]) -> float | None:
+    """As a reply states it itself: tokens behind the first over the seconds in which they came."""
+    tokens, seconds = 0, 0.0
+    for turn in (turn for record in records for turn in record.turns):
+        if turn.finished is not None:
+            n, s = len(turn.finished.token_ids) - 1, turn.finished.timings.decode_ms / 1000
+        elif turn.rounds:
+            n = sum(len(done.emitted) for done in turn.rounds[1:])
+            s = turn.rounds[-1].t_s - turn.rounds[0].t_s
+        else:
+            continue
+        if n > 0 and s > 0:
+            tokens, seconds = tokens + n, seconds + s
+    return tokens / seconds if tokens else None
+
+
 def totals(rounds: Iterable[RoundDone]) -> SpecStats:
     stats = SpecStats()
     for done in rounds:
@@ -169,7 +185,7 @@ def run_dict(record: RunRecord) -> dict[str, Any]:
         "complete": bool(record.turns) and all(turn.finished for turn in record.turns),
         "skipped_lines": record.skipped,
         "generation_s": seconds,
-        "tok_per_s": stats.emitted / seconds if seconds > 0 else None,
+        "tok_per_s": tok_per_s([record]),
         **stats_dict(stats),
     }
 

@@ -16,7 +16,7 @@ import pytest
 from fakes import Reply
 
 from specllama.cli import lines
-from specllama.cli.repl import COMMANDS, Repl
+from specllama.cli.repl import COMMANDS, Repl, handler_name
 from specllama.errors import EngineError
 from specllama.interface import Message
 from specllama.store.rounds import list_runs, read_run
@@ -132,7 +132,7 @@ def test_every_command_has_a_handler_and_a_help_line(cli) -> None:
     shown = cli("chat", stdin=b"/help\n").err
     for name in COMMANDS:
         assert f"/{name}" in shown
-        assert callable(getattr(Repl, "_do_" + name.replace("-", "_")))
+        assert callable(getattr(Repl, handler_name(name)))
 
 
 def test_an_engine_error_ends_one_turn(cli) -> None:

@@ -1,0 +1,28 @@
+"""Numbers on the command line that are checked before anything is loaded."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+from specllama.params import DRAFT_MAX_LIMIT, SEED_LIMIT
+
+
+class Finite(click.FloatRange):
+    """A number in a range; "nan" lies in every range for click."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+TEMPERATURE = Finite(min=0)
+COUNT = click.IntRange(1)
+LENGTH = click.IntRange(1, DRAFT_MAX_LIMIT)
+SEED = click.IntRange(0, SEED_LIMIT - 1)
