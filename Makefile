@@ -63,5 +63,17 @@ recordings: $(VENV)/.installed-dev
 	$(BIN)/python -m specllama.tui.recordings $(PICTURES)/data/bench.json bench run $(PAIR) $(BENCH)
 	$(BIN)/python -m specllama.tui.screenshots $(PICTURES)
 
+# measures the README's table of speeds anew (an hour, on an idle machine) and prints it:
+#   make speed PAIR="-m target.gguf -d draft.gguf"
+WHOLE   := --max-tokens 96 --no-ignore-eos -n 20
+METHODS ?= draft tree ngram suffix mixed merged lookahead medusa self
+speed: $(VENV)/.installed-dev
+	$(BIN)/specllama tune $(PAIR) -n 5 -r 3
+	$(BIN)/specllama bench run $(PAIR) $(WHOLE) -r 3 --breakdown --out speed-auto
+	$(BIN)/specllama bench run $(PAIR) $(WHOLE) -r 2 --temperature 0 \
+	  $(addprefix --proposer ,$(METHODS)) --out speed-methods
+	$(BIN)/specllama bench table speed-methods.json speed-auto.json
+	$(BIN)/specllama bench table speed-auto.json --temperature 1
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -109,6 +109,14 @@ class Profile:
         if path is not None:
             self.refresh()
 
+    def copy(self) -> Profile:
+        """The same knowledge in a profile that is not kept."""
+        twin = Profile(key=self.key)
+        if self.warm:
+            twin._adopt(self._data())
+            twin.warm = True
+        return twin
+
     def learned(self, name: str) -> Learned:
         found = self._bands.get(name)
         if found is None:
@@ -267,8 +275,13 @@ class Windows:
     """The draft windows of an engine: adaptive ones that learn into ``profile``, or fixed ones."""
 
     def __init__(self, profile: Profile, info: EngineInfo) -> None:
-        self.profile = profile
         self._info = info
+        self.use(profile)
+
+    def use(self, profile: Profile) -> None:
+        """Learn into ``profile`` from now on."""
+        self.profile = profile
+        info = self._info
         if info.draft is not None and info.target.file_bytes:
             profile.costs.draft_share = min(
                 max(1.2 * info.draft.file_bytes / info.target.file_bytes, 0.01), 2.0

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from specllama.errors import UsageError
 from specllama.inputs import read_file
@@ -13,6 +14,7 @@ from specllama.interface import Message
 from specllama.paths import bundled_dir
 
 SLICES = ("chat", "code", "rag", "json")
+Half = Literal["tune", "bench"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,17 @@ def load_prompts(path: Path | None = None) -> list[Prompt]:
     if not prompts:
         raise UsageError(f"{source} holds no prompts")
     return prompts if path is not None else interleaved(prompts)
+
+
+def half(prompts: Sequence[Prompt], which: Half) -> list[Prompt]:
+    """Every other prompt of each slice: what is learnt on one half is measured on the other."""
+    seen: dict[str, int] = {}
+    out: list[Prompt] = []
+    for prompt in prompts:
+        n = seen[prompt.slice] = seen.get(prompt.slice, -1) + 1
+        if n % 2 == (which == "bench"):
+            out.append(prompt)
+    return out
 
 
 def interleaved(prompts: Sequence[Prompt]) -> list[Prompt]:

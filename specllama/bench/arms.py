@@ -18,6 +18,7 @@ from specllama.engine import Engine
 from specllama.errors import EngineError
 from specllama.events import Finished, RoundDone
 from specllama.params import GenerateParams
+from specllama.profiles import Profile, Windows
 from specllama.prompts import Prompt
 
 Timeline = tuple[tuple[int, float], ...]  # (tokens so far, seconds so far) after every round
@@ -98,6 +99,8 @@ class EngineArm:
         params: sampling and what differs between arms; temperature, seed and length come from the
             task.
         watch: called with every round (a live display).
+        begin: the profile that each repetition starts from; what is learnt after it is kept within
+            the repetition only. None learns into the engine's own.
     """
 
     exact = True
@@ -109,15 +112,29 @@ class EngineArm:
         params: GenerateParams,
         *,
         watch: Callable[[RoundDone], None] | None = None,
+        begin: Callable[[], Profile] | None = None,
     ) -> None:
+        self._begin = begin
+        self._repetition: int | None = None
+        self._profile: Profile | None = None
         self.name = name
         self._engine = engine
         self._params = params
         self._watch = watch
 
+    def _know(self, repetition: int) -> None:
+        """Let the engine's windows know what this arm knows by now."""
+        windows = self._engine.windows
+        if self._begin is None or not isinstance(windows, Windows):
+            return
+        if self._profile is None or repetition != self._repetition:
+            self._profile, self._repetition = self._begin(), repetition
+        windows.use(self._profile)
+
     def run(self, task: Task, repetition: int) -> Run:
         engine = self._engine
         engine.reset()
+        self._know(repetition)
         params = self._params.replace(
             sampling=dataclasses.replace(self._params.sampling, temperature=task.temperature),
             max_tokens=task.max_tokens,

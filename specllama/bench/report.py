@@ -126,6 +126,10 @@ def provenance_lines(data: dict[str, Any]) -> list[str]:
                 f"{(model.get('n_params') or 0) / 1e6:.0f} M parameters"
                 + (f", sha256 {digest}…)" if digest else ")")
             )
+    if "tuned" in data:
+        lines.append(
+            f"warm: tuned {data['tuned']}" if data["tuned"] else "warm: learnt from use, not tuned"
+        )
     if data.get("arguments"):
         lines.append("specllama " + " ".join(data["arguments"]))
     return lines
@@ -208,6 +212,37 @@ def page(title: str, body: str) -> str:
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>'
         f"<h1>{escape(title)}</h1>{body}</html>\n"
     )
+
+
+def by_kind(reports: Sequence[dict[str, Any]], temperature: float = 0.0) -> list[str]:
+    """A Markdown table of the speed over plain of every method, by kind of text: cold → warm.
+
+    Of several reports the later one counts where both have the method.
+    """
+    speeds: dict[str, dict[str, dict[str, float]]] = {}  # method, kind, state
+    kinds: dict[str, str] = {}  # the group of each
+    for report in reports:
+        for name in dict.fromkeys(run["slice"] for run in report["runs"]):
+            kinds[name] = f"{name} T={temperature:g}"
+        several = any(s["group"] == f"T={temperature:g}" for s in report["summaries"])
+        kinds["all"] = f"T={temperature:g}" if several else "all"
+        for s in report["summaries"]:
+            method, _, state = f" {s['arm']}".rpartition(" ")
+            if state in ("cold", "warm") and s["ratio"] is not None:
+                rows = speeds.setdefault(method.strip() or "auto", {})
+                for kind, group in kinds.items():
+                    if group == s["group"]:
+                        rows.setdefault(kind, {})[state] = s["ratio"]
+    heads = ["all", *(kind for kind in kinds if kind != "all")]
+
+    def cell(states: dict[str, float]) -> str:
+        return " → ".join(f"{states[s]:.2f}" for s in ("cold", "warm") if s in states) or "–"
+
+    table = [
+        [f"`{method}`", *(cell(found.get(kind, {})) for kind in heads)]
+        for method, found in speeds.items()
+    ]
+    return _table(["", *heads], table)
 
 
 def difference(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, str, list[str]]]:

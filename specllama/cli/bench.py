@@ -22,8 +22,12 @@ from specllama.cli.options import (
 from specllama.params import PROPOSERS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from specllama.bench.arms import Arm
     from specllama.bench.runner import Comparison
+    from specllama.engine import Engine
+    from specllama.profiles import Profile
     from specllama.prompts import Prompt
 
 EPILOG = """\b
@@ -143,6 +147,10 @@ def run(
     the replies that equal plain decoding token by token, "own time" is the share of a round that is
     neither the target's nor the draft model's, "worst 500" the slowest 500 tokens over plain, "500
     in run" the same over the plain passes of that very run: what drafting took, not the neighbours.
+
+    With --window auto there are two arms of each method: "cold" knows nothing of the pair at the
+    beginning of every repetition, "warm" what was learnt before (best by `specllama tune`, which
+    learns on the other half of the shipped prompts). What a bench learns is not kept.
     """
     from specllama.bench.arms import EngineArm, Task, make_useless
     from specllama.bench.energy import EnergyMeter
@@ -170,10 +178,14 @@ def run(
         if useless_draft:
             make_useless(engine)
         arms: list[Arm] = [EngineArm("plain", engine, base.replace(speculate=False))]
+        tuned = _tuned(engine)
+        states = _states(engine) if base.window == "auto" else {"": None}
         for proposer in proposers:
             own = base.replace(proposer=proposer)
             several = len(proposers) > 1
-            arms.append(EngineArm(proposer if several else "specllama", engine, own))
+            for name, begin in states.items():
+                name = f"{proposer} {name}".strip() if several else name or "specllama"
+                arms.append(EngineArm(name, engine, own, begin=begin))
             for k in lengths:
                 fixed = own.replace(window="fixed", draft_max=k)
                 name = f"{proposer} fixed {k}" if several else f"fixed {k}"
@@ -193,7 +205,9 @@ def run(
             result = compare(
                 arms, tasks, repetitions=repetitions, progress=progress, meter=EnergyMeter()
             )
-        result.provenance = provenance(engine.info)
+        result.provenance = {**provenance(engine.info), "prompts": [p.id for p in chosen]}
+        if "warm" in states:
+            result.provenance["tuned"] = tuned
     _show(result, out, as_json, spent)
 
 
@@ -226,6 +240,21 @@ def compare_reports(first: Path, second: Path, as_json: bool) -> None:
         click.echo("the reports have no arm and group in common", err=True)
     for name, report in (("A", a), ("B", b)):
         click.echo(f"\n{name}: " + "\n   ".join(provenance_lines(report["provenance"])))
+
+
+@command.command("table")
+@click.argument("reports", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--temperature", default=0.0, show_default=True, help="Of the replies.")
+def table(reports: tuple[Path, ...], temperature: float) -> None:
+    """Print the speed of every method by kind of text, cold → warm, as Markdown.
+
+    REPORTS are the OUT.json of `bench run --out`; of several the later one counts where both have a
+    method. The README's table is made with it.
+    """
+    from specllama.bench.report import by_kind, read_report
+
+    for line in by_kind([read_report(path) for path in reports], temperature):
+        click.echo(line)
 
 
 @command.command("scale")
@@ -276,6 +305,33 @@ def scale(
         click.echo(path)
 
 
+def _states(engine: Engine) -> dict[str, Callable[[], Profile] | None]:
+    """What the arms of a method begin from, by name: nothing, and what is known of the pair."""
+    from specllama.profiles import Profile, Windows
+
+    windows = engine.windows
+    if not isinstance(windows, Windows):
+        return {"": None}
+    known = windows.profile
+    states: dict[str, Callable[[], Profile] | None] = {"cold": lambda: Profile(key=known.key)}
+    if known.warm:
+        states["warm"] = known.copy
+    else:
+        click.echo(
+            "nothing is known of this pair yet, so there is no warm arm; first: specllama tune",
+            err=True,
+        )
+    return states
+
+
+def _tuned(engine: Engine) -> str | None:
+    """When the pair was tuned, None if it never was."""
+    from specllama.profiles import Windows
+
+    advice = engine.windows.profile.advice if isinstance(engine.windows, Windows) else None
+    return str(advice["when"]) if advice and "when" in advice else None
+
+
 def _tell_apart(arms: list[Arm]) -> None:
     """Number arms of one name: figures are gathered by name."""
     seen: dict[str, int] = {}
@@ -287,9 +343,11 @@ def _tell_apart(arms: list[Arm]) -> None:
 
 def _chosen(path: Path | None, slices: tuple[str, ...], count: int) -> list[Prompt]:
     from specllama.errors import UsageError
-    from specllama.prompts import load_prompts
+    from specllama.prompts import half, load_prompts
 
     prompts = load_prompts(path)
+    if path is None:  # tune has learnt on the others
+        prompts = half(prompts, "bench")
     if slices:
         have = sorted({prompt.slice for prompt in prompts})
         unknown = [s for s in slices if s not in have]

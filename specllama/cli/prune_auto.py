@@ -47,7 +47,7 @@ def choose(source: Path, *, threads: int, seconds: float) -> Choice:
     from specllama.models import pruned
     from specllama.models.gguf import read_header
     from specllama.profiles import measured_passes
-    from specllama.prompts import load_prompts
+    from specllama.prompts import half, load_prompts
 
     header = read_header(source)
     options = load_settings().engine_options()
@@ -60,7 +60,12 @@ def choose(source: Path, *, threads: int, seconds: float) -> Choice:
     with loading.load(source, None, options) as engine, _Progress() as progress:
         passes = measured_passes(engine.info, LONGEST + 1)
         choice = choose_layers(
-            engine, header, load_prompts(), passes=passes, seconds=seconds, progress=progress
+            engine,
+            header,
+            half(load_prompts(), "tune"),
+            passes=passes,
+            seconds=seconds,
+            progress=progress,
         )
     if not pruned.keep_choice(header, choice.to_dict()):
         note(

@@ -67,7 +67,8 @@ def command(
     Times the target on passes of 1 to 16 rows and the draft model's steps, measures how many drafts
     survive by slice and temperature, computes what every fixed length would gain, checks the
     adaptive window against plain decoding, searches the layers with which the target could draft
-    for itself, and keeps the profile so that later runs start warm.
+    for itself, and keeps the profile so that later runs start warm. It learns on one half of the
+    shipped prompts; `specllama bench run` measures on the other.
     """
     from specllama.bench.provenance import provenance
     from specllama.bench.tune import LAYER_SECONDS, tune
@@ -76,7 +77,7 @@ def command(
     from specllama.models.pruned import keep_choice
     from specllama.paths import profiles_dir, why_not_writable
     from specllama.profiles import Profile, Windows
-    from specllama.prompts import load_prompts
+    from specllama.prompts import half, load_prompts
 
     if pair is not None and flags["model"] is not None:
         raise UsageError("name the model once: as an argument or with -m")
@@ -87,7 +88,7 @@ def command(
         raise click.BadParameter("give at least 1", param_hint="-n")
     if repetitions < 1:
         raise click.BadParameter("give at least 1", param_hint="-r")
-    prompts = load_prompts()
+    prompts = half(load_prompts(), "tune")  # bench measures on the others
     usual = settings.given("temperature")
     if save and (why := why_not_writable(profiles_dir())):
         raise UsageError(

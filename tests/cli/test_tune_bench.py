@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.bench.arms import EngineArm, Run, Task
 from specllama.cli import invoke
 from specllama.engine import Engine
-from specllama.profiles import Windows, open_profile
+from specllama.profiles import Profile, Windows, open_profile
 from specllama.spec.adaptive import AdaptiveWindow
 from specllama.spec.learned import CREDIT_FIRST, Balance
 from specllama.spec.proposers.draft_model import DraftModelProposer
@@ -151,7 +153,7 @@ def test_bench_run_table_and_reports(
     flags = ["--prompts", str(prompts), "--max-tokens", "12", "-r", "1", "--length", "2"]
     assert invoke(["bench", "run", *flags, "--out", str(out)]) == 0
     text = capsys.readouterr().out
-    for part in ("plain", "specllama", "fixed 2", "T=0", "code T=1", "same text", "measured"):
+    for part in ("plain", "cold", "fixed 2", "T=0", "code T=1", "same text", "measured"):
         assert part in text
     assert "4/4" in text, "every reply equals plain decoding"
     assert sorted(p.name for p in tmp_path.glob("report.*")) == [
@@ -195,7 +197,80 @@ def test_bench_run_sets_methods_side_by_side(
     assert invoke(["bench", "run", *flags, *methods, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     arms = {run["arm"] for run in data["runs"]}
-    assert arms == {"plain", "auto", "auto fixed 2", "draft", "draft fixed 2"}
+    assert arms == {"plain", "auto cold", "auto fixed 2", "draft cold", "draft fixed 2"}
+
+
+def test_bench_measures_on_prompts_that_tune_has_not_seen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learnt: set[str] = set()
+    reply = EngineArm.run
+
+    def noted(self: EngineArm, task: Task, repetition: int) -> Run:
+        learnt.add(task.prompt.id)
+        return reply(self, task, repetition)
+
+    flags = ["--max-tokens", "4", "--temperature", "0"]
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineArm, "run", noted)
+        assert invoke(["tune", *flags, "-n", "2", "--no-save"]) == 0
+    assert len(learnt) == 4 * 2 * 2
+    capsys.readouterr()
+    assert invoke(["bench", "run", *flags, "-n", "24", "-r", "1", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    measured = {run["prompt"] for run in data["runs"]}
+    assert measured == set(data["provenance"]["prompts"])
+    assert len(measured) == 24
+    assert not measured & learnt
+
+
+def test_bench_table_sets_methods_beside_kinds(
+    capsys: pytest.CaptureFixture[str], prompts: Path, tmp_path: Path
+) -> None:
+    flags = ["--prompts", str(prompts), "--max-tokens", "12", "-r", "1"]
+    assert invoke(["tune", "--max-tokens", "8", "-n", "1", "--temperature", "0"]) == 0
+    first, second = tmp_path / "methods.json", tmp_path / "auto.json"
+    methods = ["--temperature", "0", "--proposer", "draft", "--proposer", "mixed"]
+    assert invoke(["bench", "run", *flags, *methods, "--out", str(first)]) == 0
+    assert invoke(["bench", "run", *flags, "--out", str(second)]) == 0
+    capsys.readouterr()
+    assert invoke(["bench", "table", str(first), str(second)]) == 0
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()]
+    assert [row[0].strip() for row in rows] == ["", "---", "`draft`", "`mixed`", "`auto`"]
+    assert [head.strip() for head in rows[0][1:]] == ["all", "chat", "code"]
+    assert all(re.fullmatch(r" \d+\.\d\d → \d+\.\d\d ", c) for row in rows[2:] for c in row[1:])
+    assert invoke(["bench", "table", str(tmp_path / "none.json")]) == 2
+
+
+def test_bench_reports_cold_beside_warm_and_keeps_nothing(
+    capsys: pytest.CaptureFixture[str], prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--prompts", str(prompts), "--max-tokens", "12", "-r", "2", "--temperature", "0"]
+    assert invoke(["bench", "run", *flags]) == 0
+    said = capsys.readouterr()
+    assert "cold" in said.out
+    assert "warm" not in said.out
+    assert "no warm arm; first: specllama tune" in said.err
+    assert not open_profile(fake_info(2048)).warm, "a bench teaches nobody"
+    assert invoke(["tune", "--max-tokens", "8", "-n", "1", "--temperature", "0"]) == 0
+    capsys.readouterr()
+    path = open_profile(fake_info(2048)).path
+    assert path is not None
+    before = path.read_bytes()
+    begun: list[tuple[bool, int]] = []
+    use = Windows.use
+
+    def watched(self: Windows, profile: Profile) -> None:
+        begun.append((profile.warm, id(profile)))
+        use(self, profile)
+
+    monkeypatch.setattr(Windows, "use", watched)
+    assert invoke(["bench", "run", *flags]) == 0
+    out = capsys.readouterr().out
+    assert "cold" in out
+    assert "warm: tuned" in out
+    assert path.read_bytes() == before
+    assert {known for known, _ in begun[1:]} == {True, False}
 
 
 @pytest.mark.parametrize(

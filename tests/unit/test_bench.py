@@ -33,13 +33,13 @@ from specllama.bench.provenance import provenance
 from specllama.bench.report import difference, read_report, to_html, to_markdown, write_reports
 from specllama.bench.runner import Comparison, compare
 from specllama.bench.svg import bars, lines
-from specllama.bench.tune import Acceptance, advise, predict, smaller_draft, tune
+from specllama.bench.tune import Acceptance, advise, pick, predict, smaller_draft, tune
 from specllama.engine import Engine
 from specllama.errors import EngineError, UsageError
 from specllama.events import RoundDone
 from specllama.interface import Message, ModelInfo
 from specllama.params import GenerateParams, SamplingParams
-from specllama.prompts import Prompt
+from specllama.prompts import SLICES, Prompt, half, load_prompts
 from specllama.spec.learned import Costs
 from specllama.spec.proposers.draft_model import DraftModelProposer
 from specllama.spec.proposers.ngram import NgramProposer
@@ -589,3 +589,22 @@ def test_lengths_make_an_arm_each_where_they_can(engine: Engine, tmp_path: Path)
 def test_unknown_peers_are_refused(engine: Engine, text: str) -> None:
     with pytest.raises(UsageError):
         make_peers(text, engine, SamplingParams())
+
+
+def test_the_halves_of_the_shipped_prompts_share_nothing() -> None:
+    every = load_prompts()
+    learnt, measured = half(every, "tune"), half(every, "bench")
+    assert len(learnt) == len(measured) == len(every) / 2
+    for part in (learnt, measured):
+        assert {p.slice for p in part[:4]} == set(SLICES), "any first few are a fair sample"
+    assert not {p.id for p in learnt} & {p.id for p in measured}
+    asked = [{p.messages for p in part} for part in (learnt, measured)]
+    assert not asked[0] & asked[1]
+
+
+@pytest.mark.parametrize("per_slice", [1, 3, 5, 12])
+def test_lessons_and_check_of_a_tuning_stay_within_its_half(per_slice: int) -> None:
+    mine = half(load_prompts(), "tune")
+    check, lessons = pick(mine, per_slice), pick(mine, per_slice, skip=per_slice)
+    assert len(check) == len(lessons) == 4 * per_slice
+    assert not {p.id for p in check} & {p.id for p in lessons}
