@@ -81,6 +81,16 @@ class History(list[int]):
 
     __setitem__ = __imul__ = insert = pop = remove = reverse = sort = _fixed
 
+    def copy(self) -> History:
+        """The same text, to go on in another way."""
+        other = History()
+        list.extend(other, self)
+        other._buffer = np.empty(len(self) + 256, np.int32)
+        other._buffer[: len(self)] = self.array
+        other._filled = len(self)
+        other._keys, other._sorted = self._keys, self._sorted
+        return other
+
     # -- followers --
 
     def mark(self) -> Mark:

@@ -12,13 +12,15 @@ from specllama.spec.history import History, Mark, Places
 from specllama.spec.types import IntArray
 
 _FEW = 4  # places compared one by one, each at the speed of memory
+_DEEP = 64  # a longer match says nothing more, but for the few that are left
 
 
 class Matches:
     """Places of one text where the end of another (or its own) stands.
 
     ``places`` are positions of the last token in ``within``, ascending; ``lengths[i]`` tells how
-    many tokens up to there equal those up to the text's end, at least 1. The end itself is none.
+    many tokens up to there equal those up to the text's end, from 1 to at least 64 if so many do.
+    The end itself is no place.
     """
 
     def __init__(self, within: History) -> None:
@@ -43,37 +45,51 @@ class Matches:
         same = text is self._text and text.kept(self._mark) == self._mark.length
         known = self._mark.length if same else 0
         if len(text) > known:
-            self.places, self.lengths = self._look_up(text, known)
+            places = self.within.places(text[-1])
+            if self.within is text:
+                places = places[:-1]
+            before = (self.places, self.lengths) if known else None
+            new = len(text) - known
+            self.lengths = agreement(self.within.array, text.array, places, new, before, _DEEP)
+            self.places = places
         elif not same:
             self.places = self.lengths = np.empty(0, np.int64)
         self._text, self._mark = text, text.mark()
 
-    def _look_up(self, text: History, known: int) -> tuple[Places, Places]:
-        """Follow every place of the last token back, as far as tokens are new.
 
-        From there on the matches are those of the first ``known`` tokens.
-        """
-        end = len(text) - 1
-        there, here = self.within.array, text.array
-        places = self.within.places(text[end])
-        if self.within is text:
-            places = places[:-1]
-        lengths = np.ones(len(places), np.int64)
-        alive, agree = np.arange(len(places)), 1
-        while len(alive) and agree <= end:
-            if not known and len(alive) <= _FEW:
-                for i in alive.tolist():
-                    lengths[i] = common_suffix(there[: places[i] + 1], here)
-                break
-            before = places[alive] - agree
-            same = (before >= 0) & (there[before] == here[end - agree])
-            alive, before = alive[same], before[same]
-            if agree == end + 1 - known:
-                lengths[alive] = agree + self.lengths[self.places.searchsorted(before)]
-                break
-            agree += 1
-            lengths[alive] = agree
-        return places, lengths
+def agreement(
+    there: IntArray,
+    here: IntArray,
+    places: Places,
+    new: int,
+    before: tuple[Places, Places] | None,
+    deepest: int,
+) -> Places:
+    """How many tokens of ``there`` up to each place equal those at the end of ``here``, [places].
+
+    Args:
+        places: where the last token of ``here`` stands in ``there``, ascending.
+        new: tokens at the end of ``here`` that came after ``before``.
+        before: every place of the token before those, and its agreement; None looks back anew.
+        deepest: how far, at least; without a bound a text of one token would take for ever.
+    """
+    lengths = np.ones(len(places), np.int64)
+    alive, agree = np.arange(len(places)), 1
+    deepest = min(len(here), deepest if before is None else new + 1)
+    while len(alive) and agree < deepest:
+        if before is None and len(alive) <= _FEW:
+            for i in alive.tolist():
+                lengths[i] = common_suffix(there[: places[i] + 1], here)
+            break
+        back = places[alive] - agree
+        same = (back >= 0) & (there[back] == here[len(here) - 1 - agree])
+        alive, back = alive[same], back[same]
+        if before is not None and agree == new:
+            lengths[alive] = agree + before[1][before[0].searchsorted(back)]
+            break
+        agree += 1
+        lengths[alive] = agree
+    return lengths
 
 
 def common_suffix(a: IntArray, b: IntArray) -> int:

@@ -12,7 +12,6 @@ masked before truncation. That keeps the common case to a handful of candidates.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -21,12 +20,16 @@ import numpy.typing as npt
 
 from specllama.errors import EngineError
 from specllama.params import SamplingParams
+from specllama.spec.history import History, Places
+from specllama.spec.matches import agreement
 from specllama.spec.noise import coin
+from specllama.spec.selection import reached_by, smallest
 from specllama.spec.types import FloatArray, IntArray, Law, Row
 
 # Tokens this far (in logits) below the best are looked at only when the nearer ones do not settle
 # the truncation: a threshold scan is some 20 times cheaper than a partition of the vocabulary.
 _NEAR = 12.0
+_NEVER = np.float32(-1e4)  # a logit whose exponential is 0
 _LOG_FLOAT_MAX = 88.7228391
 
 
@@ -79,7 +82,13 @@ class SamplerChain:
             or params.presence_penalty != 0.0
         )
         self._dry = params.dry_multiplier > 0.0 and params.dry_penalty_last_n != 0
-        self._history: list[int] = list(tokens) if self._penalties or self._dry else []
+        self._history = History(tokens) if self._penalties or self._dry else History()
+        # where the text's end stood before and how far back, when it had so many tokens
+        self._repeats: tuple[int, tuple[Places, Places] | None] = (0, None)
+        self._unbroken = 0  # tokens since the newest sequence breaker
+        if self._dry:
+            while self._unbroken < len(tokens) and tokens[-1 - self._unbroken] not in breakers:
+                self._unbroken += 1
 
     @property
     def greedy(self) -> bool:
@@ -89,6 +98,7 @@ class SamplerChain:
         self.position += 1
         if self._penalties or self._dry:
             self._history.append(token)
+            self._unbroken = 0 if token in self._breakers else self._unbroken + 1
         if self.constraint is not None:
             self.constraint.accept(token)
 
@@ -159,56 +169,59 @@ class SamplerChain:
             if 0 <= token < len(z):
                 z[token] += bias if math.isinf(bias) else max(min(bias, 1e37), -1e37)
         if self._penalties:
-            window = self._history if p.repeat_last_n < 0 else self._history[-p.repeat_last_n :]
-            counts = Counter(window)
-            ids = np.fromiter((t for t in counts if t < len(z)), np.int64)
-            n = np.fromiter((c for t, c in counts.items() if t < len(z)), np.float32)
+            ids, n = self._recent_counts(len(z))
             seen = z[ids]
             repeat = np.float32(p.repeat_penalty)
             seen = np.where(seen <= 0, seen * repeat, seen / repeat)
             z[ids] = seen - n * np.float32(p.frequency_penalty) - np.float32(p.presence_penalty)
         if self._dry:
-            # llama.cpp's bound on the exponent: a penalty stays a finite float32
-            most = int(_LOG_FLOAT_MAX / math.log(p.dry_base)) if p.dry_base > 1.000001 else 0
-            for token, length in self._dry_matches().items():
-                if token < len(z):
-                    exponent = min(length - p.dry_allowed_length, most)
-                    z[token] -= np.float32(min(p.dry_multiplier * p.dry_base**exponent, 1e38))
+            tokens, lengths = self._dry_matches()
+            inside = tokens < len(z)
+            tokens, exponents = tokens[inside], lengths[inside] - p.dry_allowed_length
+            with np.errstate(over="ignore"):
+                penalties = p.dry_multiplier * np.power(p.dry_base, exponents.astype(np.float64))
+            z[tokens] -= np.minimum(penalties, 1e38).astype(np.float32)
         return z
 
-    def _dry_matches(self) -> dict[int, int]:
-        """Token -> length of the longest repeat it would continue (Z-algorithm, backwards).
+    def _recent_counts(self, n_vocab: int) -> tuple[IntArray, Places]:
+        """The different tokens of the penalised window, and how often each occurs."""
+        last_n = self.params.repeat_last_n
+        window = self._history.array if last_n < 0 else self._history.array[-last_n:]
+        ids, counts = np.unique(window, return_counts=True)
+        known = ids < n_vocab
+        return ids[known], counts[known]
+
+    def _dry_matches(self) -> tuple[IntArray, Places]:
+        """(tokens, for each the length of the longest repeat that it would continue).
 
         Source: the DRY sampler's definition in llama.cpp (src/llama-sampler.cpp).
         """
         p = self.params
-        window = (
-            self._history if p.dry_penalty_last_n < 0 else self._history[-p.dry_penalty_last_n :]
-        )
-        recent: list[int] = []  # newest first, up to the last sequence breaker
-        for token in reversed(window):
-            recent.append(token)
-        limit = next((i for i, t in enumerate(recent) if t in self._breakers), len(recent))
-        n = len(recent)
-        if n <= p.dry_allowed_length or limit < p.dry_allowed_length:
-            return {}
-        z = [0] * n
-        left = right = 0
-        for i in range(1, n):
-            if i < right:
-                z[i] = min(right - i, z[i - left])
-            while i + z[i] < n and recent[z[i]] == recent[i + z[i]]:
-                z[i] += 1
-            if i + z[i] > right:
-                left, right = i, i + z[i]
-        longest: dict[int, int] = {}
-        for i in range(1, n):
-            length = min(z[i], limit)
-            if length >= p.dry_allowed_length:
-                token = recent[i - 1]  # what followed the earlier occurrence
-                if token not in self._breakers:
-                    longest[token] = max(longest.get(token, 0), length)
-        return longest
+        text = self._history.array
+        n = len(text)
+        start = 0 if p.dry_penalty_last_n < 0 else max(n - p.dry_penalty_last_n, 0)
+        limit = min(self._unbroken, n - start)  # a repeat reaches back to a breaker at most
+        # llama.cpp's bound on the exponent: a penalty stays a finite float32
+        most = int(_LOG_FLOAT_MAX / math.log(p.dry_base)) if p.dry_base > 1.000001 else 0
+        longest = p.dry_allowed_length + most
+        if n - start <= p.dry_allowed_length or limit < p.dry_allowed_length:
+            return np.empty(0, np.int32), np.empty(0, np.int64)
+        known, before = self._repeats
+        if before is None or known < n:
+            places = self._history.places(self._history[-1])[:-1]
+            before = places, agreement(text, text, places, n - known, before, longest)
+            self._repeats = n, before
+        places, lengths = before
+        limit = min(limit, longest)
+        lengths = np.minimum(np.minimum(lengths, places - start + 1), limit)
+        repeats = lengths >= p.dry_allowed_length
+        tokens, lengths = text[places[repeats] + 1], lengths[repeats]
+        order = np.lexsort((lengths, tokens))  # the longest of each token comes last
+        tokens, lengths = tokens[order], lengths[order]
+        last = np.ones(len(tokens), np.bool_)
+        np.not_equal(tokens[1:], tokens[:-1], out=last[:-1])
+        last[last] = [token not in self._breakers for token in tokens[last].tolist()]
+        return tokens[last], lengths[last]
 
     # -- selection ------------------------------------------------------------------------------
 
@@ -255,84 +268,92 @@ class SamplerChain:
         p = self.params
         if p.top_k == 1:
             return np.array([best], np.int32), np.array([top])
-        ids, total = self._candidates(z, top)
+        ids, total, mean = self._candidates(z, top)
         logits = z[ids].astype(np.float64)
         if p.typical_p < 1.0 or p.top_p < 1.0 or p.min_p > 0.0 or p.xtc_probability > 0.0:
-            order = np.argsort(-logits, kind="stable")  # ids ascend: ties go to the lowest
-            ids, logits = ids[order], logits[order]
             probs = np.exp(logits - top) / total
             if p.typical_p < 1.0:
-                ids, logits, probs = _typical(ids, logits, probs, p.typical_p)
+                # typical: as surprising as the mean, so a logit close to the mean one
+                keep = smallest(np.abs(logits - top - mean), probs, p.typical_p)
+                ids, logits, probs = ids[keep], logits[keep], probs[keep]
             if p.top_p < 1.0:
-                probs = probs / probs.sum() if p.typical_p < 1.0 else probs
-                n = int(np.searchsorted(np.cumsum(probs), p.top_p - 1e-12)) + 1
-                ids, logits, probs = ids[:n], logits[:n], probs[:n]
+                whole = float(probs.sum()) if p.typical_p < 1.0 else 1.0
+                keep = smallest(-logits, probs, p.top_p * whole)
+                ids, logits, probs = ids[keep], logits[keep], probs[keep]
             if p.min_p > 0.0:
-                n = (
-                    int(np.count_nonzero(logits >= logits[0] + math.log(p.min_p)))
-                    if p.min_p < 1
-                    else 1
-                )
-                n = max(n, 1)
-                ids, logits, probs = ids[:n], logits[:n], probs[:n]
+                first = int(logits.argmax())
+                enough = logits >= logits[first] + math.log(p.min_p)
+                if p.min_p >= 1.0:
+                    enough[:] = False
+                enough[first] = True
+                ids, logits, probs = ids[enough], logits[enough], probs[enough]
             if (
                 p.xtc_probability > 0.0
                 and p.xtc_threshold <= 0.5
                 and len(ids) > 1
                 and coin(self.seed, self.position) < p.xtc_probability
             ):
-                above = int(np.count_nonzero(probs / probs.sum() >= p.xtc_threshold))
-                if above > 1:
-                    ids, logits = ids[above - 1 :], logits[above - 1 :]
-            order = np.argsort(ids, kind="stable")
-            ids, logits = ids[order], logits[order]
-        return ids.astype(np.int32, copy=False), logits
+                above = np.flatnonzero(probs >= p.xtc_threshold * probs.sum())
+                if len(above) > 1:  # all of these go but the least likely
+                    stays = above[len(above) - 1 - int(logits[above][::-1].argmin())]
+                    gone = np.zeros(len(ids), np.bool_)
+                    gone[above] = True
+                    gone[stays] = False
+                    ids, logits = ids[~gone], logits[~gone]
+        return ids, logits
 
-    def _candidates(self, z: Row, top: float) -> tuple[IntArray, float]:
-        """Ids (ascending) that can survive, and the sum of exp(logit - top) of the top-k set.
+    def _candidates(self, z: Row, top: float) -> tuple[IntArray, float, float]:
+        """Ids (ascending) that can survive; the sum of exp(logit - top) and the mean of logit - top
+        (where typical sampling asks for it) over the top-k set.
 
-        Without top-k the sum runs over the vocabulary, and the far tail is dropped from the ids
-        only where top-p or min-p is certain to drop it.
+        Without top-k these run over the vocabulary, and the far tail is dropped from the ids only
+        where typical sampling, top-p or min-p is certain to drop it.
         """
         p = self.params
-        near = np.flatnonzero(z >= top - _NEAR).astype(np.int32)
         if 0 < p.top_k < len(z):
-            ids = near if len(near) >= p.top_k else np.flatnonzero(z > -np.inf).astype(np.int32)
-            if len(ids) > p.top_k:
-                ids = _top_k(ids, z[ids], p.top_k)
-            return ids, float(np.exp(z[ids].astype(np.float64) - top).sum())
-        total = float(np.exp(z - np.float32(top)).sum(dtype=np.float64))
-        if p.typical_p >= 1.0 and len(near) < len(z):
-            certain = p.min_p > math.exp(-_NEAR + 0.1)
-            if not certain and p.top_p < 1.0:
-                mass = float(np.exp(z[near].astype(np.float64) - top).sum()) / total
-                certain = mass > p.top_p + 1e-6
-            if certain:
-                return near, total
-        return np.flatnonzero(z > -np.inf).astype(np.int32), total
+            ids = _top_k(z, p.top_k)
+            below = z[ids].astype(np.float64) - top
+            weights = np.exp(below)
+            total = float(weights.sum())
+            return ids, total, float(weights @ below) / total
+        relative = z - np.float32(top)
+        if p.typical_p < 1.0:
+            np.maximum(relative, _NEVER, out=relative)  # a forbidden token adds 0, not NaN
+        exp = np.exp(relative)
+        total = float(exp.sum(dtype=np.float64))
+        mean = float(np.dot(exp, relative)) / total if p.typical_p < 1.0 else 0.0
+        far = _NEAR
+        certain = False
+        if p.typical_p >= 1.0 and p.min_p > 0.0:
+            far = min(far, 0.1 - math.log(p.min_p))
+            certain = far < _NEAR
+        near = np.flatnonzero(relative >= -far).astype(np.int32)
+        if p.typical_p < 1.0:
+            # whatever is closer to the mean than far + mean is near the best
+            typical = near[relative[near] <= far + 2.0 * mean] if far + mean > 0.0 else near[:0]
+            certain = float(exp[typical].sum(dtype=np.float64)) / total > p.typical_p + 1e-6
+        elif p.top_p < 1.0 and not certain:
+            certain = float(exp[near].sum(dtype=np.float64)) / total > p.top_p + 1e-6
+        ids = near if certain else np.flatnonzero(z > -np.inf).astype(np.int32)
+        return ids, total, mean
 
 
-def _top_k(ids: IntArray, logits: Row, k: int) -> IntArray:
-    """The k best of ``ids`` (ascending), ties at the edge going to the lowest ids."""
+def _top_k(z: Row, k: int) -> IntArray:
+    """Ids of the k best logits, ascending, ties at the edge going to the lowest ids.
+
+    Forbidden tokens (-inf) are never among them.
+    """
+    least = max(float(np.finfo(np.float32).min), reached_by(z, k))
+    ids = np.flatnonzero(z >= least).astype(np.int32)
+    if len(ids) <= k:
+        return ids
+    logits = z[ids]
     edge = np.partition(logits, len(logits) - k)[len(logits) - k]
     above = logits > edge
     ties = np.flatnonzero(logits == edge)[: k - int(above.sum())]
     above[ties] = True
     kept: IntArray = ids[above]
     return kept
-
-
-def _typical(
-    ids: IntArray, logits: FloatArray, probs: FloatArray, typical_p: float
-) -> tuple[IntArray, FloatArray, FloatArray]:
-    """Locally typical sampling (Meister et al. 2022); keeps the descending-logit order."""
-    probs = probs / probs.sum()
-    surprise = -np.log(np.maximum(probs, 1e-300))
-    entropy = float((probs * surprise).sum())
-    order = np.argsort(np.abs(surprise - entropy), kind="stable")
-    n = int(np.searchsorted(np.cumsum(probs[order]), typical_p - 1e-12)) + 1
-    kept = np.sort(order[:n])
-    return ids[kept], logits[kept], probs[kept]
 
 
 def confidence(row: Row) -> float:

@@ -241,3 +241,20 @@ def test_control_noise_with_the_wrong_key_changes_the_text(mistake: str) -> None
             counts[row, text[0] * 5 + text[1]] += 1
     uniform = np.full(25, 0.04)
     assert chi_square(counts[0], uniform) < chi_square_limit(24) < chi_square(counts[1], uniform)
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 3.0, 6.0])
+@pytest.mark.parametrize("peak", [1.0, 1e6, 1e30])
+def test_a_race_of_many_ends_as_if_all_were_timed(spread: float, peak: float) -> None:
+    rng = np.random.default_rng(0)
+    ids = np.arange(20_000, dtype=np.int32)
+    for seed in range(6):
+        weights = np.exp(rng.normal(0.0, spread, len(ids)))
+        weights[rng.integers(len(ids))] *= peak
+        law = Law(ids, weights / weights.sum())
+        with np.errstate(over="ignore"):
+            times = exp_noise(seed, 5 * seed, ids) / law.probs
+        first, second = np.argsort(times)[:2]
+        token, lead = draw(law, seed, 5 * seed)
+        assert token == ids[first]
+        assert lead == pytest.approx(float(np.log(times[second] / times[first])), rel=1e-12)
