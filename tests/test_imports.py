@@ -30,7 +30,6 @@ RESTRICTED = {
         "specllama.backend.llama_context",
         "specllama.backend.llama_grammar",
         "specllama.backend.llama_log",
-        "specllama.backend.llama_schema",
         "specllama.backend.llama_tree",
         "specllama.backend.llama_vocab",
         "specllama.backend.mtp",

@@ -106,19 +106,11 @@ class LlamaGrammar:
         """A grammar for JSON text that satisfies a JSON schema.
 
         Raises:
-            UsageError: it is no schema, or one that cannot be a grammar.
+            UsageError: it is no schema, or it asks for what a grammar cannot enforce.
         """
-        from specllama.backend.llama_schema import schema_to_gbnf
+        from specllama.grammar.convert import schema_to_gbnf
 
-        try:
-            gbnf = schema_to_gbnf(schema)
-        except UsageError:
-            raise
-        except Exception as error:  # the converter raises whatever it trips over
-            raise UsageError(
-                f"the JSON schema cannot be turned into a grammar: {_shorten(str(error))}"
-            ) from None
-        return cls(vocab, gbnf)
+        return cls(vocab, schema_to_gbnf(schema))
 
     def allowed(self, ids: IntArray) -> npt.NDArray[np.bool_]:
         # llama.cpp throws across the C boundary on an id out of range, and reads a freed vocabulary

@@ -455,7 +455,7 @@ def test_json_schemas(llama: LlamaModel) -> None:
         '{"enum": []}',
         '{"type": "string", "pattern": "["}',
         '{"items":' * 3000 + "{}" + "}" * 3000,
-        '{"type": "array", "items": {"type": "string"}, "maxItems": 100000}',
+        '{"type": "array", "items": {"type": "string"}, "maxItems": 1000000000}',
     ],
     ids=lambda s: s[:40],
 )
