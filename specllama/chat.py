@@ -219,7 +219,8 @@ class _Job:
             "bos_token": self.bos,
             "eos_token": self.eos,
             "add_generation_prompt": self.add_generation_prompt,
-            "enable_thinking": True,
+            # where the thoughts can be told apart
+            "enable_thinking": re.search(_TAG, self.template) is not None,
             "functions": "",
             "date_string": f"{today:%d %b %Y}",
             "datetime": f"{today:%b %d %Y}",

@@ -55,7 +55,6 @@ class Row:
 
 # templates that llama.cpp treats in a way of its own
 WHY = {
-    "Apertus": "llama.cpp asks a model to think only if it can tell the thoughts apart",
     "StepFun": "llama.cpp trims the contents, for this template alone",
     "deepseek-ai-DeepSeek-V4": "llama.cpp asks for earlier thoughts to be kept",
 }

@@ -267,3 +267,9 @@ def test_templates_see_what_llama_cpp_gives_them() -> None:
         )
     )
     assert text == f"{today:%d %b %Y}|{today:%b %d %Y}|f2"
+
+
+@pytest.mark.parametrize("tags", ["<think>", "[THINK]", "<|channel>", "<|START_THINKING|>", ""])
+def test_models_think_where_their_thoughts_can_be_told_apart(tags: str) -> None:
+    template = "{{ enable_thinking }}{% if tools %}" + tags + "{% endif %}"
+    assert "".join(s.text for s in shape(template, ASK)) == str(bool(tags))
