@@ -42,13 +42,34 @@ class HubRef:
         return f"{self.repo}:{self.quant}" if self.quant else self.repo
 
 
+_PREFIX = re.compile(
+    r"^(hf://|hf:(?!//)|(https?://)?(www\.)?(huggingface\.co|hf\.co)/)", re.IGNORECASE
+)
+_PLACE = re.compile(r"^([^/]+/[^/]+)/(?:resolve|blob|raw|tree)/[^/]+(?:/(.*))?$")
+
+
+def plain(ref: str) -> str:
+    """A reference without what other tools and browsers put before and behind it.
+
+    ``hf.co/user/repo:Q4_K_M`` is ``user/repo:Q4_K_M``, the address of a file's page is
+    ``user/repo/file.gguf``. Anything else stays as it is.
+    """
+    rest = _PREFIX.sub("", ref)
+    if rest == ref:
+        return ref
+    rest = rest.partition("?")[0].partition("#")[0].rstrip("/")
+    if place := _PLACE.match(rest):
+        return f"{place[1]}/{place[2]}" if place[2] else place[1]
+    return rest
+
+
 def parse_hub(ref: str) -> HubRef | None:
     """``user/repo[:quant]`` or ``user/repo/path/file.gguf``; None if it has another form.
 
     Raises:
         UsageError: it has the form, but a part of it may never become a path.
     """
-    text = ref.removeprefix("hf://").removeprefix("https://huggingface.co/")
+    text = plain(ref)
     if text.startswith(("/", ".", "~")) or "\\" in text or text.count("/") < 1:
         return None
     pieces = text.split("/")
@@ -120,6 +141,7 @@ def resolve(ref: str, *, folders: Sequence[str | Path] = ()) -> Path:
     """
     if not ref or not ref.isprintable():
         raise UsageError("the model reference is empty or holds control characters")
+    ref = plain(ref)
     if ref in TINY:
         return bundled(ref)
     path = _existing(ref)
@@ -149,6 +171,7 @@ def resolve_pair(
     Raises:
         ModelUnavailable: the target, or a draft that was named, is not on this machine.
     """
+    target_ref = plain(target_ref)
     if draft_ref == "tiny":
         draft_ref = "tiny-draft"
     target = resolve(target_ref, folders=folders)

@@ -185,6 +185,8 @@ def _typed(setting: Setting, value: Any) -> Any:
     kind = setting.kind
     if value is None and setting.default is None:
         return None
+    if setting.unset is not None and value == setting.unset and type(value) is int:
+        return setting.default
     if kind == "texts" and isinstance(value, (list, tuple)):
         if all(isinstance(item, str) for item in value):
             return tuple(value)

@@ -301,14 +301,14 @@ def _warm_up(context: Context) -> None:
 
 def _context_length(asked: int | None, header: GgufHeader) -> int:
     trained = header.context_length
-    if asked is not None:
+    if asked:
         return asked
     if trained <= 0:
         raise CannotLoad(
             f"{header.path.name} does not say how long a context it was trained for",
             "choose one with --ctx-size",
         )
-    return min(trained, DEFAULT_CTX)
+    return min(trained, DEFAULT_CTX) if asked is None else trained
 
 
 def _model_info(

@@ -195,7 +195,7 @@ class EngineOptions:
     """How to load a pair.
 
     Attributes:
-        n_ctx: context length; None takes min(trained length, 8192).
+        n_ctx: context length; None takes min(trained length, 8192), 0 the trained length.
         gpu_layers: "auto" (all if a GPU backend is built in), "all", or a count.
         threads: None takes the number of physical cores. Used for one row and for many alike.
         flash_attn, kv_type_k, kv_type_v: "auto" is f16, with flash attention on CPUs (whose rows
@@ -269,7 +269,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         for name, value in (("ctx-size", self.n_ctx), ("draft ctx-size", self.draft_ctx)):
-            if value is not None:
+            if value is not None and not (value == 0 and name == "ctx-size"):
                 _whole(name, value, 8, 2**24)
         for name, threads in (("threads", self.threads), ("draft threads", self.draft_threads)):
             if threads is not None:

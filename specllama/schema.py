@@ -37,6 +37,7 @@ class Setting:
         choices: the only values allowed.
         metavar: how the value is called in ``--help``.
         flag: can be typed on the command line, not only set.
+        unset: what other tools write for "as if it were not given".
     """
 
     name: str
@@ -48,6 +49,7 @@ class Setting:
     choices: tuple[str, ...] = ()
     metavar: str = ""
     flag: bool = True
+    unset: int | None = None
 
     @property
     def default(self) -> Any:
@@ -109,7 +111,7 @@ SCHEMA: tuple[Setting, ...] = (
         "ctx-size",
         "int",
         "engine.n_ctx",
-        "Context length in tokens; the trained length, up to 8192, unless given.",
+        "Context length in tokens, 0 for the trained length; that, up to 8192, unless given.",
         _M,
         ("-c", "--ctx-size"),
     ),
@@ -252,7 +254,12 @@ SCHEMA: tuple[Setting, ...] = (
         _S,
     ),
     Setting(
-        "seed", "int", "generate.seed", "Random seed; drawn and reported if none is given.", _T
+        "seed",
+        "int",
+        "generate.seed",
+        "Random seed; drawn and reported if none, or -1, is given.",
+        _T,
+        unset=-1,
     ),
     Setting(
         "temperature",
@@ -360,9 +367,10 @@ SCHEMA: tuple[Setting, ...] = (
         "max-tokens",
         "int",
         "generate.max_tokens",
-        "Longest reply; until the context is full unless given.",
+        "Longest reply; until the context is full if none, or -1, is given.",
         _L,
         ("-n", "--max-tokens"),
+        unset=-1,
     ),
     Setting(
         "stop",

@@ -35,6 +35,24 @@ SUMMARIES = {
     "completion": "Print the completion script for a shell.",
 }
 
+# What people type who come from other tools, and what it is called here.
+SHORT = {
+    "pull": ("hub", "pull"),
+    "list": ("hub", "ls"),
+    "ls": ("hub", "ls"),
+    "show": ("hub", "info"),
+    "rm": ("hub", "rm"),
+    "search": ("hub", "search"),
+}
+ELSEWHERE = {
+    "ps": "nothing runs in the background: a model is loaded by the command that uses it, and"
+    " leaves with it; the models on disk: specllama hub ls",
+    "stop": "nothing runs in the background: Ctrl-C stops a reply",
+    "create": "settings of your own: specllama config set, or a specllama.toml in the folder",
+    "push": "models are pulled only; to make a file smaller: specllama quantize",
+    "help": "see specllama --help, and COMMAND --help",
+}
+
 EPILOG = """\b
 Examples:
   specllama                                  open the terminal app
@@ -42,6 +60,8 @@ Examples:
   specllama run -m model.gguf -d small.gguf "Tell me a story"
   specllama chat -m qwen3-8b                 chat with a model from the catalogue
   specllama prove                            same seed, same text: see for yourself
+
+pull, list, show, rm and search are short for those of hub.
 
 Settings come from flags, SPECLLAMA_* variables, ./specllama.toml and the user's
 config.toml, in this order (specllama config show --origin).
@@ -78,6 +98,10 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
+        if name in SHORT:
+            return super().resolve_command(ctx, [*SHORT[name], *args[1:]])
+        if name in ELSEWHERE:
+            raise click.UsageError(f"there is no command {name!r}; {ELSEWHERE[name]}", ctx)
         if not name.startswith("-") and name not in self.list_commands(ctx):
             near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
             also = f"; did you mean {near[0]}?" if near else ""

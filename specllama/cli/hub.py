@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -110,12 +111,18 @@ def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
 @insecure_option
 @json_option
 def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
-    """Show what a repository offers, by quantisation, without downloading."""
+    """Show what a repository offers, by quantisation, without downloading.
+
+    Of a model on this machine (a path, `tiny`, an Ollama name) show what its header says.
+    """
     from specllama.cli.listing import Column, note, show_json, show_table, size
     from specllama.models import pull
     from specllama.models.library import same_quant
     from specllama.models.sidecars import SIDECARS
 
+    if (path := _on_disk(ref)) is not None:
+        _show_file(path, as_json)
+        return
     client = _client(insecure)
     for role, hub in pull.expand(ref):
         listing = client.listing(hub.repo, revision)
@@ -169,6 +176,38 @@ def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
         show_table(columns, rows)
         for name in listing.refused:
             note(f"refused, not a safe file name or without a digest: {name!r}")
+
+
+def _on_disk(ref: str) -> Path | None:
+    """The file that a reference means if it is no name on the hub."""
+    from specllama.cli.listing import folders
+    from specllama.models import catalog, refs
+
+    if refs.plain(ref) == ref and Path(ref).expanduser().exists():
+        return refs.resolve(ref)
+    if catalog.find(ref) is not None or refs.parse_hub(ref) is not None:
+        return None
+    return refs.resolve(ref, folders=folders())
+
+
+def _show_file(path: Path, as_json: bool) -> None:
+    from specllama.cli.hub_views import show_header
+    from specllama.cli.listing import show_json
+    from specllama.models.gguf import exact_rows, exactness, read_header
+    from specllama.models.summaries import summarize
+
+    header, summary = read_header(path), summarize(path)
+    if as_json:
+        show_json(
+            {
+                **header.to_dict(),
+                "exact_rows": exact_rows(header),
+                "sidecar": summary.sidecar,
+                "reason": summary.reason,
+            }
+        )
+    else:
+        show_header(header, summary, f"{exactness(exact_rows(header))} on CPU")
 
 
 @command.command("pull")

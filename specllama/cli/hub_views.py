@@ -11,9 +11,10 @@ from specllama.cli.listing import Column, context, params, show_table, size
 
 if TYPE_CHECKING:
     from specllama.models.catalog import CatalogPair
+    from specllama.models.gguf import GgufHeader
     from specllama.models.library import LocalModel
     from specllama.models.refs import HubRef
-    from specllama.models.summaries import Listed
+    from specllama.models.summaries import Listed, Summary
 
 FIT_WORDS = {"yes": "✓", "tight": "tight", "no": "–"}
 
@@ -57,6 +58,36 @@ def show_usable(listed: Sequence[Listed]) -> None:
     ]
     if rows:
         show_table(columns, rows)
+
+
+def show_header(header: GgufHeader, summary: Summary, exactness: str) -> None:
+    """What one file on disk says of itself."""
+    from specllama.cli.listing import note
+    from specllama.models.nextn import nextn_blocks
+    from specllama.models.sidecars import HEAD_KINDS, SIDECARS
+
+    kind = summary.sidecar
+    rows = [
+        ["name", header.name],
+        ["architecture", f"{header.architecture}, {header.block_count} layers"],
+        ["parameters", params(header.n_params)],
+        ["quantisation", f"{header.quantization}, {size(header.file_bytes)}"],
+        ["context", f"{header.context_length:,} tokens"],
+        ["tokenizer", f"{header.tokenizer_model}, {header.vocab_size:,} tokens"],
+        ["chat template", "yes" if header.chat_template else "no"],
+        ["NextN layers", str(nextn_blocks(header)) if nextn_blocks(header) else ""],
+        ["licence", header.text("general.license") or ""],
+        ["exact", "" if kind or summary.reason else exactness],
+        ["what it is", SIDECARS[kind] if kind else ""],
+    ]
+    columns = [Column("file"), Column(str(header.path), give=True)]
+    show_table(columns, [row for row in rows if row[1]])
+    if kind in HEAD_KINDS:
+        note(f"next: specllama chat -m TARGET --head {header.path}")
+    elif summary.reason:
+        note(f"it cannot be run: {summary.reason}")
+    else:
+        note(f"next: specllama pair {header.path}   which drafts fit it")
 
 
 def show_sidecars(listed: Sequence[Listed]) -> None:

@@ -376,9 +376,9 @@ def _show_groups(
     speed: dict[str, float | None] | None = None,
 ) -> None:
     output.line()
-    output.line(title)
-    heads = [column, "rounds", "drafted", "accepted", "rate", "mean length", "draft ms/round"]
-    heads += ["verify ms/round", *(["tok/s"] if speed else [])]
+    output.line(f"{title}: mean acceptance length, draft and verify in ms per round")
+    heads = [column, "rounds", "drafted", "accepted", "rate", "length", "draft", "verify"]
+    heads += ["tok/s"] if speed else []
     rows: list[list[Any]] = []
     for name, group in groups.items():
         per_round = max(group.rounds, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +17,7 @@ from specllama.cli.options import (
     GroupedCommand,
     constraint_options,
     grouped,
+    read_text,
     request_params,
     resolve,
     settings_options,
@@ -45,6 +47,15 @@ reply and keeps what was written (exit status 130).
 @click.argument("prompt", required=False)
 @settings_options()
 @constraint_options
+@grouped("-p", "--prompt", "typed", metavar="PROMPT", group="Prompt", help="PROMPT, as an option.")
+@grouped(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    group="Prompt",
+    help="Read the prompt from a file.",
+)
 @grouped(
     "--raw",
     is_flag=True,
@@ -61,14 +72,25 @@ reply and keeps what was written (exit status 130).
 @grouped(
     "-q", "--quiet", is_flag=True, group="Output", help="No statistics and no notes on stderr."
 )
-def command(prompt: str | None, raw: bool, as_json: bool, quiet: bool, **flags: Any) -> int:
+def command(
+    prompt: str | None,
+    typed: str | None,
+    file: Path | None,
+    raw: bool,
+    as_json: bool,
+    quiet: bool,
+    **flags: Any,
+) -> int:
     """Answer PROMPT and print the text.
 
     With "-", or without PROMPT in a pipe, the prompt is read from standard input.
     """
     settings = resolve(flags)
     params = request_params(settings, flags)
-    text = read_prompt(prompt, raw=raw)
+    given = [one for one in (prompt, typed, file) if one is not None]
+    if len(given) > 1:
+        raise UsageError("give one prompt: as an argument, with -p or with -f")
+    text = read_prompt(given[0] if given else None, raw=raw)
     request: str | Sequence[Message] = text
     if raw and settings.origin("system") == "flag":
         raise UsageError("a system prompt needs the chat template", "leave out --system or --raw")
@@ -115,24 +137,31 @@ def answer(
     return diagnostics.Exit.FAILED if failed else diagnostics.Exit.OK
 
 
-def read_prompt(argument: str | None, *, raw: bool) -> str:
-    """The prompt from the argument or from standard input.
+def read_prompt(argument: str | Path | None, *, raw: bool) -> str:
+    """The prompt from the argument, a file or standard input.
 
     Input may hold any bytes: what is not UTF-8 becomes U+FFFD, NUL stays. The newline that ends a
     piped text is dropped, unless the prompt is to be continued as it is.
 
     Raises:
-        UsageError: there is no prompt, or an empty one.
+        UsageError: there is no prompt, or an empty one, or the file cannot be read.
     """
-    if argument is not None and argument != "-":
+    if isinstance(argument, Path):
+        text = _dropped(read_text(argument, "the prompt file"), raw)
+    elif argument is not None and argument != "-":
         # Arguments that are not UTF-8 arrive with surrogates for the odd bytes.
         text = os.fsencode(argument).decode("utf-8", "replace")
     elif argument == "-" or not sys.stdin.isatty():
-        text = read_bounded(sys.stdin.buffer, "the prompt").decode("utf-8", "replace")
-        if not raw:
-            text = text.removesuffix("\n").removesuffix("\r")
+        text = _dropped(
+            read_bounded(sys.stdin.buffer, "the prompt").decode("utf-8", "replace"), raw
+        )
     else:
         raise UsageError("there is no prompt", 'give one: specllama run "…", or pipe it in')
     if not (text if raw else text.strip()):
         raise UsageError("the prompt is empty", 'give some text: specllama run "…"')
     return text
+
+
+def _dropped(text: str, raw: bool) -> str:
+    """Without the newline that ends a piped text, unless it is to be continued as it is."""
+    return text if raw else text.removesuffix("\n").removesuffix("\r")

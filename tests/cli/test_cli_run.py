@@ -113,7 +113,7 @@ def test_a_prompt_of_a_megabyte(cli) -> None:
         (["--top-k", "-1"], "top-k must be"),
         (["--min-p", "2"], "min-p must be"),
         (["--seed", "18446744073709551616"], "seed must be a whole number"),
-        (["--seed", "-1"], "seed must be"),
+        (["--seed", "-2"], "seed must be"),
         (["--seed", "abc"], "--seed"),
         (["-n", "0"], "max-tokens must be"),
         (["--stop", ""], "stop takes up to 16 strings, none of them empty"),
