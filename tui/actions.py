@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 from textual import work
 
 from specllama import paths
-from specllama.cancel import Cancel
 from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
 from specllama.params import GenerateParams
 from specllama.tui import clipboard
 from specllama.tui.parts import AppPart
 from specllama.tui.reading import code_blocks
+from specllama.tui.speedup import ENOUGH_PLAIN
 from specllama.tui.state import VIEWS
 
 PLAIN_TOKENS = 32
@@ -23,7 +24,7 @@ PLAIN_PROMPT = "Once upon a time there was a"
 
 
 class ChatActions(AppPart):
-    _measuring: Cancel | None = None
+    _measuring: threading.Event | None = None
 
     async def run_chat_action(self, action: str) -> None:
         """From the palette and slash commands: where the action lives does not matter."""
@@ -138,7 +139,8 @@ class ChatActions(AppPart):
 
     def measure_fixed(self) -> None:
         """A window of fixed length never takes a plain step to be compared with: take some while
-        the cache is empty and the user reads or types. The next request ends them."""
+        the cache is empty and the user reads or types. A request that comes meanwhile waits for
+        the few that a comparison needs."""
         params = self.session.params
         drafts = params.speculate and params.proposer != "none" and params.draft_max != 0
         if params.window == "fixed" and drafts:
@@ -146,28 +148,35 @@ class ChatActions(AppPart):
 
     def _measure_plain(self, *, quiet: bool = False) -> None:
         self.stop_measuring()
-        self._measuring = Cancel()
+        self._measuring = threading.Event()
         self._measure(self._measuring, quiet)
 
     def stop_measuring(self) -> None:
         if self._measuring is not None:
-            self._measuring.set()
+            self._measuring.set()  # looked at between two steps
 
     @work(thread=True, exit_on_error=False, group="measure")
-    def _measure(self, cancel: Cancel, quiet: bool) -> None:
-        params = GenerateParams(
-            max_tokens=PLAIN_TOKENS, speculate=False, proposer="none", seed=1, ignore_eos=True
-        )
-        rounds: list[float] = []
+    def _measure(self, hurry: threading.Event, quiet: bool) -> None:
         try:
-            for event in self.host.generate(PLAIN_PROMPT, params, cancel=cancel):
-                if isinstance(event, RoundDone) and event.index > 0:
-                    rounds.append(event.verify_ms + event.other_ms)
+            steps = self._plain_steps(hurry)
         except SpecllamaError as error:
             if not quiet:
                 self.call_from_thread(self.notify, error.message, severity="error", markup=False)
             return
-        self.call_from_thread(self._plain_measured, rounds, quiet)
+        self.call_from_thread(self._plain_measured, steps, quiet)
+
+    def _plain_steps(self, hurry: threading.Event) -> list[float]:
+        """Milliseconds of plain steps; no more than a comparison needs once ``hurry`` is set."""
+        params = GenerateParams(
+            max_tokens=PLAIN_TOKENS, speculate=False, proposer="none", seed=1, ignore_eos=True
+        )
+        steps: list[float] = []
+        for event in self.host.generate(PLAIN_PROMPT, params):
+            if isinstance(event, RoundDone) and event.index > 0:
+                steps.append(event.verify_ms + event.other_ms)
+            if hurry.is_set() and len(steps) >= ENOUGH_PLAIN:
+                break
+        return steps
 
     def _plain_measured(self, rounds: list[float], quiet: bool) -> None:
         for ms in rounds:

@@ -557,13 +557,14 @@ async def test_a_measuring_window_needs_no_plain_steps_on_purpose(start: Any) ->
         assert not d.engine.requests
 
 
-async def test_a_message_does_not_wait_for_the_plain_steps(start: Any) -> None:
-    engine = GatedEngine([LONG, "Ok."], rounds=6)
+async def test_a_message_waits_for_few_of_the_plain_steps(start: Any) -> None:
+    engine = GatedEngine([LONG, "Ok."], rounds=3)
     params = GenerateParams(window="fixed", draft_max=4)
     async with start(recipe=Recipe(engine), params=params) as d:
-        await d.until(lambda: d.engine.requests and d.engine.requests[0].rounds_done == 6)
+        await d.until(lambda: d.engine.requests and d.engine.requests[0].rounds_done == 3)
         d.app.stop_measuring()
-        await d.until(lambda: d.app.chat.strip.meter.plain_ms)  # what was measured counts
         engine.gate.set()
+        await d.until(lambda: d.app.chat.strip.meter.plain_ms)
+        assert d.engine.requests[0].rounds_done == 5  # round 0, and the four that are needed
         await d.say("go")
         assert d.texts[-1] == ("assistant", "Ok.")
