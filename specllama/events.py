@@ -137,7 +137,12 @@ class RoundDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of a request went. TTFT = tokenize + prefill + first decode (+ queue)."""
+    """Where the time of a request went. TTFT = tokenize + prefill + first decode (+ queue).
+
+    ``other_ms`` is all of the rounds' time that neither model took, ``deliver_ms`` of it until
+    whoever asked had taken the events: the round log, JSON, the screen. ``pipe_ms`` is what an
+    engine in a child process spent beside the rounds on encoding and sending them.
+    """
 
     load_ms: float = 0.0
     tokenize_ms: float = 0.0
@@ -148,6 +153,8 @@ class Timings:
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     other_ms: float = 0.0
+    deliver_ms: float = 0.0
+    pipe_ms: float = 0.0
     tok_per_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ child ends itself when the pipe closes: a dead parent leaves nothing behind.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import multiprocessing
 import os
@@ -35,7 +36,7 @@ from typing import Any, Protocol
 
 from specllama.cancel import Cancel
 from specllama.errors import EngineDied, EngineError, SpecllamaError
-from specllama.events import Event, Notice
+from specllama.events import Event, Finished, Notice
 from specllama.interface import EngineInfo, EngineLike, Message
 from specllama.params import EngineOptions, GenerateParams
 
@@ -431,6 +432,7 @@ class _Link:
         self._cancels_lock = threading.Lock()
         self._gathered: list[Event] = []
         self._gathered_for = 0
+        self._sending_s = 0.0  # of this request
         self._something = threading.Event()
         self.work: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
 
@@ -456,10 +458,21 @@ class _Link:
             events, self._gathered = self._gathered, []
             if not events:
                 return
+            begin = time.thread_time()
             try:
                 self._conn.send(("events", self._gathered_for, events))
             except OSError:
                 os._exit(1)
+            self._sending_s += time.thread_time() - begin
+
+    def billed(self, finished: Finished) -> Finished:
+        """With what sending the events before it took of a processor; the next request starts at
+        zero."""
+        self.flush()
+        with self._lock:
+            spent_s, self._sending_s = self._sending_s, 0.0
+        timings = dataclasses.replace(finished.timings, pipe_ms=spent_s * 1e3)
+        return dataclasses.replace(finished, timings=timings)
 
     def gather(self) -> None:
         while True:
@@ -528,6 +541,8 @@ def _serve(conn: Connection, factory: EngineFactory, log: str) -> None:
             else:
                 cancel = link.cancel_of(request_id)
                 for event in engine.generate(args[0], args[1], cancel=cancel):
+                    if isinstance(event, Finished):
+                        event = link.billed(event)
                     link.event(request_id, event)
                 link.flush()
                 link.send("end", request_id)

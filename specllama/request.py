@@ -63,6 +63,7 @@ class RequestRun:
         self._reply = Reply(params, engine.vocab)  # until the prompt says how to read it
         self._tokens = History()
         self._prompt_n = self._cached_n = 0
+        self._rounds_s = self._deliver_s = 0.0  # in rounds, and of that until events were taken
         self._proposer: Proposer = engine.proposer("none")
         self._window: Window | None = None
         self._first: Row | None = None  # behind the prompt, until its token is drawn
@@ -184,6 +185,7 @@ class RequestRun:
                     reason = "cancelled"
                     break
                 yield Notice(message=shifted, level="warning", topic="context")
+            begun = perf_counter()
             try:
                 done_round = loop.round(self._reply.remaining, first=self._first)
             except ContextFull as full:
@@ -197,9 +199,13 @@ class RequestRun:
                 first_s, first_at = now - prefilled, now
                 self._first = None
             text, event, reason = self._commit(loop, done_round, now - begin)
+            handed = perf_counter()
             if text:
                 yield TextDelta(text=text)
             yield event
+            resumed = perf_counter()
+            self._deliver_s += resumed - handed
+            self._rounds_s += resumed - begun
         rest = self._reply.finish()
         if rest:
             yield TextDelta(text=rest)
@@ -355,7 +361,8 @@ class RequestRun:
                 decode_ms=decode_s * 1e3,
                 draft_ms=stats.draft_ms,
                 verify_ms=stats.verify_ms,
-                other_ms=stats.other_ms,
+                other_ms=max(self._rounds_s * 1e3 - stats.draft_ms - stats.verify_ms, 0.0),
+                deliver_ms=self._deliver_s * 1e3,
                 tok_per_s=(n - 1) / decode_s if n > 1 and decode_s > 0 else None,
             ),
             message=message,

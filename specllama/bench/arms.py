@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from specllama.events import Finished, RoundDone
 from specllama.params import GenerateParams
 from specllama.profiles import Profile, Windows
 from specllama.prompts import Prompt
+from specllama.store.rounds import RoundLog, logged
 
 Timeline = tuple[tuple[int, float], ...]  # (tokens so far, seconds so far) after every round
 
@@ -54,7 +56,8 @@ class Run:
     near_ties: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0
-    other_s: float = 0.0
+    other_s: float = 0.0  # all that neither model took
+    deliver_s: float = 0.0  # of it, until the events were taken and logged
     joules: float | None = None
     token_ids: tuple[int, ...] = ()
     text: str = ""
@@ -101,6 +104,7 @@ class EngineArm:
         watch: called with every round (a live display).
         begin: the profile that each repetition starts from; what is learnt after it is kept within
             the repetition only. None learns into the engine's own.
+        logs: a folder for the round logs that a user's replies write as well; None writes none.
     """
 
     exact = True
@@ -113,7 +117,13 @@ class EngineArm:
         *,
         watch: Callable[[RoundDone], None] | None = None,
         begin: Callable[[], Profile] | None = None,
+        logs: Path | None = None,
     ) -> None:
+        self._log = (
+            None
+            if logs is None
+            else RoundLog.open(engine.info, params, command="bench", folder=logs)
+        )
         self._begin = begin
         self._repetition: int | None = None
         self._profile: Profile | None = None
@@ -145,7 +155,7 @@ class EngineArm:
         begin = perf_counter()
         finished: Finished | None = None
         rounds: list[RoundDone] = []
-        for event in engine.generate(task.prompt.content, params):
+        for event in logged(engine.generate(task.prompt.content, params), self._log, params):
             if isinstance(event, RoundDone):
                 rounds.append(event)
                 if self._watch is not None:
@@ -174,6 +184,7 @@ class EngineArm:
             draft_s=t.draft_ms / 1e3,
             verify_s=t.verify_ms / 1e3,
             other_s=t.other_ms / 1e3,
+            deliver_s=t.deliver_ms / 1e3,
             token_ids=finished.token_ids,
             text=finished.text,
             window=dict(Counter(str(len(r.drafted)) for r in rounds)),
@@ -190,7 +201,8 @@ class EngineArm:
         )
 
     def close(self) -> None:
-        pass
+        if self._log is not None:
+            self._log.close()
 
 
 def what_drafting_took(rounds: Sequence[RoundDone]) -> tuple[float | None, Timeline]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,9 +145,10 @@ def run(
 
     Every arm answers every prompt in turn (interleaved), with the same tokens, limits and seeds.
     Ratios are of totals within a repetition; their median and range are shown. "same text" counts
-    the replies that equal plain decoding token by token, "own time" is the share of a round that is
-    neither the target's nor the draft model's, "worst 500" the slowest 500 tokens over plain, "500
-    in run" the same over the plain passes of that very run: what drafting took, not the neighbours.
+    the replies that equal plain decoding token by token, "own time" is the share that neither the
+    target nor the draft model took (handing on the events and the round log included), "worst 500"
+    the slowest 500 tokens over plain, "500 in run" the same over the plain passes of that very run:
+    what drafting took, not the neighbours.
 
     With --window auto there are two arms of each method: "cold" knows nothing of the pair at the
     beginning of every repetition, "warm" what was learnt before (best by `specllama tune`, which
@@ -177,7 +179,9 @@ def run(
         engine = stack.enter_context(loading.open_engine(settings, quiet=as_json))
         if useless_draft:
             make_useless(engine)
-        arms: list[Arm] = [EngineArm("plain", engine, base.replace(speculate=False))]
+        # every reply is logged as a user's is, and the log costs time
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
+        arms: list[Arm] = [EngineArm("plain", engine, base.replace(speculate=False), logs=logs)]
         tuned = _tuned(engine)
         states = _states(engine) if base.window == "auto" else {"": None}
         for proposer in proposers:
@@ -185,11 +189,11 @@ def run(
             several = len(proposers) > 1
             for name, begin in states.items():
                 name = f"{proposer} {name}".strip() if several else name or "specllama"
-                arms.append(EngineArm(name, engine, own, begin=begin))
+                arms.append(EngineArm(name, engine, own, begin=begin, logs=logs))
             for k in lengths:
                 fixed = own.replace(window="fixed", draft_max=k)
                 name = f"{proposer} fixed {k}" if several else f"fixed {k}"
-                arms.append(EngineArm(name, engine, fixed))
+                arms.append(EngineArm(name, engine, fixed, logs=logs))
         for peer in peers:
             if peer != "plain":
                 arms += make_peers(peer, engine, base.sampling, lengths)

@@ -1,0 +1,95 @@
+"""Own time holds all that a user pays for: events, the round log and the pipe as well as rounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import ScriptedRecipe
+
+from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.bench.arms import EngineArm, Task
+from specllama.bench.replay import VirtualClock
+from specllama.engine import Engine
+from specllama.events import Finished, RoundDone
+from specllama.host import EngineHost
+from specllama.interface import Message
+from specllama.params import GenerateParams
+from specllama.prompts import Prompt
+from specllama.spec.proposers.ngram import NgramProposer
+from specllama.store.rounds import RoundLog
+
+PASS, TAKE, LOG = 10.0, 3.0, 2.0  # plain steps, one a millisecond
+PARAMS = GenerateParams(max_tokens=20, seed=1, proposer="ngram", window="fixed", ignore_eos=True)
+
+
+class Timed(FakeContext):
+    clock: VirtualClock
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.clock.steps(PASS)
+        return super().forward(*args, **kwargs)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    clock = VirtualClock()
+    for module in ("spec.loop", "request", "bench.arms"):
+        monkeypatch.setattr(f"specllama.{module}.perf_counter", clock)
+    return clock
+
+
+@pytest.fixture
+def engine(clock: VirtualClock) -> Engine:
+    target = Timed(FakeTable(seed=3))
+    target.clock = clock
+    return Engine(
+        target=target, vocab=FakeVocab(), info=fake_info(), proposers={"ngram": NgramProposer()}
+    )
+
+
+def test_own_time_lasts_until_the_events_are_taken(engine: Engine, clock: VirtualClock) -> None:
+    taken = 0
+    finished = None
+    for event in engine.generate("the rain in spain", PARAMS):
+        if isinstance(event, RoundDone):
+            clock.steps(TAKE)  # encoded, logged, drawn
+            taken += 1
+        elif isinstance(event, Finished):
+            finished = event
+    assert finished is not None
+    t = finished.timings
+    assert t.deliver_ms == pytest.approx(TAKE * taken)
+    assert t.other_ms == pytest.approx(t.deliver_ms), "nothing else takes time here"
+    whole = t.draft_ms + t.verify_ms + t.other_ms
+    assert whole == pytest.approx(t.first_decode_ms + t.decode_ms)
+
+
+def test_a_bench_pays_for_the_round_log(
+    engine: Engine, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = RoundLog._append
+
+    def slow(self: RoundLog, line: dict[str, Any]) -> None:
+        clock.steps(LOG)
+        append(self, line)
+
+    monkeypatch.setattr(RoundLog, "_append", slow)
+    prompt = Prompt("a", "chat", (Message("user", "the rain in spain"),))
+    arm = EngineArm("specllama", engine, PARAMS, logs=tmp_path)
+    run = arm.run(Task(prompt, 0.0, 20, seed=1, ignore_eos=True), 0)
+    arm.close()
+    assert run.deliver_s == pytest.approx(LOG * run.rounds / 1e3)
+    assert run.other_s == pytest.approx(run.deliver_s), "nothing else takes time here"
+    [log] = tmp_path.glob("*.jsonl")
+    assert len(log.read_text().splitlines()) == run.rounds + 3
+
+
+def test_what_the_pipe_takes_is_told() -> None:
+    with EngineHost(ScriptedRecipe()) as host:
+        first, second = (
+            [e for e in host.generate("hi", PARAMS) if isinstance(e, Finished)] for _ in range(2)
+        )
+    for [finished] in (first, second):
+        assert finished.timings.pipe_ms > 0.0
