@@ -2,7 +2,6 @@
 
     header = read_header(path)          # milliseconds, bounded memory, no numpy
     check_loadable(header)              # raises before llama.cpp could abort the process
-    exact_rows(header)                  # how wide a bit-exact CPU pass may be
 
 ``read_header`` checks the container (``gguf_format``); ``check_loadable`` checks that the contents
 are a text generator that llama.cpp can load (``loadable``).
@@ -26,15 +25,13 @@ from specllama.models.gguf_format import (
     decode_array,
     parse,
 )
-from specllama.models.loadable import check_loadable, exact_rows, exactness
+from specllama.models.loadable import check_loadable
 
 __all__ = [
     "GgufArray",
     "GgufHeader",
     "TensorInfo",
     "check_loadable",
-    "exact_rows",
-    "exactness",
     "read_header",
     "split_name",
 ]

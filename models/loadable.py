@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 
 from specllama.errors import BadGguf, UnsupportedModel
 from specllama.models import sidecars
-from specllama.params import DRAFT_MAX
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -345,43 +344,3 @@ def _check_shapes(header: GgufHeader) -> None:
             f" {header.embedding_length}",
             _DAMAGED_HINT,
         )
-
-
-# Measured on x86-64 with AVX-512, 1 and 2 threads, contexts of 60 to 1260 tokens: the widest pass
-# whose every row equals single-row decoding bit for bit. Where one row and many are computed by the
-# same arithmetic they never differ (64 rows was the most that was tried); K-quants change kernels
-# at 4 or 8 rows.
-EXACT_ROWS = {
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"), 64),
-    **dict.fromkeys(("Q3_K", "Q5_K", "Q6_K"), 7),
-    "Q4_K": 3,
-}
-
-
-def exact_rows(header: GgufHeader) -> int:
-    """The most rows of one CPU pass that are bit-identical to single-row decoding.
-
-    Holds where attention does not depend on the width either, see
-    ``EngineOptions.attention_is_bitwise``. The narrowest weight matrix decides. Vectors (norms,
-    biases) are irrelevant; the embedding table is a row lookup and counts only where it is the
-    output matrix. NextN blocks only draft.
-    """
-    from specllama.models.nextn import in_trunk
-
-    shared_output = "output.weight" not in header.by_name
-    rows = max(EXACT_ROWS.values())
-    for tensor in header.tensors:
-        if not tensor.is_matrix or (tensor.name == "token_embd.weight" and not shared_output):
-            continue
-        if not in_trunk(header, tensor):
-            continue
-        # experts are gathered per row; how their passes round was never measured
-        rows = min(rows, EXACT_ROWS.get(tensor.type, 1) if len(tensor.shape) == 2 else 1)
-    return rows
-
-
-def exactness(rows: int) -> str:
-    """What ``exact_rows`` means for the promise of the same text, in words."""
-    if rows > DRAFT_MAX:
-        return f"bitwise up to {rows} rows"
-    return "near-ties possible" + (f" beyond {rows} rows" if rows > 1 else "")

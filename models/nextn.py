@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
-    from specllama.models.gguf_format import TensorInfo
 
 _JOINT = ("nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight")
 _ROUTED = ("ffn_gate_inp.weight",)
@@ -39,13 +38,6 @@ def nextn_blocks(header: GgufHeader) -> int:
 def trunk_blocks(header: GgufHeader) -> int:
     """How many blocks a pass of the target runs."""
     return header.block_count - nextn_blocks(header)
-
-
-def in_trunk(header: GgufHeader, tensor: TensorInfo) -> bool:
-    """Whether a pass of the target may read this tensor: it is in no NextN block."""
-    kind, _, rest = tensor.name.partition(".")
-    number = rest.partition(".")[0]
-    return kind != "blk" or not number.isdigit() or int(number) < trunk_blocks(header)
 
 
 def why_not(header: GgufHeader) -> str:

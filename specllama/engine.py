@@ -83,6 +83,7 @@ class Engine:
         self._eog_bias: dict[int, float] | None = None
         self._breakers: dict[tuple[str, ...], frozenset[int]] = {}
         self._closed = False
+        self._rounded: int | None = None
 
     @classmethod
     def load(
@@ -162,11 +163,28 @@ class Engine:
     def reset(self) -> None:
         """Forget every cached prompt, so that the next request reads its prompt afresh."""
         self._target.rollback(0)
+        self.kept(0)
         for proposer in self._proposers.values():
             if isinstance(proposer, DraftModelProposer):
                 proposer.context.rollback(0)
             elif isinstance(proposer, Remembering):
                 proposer.forget()
+
+    # -- cells that a pass of another width wrote --
+
+    def rounded(self, at: int) -> None:
+        """From position ``at`` on, the cache may differ from that of single steps by rounding."""
+        self._rounded = min(at, at if self._rounded is None else self._rounded)
+
+    def kept(self, n: int) -> None:
+        """The cache was cut to its first ``n`` tokens."""
+        if self._rounded is not None and n <= self._rounded:
+            self._rounded = None
+
+    @property
+    def may_round(self) -> bool:
+        """Whether a row can differ from that of plain decoding by rounding."""
+        return self._rounded is not None
 
     # -- prompts --
 

@@ -61,7 +61,13 @@ class MethodInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """The loaded pair. ``exactness`` is for people, say "bitwise up to 64 rows"."""
+    """The loaded pair.
+
+    Attributes:
+        exactness: for people, say "bitwise up to 65 rows"; measured: what that rests on.
+        exact_rows: widest pass whose rows equal single steps bit for bit.
+        exact_trees: as do the rows of branches.
+    """
 
     target: ModelInfo
     draft: ModelInfo | None
@@ -72,7 +78,13 @@ class EngineInfo:
     flash_attn: bool
     load_ms: float
     has_chat_template: bool
+    exact_trees: bool = False
+    measured: str = ""
     methods: tuple[MethodInfo, ...] = ()
+
+    def alike(self, rows: int, *, line: bool) -> bool:
+        """Whether each row of a pass equals a single step; ``line``: the pass has no branches."""
+        return rows <= self.exact_rows and (line or self.exact_trees)
 
 
 class EngineLike(Protocol):

@@ -41,7 +41,7 @@ def load_parts(
 
     Setting ``stop`` ends it with Cancelled; later, the passes of every context look at it.
     """
-    from specllama.models.gguf import exact_rows, exactness, read_header
+    from specllama.models.gguf import read_header
     from specllama.models.loadable import check_loadable
     from specllama.models.memory import estimate_pair, require_fit
     from specllama.models.nextn import why_not
@@ -100,6 +100,7 @@ def load_parts(
     from specllama.backend.devices import fewer_layers
     from specllama.backend.llama_grammar import LlamaGrammar
     from specllama.heads import HeadTarget, open_heads
+    from specllama.probing import exactness_of
     from specllama.profiles import Windows, open_profile
     from specllama.spec.proposers.translate import join_vocabularies
 
@@ -183,6 +184,7 @@ def load_parts(
         for context in (target, draft):
             if context is not None:
                 _warm_up(context)
+        exactness = exactness_of(target_header, target_model, target, options)
         past, remember = _corpus(target_header) if options.keep_texts else ((), None)
         speaker: Context | RetokenizeProposer | None = draft
         if translated and draft is not None and draft_model is not None:
@@ -198,8 +200,6 @@ def load_parts(
         close_all()
         raise
 
-    bitwise = target.rows_alike and target_model.can_roll_back
-    rows = exact_rows(target_header) if bitwise else 1
     info = EngineInfo(
         target=_model_info(target_header, target_model, target, options),
         draft=(
@@ -207,8 +207,10 @@ def load_parts(
             if draft_header is None or draft_model is None or draft is None
             else _model_info(draft_header, draft_model, draft, options)
         ),
-        exactness=exactness(rows),
-        exact_rows=rows,
+        exactness=exactness.label,
+        exact_rows=exactness.rows,
+        exact_trees=exactness.trees,
+        measured=exactness.measured,
         device="GPU" if target_model.gpu_layers else "CPU",
         threads=threads,
         flash_attn=target.flash != "off",

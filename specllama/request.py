@@ -40,7 +40,7 @@ from specllama.text import passage_ending
 if TYPE_CHECKING:
     from specllama.engine import Engine
 
-# A lead below this (in logits, over temperature) can flip when a pass of another width rounds
+# A lead below this, in logits before the temperature, can flip when a pass of another width rounds
 # differently (measured: up to 0.1 on CPUs).
 NEAR_TIE = 0.1
 
@@ -231,6 +231,7 @@ class RequestRun:
         if isinstance(self._proposer, PromptReader):
             keep = self._proposer.reusable(ids, cached)
         self._target.rollback(keep)
+        self._engine.kept(keep)
         return keep, cached - keep
 
     def _ending(self, before: int, after: int) -> float:
@@ -261,9 +262,9 @@ class RequestRun:
         emitted = done.tokens[: taken.kept]
         draft, verdict = done.draft, done.verdict
         piece = self._vocab.piece
-        wide = not draft.is_line or (
-            len(draft) + 1 > self._engine.info.exact_rows and not self._params.exact
-        )
+        rows = 1 if self._params.exact and draft.is_line else len(draft) + 1
+        if rows > 1 and not self._engine.info.alike(rows, line=draft.is_line):
+            self._engine.rounded(done.n_past)
         gap = verdict.gap
         event = RoundDone(
             index=self._stats.rounds,
@@ -295,7 +296,8 @@ class RequestRun:
             draft_ms=done.draft_ms,
             verify_ms=done.verify_ms,
             other_ms=done.other_ms,
-            near_tie=wide and gap is not None and gap < NEAR_TIE,
+            # later steps read what a pass of another width left in the cache
+            near_tie=self._engine.may_round and gap is not None and gap < NEAR_TIE,
             sources=draft.sources,
             read=done.read,
         )
@@ -314,6 +316,7 @@ class RequestRun:
         dropped = len(self._tokens) - head - tail
         self._tokens.replace([*self._tokens[:head], *self._tokens[-tail:]])
         self._target.rollback(min(common_prefix(self._target.tokens, self._tokens), head))
+        self._engine.kept(len(self._target.tokens))
         for _ in self._prefill(self._tokens[:-1], self._target.n_past, row=False):
             pass
         return f"context full: dropped {dropped} older tokens, kept {len(self._tokens)}"

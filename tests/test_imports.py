@@ -35,6 +35,7 @@ RESTRICTED = {
         "specllama.backend.mtp",
         "specllama.backend.quantizer",
         "specllama.backend.symbols",
+        "specllama.backend.watch",
         "specllama.models.recipe",
     ),
     "huggingface_hub": ("specllama.models.hub",),

@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from specllama.models import memory
@@ -180,6 +181,27 @@ def cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def cpu_features() -> str:
+    """What this processor offers, as far as the system lists it; "" elsewhere."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith(("flags", "Features")):
+                    return " ".join(sorted(line.partition(":")[2].split()))
+    except OSError:
+        pass
+    return ""
+
+
+def library_files() -> list[str]:
+    """Name, size and time of each library of the binding: another build has others."""
+    import llama_cpp
+
+    folder = Path(llama_cpp.__file__).parent / "lib"
+    found = ((file, file.stat()) for file in sorted(folder.iterdir()) if file.is_file())
+    return [f"{file.name} {stat.st_size} {stat.st_mtime_ns}" for file, stat in found]
 
 
 def gpu_build_command(found: Sequence[Device]) -> tuple[str, str] | None:

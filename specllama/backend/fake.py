@@ -264,4 +264,5 @@ def fake_info(n_ctx: int = 512, n_vocab: int = 64, *, exact_rows: int = 65) -> E
         flash_attn=False,
         load_ms=0.0,
         has_chat_template=False,
+        exact_trees=exact_rows > 1,
     )

@@ -12,7 +12,7 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp as ll
 
@@ -22,6 +22,9 @@ from specllama.backend.llama_vocab import LlamaVocab
 from specllama.cancel import StopFlag
 from specllama.errors import Cancelled, CannotLoad, UnsupportedModel
 from specllama.params import EngineOptions
+
+if TYPE_CHECKING:
+    from specllama.backend.watch import Watch
 
 
 class LlamaModel:
@@ -128,6 +131,7 @@ class LlamaModel:
         flash: str,
         max_leaves: int = 1,
         alike: bool = True,
+        watch: Watch | None = None,
     ) -> LlamaContext:
         """A KV cache; ``max_leaves`` above 1 asks for tree passes, where the model can do them.
 
@@ -148,9 +152,15 @@ class LlamaModel:
             flash=flash,
             max_leaves=max_leaves,
             alike=alike,
+            watch=watch,
         )
         self._contexts.append(context)
         return context
+
+    def drop(self, context: LlamaContext) -> None:
+        """Close one context before the model is."""
+        self._contexts.remove(context)
+        context.close()
 
     def close(self) -> None:
         for context in getattr(self, "_contexts", []):

@@ -37,6 +37,7 @@ from specllama.spec.types import HiddenNeed, IntArray, Rows
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
+    from specllama.backend.watch import Watch
 
 SEQ = 0  # the one sequence of a chain
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part of a sequence's state
@@ -77,6 +78,7 @@ class LlamaContext:
         flash: str,
         max_leaves: int = 1,
         alike: bool = True,
+        watch: Watch | None = None,
     ) -> None:
         self.model = model
         self._max_leaves = min(max_leaves, max_rows, int(ll.llama_max_parallel_sequences()))
@@ -101,6 +103,8 @@ class LlamaContext:
         params.no_perf = True
         self._stop = model.stop
         stop_on(self._stop, params)
+        if watch is not None:
+            params.cb_eval = watch.function
         self._params = params
         recent.clear()
         self._ctx = ll.llama_init_from_model(model.handle, params)
@@ -184,6 +188,25 @@ class LlamaContext:
         """llama.cpp's own context, for contexts that borrow from it."""
         self._require_open()
         return self._ctx
+
+    def fill(self, copies: int) -> None:
+        """Lengthen the cache by ``copies`` of its text, which no row will ever see.
+
+        They lie in sequences of their own, the last ones that branches would take.
+
+        Raises:
+            EngineError: llama.cpp does not take them.
+        """
+        self._require_open()
+        size = int(ll.llama_state_seq_get_size(self._ctx, SEQ))
+        buffer = (ctypes.c_uint8 * max(size, 1))()
+        written = int(ll.llama_state_seq_get_data(self._ctx, buffer, size, SEQ))
+        for i in range(copies):
+            sequence = self._max_leaves - 1 - i
+            if sequence <= SEQ or not written:
+                raise EngineError(f"no room for {copies} copies of the text")
+            if not ll.llama_state_seq_set_data(self._ctx, buffer, written, sequence):
+                raise EngineError(f"llama.cpp does not take a copied text: {last_words()}")
 
     def settings(self) -> Any:
         """A copy of llama.cpp's parameters of this context, for one that runs beside it."""

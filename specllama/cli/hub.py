@@ -193,7 +193,7 @@ def _on_disk(ref: str) -> Path | None:
 def _show_file(path: Path, as_json: bool) -> None:
     from specllama.cli.hub_views import show_header
     from specllama.cli.listing import show_json
-    from specllama.models.gguf import exact_rows, exactness, read_header
+    from specllama.models.gguf import read_header
     from specllama.models.summaries import summarize
 
     header, summary = read_header(path), summarize(path)
@@ -201,13 +201,12 @@ def _show_file(path: Path, as_json: bool) -> None:
         show_json(
             {
                 **header.to_dict(),
-                "exact_rows": exact_rows(header),
                 "sidecar": summary.sidecar,
                 "reason": summary.reason,
             }
         )
     else:
-        show_header(header, summary, f"{exactness(exact_rows(header))} on CPU")
+        show_header(header, summary)
 
 
 @command.command("pull")

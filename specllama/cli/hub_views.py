@@ -60,7 +60,7 @@ def show_usable(listed: Sequence[Listed]) -> None:
         show_table(columns, rows)
 
 
-def show_header(header: GgufHeader, summary: Summary, exactness: str) -> None:
+def show_header(header: GgufHeader, summary: Summary) -> None:
     """What one file on disk says of itself."""
     from specllama.cli.listing import note
     from specllama.models.nextn import nextn_blocks
@@ -77,7 +77,6 @@ def show_header(header: GgufHeader, summary: Summary, exactness: str) -> None:
         ["chat template", "yes" if header.chat_template else "no"],
         ["NextN layers", str(nextn_blocks(header)) if nextn_blocks(header) else ""],
         ["licence", header.text("general.license") or ""],
-        ["exact", "" if kind or summary.reason else exactness],
         ["what it is", SIDECARS[kind] if kind else ""],
     ]
     columns = [Column("file"), Column(str(header.path), give=True)]

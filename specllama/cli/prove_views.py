@@ -79,11 +79,12 @@ def headline(engine: Engine, proposers: Sequence[str], prompts: int) -> str:
 def show_difference(case: Case, watch: Watch) -> None:
     """A comparison that did not come out the same; nothing for the others."""
     if (d := case.difference) is not None:
-        kind = "near-tie" if case.ok else "DIFFERENT"
+        kind = "near-tie" if d.explained and not case.bitwise else "DIFFERENT"
+        exact = ", although its passes are bit-exact here" if case.bitwise else ""
         watch.say(
             f"{kind}: prompt {case.prompt} ({case.slice}), {case.proposer}, "
             f"temperature {case.temperature:g}, draft-max {case.draft_max}, token {d.position}: "
-            f"{d.plain_text!r} or {d.spec_text!r}, gap {d.gap:.4f}"
+            f"{d.plain_text!r} or {d.spec_text!r}, gap {d.gap:.4f}{exact}"
         )
     if not case.law_holds:
         watch.say(
@@ -123,7 +124,9 @@ def rows_alike(probes: Sequence[RowProbe]) -> None:
 
 def verdict(summary: Mapping[str, object]) -> None:
     """The last line: lossless, up to what, or not."""
-    if summary["unexplained"]:
+    if summary["rows_differ"]:
+        output.line("NOT bit-exact here: rows differ where passes were measured to be alike")
+    elif summary["unexplained"]:
         output.line(f"NOT lossless here: {summary['unexplained']} unexplained differences")
     elif summary["near_ties"]:
         output.line(

@@ -11,8 +11,8 @@ from specllama.cli.numbers import Finite
 SECONDS = 120.0  # of a search
 
 EPILOG = """\b
-Types: q4_0 is the INT4 that stays bit-exact in speculation on CPU; q4_k_m is a little better and a
-little larger; q8_0 is the 8-bit type. GGUF has no FP8.
+Types: q4_0 is the INT4 whose passes were bit-exact on every CPU tried; q4_k_m is a little better
+and a little larger; q8_0 is the 8-bit type. GGUF has no FP8.
 
 \b
 Examples:
@@ -70,7 +70,6 @@ def command(
     from specllama.cli.progress import Bar
     from specllama.errors import UsageError
     from specllama.models import pruned, quantize
-    from specllama.models.gguf import exact_rows, exactness
 
     def prepare(prune: str | None) -> quantize.QuantizeJob:
         return quantize.prepare(
@@ -98,12 +97,10 @@ def command(
     note(f"{source.name}: {size(job.header.file_bytes)} → about {size(job.expected)}")
     with Bar(destination.name, job.header.n_tensors, transfer=False) as bar:
         header = quantize.run(job, lambda done, of: bar.at(done))
-    rows = exact_rows(header)
     if as_json:
         search = {} if choice is None else {"search": choice.to_dict()}
-        show_json({**header.to_dict(), "exact_rows": rows, "source": str(source), **search})
-    exact = f"{exactness(rows)} on CPU"
-    note(f"{destination}: {size(header.file_bytes)}, {header.quantization}, {exact}")
+        show_json({**header.to_dict(), "source": str(source), **search})
+    note(f"{destination}: {size(header.file_bytes)}, {header.quantization}")
     if choice is None:
         note(f"next: specllama run -m {destination} “Hello”")
     elif choice.best.pays:

@@ -95,6 +95,10 @@ class TargetWalk:
         return self._chain.position
 
     @property
+    def scale(self) -> float:
+        return self._chain.scale
+
+    @property
     def gap(self) -> float:
         return self._chain.gap
 

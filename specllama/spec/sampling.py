@@ -94,6 +94,11 @@ class SamplerChain:
     def greedy(self) -> bool:
         return self.params.temperature == 0.0
 
+    @property
+    def scale(self) -> float:
+        """Logits per unit of log probability: what rounding moves is divided by it in a law."""
+        return self.params.temperature or 1.0
+
     def advance(self, token: int) -> None:
         self.position += 1
         if self._penalties or self._dry:

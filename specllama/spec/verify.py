@@ -34,8 +34,12 @@ class Walk(Protocol):
     """The target along one path of the draft.
 
     ``law(node)`` is the law of the token after ``node`` (-1: after the pending token), valid when
-    every token on the path to ``node`` was passed to ``advance``. ``gap`` belongs to the last law.
+    every token on the path to ``node`` was passed to ``advance``. ``gap`` belongs to the last law,
+    in logits. ``scale``: logits per unit of log probability, that is, the temperature.
     """
+
+    @property
+    def scale(self) -> float: ...
 
     @property
     def position(self) -> int: ...
@@ -90,7 +94,7 @@ def verify_match(draft: Draft, target: Walk, seed: int, is_stop: IsStop = _never
     while True:
         law = target.law(node)
         token, lead = draw(law, seed, target.position)
-        gap = min(gap, lead, target.gap)
+        gap = min(gap, lead * target.scale, target.gap)
         children = [c for c in draft.children(node) if not _is_scout(draft, c)]
         for child in children:
             p[child] = law.prob(draft.tokens[child])

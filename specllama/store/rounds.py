@@ -80,6 +80,7 @@ class RoundLog:
             "threads": info.threads,
             "flash_attn": info.flash_attn,
             "exactness": info.exactness,
+            "measured": info.measured,
             "load_ms": info.load_ms,
             "params": params_to_dict(params),
             "versions": package_versions(),

@@ -44,15 +44,17 @@ def test_match_is_token_identical_to_plain_decoding(tiny: Engine, prompts: list[
 
 def test_the_default_context_is_in_the_bit_exact_class(tiny: Engine) -> None:
     assert tiny.info.flash_attn
-    assert tiny.info.exactness == "bitwise up to 64 rows"
+    assert tiny.info.exactness == f"bitwise up to {tiny.target.max_rows} rows"
+    assert tiny.info.exact_trees
+    assert "every product and attention" in tiny.info.measured
 
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """The pair with a Q6_K output matrix, whose kernels change at 8 rows."""
-    path = tmp_path_factory.mktemp("narrow") / "q6-output.gguf"
+    """The pair with a K-quant target, whose kernels change at a few rows."""
+    path = tmp_path_factory.mktemp("narrow") / "k-quant.gguf"
     whole = bundled("tiny-target")
-    run(prepare(whole, path, "q4_0", output_type="q6_k", requantize=True, threads=1))
+    run(prepare(whole, path, "q4_k_m", requantize=True, threads=1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(path.parent))
         options = EngineOptions(n_ctx=1024, threads=1)
@@ -63,7 +65,8 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def test_wide_drafts_are_identical_when_cut_into_exact_passes(
     narrow: Engine, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert narrow.info.exact_rows == 7
+    rows = narrow.info.exact_rows
+    assert 1 < rows < 8
     widths: set[int] = set()
     forward = narrow.target.forward
 
@@ -85,7 +88,7 @@ def test_wide_drafts_are_identical_when_cut_into_exact_passes(
         )
     )
     assert [c for c in cases if not c.identical] == []
-    assert max(widths) == 7, "longer drafts went in several passes"
+    assert max(widths) == rows, "longer drafts went in several passes"
 
 
 def test_wide_drafts_are_identical(tiny: Engine, prompts: list[Prompt]) -> None:
@@ -102,7 +105,6 @@ def test_long_contexts_are_identical_too(tiny: Engine, prompts: list[Prompt]) ->
 
 def test_rows_are_bit_identical_up_to_the_stated_width(tiny: Engine, prompts: list[Prompt]) -> None:
     rows = tiny.info.exact_rows
-    assert rows == 64
     ids = tiny.encode(max(prompts, key=lambda p: tiny.count_tokens(p.content)).content)[0]
     # a difference shows at some contexts only, so look at many
     for length in range(100, len(ids), 97):

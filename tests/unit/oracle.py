@@ -124,6 +124,10 @@ class ToyWalk:
         return len(self._before) + len(self._passed)
 
     @property
+    def scale(self) -> float:
+        return 1.0
+
+    @property
     def gap(self) -> float:
         return math.inf
 

@@ -1,0 +1,99 @@
+"""What llama.cpp computes inside a pass: the rows of its matrix products and attention.
+
+Logits hide differences: activations are rounded to 8 bits before each matrix product, and only now
+and then does a last bit get through. Whoever wants to know whether two passes were computed alike
+has to look at the products themselves. Looking costs a pause after each of them, so this is for a
+context that is there to be looked at.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import llama_cpp as ll
+import numpy as np
+
+from specllama.backend.symbols import ggml
+
+_F32 = 0
+# what sums up: elsewhere rows are computed one by one, or only moved
+_SUMS = frozenset({b"MUL_MAT", b"MUL_MAT_ID", b"FLASH_ATTN_EXT", b"CONT", b"SSM_SCAN"})
+
+
+class _Tensor(ctypes.Structure):
+    """The head of ``struct ggml_tensor``."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),
+        ("nb", ctypes.c_size_t * 4),
+    )
+
+
+_TENSOR = ctypes.POINTER(_Tensor)
+
+
+@cache
+def _ggml() -> dict[str, Callable[..., Any]]:
+    signatures: dict[str, tuple[list[Any], Any]] = {
+        "ggml_op_desc": ([_TENSOR], ctypes.c_char_p),
+        "ggml_get_name": ([_TENSOR], ctypes.c_char_p),
+        "ggml_nelements": ([_TENSOR], ctypes.c_int64),
+        "ggml_is_contiguous": ([_TENSOR], ctypes.c_bool),
+        "ggml_backend_tensor_get": ([_TENSOR, ctypes.c_void_p, *[ctypes.c_size_t] * 2], None),
+    }
+    return {name: ggml(name, "ggml-base", *types) for name, types in signatures.items()}
+
+
+class Watch:
+    """Takes down the sums of every pass of the context that it is given to.
+
+    Raises:
+        CannotLoad: ggml cannot be asked here.
+    """
+
+    def __init__(self) -> None:
+        self._g = _ggml()
+        self._n = 0
+        self._seen: dict[str, list[int]] = {}
+        callback = ll.ggml_backend_sched_eval_callback
+        self.function = callback(self._on_node)
+
+    def expect(self, n: int) -> None:
+        """The next pass has ``n`` tokens; 0 looks at nothing."""
+        self._n = n
+        self._seen = {}
+
+    def take(self) -> dict[str, list[int]]:
+        """By tensor name, a hash of each token's row, of the pass since ``expect``."""
+        seen, self._n, self._seen = self._seen, 0, {}
+        return seen
+
+    def _on_node(self, pointer: Any, ask: bool, user_data: Any) -> bool:
+        """Called for each tensor before (``ask``: is it wanted?) and after it was computed."""
+        if self._n == 0:
+            return not ask
+        node = ctypes.cast(pointer, _TENSOR)
+        if ask:
+            return self._is_wanted(node)
+        size = int(self._g["ggml_nelements"](node))
+        rows = np.empty((self._n, size // self._n), np.float32)
+        self._g["ggml_backend_tensor_get"](node, rows.ctypes.data, 0, rows.nbytes)
+        name = self._g["ggml_get_name"](node).decode("utf-8", "replace")
+        self._seen[name] = [hash(row.tobytes()) for row in rows]
+        return True
+
+    def _is_wanted(self, node: Any) -> bool:
+        """A sum in float32 whose last dimension counts the tokens of the pass."""
+        if self._g["ggml_op_desc"](node) not in _SUMS or node.contents.type != _F32:
+            return False
+        ne = list(node.contents.ne)
+        if int(np.prod(ne)) != self._g["ggml_nelements"](node):
+            return False  # not the layout that is known here
+        last = 1 if ne[2] == 1 else 2
+        rows = ne[3] == 1 and ne[last] == self._n
+        return rows and bool(self._g["ggml_is_contiguous"](node))

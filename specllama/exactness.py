@@ -1,0 +1,146 @@
+"""How far passes of several rows equal single steps here: what was measured, and kept between runs.
+
+A verdict belongs to one file, one build of llama.cpp, one machine and the settings that choose
+kernels; anything else is measured anew. One small JSON file per verdict.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from specllama.params import DRAFT_MAX
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
+
+logger = logging.getLogger("specllama.exactness")
+
+SCHEMA = "specllama.exactness.v1"
+SAMPLE_BYTES, SAMPLES = 1 << 16, 16  # of each file
+
+
+class Exactness(msgspec.Struct, frozen=True):
+    """What was found of a target on this machine.
+
+    Attributes:
+        rows: widest pass whose every row equals a single step bit for bit; 1 where none does.
+        trees: rows of branches do, too.
+        widths: passes that were compared. cells: lengths of the cache behind which.
+        differs: the narrowest of ``widths`` that was not the same, 0 if none; by ``by`` in logits.
+        inside: the sums inside the passes were compared, not only the logits.
+        why_not: why nothing was measured, "" if it was.
+    """
+
+    rows: int = 1
+    trees: bool = False
+    widths: tuple[int, ...] = ()
+    cells: tuple[int, ...] = ()
+    differs: int = 0
+    by: float = 0.0
+    inside: bool = False
+    seconds: float = 0.0
+    why_not: str = ""
+
+    @property
+    def label(self) -> str:
+        """What it means for the promise of the same text, in a few words."""
+        if self.rows > DRAFT_MAX:
+            return f"bitwise up to {self.rows} rows"
+        beyond = f" beyond {self.rows} rows" if self.rows > 1 else ""
+        return f"near-ties possible{beyond}" + (" (not measured)" if self.why_not else "")
+
+    @property
+    def measured(self) -> str:
+        """What was looked at, in one line."""
+        if self.why_not:
+            return f"passes were not compared: {self.why_not}"
+        what = "every product and attention" if self.inside else "logits"
+        text = (
+            f"passes of {_and(self.widths)} rows against single steps over {_and(self.cells)} cells"
+            f" ({what}, in {self.seconds:.1f} s)"
+        )
+        if self.differs:
+            text += f": {self.differs} rows differ "
+            text += f"by up to {self.by:.1g} in logits" if self.by else "inside, in the last bits"
+        return text
+
+
+def _and(numbers: tuple[int, ...]) -> str:
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def fingerprint(header: GgufHeader) -> str:
+    """Stands for the contents of a model: its tensors, its sizes, and samples of its bytes.
+
+    Milliseconds for any size: which kernels run follows from types and shapes.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    for tensor in header.tensors:
+        digest.update(f"{tensor.name} {tensor.type} {tensor.shape}\n".encode())
+    for path in header.parts:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            digest.update(f"{size}\n".encode())
+            last = max(size - SAMPLE_BYTES, 0)
+            for i in range(SAMPLES):
+                file.seek(last * i // (SAMPLES - 1))
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def measured(
+    key: Mapping[str, Any], measure: Callable[[], Exactness], folder: Path | None = None
+) -> Exactness:
+    """The verdict that is kept under ``key``, or a new one, which is kept from then on.
+
+    Args:
+        key: all that the verdict depends on, plain values only.
+    """
+    from specllama.paths import profiles_dir
+
+    whole = {"schema": SCHEMA, **key}
+    text = msgspec.json.encode(whole, order="sorted")
+    name = f"{hashlib.sha256(text).hexdigest()[:16]}.json"
+    path = (folder or profiles_dir() / "exactness") / name
+    try:
+        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+        if msgspec.json.encode(kept.key, order="sorted") == text:
+            return kept.found
+    except (OSError, msgspec.DecodeError):
+        pass
+    found = measure()
+    try:
+        _write(path, msgspec.json.encode(_Kept(whole, found)))
+    except OSError as error:
+        logger.info("cannot keep what was measured: %s", error)
+    return found
+
+
+class _Kept(msgspec.Struct):
+    key: dict[str, Any]
+    found: Exactness
+
+
+def _write(path: Path, data: bytes) -> None:
+    """The whole file or nothing of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".exactness-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

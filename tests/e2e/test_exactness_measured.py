@@ -1,0 +1,86 @@
+"""Exactness on real files: measured when a model is loaded, once, and again when something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ggufs
+import pytest
+from ggufs_latent import write_latent
+
+from specllama.backend import devices, kernels
+from specllama.engine import Engine
+from specllama.models.refs import bundled
+from specllama.params import EngineOptions
+
+pytestmark = pytest.mark.e2e
+
+TARGET = bundled("tiny-target")
+
+
+def info(path: Path = TARGET, **options: Any) -> Any:
+    chosen = EngineOptions(**{"threads": 1, "n_ctx": 512, "keep_texts": False, **options})
+    with Engine.load(path, None, chosen) as engine:
+        return engine.info
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    counted: list[int] = []
+    probe = kernels.probe
+
+    def counting(*arguments: Any, **more: Any) -> Any:
+        counted.append(1)
+        return probe(*arguments, **more)
+
+    monkeypatch.setattr(kernels, "probe", counting)
+    return counted
+
+
+def test_it_is_measured_once_for_a_file_a_build_a_machine_and_its_settings(
+    calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = info()
+    assert info(n_ctx=1024).measured == first.measured
+    assert len(calls) == 1
+    for i, changed in enumerate(
+        ({"threads": 2}, {"kv_type_k": "q8_0"}, {"flash_attn": "off"}, {"use_mmap": False}), 2
+    ):
+        info(**changed)
+        assert len(calls) == i
+    monkeypatch.setattr(devices, "cpu_features", lambda: "another machine")
+    info()
+    monkeypatch.setattr(devices, "library_files", lambda: ["another build"])
+    info()
+    info()
+    assert len(calls) == 7
+
+
+def test_products_that_differ_are_seen_where_logits_hide_it() -> None:
+    """Without flash attention a last bit reaches the logits in a few rows of a hundred."""
+    found = info(flash_attn="off", kv_type_k="f32", kv_type_v="f32")
+    assert found.exactness == "near-ties possible"
+    assert found.exact_rows == 1
+    assert not found.exact_trees
+
+
+def test_a_running_state_is_not_measured_and_says_so(tmp_path: Path) -> None:
+    found = info(ggufs.write_mamba(tmp_path / "mamba.gguf"))
+    assert found.exactness == "near-ties possible (not measured)"
+    assert "running state" in found.measured
+
+
+def test_latent_attention_is_measured_like_any_other(tmp_path: Path) -> None:
+    simple = info(write_latent(tmp_path / "latent.gguf", width=64, quant="Q8_0"))
+    assert simple.measured.startswith("passes of 2")
+
+
+def test_a_failed_measurement_claims_nothing_and_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **more: Any) -> Any:
+        raise kernels.EngineError("no passes today")
+
+    monkeypatch.setattr(kernels, "probe", refuse)
+    found = info()
+    assert found.exact_rows == 1
+    assert "no passes today" in found.measured

@@ -1,0 +1,120 @@
+"""What rounding can flip: judged in logits, marked where it can be, explained only there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from specllama.backend.base import Outputs
+from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.engine import Engine
+from specllama.events import Finished, RoundDone
+from specllama.params import GenerateParams, SamplingParams
+from specllama.prompts import Prompt
+from specllama.proof import prove
+from specllama.spec.loop import TargetRows, TargetWalk
+from specllama.spec.noise import exp_noise
+from specllama.spec.proposers.draft_model import DraftModelProposer
+from specllama.spec.sampling import SamplerChain
+from specllama.spec.types import EMPTY_DRAFT, Rows
+from specllama.spec.verify import verify_match
+from specllama.spec.window import FixedWindow, Plan
+
+V = 64
+FLAT = {"sharpness": 0.05, "eog_bias": -9.0}  # near-ties everywhere
+
+
+class Wobbly(FakeContext):
+    """Passes of several rows move logits by up to a hundredth, as other kernels do."""
+
+    def forward(
+        self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
+    ) -> Rows:
+        rows = super().forward(tokens, outputs=outputs, parents=parents)
+        if outputs == "all" and len(tokens) > 1:
+            rows += np.linspace(-0.01, 0.01, rows.size, dtype=np.float32).reshape(rows.shape)
+        return rows
+
+
+class Burst(FixedWindow):
+    """Drafts in the second round only."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self._rounds = 0
+
+    def plan(self, room: int) -> Plan:
+        self._rounds += 1
+        return Plan(min(4, room) if self._rounds == 1 else 0, "a burst")
+
+
+def engine(exact_rows: int, *, burst: bool = False) -> Engine:
+    table = FakeTable(V, seed=3, **FLAT)
+    draft = DraftModelProposer(FakeContext(table), n_vocab=V)
+    return Engine(
+        target=Wobbly(table),
+        vocab=FakeVocab(V),
+        info=dataclasses.replace(fake_info(exact_rows=exact_rows), exact_rows=exact_rows),
+        proposers={"draft": draft},
+        make_window=(lambda params: Burst()) if burst else None,
+    )
+
+
+def rounds(engine: Engine, prompt: list[int], **changes: object) -> list[RoundDone]:
+    params = GenerateParams(
+        sampling=SamplingParams(temperature=0.0),
+        seed=1,
+        max_tokens=12,
+        ignore_eos=True,
+        proposer="draft",
+    ).replace(**changes)
+    events = list(engine.generate(prompt, params))
+    assert isinstance(events[-1], Finished)
+    return [event for event in events if isinstance(event, RoundDone)]
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.2, 1.0, 3.0])
+def test_a_gap_is_counted_in_logits_whatever_the_temperature(temperature: float) -> None:
+    row = np.full(V, -1e3, np.float32)
+    row[[5, 9]] = 1.0, 1.3
+    context = FakeContext(FakeTable(V))
+    context.forward = lambda tokens, **_: row[None]  # type: ignore[method-assign,assignment]
+    sampling = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
+    chain = SamplerChain(sampling, seed=4, tokens=[1, 2])
+    walk = TargetWalk(TargetRows(context, [2], EMPTY_DRAFT, 65), chain)
+    verdict = verify_match(EMPTY_DRAFT, walk, 4)
+    times = np.log(exp_noise(4, 2, np.array([5, 9], np.int32)))
+    expected = abs((row[5] - temperature * times[0]) - (row[9] - temperature * times[1]))
+    assert verdict.gap == pytest.approx(expected, rel=1e-4)
+
+
+def test_steps_after_a_wide_pass_are_marked_until_its_cells_are_gone() -> None:
+    prompt = [3, 4, 5, 6]
+    one = engine(2, burst=True)
+    first = rounds(one, prompt)
+    wide = next(i for i, done in enumerate(first) if len(done.drafted) > 1)
+    assert wide > 0
+    assert not any(done.near_tie for done in first[:wide])
+    assert any(done.near_tie for done in first[wide + 1 :]), "plain steps that read its cells"
+    text = [*prompt, *(token for done in first for token in done.emitted)]
+    assert any(done.near_tie for done in rounds(one, text, proposer="none"))
+    assert not any(done.near_tie for done in rounds(one, prompt, proposer="none"))
+    rounds(one, prompt)
+    one.reset()
+    assert not any(done.near_tie for done in rounds(one, text, proposer="none"))
+
+
+@pytest.mark.parametrize("exact_rows", [65, 1])
+def test_a_difference_is_explained_only_where_passes_may_round(exact_rows: int) -> None:
+    """All gaps are tiny here: where passes are said to be exact, they are failures all the same."""
+    prompts = [Prompt(str(i), "own", text="the rain in spain") for i in range(8)]
+    cases = list(prove(engine(exact_rows), prompts, proposers=("draft",), max_tokens=24))
+    differ = [case for case in cases if case.difference is not None]
+    assert differ
+    assert all(case.difference.explained for case in differ if case.difference)
+    assert all(case.bitwise is (exact_rows > 1) for case in differ)
+    assert all(case.ok is (exact_rows == 1) for case in differ)
+    assert differ[0].to_dict()["bitwise"] is (exact_rows > 1)
