@@ -148,8 +148,7 @@ class Meter:
         drafted = len(done.drafted)
         self._verify[drafted + 1].append(done.verify_ms)
         if drafted == 0:
-            # What a draft that came to nothing cost is no part of a plain step.
-            self._plain.append(done.verify_ms + done.other_ms)
+            self._plain.append(plain_step_ms(done))
             return
         self._by_length[max(depth_of(done))].append(done)
         self._draft_step.append(done.draft_ms / drafted)
@@ -174,7 +173,7 @@ class Meter:
     def tokens_per_s(self) -> float | None:
         """Speed over the rounds that ``speedup`` judges. Round 0 belongs to the time to the first
         token."""
-        ms = sum(_took(r) for r in self._live)
+        ms = sum(took_ms(r) for r in self._live)
         return 1000.0 * sum(len(r.emitted) for r in self._live) / ms if ms > 0 else None
 
     @property
@@ -243,9 +242,14 @@ class Meter:
         return MeasuredPair(alpha, median(self._draft_step) / base, max(0.0, beta), v, base)
 
 
-def _took(done: RoundDone) -> float:
+def plain_step_ms(done: RoundDone) -> float:
+    """Of a round without a draft: what a draft that came to nothing cost is no part of it."""
+    return done.verify_ms + done.other_ms
+
+
+def took_ms(done: RoundDone) -> float:
     return done.draft_ms + done.verify_ms + done.other_ms
 
 
 def _against(plain_ms: Iterable[float], rounds: Iterable[RoundDone]) -> Speedup | None:
-    return speedup(list(plain_ms), [(len(r.emitted), _took(r)) for r in rounds])
+    return speedup(list(plain_ms), [(len(r.emitted), took_ms(r)) for r in rounds])

@@ -6,7 +6,7 @@ really used: nothing is predicted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -16,23 +16,26 @@ from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.store.rounds import RunRecord, list_runs, read_run
+from specllama.tui.measure import plain_step_ms, took_ms
+from specllama.tui.speedup import Speedup, speedup
 
 NEWEST = 40  # logs that are read
 BYTES = 24 << 20  # and how much of them at most: the screen must not wait for old runs
 ENOUGH = 8  # rounds that drafted before their mean is worth showing
-ENOUGH_FOR_SPEED = 64  # rounds before a ratio of times is: one hiccup of the machine must not show
 
 
 @dataclass(slots=True)
 class Achieved:
-    """Sums over the replies that one method wrote."""
+    """What is counted over the replies that one method wrote.
+
+    ``rounds`` are tokens and milliseconds of each, ``plain_ms`` the steps among them that drafted
+    nothing.
+    """
 
     replies: int = 0
-    rounds: int = 0
-    tokens: int = 0
     drafting_rounds: int = 0
     accepted: int = 0
-    ms: float = 0.0
+    rounds: list[tuple[int, float]] = field(default_factory=list)
     plain_ms: list[float] = field(default_factory=list)
 
     def observe(self, rounds: Iterable[RoundDone]) -> None:
@@ -40,15 +43,12 @@ class Achieved:
         for done in rounds:
             if done.index == 0:
                 continue  # the step over the last prompt token belongs to reading the prompt
-            took = done.draft_ms + done.verify_ms + done.other_ms
-            self.rounds += 1
-            self.ms += took
-            self.tokens += len(done.emitted)
+            self.rounds.append((len(done.emitted), took_ms(done)))
             if done.drafted:
                 self.drafting_rounds += 1
                 self.accepted += done.accepted
             else:
-                self.plain_ms.append(took)
+                self.plain_ms.append(plain_step_ms(done))
 
     @property
     def acceptance_length(self) -> float | None:
@@ -57,16 +57,9 @@ class Achieved:
             return None
         return 1.0 + self.accepted / self.drafting_rounds
 
-    def speedup(self, plain_ms: float | None) -> float | None:
-        """Speed over plain steps of ``plain_ms``, all rounds counted, plain ones too."""
-        if (
-            self.rounds < ENOUGH_FOR_SPEED
-            or not self.drafting_rounds
-            or not plain_ms
-            or self.ms <= 0
-        ):
-            return None
-        return self.tokens * plain_ms / self.ms
+    def speedup(self, plain_ms: Sequence[float]) -> Speedup | None:
+        """Over plain steps, all rounds counted, plain ones too."""
+        return speedup(plain_ms, self.rounds) if self.drafting_rounds else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +67,28 @@ class TrackRecord:
     by_method: Mapping[str, Achieved]
 
     @property
-    def plain_ms(self) -> float | None:
-        """A plain step of this pair: the mean over every reply, as the times of the rounds that it
-        is compared with are summed."""
-        times = [ms for achieved in self.by_method.values() for ms in achieved.plain_ms]
-        return fmean(times) if len(times) >= ENOUGH else None
+    def plain_ms(self) -> list[float]:
+        """The plain steps of this pair, of every reply."""
+        return [ms for achieved in self.by_method.values() for ms in achieved.plain_ms]
 
     def words(self, method: str) -> str:
-        """ "1.24× plain, 2.6 tokens per drafted round (12 replies)"; empty if never measured."""
+        """ "1.24× plain, 2.6 tokens per drafted round (12 replies)"; empty if never measured.
+
+        A speed-up that may as well be a loss, or the other way round, is given as its interval.
+        """
         achieved = self.by_method.get(method)
         if achieved is None:
             return ""
         parts: list[str] = []
         if method == "none":
-            if self.plain_ms is not None:
-                parts.append(f"{1000 / self.plain_ms:.0f} tok/s")
+            if len(steps := self.plain_ms) >= ENOUGH:
+                parts.append(f"{1000 / fmean(steps):.0f} tok/s")
         else:
-            if (speed := achieved.speedup(self.plain_ms)) is not None:
-                parts.append(f"{speed:.2f}× plain")
+            speed = achieved.speedup(self.plain_ms)
+            if speed is not None and speed.verdict == "unsure":
+                parts.append(f"{speed.low:.2f}× to {speed.high:.2f}× plain")
+            elif speed is not None:
+                parts.append(f"{speed.ratio:.2f}× plain")
             if (length := achieved.acceptance_length) is not None:
                 parts.append(f"{length:.1f} tokens per drafted round")
         if not parts:
