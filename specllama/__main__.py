@@ -1,15 +1,16 @@
 """The console script."""
 
 import os
+import signal
 import sys
-
-from specllama import signals
 
 
 def main() -> None:
     """Run the command line; importing it takes a while, in which signals count already."""
-    signals.end_at_once()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: os._exit(128 + number))
     _open_closed_streams()
+    from specllama import signals
     from specllama.cli import invoke
 
     code = invoke()
