@@ -15,7 +15,7 @@ BENCH    ?= --count 8
 
 LLAMA_CPP ?=
 
-.PHONY: chat test families lint types check screenshots recordings clean
+.PHONY: chat test schemas families lint types check screenshots recordings clean
 
 chat: $(STAMP)
 	$(BIN)/specllama chat
@@ -51,6 +51,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy specllama
+
+# JSON schemas against the published test suite: SUITE is its folder tests/ (the one with draft7/)
+schemas: $(VENV)/.installed-test
+	SPECLLAMA_SCHEMA_SUITE="$(abspath $(SUITE))" $(BIN)/python -m pytest -s tests/unit/test_schema_grammar.py
 
 # the README's pictures: of the app on its demo engine, of commands from recordings of real runs
 screenshots: $(VENV)/.installed-dev

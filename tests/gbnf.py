@@ -51,12 +51,12 @@ class Gbnf:
     """``accepts`` says whether the rule ``root`` matches a whole text."""
 
     def __init__(self, grammar: str) -> None:
-        self._rules: dict[str, Any] = {}
+        self.rules: dict[str, Any] = {}
         for line in grammar.splitlines():
             name, _, body = line.partition(" ::= ")
             tokens = [m for m in _TOKEN.finditer(body)]
             assert sum(len(m.group()) for m in tokens) == len(body.rstrip()), line
-            self._rules[name], rest = self._alternatives(tokens, 0)
+            self.rules[name], rest = self._alternatives(tokens, 0)
             assert rest == len(tokens), line
 
     def _alternatives(self, tokens: list[Any], at: int) -> tuple[Any, int]:
@@ -93,7 +93,7 @@ class Gbnf:
 
     def accepts(self, text: str) -> bool:
         """Whether the whole text matches; by the sets of ends that each part can have."""
-        rules = self._rules
+        rules = self.rules
 
         @cache
         def named(name: str, at: int) -> frozenset[int]:

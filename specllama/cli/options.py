@@ -120,7 +120,7 @@ def constraint_options(function: Decorated) -> Decorated:
     """Flags that only make sense for one request: grammar, JSON schema, logit bias."""
     for option in (
         grouped("--json-schema", group="Constraints", metavar="JSON|@FILE", default=None,
-                help="Only JSON that fits this schema."),
+                help="Only JSON that fits this schema; what it cannot hold to is refused."),
         grouped("--grammar-file", group="Constraints", type=click.Path(path_type=Path),
                 default=None, help="The grammar from a file."),
         grouped("--grammar", group="Constraints", metavar="GBNF", default=None,
@@ -179,17 +179,10 @@ def read_text(path: Path, what: str) -> str:
 
 
 def _json_schema(value: str) -> str:
-    import json
+    from specllama.grammar.convert import schema_to_gbnf
 
     text = read_text(Path(value[1:]), "the schema file") if value.startswith("@") else value
-    try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f"the JSON schema is not JSON: {error}", "give the schema itself, or @FILE"
-        ) from None
-    if not isinstance(schema, (dict, bool)):
-        raise UsageError("a JSON schema is an object", 'for example {"type": "object"}')
+    schema_to_gbnf(text)  # what it refuses is known before a model is loaded
     return text
 
 

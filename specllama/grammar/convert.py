@@ -53,9 +53,11 @@ def schema_to_gbnf(text: str) -> str:
     try:
         schema = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"the JSON schema is not JSON: {error}") from None
+        raise UsageError(
+            f"the JSON schema is not JSON: {error}", "give the schema itself, or @FILE"
+        ) from None
     if not isinstance(schema, dict):
-        raise UsageError("a JSON schema must be an object", 'for example {"type": "object"}')
+        raise UsageError("a JSON schema is an object", 'for example {"type": "object"}')
     try:
         return Converter(Places(schema)).grammar()
     except RecursionError:
