@@ -78,7 +78,7 @@ def test_the_text_with_the_head_is_that_of_plain_decoding(tiny: Engine, exact: b
             temperatures=(0.0, 0.7, 1.0),
             draft_max=(4, 8),
             max_tokens=40,
-            exact=exact,
+            base=GenerateParams(exact=exact),
         )
     )
     assert [c for c in cases if not c.ok] == []

@@ -10,6 +10,7 @@ from specllama.engine import Engine
 from specllama.models.gguf import read_header
 from specllama.models.medusa import read_facts
 from specllama.models.refs import resolve
+from specllama.params import GenerateParams
 from specllama.paths import bundled_dir
 from specllama.prompts import load_prompts
 from specllama.proof import prove
@@ -44,7 +45,7 @@ def test_bundled_heads_are_accepted_and_change_no_token(tiny: Engine, exact: boo
             temperatures=(0.0, 0.7, 1.0),
             draft_max=(4,),
             max_tokens=48,
-            exact=exact,
+            base=GenerateParams(exact=exact),
         )
     )
     assert [c for c in cases if not c.ok] == []

@@ -15,7 +15,7 @@ from specllama.engine import Engine
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.medusa import vocabulary_digest, write_heads
 from specllama.models.refs import resolve
-from specllama.params import EngineOptions
+from specllama.params import EngineOptions, GenerateParams
 from specllama.prompts import load_prompts
 from specllama.proof import prove
 
@@ -83,7 +83,7 @@ def test_the_text_with_medusa_is_that_of_plain_decoding(echo: Engine, exact: boo
             temperatures=(0.0, 0.7, 1.0),
             draft_max=(3, 8),
             max_tokens=40,
-            exact=exact,
+            base=GenerateParams(exact=exact),
         )
     )
     assert [c for c in cases if not c.ok] == []
