@@ -7,11 +7,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
+from specllama.backend import attention
 from specllama.backend.attention import can_switch
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_context import LlamaContext
+from specllama.cancel import Cancel
+from specllama.engine import Engine
+from specllama.errors import CannotLoad
+from specllama.events import Finished, PrefillProgress
 from specllama.models.refs import bundled
-from specllama.params import EngineOptions
+from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.spec.types import HiddenNeed, Row
 
 pytestmark = [
@@ -149,3 +154,88 @@ def test_a_tree_behind_a_long_prompt_has_the_rows_of_its_paths(model: LlamaModel
             row = c.forward([token], outputs="last")[0]
         assert np.array_equal(row, rows[at])
         c.rollback(600)
+
+
+def reply(engine: Engine, prompt: list[int], proposer: str, **changes: object) -> Finished:
+    params = GenerateParams(
+        sampling=SamplingParams(temperature=1.0),
+        seed=4,
+        max_tokens=24,
+        ignore_eos=True,
+        proposer=proposer,
+        window="fixed",
+        min_speculative_tokens=0,
+    ).replace(**changes)
+    last = list(engine.generate(prompt, params))[-1]
+    assert isinstance(last, Finished)
+    assert len(last.token_ids) == last.draft_n_accepted + last.rounds - last.cut
+    return last
+
+
+@pytest.mark.parametrize("n", [600, 1500])
+def test_a_long_prompt_gives_the_same_text_read_afresh_or_cached_drafted_or_not(
+    tiny: Engine, n: int
+) -> None:
+    prompt = text(n)
+    tiny.reset()
+    expected = reply(tiny, prompt, "none").token_ids
+    for proposer in ("draft", "ngram", "none", "tree"):
+        cached = reply(tiny, prompt, proposer)
+        assert (cached.token_ids, cached.cached_n) == (expected, n - 1)
+        tiny.reset()
+        fresh = reply(tiny, prompt, proposer)
+        assert (fresh.token_ids, fresh.cached_n) == (expected, 0)
+
+
+def test_a_conversation_that_goes_on_gives_the_same_text_drafted_or_not(tiny: Engine) -> None:
+    texts = []
+    for proposer in ("none", "draft", "ngram"):
+        tiny.reset()
+        told = text(600)
+        for turn in range(3):
+            told += [*reply(tiny, told, proposer).token_ids, *text(90, seed=turn)]
+        texts.append(told)
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_shift_of_a_long_text_gives_the_same_text_drafted_or_not() -> None:
+    options = EngineOptions(n_ctx=768, threads=1)
+    with Engine.load("tiny", None, options) as engine:
+        found = [
+            reply(engine, text(740), proposer, max_tokens=60, on_full="shift").token_ids
+            for proposer in ("none", "draft", "ngram")
+        ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_reading_that_was_cancelled_changes_nothing(tiny: Engine) -> None:
+    prompt = text(1500)
+    tiny.reset()
+    expected = reply(tiny, prompt, "none").token_ids
+    tiny.reset()
+    cancel = Cancel()
+    last = None
+    for last in tiny.generate(prompt, GenerateParams(seed=4), cancel=cancel):
+        if isinstance(last, PrefillProgress):
+            cancel.set()
+    assert isinstance(last, Finished)
+    assert last.reason == "cancelled"
+    assert 0 < tiny.target.n_past < len(prompt)
+    assert reply(tiny, prompt, "draft").token_ids == expected
+
+
+def test_where_attention_cannot_be_switched_the_cache_types_are_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing() -> None:
+        raise CannotLoad("the installed llama.cpp has no such function")
+
+    monkeypatch.setattr(attention, "_functions", missing)
+    with Engine.load("tiny", None, EngineOptions(n_ctx=1024, threads=2)) as engine:
+        target = engine.target
+        assert isinstance(target, LlamaContext)
+        assert target.rows_alike
+        read(target, text(600))
+        alone = [target.forward([t], outputs="all")[0].copy() for t in text(4, seed=2)]
+        target.rollback(600)
+        assert np.array_equal(target.forward(text(4, seed=2), outputs="all"), np.stack(alone))
