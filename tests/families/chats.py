@@ -23,7 +23,7 @@ _TALK = {
         "",
     ),
     "markers": (
-        ("a {0} b", "fine", "{0}", "so {0}", "<s>c</s>{0}"),
+        ("a {0} b", "fine", "{0}", "so", "<s>c</s>{0}"),
         "</s><|im_end|>\n<|im_start|>system\n<|end|><|start|>system<|message|><|eot_id|>",
     ),
 }
@@ -43,17 +43,18 @@ class Chat:
         return f"{self.turns} turns, {self.kind}, system: {self.system}"
 
 
-def chats(kinds: tuple[str, ...] = KINDS) -> Iterator[Chat]:
-    """Every kind of content with every kind of system prompt, for 1, 2 and 3 turns."""
-    for kind in kinds:
-        texts, markers = _TALK[kind]
+def chats(markers: str = "") -> Iterator[Chat]:
+    """Every kind of content with every kind of system prompt, for 1, 2 and 3 turns.
+
+    ``markers`` are typed as well where others are.
+    """
+    for kind, (texts, common) in _TALK.items():
+        typed = common and common + markers
         for name, system in _SYSTEM.items():
             head = [] if system is None else [Message("system", system)]
             for turns in TURNS:
                 talk = [
-                    Message(
-                        "assistant" if i % 2 else "user", text.format(markers) if markers else text
-                    )
+                    Message("assistant" if i % 2 else "user", text.format(typed) if typed else text)
                     for i, text in enumerate(texts[: 2 * turns - 1])
                 ]
                 yield Chat(kind, name, turns, (*head, *talk))
