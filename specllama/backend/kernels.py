@@ -199,18 +199,14 @@ def _widths(prober: _Probe, widths: Sequence[int], begin: float) -> _Found:
     """The widest pass that is like single steps, looked for upwards and then in between."""
     tried: list[int] = []
     good, bad, by = 1, 0, 0.0
+    prober.steps(5)
     for width in widths:
-        if width <= 4:
-            if not tried:
-                prober.steps(5)
-        elif width <= NARROW[-1]:
-            if width == 8:
-                prober.steps(NARROW[-1] + 1)
-        elif perf_counter() - begin > QUICK_S:
+        if width > NARROW[-1] and perf_counter() - begin > QUICK_S:
             break
-        else:
-            prober.alike(good)  # what follows goes on from it
-            prober.extend(width + 1, NARROW[-1])
+        if width > 4:
+            # what comes after the steps so far, in passes that were found to be like steps
+            most = NARROW[-1]
+            prober.extend(max(width, most) + 1, 4 if width <= most else most)
         tried.append(width)
         if not prober.alike(width):
             bad, by = width, prober.worst
