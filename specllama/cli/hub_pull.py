@@ -15,12 +15,13 @@ def fetch(client: HubClient, item: PullItem) -> None:
     from specllama.cli.listing import note
     from specllama.cli.progress import transfer_progress
     from specllama.models import pull
+    from specllama.signals import Interrupted
 
     for file in item.missing:
         try:
             with transfer_progress(file.name, file.size) as progress:
                 pull.fetch(item, client, progress, name=file.name)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Interrupted):
             note("what arrived is kept: the same command continues there")
             raise
 

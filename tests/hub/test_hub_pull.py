@@ -147,6 +147,29 @@ def test_kill_and_resume(hub: FakeHub, model_bytes: bytes) -> None:
     assert not part.exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_download_at_once_and_keeps_what_came(
+    hub: FakeHub, model_bytes: bytes, number: int
+) -> None:
+    hub.faults[NAME] = Fault(bytes_per_s=len(model_bytes) // 20, times=1)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "specllama", "hub", "pull", REPO],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    part = folder() / f"{NAME}.{hashlib.sha256(model_bytes).hexdigest()[:16]}.part"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not (part.exists() and part.stat().st_size):
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=15)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in err
+    assert "the same command continues there" in err
+    assert leftovers() == [part.name]
+
+
 def test_a_corrupt_body_is_refused_and_leaves_nothing(hub: FakeHub) -> None:
     hub.faults[NAME] = Fault(corrupt=True)
     with pytest.raises(ModelUnavailable, match="arrived damaged"):
