@@ -185,6 +185,10 @@ def load_parts(
             if context is not None:
                 _warm_up(context)
         exactness = exactness_of(target_header, target_model, target, options)
+        if options.threads is None:
+            target.choose_threads()
+            if draft is not None and options.draft_threads is None:
+                draft.choose_threads()
         past, remember = _corpus(target_header) if options.keep_texts else ((), None)
         speaker: Context | RetokenizeProposer | None = draft
         if translated and draft is not None and draft_model is not None:

@@ -197,7 +197,7 @@ class EngineOptions:
     Attributes:
         n_ctx: context length; None takes min(trained length, 8192), 0 the trained length.
         gpu_layers: "auto" (all if a GPU backend is built in), "all", or a count.
-        threads: None takes the number of physical cores. Used for one row and for many alike.
+        threads: None takes the number of physical cores, or fewer while that is faster.
         flash_attn, kv_type_k, kv_type_v: "auto" is f16, with flash attention on CPUs (whose rows
             need not depend on the width of a pass), llama.cpp's own choice on GPUs.
         max_rows: the widest target pass that will be asked for (drafts + 1).

@@ -136,7 +136,7 @@ SCHEMA: tuple[Setting, ...] = (
         "threads",
         "int",
         "engine.threads",
-        "CPU threads; the number of physical cores unless given.",
+        "CPU threads. Unless given: the number of physical cores, or fewer while that is faster.",
         _M,
         ("-t", "--threads"),
     ),

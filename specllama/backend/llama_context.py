@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Sequence
 from functools import cache
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp as ll
@@ -22,6 +23,7 @@ from specllama.backend.base import Outputs
 from specllama.backend.capture import Capture
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.llama_log import last_words, recent
+from specllama.backend.threads import ThreadChoice
 from specllama.cancel import StopFlag
 from specllama.errors import (
     Cancelled,
@@ -120,6 +122,7 @@ class LlamaContext:
         one_float = params.type_k == params.type_v and params.type_k in FLOATS
         on_cpu = model.gpu_layers == 0 and flash == "on"
         self._one_by_one = one_by_one(self._ctx) if alike and on_cpu and one_float else None
+        self._judged = alike
         self._rows_alike = on_cpu and (not one_float or self._one_by_one is not None)
         self._capture = Capture(model.handle, self._ctx)
         self._memory = ll.llama_get_memory(self._ctx)
@@ -131,6 +134,8 @@ class LlamaContext:
         self._max_rows = max_rows
         self._n_vocab = model.vocab.n_tokens
         self.threads = threads
+        self._threads_now = threads
+        self._choice: ThreadChoice | None = None
         self.flash = flash
         self._tokens = History()
         self._checkpoint: tuple[int, Any, int] | None = None
@@ -274,9 +279,46 @@ class LlamaContext:
 
     def _decode(self, *, reading: bool) -> int:
         """Run the pass in the batch; ``reading``: a text whose rows nobody judges."""
+        rows = self._batch.n_tokens
         if self._one_by_one is not None:
-            self._one_by_one(not reading or self._batch.n_tokens < TILE)
-        return int(ll.llama_decode(self._ctx, self._batch))
+            self._one_by_one(not reading or rows < TILE)
+        if self._choice is None:
+            return int(ll.llama_decode(self._ctx, self._batch))
+        if rows >= TILE:
+            self._compute_with(self.threads)
+            return int(ll.llama_decode(self._ctx, self._batch))
+        self._compute_with(self._choice.choose(rows))
+        begin = perf_counter()
+        status = int(ll.llama_decode(self._ctx, self._batch))
+        if status == 0:
+            self._choice.took(rows, perf_counter() - begin)
+        return status
+
+    def _compute_with(self, threads: int) -> None:
+        if threads != self._threads_now:
+            ll.llama_set_n_threads(self._ctx, threads, threads)
+            self._threads_now = threads
+
+    def choose_threads(self) -> None:
+        """From now on try fewer threads as well, where that changes no bit of a row.
+
+        Attention that splits a single query over threads does, which matters where rows are judged.
+        """
+        any_count = self._rows_alike or not self._judged or self.flash == "off"
+        if any_count and self.threads > 1 and self.model.gpu_layers == 0:
+            choice = ThreadChoice(self.threads)
+            choice.begin(self._time_one_row)
+            self._choice = choice
+
+    def _time_one_row(self, threads: int) -> float:
+        """Seconds of a pass of one row; the first one starts the threads."""
+        self._compute_with(threads)
+        for _ in range(2):
+            begin = perf_counter()
+            self.forward([0], outputs="last")
+            seconds = perf_counter() - begin
+            self.rollback(0)
+        return seconds
 
     def _load(self, tokens: Sequence[int], outputs: Outputs) -> int:
         """Check a pass and write its tokens and outputs to the batch; returns how many rows."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from specllama.backend import attention
+from specllama.backend import attention, llama_context
 from specllama.backend.attention import can_switch
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_context import LlamaContext
+from specllama.backend.threads import ThreadChoice
 from specllama.cancel import Cancel
 from specllama.engine import Engine
 from specllama.errors import CannotLoad
@@ -239,3 +241,33 @@ def test_where_attention_cannot_be_switched_the_cache_types_are_apart(
         alone = [target.forward([t], outputs="all")[0].copy() for t in text(4, seed=2)]
         target.rollback(600)
         assert np.array_equal(target.forward(text(4, seed=2), outputs="all"), np.stack(alone))
+
+
+class EveryOther(ThreadChoice):
+    """Another count for every pass."""
+
+    def choose(self, rows: int) -> int:
+        self.passes = getattr(self, "passes", 0) + 1
+        return 1 + self.passes % 2
+
+
+def test_the_number_of_threads_changes_no_bit(model: LlamaModel, monkeypatch: Any) -> None:
+    prompt, ahead = text(700), text(8, seed=2)
+    fixed, varied = context(model), context(model)
+    monkeypatch.setattr(llama_context, "ThreadChoice", EveryOther)
+    varied.choose_threads()
+    for c in (fixed, varied):
+        read(c, prompt)
+    for width in (1, 1, 2, 4):
+        rows = fixed.forward(ahead[:width], outputs="all").copy()
+        np.testing.assert_array_equal(varied.forward(ahead[:width], outputs="all"), rows)
+    assert varied._choice is not None
+    assert varied._choice.passes >= 4  # type: ignore[attr-defined]
+
+
+def test_a_count_that_was_asked_for_stays(model: LlamaModel) -> None:
+    with Engine.load("tiny", options=EngineOptions(threads=2)) as engine:
+        assert engine.target._choice is None  # type: ignore[attr-defined]
+    with Engine.load("tiny") as engine:
+        cores = engine.info.threads
+        assert (engine.target._choice is not None) is (cores > 1)  # type: ignore[attr-defined]

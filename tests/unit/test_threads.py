@@ -1,0 +1,99 @@
+"""How many threads compute: choices on simulated machines, in simulated time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from specllama.backend.threads import ThreadChoice, ladder
+
+Machine = Callable[[int, float], float]  # (threads, time) -> seconds of a pass of one row
+
+
+def run(
+    machine: Machine, most: int, seconds: float, seed: int = 0, rows: tuple[int, ...] = (1,)
+) -> float:
+    """Passes a second, weighed by their rows."""
+    choice, rng = ThreadChoice(most), random.Random(seed)
+    choice.begin(lambda threads: machine(threads, 0.0) * rng.uniform(0.95, 1.05))
+    now = done = 0.0
+    while now < seconds:
+        n = rng.choice(rows)
+        took = machine(choice.choose(n), now) * n**0.7 * rng.uniform(0.95, 1.05)
+        if rng.random() < 0.02:
+            took *= rng.uniform(1.0, 10.0)  # somebody else's moment
+        choice.took(n, took)
+        now += took
+        done += n**0.7
+    return done / now
+
+
+def fixed(machine: Machine, threads: int, seconds: float, seed: int = 0) -> float:
+    rng = random.Random(seed)
+    now = done = 0.0
+    while now < seconds:
+        took = machine(threads, now) * rng.uniform(0.95, 1.05)
+        if rng.random() < 0.02:
+            took *= rng.uniform(1.0, 10.0)
+        now += took
+        done += 1
+    return done / now
+
+
+def idle(threads: int, now: float) -> float:
+    return 0.1 / threads
+
+
+def beside_one(threads: int, now: float) -> float:
+    """Two cores, one busy: two threads wait for the one that has to share."""
+    return 0.19 if threads == 2 else 0.106
+
+
+def of_eight(threads: int, now: float) -> float:
+    """Eight cores, two busy."""
+    return (0.1 / threads) * (1.9 if threads > 6 else 1.0)
+
+
+def mean(speed: Callable[[int], float]) -> float:
+    return sum(speed(seed) for seed in range(6)) / 6
+
+
+@pytest.mark.parametrize("rows", [(1,), (1, 2, 4)])
+@pytest.mark.parametrize("most", [2, 8])
+def test_an_idle_machine_loses_two_hundredths_at_most(most: int, rows: tuple[int, ...]) -> None:
+    ours = mean(lambda seed: run(idle, most, 60.0, seed, rows))
+    assert ours > 0.98 * mean(lambda seed: fixed(idle, most, 60.0, seed))
+
+
+@pytest.mark.parametrize("rows", [(1,), (1, 2, 4)])
+@pytest.mark.parametrize(("machine", "most", "best"), [(beside_one, 2, 1), (of_eight, 8, 6)])
+def test_beside_a_busy_core_the_best_count_is_found(
+    machine: Machine, most: int, best: int, rows: tuple[int, ...]
+) -> None:
+    ours = mean(lambda seed: run(machine, most, 60.0, seed, rows))
+    assert ours > 0.95 * mean(lambda seed: fixed(machine, best, 60.0, seed))
+
+
+def test_a_neighbour_that_comes_and_goes_is_followed() -> None:
+    def machine(threads: int, now: float) -> float:
+        return (beside_one if now // 60.0 % 2 else idle)(threads, now)
+
+    best = (fixed(idle, 2, 60.0) + fixed(beside_one, 1, 60.0)) / 2
+    assert run(machine, 2, 240.0) > 0.85 * best
+    assert run(machine, 2, 240.0) > 1.05 * fixed(machine, 2, 240.0)
+
+
+def test_a_single_thread_has_no_choice() -> None:
+    choice = ThreadChoice(1)
+    for _ in range(1000):
+        assert choice.choose(1) == 1
+        choice.took(1, 0.1)
+
+
+def test_counts_worth_trying() -> None:
+    assert ladder(1) == (1,)
+    assert ladder(2) == (2, 1)
+    assert ladder(8) == (8, 7, 6, 4, 3, 2, 1)
+    assert ladder(64)[:4] == (64, 63, 62, 46)
