@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("specllama.probing")
 
+FAR_BYTES = 1 << 30  # weights of models whose passes of up to 65 rows are compared, too
+
 
 def exactness_of(
     header: GgufHeader, model: LlamaModel, target: LlamaContext, options: EngineOptions
@@ -79,6 +81,12 @@ def _measure(model: LlamaModel, target: LlamaContext, options: EngineOptions) ->
         watch=watch,
     )
     try:
-        return probe(context, watch, context.fill, trained=model.n_ctx_train)
+        return probe(
+            context,
+            watch,
+            context.fill,
+            trained=model.n_ctx_train,
+            far=model.n_bytes <= FAR_BYTES,
+        )
     finally:
         model.drop(context)

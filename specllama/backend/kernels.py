@@ -22,8 +22,7 @@ from specllama.exactness import Exactness
 from specllama.spec.types import Row
 
 NARROW = (2, 3, 4, 8, 16)  # as far as a window goes by itself
-WIDE = 32  # and further, up to what the context takes, while that is quick
-QUICK_S = 2.0
+WIDE = 32  # and further, up to what the context takes, where that takes a second or two
 HEAD = 40  # tokens before the rows that are compared
 COPIES = 14  # of the head: the cache is longer than 512 cells, two sequences stay for branches
 LONG = HEAD * (COPIES + 1)
@@ -127,7 +126,12 @@ def _token(i: int, n_vocab: int) -> int:
 
 
 def probe(
-    context: Context, seen: Seen | None, fill: Callable[[int], None], *, trained: int
+    context: Context,
+    seen: Seen | None,
+    fill: Callable[[int], None],
+    *,
+    trained: int,
+    far: bool = True,
 ) -> Exactness:
     """How many rows of a pass are computed like single steps.
 
@@ -136,6 +140,7 @@ def probe(
         seen: looks into its passes; None compares logits only.
         fill: lengthens the cache by copies that no row sees; may raise EngineError.
         trained: positions that the model knows.
+        far: go on to passes of more than 16 rows.
 
     Raises:
         EngineError: a pass failed.
@@ -147,14 +152,14 @@ def probe(
     trees = False
     try:
         context.forward(head[:HEAD], outputs="none")
-        found = _widths(_Probe(context, look, HEAD), (2, 4), begin)
+        found = _widths(_Probe(context, look, HEAD), (2, 4))
         if found.rows == 4:
             base = _lengthen(context, fill, head, trained)
             cells += [LONG] if base else []
             prober = _Probe(context, look, base or HEAD)
             most = context.max_rows
-            wide = [w for w in sorted({WIDE, most}) if NARROW[-1] < w <= most]
-            found = _widths(prober, (*NARROW, *wide), begin)
+            wide = [w for w in sorted({WIDE, most}) if far and NARROW[-1] < w <= most]
+            found = _widths(prober, (*NARROW, *wide))
             if found.rows >= len(_TREE) and context.max_leaves > 1:
                 trees = prober.branches_alike()
         return Exactness(
@@ -195,14 +200,12 @@ class _Found:
     by: float
 
 
-def _widths(prober: _Probe, widths: Sequence[int], begin: float) -> _Found:
+def _widths(prober: _Probe, widths: Sequence[int]) -> _Found:
     """The widest pass that is like single steps, looked for upwards and then in between."""
     tried: list[int] = []
     good, bad, by = 1, 0, 0.0
     prober.steps(5)
     for width in widths:
-        if width > NARROW[-1] and perf_counter() - begin > QUICK_S:
-            break
         if width > 4:
             # what comes after the steps so far, in passes that were found to be like steps
             most = NARROW[-1]

@@ -115,6 +115,12 @@ def test_a_narrow_context_is_measured_as_far_as_it_goes() -> None:
     assert look(Faulty(max_rows=20)).widths == (2, 3, 4, 8, 16, 20)
 
 
+def test_a_large_model_is_measured_as_far_as_windows_go_by_themselves() -> None:
+    context = Faulty()
+    found = probe(context, None, context.fill, trained=CELLS, far=False)
+    assert (found.rows, found.widths) == (16, (2, 3, 4, 8, 16))
+
+
 def test_what_logits_hide_shows_inside() -> None:
     class Inside:
         """A product that is another one in passes of three and more rows."""
