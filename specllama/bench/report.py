@@ -245,26 +245,39 @@ def by_kind(reports: Sequence[dict[str, Any]], temperature: float = 0.0) -> list
     return _table(["", *heads], table)
 
 
+COMPARED = ("tok_per_s", "ratio", "acceptance_rate")
+
+
+def common(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
+    """The figures of two reports where both have the arm and group."""
+    theirs = {(s["arm"], s["group"]): s for s in b["summaries"]}
+    return [
+        {
+            "arm": s["arm"],
+            "group": s["group"],
+            "a": {name: s[name] for name in COMPARED},
+            "b": {name: other[name] for name in COMPARED},
+        }
+        for s in a["summaries"]
+        if (other := theirs.get((s["arm"], s["group"]))) is not None
+    ]
+
+
 def difference(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
     """Rows of two reports side by side: (arm, group, cells) where both have the group."""
-    rows: list[tuple[str, str, list[str]]] = []
-    theirs = {(s["arm"], s["group"]): s for s in b["summaries"]}
-    for s in a["summaries"]:
-        other = theirs.get((s["arm"], s["group"]))
-        if other is None:
-            continue
-        rows.append(
-            (
-                s["arm"],
-                s["group"],
-                [
-                    *_pair(s["tok_per_s"], other["tok_per_s"], ".1f"),
-                    *_pair(s["ratio"], other["ratio"], ".2f"),
-                    *_pair(s["acceptance_rate"], other["acceptance_rate"], ".0%"),
-                ],
-            )
+    forms = (".1f", ".2f", ".0%")
+    return [
+        (
+            row["arm"],
+            row["group"],
+            [
+                cell
+                for name, form in zip(COMPARED, forms, strict=True)
+                for cell in _pair(row["a"][name], row["b"][name], form)
+            ],
         )
-    return rows
+        for row in common(a, b)
+    ]
 
 
 def _pair(a: float | None, b: float | None, form: str) -> Sequence[str]:

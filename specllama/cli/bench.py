@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import loading
+from specllama.cli import loading, output
 from specllama.cli.numbers import LENGTH, SEED, TEMPERATURE
 from specllama.cli.options import (
     LOADING,
@@ -218,24 +217,17 @@ def run(
 @command.command("compare")
 @click.argument("first", type=click.Path(path_type=Path))
 @click.argument("second", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def compare_reports(first: Path, second: Path, as_json: bool) -> None:
     """Show two reports of `bench run --out` side by side."""
-    from specllama.bench.report import difference, provenance_lines, read_report
+    from specllama.bench.report import common, difference, provenance_lines, read_report
 
     a, b = read_report(first), read_report(second)
     rows = difference(a, b)
     heads = ("tok/s A", "tok/s B", "change", "ratio A", "ratio B", "change",
              "accepted A", "accepted B", "change")  # fmt: skip
     if as_json:
-        click.echo(
-            json.dumps(
-                [
-                    {"arm": arm, "group": group, "cells": dict(enumerate(cells))}
-                    for arm, group, cells in rows
-                ]
-            )
-        )
+        output.document({"rows": common(a, b)})
         return
     click.echo(f"{'arm':16}{'group':14}" + "".join(f"{h:>12}" for h in heads))
     for arm, group, cells in rows:
@@ -267,7 +259,7 @@ def table(reports: tuple[Path, ...], temperature: float) -> None:
 @click.option("-d", "--draft-model", "draft", help="Draft model.")
 @click.option("--to", default="1b", show_default=True, help="Cost of the target: 300m, 1b, 3b, 7b.")
 @click.option("--draft-to", help="Cost of the draft; default: about a sixteenth of the target.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document: the two paths.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: the two paths.")
 def scale(
     out: Path, target: str | None, draft: str | None, to: str, draft_to: str | None, as_json: bool
 ) -> None:
@@ -303,7 +295,7 @@ def scale(
     except ValueError as error:
         raise UsageError(str(error)) from None
     if as_json:
-        click.echo(json.dumps({"target": str(written[0]), "draft": str(written[1])}))
+        output.document({"target": str(written[0]), "draft": str(written[1])})
         return
     for path in written:
         click.echo(path)
@@ -380,7 +372,7 @@ def _show(result: Comparison, out: Path | None, as_json: bool, spent: bool) -> N
         except OSError as error:
             raise UsageError(f"cannot write {out}: {error.strerror or error}") from None
     if as_json:
-        click.echo(json.dumps(to_json(result)))
+        output.document(to_json(result))
         return
     heads = ("arm", "group", "tok/s", "ratio", "range", "p50 s", "p95 s", "TTFT", "TTFT×",
              "accepted", "same text", "own time", "worst 500", "500 in run")  # fmt: skip

@@ -43,7 +43,7 @@ def command() -> None:
 @click.argument("key", required=False)
 @click.option("--all", "show_all", is_flag=True, help="Also settings left at their default.")
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
-@click.option("--json", "as_json", is_flag=True, help="JSON Lines: name, value, origin, default.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def show(key: str | None, show_all: bool, origin: bool, as_json: bool) -> None:
     """Show settings as TOML; with KEY only its value."""
     settings = load_settings()
@@ -51,7 +51,7 @@ def show(key: str | None, show_all: bool, origin: bool, as_json: bool) -> None:
         output.line(_toml(settings[find(key).name]))
         return
     wanted = find(key).name if key is not None else None
-    shown = 0
+    shown, listed = 0, []
     for setting, value in settings:
         if wanted not in (None, setting.name):
             continue
@@ -59,7 +59,7 @@ def show(key: str | None, show_all: bool, origin: bool, as_json: bool) -> None:
             continue
         shown += 1
         if as_json:
-            output.json_line(
+            listed.append(
                 {
                     "name": setting.name,
                     "value": value.value,
@@ -72,6 +72,8 @@ def show(key: str | None, show_all: bool, origin: bool, as_json: bool) -> None:
         if value.value is None:
             text = f"# {setting.name} is not set"
         output.line(f"{text:<40}  # {value.origin}" if origin else text)
+    if as_json:
+        output.document({"settings": listed})
     if not shown:
         diagnostics.note("everything is at its default; see all with --all")
 
@@ -107,9 +109,13 @@ def unset(key: str, project: bool) -> None:
 
 @command.command("path")
 @click.option("--project", is_flag=True, help=f"The path of ./{PROJECT_FILE} instead.")
-def path_(project: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def path_(project: bool, as_json: bool) -> None:
     """Print where the settings file is (it need not exist)."""
-    output.line(str(_file(project)))
+    if as_json:
+        output.document({"path": str(_file(project))})
+    else:
+        output.line(str(_file(project)))
 
 
 def _file(project: bool) -> Path:

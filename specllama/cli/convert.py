@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from specllama.cli import output
+
 EPILOG = """\b
 CHECKPOINT is a folder with medusa_lm_head.safetensors, or that file. A .pt file is a pickle; it is
 read only where PyTorch can do so without running what is in it.
@@ -34,10 +36,10 @@ def command() -> None:
     show_default=True,
     help="Type of the matrices.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document about the result.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object about the result.")
 def medusa(checkpoint: Path, destination: Path, target: str, kind: str, as_json: bool) -> None:
     """Write the Medusa-1 heads of CHECKPOINT to the file DESTINATION."""
-    from specllama.cli.listing import note, show_json, size
+    from specllama.cli.listing import note, size
     from specllama.models.convert import convert_medusa
     from specllama.models.gguf import read_header
     from specllama.models.medusa import read_facts
@@ -47,6 +49,6 @@ def medusa(checkpoint: Path, destination: Path, target: str, kind: str, as_json:
     header = read_header(destination)
     facts = read_facts(header)
     if as_json:
-        show_json({**header.to_dict(), "heads": facts.heads, "source": str(checkpoint)})
+        output.document({**header.to_dict(), "heads": facts.heads, "source": str(checkpoint)})
     note(f"{destination}: {facts.heads} heads, {size(header.file_bytes)}, {header.quantization}")
     note(f"next: specllama run -m {target} --head {destination} --proposer medusa “Hello”")

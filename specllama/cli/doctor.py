@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from specllama.cli import output
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -27,17 +29,17 @@ class Check:
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(as_json: bool) -> int:
     """Check the installation and the machine.
 
     Loads no model and asks nothing of the network. Exit code 1 if something is broken.
     """
-    from specllama.cli.listing import Column, note, show_json, show_table
+    from specllama.cli.listing import Column, note, show_table
 
     checks = [*_versions(), *_native(), *_machine(), *_stores(), *_network(), *_models()]
     if as_json:
-        show_json([check.to_dict() for check in checks])
+        output.document({"checks": [check.to_dict() for check in checks]})
     else:
         marks = {"ok": "✓", "warn": "!", "bad": "✗", "info": "·"}
         columns = [Column(""), Column("what"), Column("found", give=True)]

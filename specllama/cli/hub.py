@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama import paths
+from specllama.cli import output
 from specllama.cli.asking import confirm
 from specllama.cli.numbers import Finite
 from specllama.errors import ModelUnavailable, UsageError
@@ -36,7 +37,7 @@ def command() -> None:
     """
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 insecure_option = click.option(
     "--insecure", is_flag=True, help="Accept an unencrypted endpoint (HF_ENDPOINT)."
 )
@@ -57,7 +58,7 @@ def _client(insecure: bool) -> Any:
 def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
     """Search the hub for repositories with GGUF files."""
     from specllama.cli.hub_views import quant_words
-    from specllama.cli.listing import Column, note, params, show_json, show_table
+    from specllama.cli.listing import Column, note, params, show_table
     from specllama.models import catalog
 
     hits = _client(insecure).search(text, limit=limit)
@@ -66,19 +67,21 @@ def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
         for hit in hits
     }
     if as_json:
-        show_json(
-            [
-                {
-                    "repo": hit.repo,
-                    "downloads": hit.downloads,
-                    "likes": hit.likes,
-                    "params": hit.params,
-                    "quants": list(hit.quants),
-                    "gated": hit.gated,
-                    "pair": known[hit.repo],
-                }
-                for hit in hits
-            ]
+        output.document(
+            {
+                "repositories": [
+                    {
+                        "repo": hit.repo,
+                        "downloads": hit.downloads,
+                        "likes": hit.likes,
+                        "params": hit.params,
+                        "quants": list(hit.quants),
+                        "gated": hit.gated,
+                        "pair": known[hit.repo],
+                    }
+                    for hit in hits
+                ]
+            }
         )
         return
     if not hits:
@@ -115,7 +118,7 @@ def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
 
     Of a model on this machine (a path, `tiny`, an Ollama name) show what its header says.
     """
-    from specllama.cli.listing import Column, note, show_json, show_table, size
+    from specllama.cli.listing import Column, note, show_table, size
     from specllama.models import pull
     from specllama.models.library import same_quant
     from specllama.models.sidecars import SIDECARS
@@ -124,11 +127,12 @@ def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
         _show_file(path, as_json)
         return
     client = _client(insecure)
+    offered: list[dict[str, Any]] = []
     for role, hub in pull.expand(ref):
         listing = client.listing(hub.repo, revision)
         models = [m for m in listing.models if not hub.quant or same_quant(m.quant, hub.quant)]
         if as_json:
-            show_json(
+            offered.append(
                 {
                     "repo": listing.repo,
                     "role": role,
@@ -176,6 +180,8 @@ def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
         show_table(columns, rows)
         for name in listing.refused:
             note(f"refused, not a safe file name or without a digest: {name!r}")
+    if as_json:
+        output.document({"repositories": offered})
 
 
 def _on_disk(ref: str) -> Path | None:
@@ -192,17 +198,18 @@ def _on_disk(ref: str) -> Path | None:
 
 def _show_file(path: Path, as_json: bool) -> None:
     from specllama.cli.hub_views import show_header
-    from specllama.cli.listing import show_json
     from specllama.models.gguf import read_header
     from specllama.models.summaries import summarize
 
     header, summary = read_header(path), summarize(path)
     if as_json:
-        show_json(
+        output.document(
             {
-                **header.to_dict(),
-                "sidecar": summary.sidecar,
-                "reason": summary.reason,
+                "file": {
+                    **header.to_dict(),
+                    "sidecar": summary.sidecar,
+                    "reason": summary.reason,
+                }
             }
         )
     else:
@@ -228,17 +235,21 @@ def pull_command(
 ) -> None:
     """Bring models to this machine. Interrupted downloads continue when run again."""
     from specllama.cli.hub_pull import check_headers, fetch, say_next_step
-    from specllama.cli.listing import note, show_json, size
+    from specllama.cli.listing import note, size
     from specllama.models import hub, pull
 
     wanted = [found for ref in refs for found in pull.expand(ref, with_draft=not no_draft)]
     if offline or hub.offline():
-        for _, hub_ref in wanted:
+        here = []
+        for role, hub_ref in wanted:
             model = pull.local(hub_ref)
             if model is None:
                 pull.require_online(hub_ref)
             else:
                 note(f"{hub_ref} is here: {model.path}")
+                here.append(_pulled(str(hub_ref), role, model.path, model.bytes, None))
+        if as_json:
+            output.document({"models": here})
         return
     client = _client(insecure)
     items = [pull.make_item(client, role, hub_ref, revision) for role, hub_ref in wanted]
@@ -256,19 +267,16 @@ def pull_command(
             note(f"{item.ref} is already here, {size(item.model.bytes)}: {item.path}")
     check_headers(items)
     if as_json:
-        show_json(
-            [
-                {
-                    "ref": item.ref,
-                    "role": item.role,
-                    "path": str(item.path),
-                    "bytes": item.model.bytes,
-                    "commit": item.listing.commit,
-                }
-                for item in items
-            ]
-        )
+        models = [
+            _pulled(item.ref, item.role, item.path, item.model.bytes, item.listing.commit)
+            for item in items
+        ]
+        output.document({"models": models})
     say_next_step(refs, items)
+
+
+def _pulled(ref: str, role: str, path: Path, n_bytes: int, commit: str | None) -> dict[str, object]:
+    return {"ref": ref, "role": role, "path": str(path), "bytes": n_bytes, "commit": commit}
 
 
 @command.command("ls")
@@ -285,7 +293,6 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
         Column,
         folders,
         note,
-        show_json,
         show_table,
         without_name,
     )
@@ -295,20 +302,22 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
     models = library.scan_folder(folder) if folder else library.scan(folders())
     listed = list_models([model for model in models if model.owned or not mine])
     if as_json:
-        show_json(
-            [
-                {
-                    "ref": item.model.ref,
-                    "path": str(item.model.path),
-                    "source": item.model.source,
-                    "bytes": item.model.bytes,
-                    "complete": item.model.complete,
-                    "used": item.model.used,
-                    "drafts": list(item.drafts),
-                    **item.summary.to_dict(),
-                }
-                for item in listed
-            ]
+        output.document(
+            {
+                "models": [
+                    {
+                        "ref": item.model.ref,
+                        "path": str(item.model.path),
+                        "source": item.model.source,
+                        "bytes": item.model.bytes,
+                        "complete": item.model.complete,
+                        "used": item.model.used,
+                        "drafts": list(item.drafts),
+                        **item.summary.to_dict(),
+                    }
+                    for item in listed
+                ]
+            }
         )
         return
     show_usable([item for item in listed if item.summary.usable])
@@ -362,7 +371,7 @@ def rm(refs: tuple[str, ...], yes: bool) -> None:
 @json_option
 def verify(refs: tuple[str, ...], as_json: bool) -> None:
     """Hash models again and compare with what the hub announced. Without REF: all of ours."""
-    from specllama.cli.listing import Column, note, show_json, show_table
+    from specllama.cli.listing import Column, note, show_table
     from specllama.cli.progress import hash_progress
     from specllama.models import library, receipts
 
@@ -372,7 +381,8 @@ def verify(refs: tuple[str, ...], as_json: bool) -> None:
         for model in models:
             verdicts += receipts.verify(model, advanced)
     if as_json:
-        show_json([{"path": str(v.path), "status": v.status, "detail": v.detail} for v in verdicts])
+        files = [{"path": str(v.path), "status": v.status, "detail": v.detail} for v in verdicts]
+        output.document({"files": files})
     elif verdicts:
         columns = [Column("status"), Column("file", give=True), Column("detail", give=True)]
         show_table(columns, [[v.status, v.path.name, v.detail] for v in verdicts])
@@ -388,12 +398,17 @@ def verify(refs: tuple[str, ...], as_json: bool) -> None:
 
 @command.command("path")
 @click.argument("ref", required=False)
-def path(ref: str | None) -> None:
+@json_option
+def path(ref: str | None, as_json: bool) -> None:
     """Print where models are kept, or where one model lies."""
     from specllama.cli.listing import folders
     from specllama.models.refs import resolve
 
-    click.echo(str(resolve(ref, folders=folders()) if ref else paths.models_dir()))
+    found = str(resolve(ref, folders=folders()) if ref else paths.models_dir())
+    if as_json:
+        output.document({"path": found})
+    else:
+        output.line(found)
 
 
 @command.command("pairs")
@@ -409,7 +424,7 @@ def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json
     NAME shows one of them with its repositories, the reason and its source.
     """
     from specllama.cli.hub_views import show_pair, show_pairs
-    from specllama.cli.listing import note, show_json, size
+    from specllama.cli.listing import note, size
     from specllama.models import catalog, fit
 
     machine = fit.machine_memory() if memory_gb is None else memory_gb * 1e9
@@ -418,7 +433,8 @@ def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json
     if only_fitting:
         entries = [(pair, verdict) for pair, verdict in entries if verdict != "no"]
     if as_json:
-        show_json([{**pair.to_dict(), "fits": verdict} for pair, verdict in entries])
+        found = [{**pair.to_dict(), "fits": verdict} for pair, verdict in entries]
+        output.document({"pairs": found})
         return
     if not entries:
         note(f"no pair of the catalogue fits {size(machine)}; the bundled one does: -m tiny")

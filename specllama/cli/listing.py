@@ -124,13 +124,6 @@ def _plain(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
         click.echo("  ".join(cells).rstrip())
 
 
-def show_json(value: Any) -> None:
-    """One JSON document on stdout."""
-    import json
-
-    click.echo(json.dumps(value, ensure_ascii=False, indent=1))
-
-
 def note(text: str) -> None:
     """One line for people on stderr."""
     click.echo(clean(text), err=True)

@@ -41,7 +41,7 @@ Every log is a JSON Lines file, so other tools read it as it is:
 """
 
 run_argument = click.argument("run", default="last", metavar="[RUN]")
-json_option = click.option("--json", "as_json", is_flag=True, help="JSON, one document a line.")
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 @click.group("log", epilog=EPILOG)
@@ -71,8 +71,7 @@ def ls(limit: int, as_json: bool) -> None:
         except StoreError as error:
             diagnostics.warn(error.message)
     if as_json:
-        for run in runs:
-            output.json_line(run)
+        output.document({"runs": runs})
         return
     if not runs:
         diagnostics.note("there is no round log yet; make one: specllama run 'Hello'")
@@ -110,7 +109,7 @@ def ls(limit: int, as_json: bool) -> None:
 @run_argument
 @click.option("--turn", type=int, help="Only this request of the run, from 0.")
 @click.option("-n", "--limit", type=click.IntRange(1), help="Only the last N rounds.")
-@json_option
+@click.option("--json", "as_json", is_flag=True, help="JSON Lines: the lines of the log.")
 def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
     """Show the rounds of a run.
 
@@ -162,7 +161,7 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
     # Time has one axis per run: slices of several runs would mix them.
     in_time = summary.by_time(summary.moments(records[0]), slices) if len(records) == 1 else []
     if as_json:
-        output.json_line(
+        output.document(
             {
                 "runs": [record.run for record in records],
                 "generation_s": seconds,
@@ -234,7 +233,7 @@ def plot(run: str, png: Path | None, as_json: bool) -> None:
     slices = summary.by_time(items, min(width, len(items)))
     positions = summary.by_position(summary.totals(record.rounds))
     if as_json:
-        output.json_line(
+        output.document(
             {
                 "run": record.run,
                 "over_time": [[(s.begin_s + s.end_s) / 2, s.stats.acceptance_rate] for s in slices],
@@ -295,7 +294,7 @@ def path_(run: str | None, as_json: bool) -> None:
     """Print where the logs are; with RUN the path of that log."""
     found = rounds_dir() if run is None else find_run(run)
     if as_json:
-        output.json_line({"path": str(found)})
+        output.document({"path": str(found)})
     else:
         output.line(str(found))
 

@@ -68,7 +68,7 @@ def rm(runs: tuple[str, ...], every: bool, yes: bool) -> None:
 @click.argument("tokenizers", nargs=-1, metavar="[TOKENIZER]...")
 @click.option("--delete", is_flag=True, help="Delete what is listed.")
 @yes_option
-@click.option("--json", "as_json", is_flag=True, help="JSON, one document a line.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def texts(tokenizers: tuple[str, ...], delete: bool, yes: bool, as_json: bool) -> None:
     """List or delete the texts kept for suffix decoding.
 
@@ -79,8 +79,7 @@ def texts(tokenizers: tuple[str, ...], delete: bool, yes: bool, as_json: bool) -
     corpus = Corpus()
     found = _chosen(corpus.files(), tokenizers)
     if as_json:
-        for file in found:
-            output.json_line(file.to_dict())
+        output.document({"texts": [file.to_dict() for file in found]})
     elif not found:
         diagnostics.note("no texts are kept; --keep-texts keeps them")
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from specllama.text import encodable, sanitize
@@ -63,8 +64,13 @@ def write_bytes(raw: bytes) -> None:
         buffer.flush()
 
 
+def document(value: Mapping[str, Any]) -> None:
+    """The whole answer of a command as one JSON object on one line; lists stand under a name."""
+    json_line(value)
+
+
 def json_line(value: Any) -> None:
-    """One JSON document on one line."""
+    """One line of a JSON Lines stream."""
     from specllama.store.codec import encode
 
     write_bytes(encode(value) + b"\n")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import loading
+from specllama.cli import loading, output
 from specllama.cli.options import LOADING, GroupedCommand, resolve, settings_options
 from specllama.errors import PairIncompatible
 
@@ -39,7 +39,7 @@ MEASURE_PROMPTS = (
 @click.argument("target")
 @click.argument("drafts", nargs=-1)
 @click.option("--measure", is_flag=True, help="Run the best draft and see whether it pays.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @settings_options(only=[name for name in LOADING if name not in ("model", "draft-model")])
 def command(
     target: str,
@@ -53,7 +53,7 @@ def command(
     Reads headers only; no weights are loaded without --measure. Without DRAFTS every model on this
     machine and the catalogue's draft are looked at; a folder stands for the files below it.
     """
-    from specllama.cli.listing import folders, show_json
+    from specllama.cli.listing import folders
     from specllama.heads import survey
     from specllama.models import doctor, memory, refs
     from specllama.models.gguf import check_loadable, read_header
@@ -72,7 +72,7 @@ def command(
     ways = _with_heads_here(ways, header, path, drafts, extra)
     measured = _measure(path, best.candidate.path, options) if measure and best else None
     if as_json:
-        show_json(
+        output.document(
             {
                 "target": header.to_dict(),
                 "memory_available": memory.available_memory(),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from specllama.cli import output
 from specllama.cli.numbers import Finite
 
 SECONDS = 120.0  # of a search
@@ -51,7 +52,7 @@ The file is made either way, and --proposer self of SOURCE drafts with the same 
 )
 @click.option("--requantize", is_flag=True, help="Accept a source that is quantized already.")
 @click.option("-t", "--threads", default=0, type=click.IntRange(0, 1024), help="0: all cores.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document about the result.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object about the result.")
 def command(
     source: Path,
     destination: Path,
@@ -66,7 +67,7 @@ def command(
 ) -> None:
     """Quantize the GGUF file SOURCE into DESTINATION with llama.cpp's own quantizer."""
     from specllama.cli import prune_auto
-    from specllama.cli.listing import note, show_json, size
+    from specllama.cli.listing import note, size
     from specllama.cli.progress import Bar
     from specllama.errors import UsageError
     from specllama.models import pruned, quantize
@@ -99,7 +100,7 @@ def command(
         header = quantize.run(job, lambda done, of: bar.at(done))
     if as_json:
         search = {} if choice is None else {"search": choice.to_dict()}
-        show_json({**header.to_dict(), "source": str(source), **search})
+        output.document({**header.to_dict(), "source": str(source), **search})
     note(f"{destination}: {size(header.file_bytes)}, {header.quantization}")
     if choice is None:
         note(f"next: specllama run -m {destination} “Hello”")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import diagnostics, loading
+from specllama.cli import diagnostics, loading, output
 from specllama.cli.numbers import COUNT, TEMPERATURE
 from specllama.cli.options import (
     LOADING,
@@ -128,9 +128,7 @@ def command(
         if not isinstance(result.layers, str):
             keep_choice(read_header(Path(info.target.path)), result.layers.to_dict())
     if as_json:
-        import json
-
-        click.echo(json.dumps({**result.to_dict(), "provenance": facts, "profile": _text(where)}))
+        output.document({**result.to_dict(), "provenance": facts, "profile": _text(where)})
         return
     for line in describe(result):
         click.echo(line)

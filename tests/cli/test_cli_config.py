@@ -166,7 +166,7 @@ def test_the_command(cli, tmp_path: Path, monkeypatch) -> None:
     assert f"# {tmp_path / 'specllama.toml'}" in shown
     assert f"# {config_file()}" in shown
     assert cli("config", "show", "temperature").out == "0.5\n"
-    rows = {row["name"]: row for row in cli("config", "show", "--json").json}
+    rows = {row["name"]: row for row in cli("config", "show", "--json").json[0]["settings"]}
     assert len(rows) == len(SCHEMA)
     assert rows["temperature"]["origin"] == str(config_file())
     assert rows["top-k"] == {"name": "top-k", "value": 40, "origin": "default", "default": 40}

@@ -46,7 +46,7 @@ def test_ls(logged) -> None:
     head, row = result.out.splitlines()
     assert head.split()[:3] == ["run", "command", "target"]
     assert "scripted target Q4_0" in row
-    (run,) = logged("log", "ls", "--json").json
+    (run,) = logged("log", "ls", "--json").json[0]["runs"]
     record = read_run(list_runs()[0])
     assert run["run"] == record.run
     assert run["emitted"] == run["accepted"] + run["rounds"] - run["cut"]

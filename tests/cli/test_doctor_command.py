@@ -13,7 +13,7 @@ from specllama.cli import invoke
 
 def run(capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, dict[str, str]]:
     assert invoke(["doctor", "--json"]) == code
-    return {check["name"]: check for check in json.loads(capsys.readouterr().out)}
+    return {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
 
 
 def test_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> None:

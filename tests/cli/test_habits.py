@@ -100,5 +100,5 @@ def test_info_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert "Q4_0" in shown.out
         assert "specllama pair" in shown.err
     assert invoke(["hub", "info", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["architecture"] == "llama"
+    assert json.loads(capsys.readouterr().out)["file"]["architecture"] == "llama"
     assert invoke(["hub", "info", str(tmp_path / "none.gguf")]) == 3

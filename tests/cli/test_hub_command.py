@@ -51,7 +51,7 @@ def test_ls_lists_what_is_here(pulled: Path, capsys: pytest.CaptureFixture[str])
 
 def test_ls_json(pulled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["hub", "ls", "--mine", "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)
+    (entry,) = json.loads(capsys.readouterr().out)["models"]
     assert entry["ref"] == "maker/some-GGUF:Q4_0"
     assert entry["path"] == str(pulled)
     assert entry["quantization"] == "Q4_0"
@@ -91,7 +91,7 @@ def test_verify(pulled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pulled.write_bytes(data)
     assert invoke(["hub", "verify", "maker/some-GGUF", "--json"]) == 3
     captured = capsys.readouterr()
-    (verdict,) = json.loads(captured.out)
+    (verdict,) = json.loads(captured.out)["files"]
     assert verdict["status"] == "damaged"
     assert "1 of 1 files" in captured.err
 
@@ -140,9 +140,9 @@ def test_rm_does_not_follow_a_link_out_of_our_folder(pulled: Path, tmp_path: Pat
 
 def test_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["hub", "pairs", "--json"]) == 0
-    every = json.loads(capsys.readouterr().out)
+    every = json.loads(capsys.readouterr().out)["pairs"]
     assert invoke(["hub", "pairs", "--fits", "--memory", "12", "--json"]) == 0
-    some = json.loads(capsys.readouterr().out)
+    some = json.loads(capsys.readouterr().out)["pairs"]
     assert 0 < len(some) < len(every)
     assert all(entry["fits"] in ("yes", "tight") for entry in some)
     assert all(entry["checked"] is False for entry in every)

@@ -97,7 +97,7 @@ def kept(cli):
 
 
 def test_texts_lists_counts_and_sizes(kept) -> None:
-    rows = {row["tokenizer"]: row for row in kept("log", "texts", "--json").json}
+    rows = {row["tokenizer"]: row for row in kept("log", "texts", "--json").json[0]["texts"]}
     assert (rows[KEY]["texts"], rows[KEY]["tokens"], rows[KEY]["file_bytes"]) == (2, 50, 216)
     assert rows[OTHER]["texts"] == 1
     table = kept("log", "texts").out

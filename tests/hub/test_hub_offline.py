@@ -91,7 +91,7 @@ def test_search_and_info(hub: FakeHub) -> None:
     assert REPO in found.stdout
     assert "Q4_0" in found.stdout
     shown = run("hub", "info", REPO, "--json", code=online)
-    data = json.loads(shown.stdout)
+    (data,) = json.loads(shown.stdout)["repositories"]
     assert data["licence"] == "apache-2.0"
     assert data["models"][0]["quant"] == "Q4_0"
     assert run("hub", "search", "nothing-like-it", code=online).stdout == ""

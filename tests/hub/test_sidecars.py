@@ -92,7 +92,7 @@ def test_a_head_that_is_pulled_is_named_as_one(
 
 def test_info_says_what_each_file_is(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["hub", "info", REPO, "--json"]) == 0
-    models = json.loads(capsys.readouterr().out)["models"]
+    models = json.loads(capsys.readouterr().out)["repositories"][0]["models"]
     assert [m["files"] for m in models if m["sidecar"] is None] == [["small-Q8_0.gguf"]]
     assert {m["sidecar"] for m in models if m["sidecar"]} == {
         "mtp", "eagle3", "dflash", "dspark", "mmproj", "imatrix",
@@ -140,7 +140,7 @@ def test_pair_and_ls_offer_the_head(folder: Path, capsys: pytest.CaptureFixture[
     assert rows[str(head)].endswith("--head")
     assert "a vision projector" in rows[str(folder / "third.gguf")]
     assert invoke(["hub", "ls", str(folder), "--json"]) == 0
-    entries = json.loads(capsys.readouterr().out)
+    entries = json.loads(capsys.readouterr().out)["models"]
     assert sorted(entry["sidecar"] for entry in entries) == ["", "eagle3", "mmproj"]
 
 
