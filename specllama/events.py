@@ -166,7 +166,7 @@ class Finished(Event):
     """The last event of every request.
 
     Law: ``len(token_ids) == draft_n_accepted + rounds - cut``. The first token comes from round 0,
-    the plain step over the last prompt token, so there is no extra one from prefill.
+    drawn from the row that the prompt's own last pass leaves: nothing is evaluated for it.
     ``token_ids`` includes a stop token; ``text`` never shows it.
     """
 

@@ -143,7 +143,7 @@ class Meter:
     def observe(self, done: RoundDone) -> None:
         self.recent.append(done)
         if done.index == 0:
-            return  # the step over the last prompt token; its neighbours are prefill
+            return  # its row came with the prompt
         self._live.append(done)
         drafted = len(done.drafted)
         self._verify[drafted + 1].append(done.verify_ms)

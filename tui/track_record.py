@@ -42,7 +42,7 @@ class Achieved:
         self.replies += 1
         for done in rounds:
             if done.index == 0:
-                continue  # the step over the last prompt token belongs to reading the prompt
+                continue  # its row came with the prompt
             self.rounds.append((len(done.emitted), took_ms(done)))
             if done.drafted:
                 self.drafting_rounds += 1
