@@ -117,6 +117,18 @@ class Dfa:
         """Whether it accepts no text at all. Automata are always without dead states."""
         return not self.accepting
 
+    @property
+    def lengths(self) -> tuple[int, int | None]:
+        """The fewest and the most characters of a text; None if there is no most."""
+        reached, depth, least, most = {0}, 0, -1, 0
+        while reached and depth <= len(self.edges):
+            if reached & self.accepting:
+                least = depth if least < 0 else least
+                most = depth
+            reached = {target for state in reached for _, _, target in self.edges[state]}
+            depth += 1
+        return max(least, 0), None if reached else most
+
     def accepts(self, word: str) -> bool:
         state = 0
         for c in map(ord, word):
@@ -165,7 +177,7 @@ def words(of: Sequence[str]) -> Dfa:
                 state = len(edges)
                 edges.append([])
         ends.add(state)
-    return tidy([sorted(out) for out in edges], ends)
+    return tidy([sorted(out) for out in edges], ends, most=MAX_STATES)
 
 
 def compiled(expr: Expr, *, search: bool = False) -> Dfa:
@@ -313,7 +325,9 @@ def _explore(
     return tidy(edges, {numbers[s] for s in order if accepts(s)})
 
 
-def tidy(edges: list[list[tuple[int, int, int]]], accepting: set[int]) -> Dfa:
+def tidy(
+    edges: list[list[tuple[int, int, int]]], accepting: set[int], *, most: int = MAX_KEPT
+) -> Dfa:
     """Without dead states, and the fewest there can be."""
     into = defaultdict(set)
     for state, out in enumerate(edges):
@@ -345,7 +359,7 @@ def tidy(edges: list[list[tuple[int, int, int]]], accepting: set[int]) -> Dfa:
     out_edges: list[list[tuple[int, int, int]]] = [[] for _ in range(count)]
     for s, out in kept.items():
         out_edges[block[s]] = _joined([(low, high, block[t]) for low, high, t in out])
-    if count > MAX_KEPT:
+    if count > most:
         raise UsageError("a pattern or range of the JSON schema is too large")
     return Dfa(out_edges, {block[s] for s in kept if s in accepting})
 

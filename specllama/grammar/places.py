@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from specllama.errors import UsageError
 
-MAX_ALTERNATIVES = 1_000
+MAX_ALTERNATIVES = 300
 _ELSEWHERE = {
     "$dynamicRef": "$ref",
     "$recursiveRef": "$ref",
@@ -22,6 +22,24 @@ _ELSEWHERE = {
     "extends": "allOf",
 }
 HINT = "leave it out, or say it in another way"
+
+
+_NUMBER = ("a number", (int, float))
+_TEXT = ("text", (str,))
+_LIST = ("a list", (list,))
+_SCHEMA = ("a schema", (dict, bool))
+_SCHEMAS = ("an object of schemas", (dict,))
+_KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("minimum", "maximum", "multipleOf"), _NUMBER),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), ("a number", (int, float, bool))),
+    **dict.fromkeys(("pattern", "format"), _TEXT),
+    **dict.fromkeys(("enum", "required", "prefixItems", "allOf", "anyOf", "oneOf"), _LIST),
+    **dict.fromkeys(("additionalProperties", "additionalItems", "propertyNames"), _SCHEMA),
+    **dict.fromkeys(("properties", "patternProperties"), _SCHEMAS),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), _SCHEMAS),
+    "items": ("a schema", (dict, bool, list)),
+    "type": ("text", (str, list)),
+}
 
 
 class Place(NamedTuple):
@@ -163,8 +181,8 @@ def members(place: Place, key: str) -> Iterator[Place]:
     """The schemas in a list under a keyword."""
     if key in place.schema:
         inside = place.schema[key]
-        if not isinstance(inside, list) or not inside:
-            raise wrong(place, key, "must be a list of schemas, not an empty one")
+        if not inside:
+            raise wrong(place, key, "must not be empty")
         for i in range(len(inside)):
             yield place / key / i
 
@@ -181,10 +199,7 @@ def _each_with_each(a: Sequence[Leaves], b: Sequence[Leaves]) -> list[Leaves]:
 def _dependents(place: Place) -> Iterator[tuple[str, Place]]:
     """What a property brings with it: (its name, a schema)."""
     for key in ("dependentRequired", "dependentSchemas", "dependencies"):
-        inside = place.schema.get(key, {})
-        if not isinstance(inside, dict):
-            raise wrong(place, key, "must be an object")
-        for name, needs in inside.items():
+        for name, needs in place.schema.get(key, {}).items():
             where = place / key / name
             yield (
                 name,
@@ -193,8 +208,16 @@ def _dependents(place: Place) -> Iterator[tuple[str, Place]]:
 
 
 def _refuse(place: Place) -> None:
-    """Raise for what a context-free grammar cannot say, whatever the type of the value."""
+    """Raise for values of the wrong kind, and for what no grammar says, whatever the type."""
     schema = place.schema
+    for key, value in schema.items():
+        what, kinds = _KINDS.get(key, ("", (object,)))
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds and what):
+            raise wrong(place, key, f"must be {what}")
+    if not all(isinstance(name, str) for name in schema.get("required", ())):
+        raise wrong(place, "required", "must be a list of property names")
+    if isinstance(schema.get("propertyNames"), dict):
+        _refuse(place / "propertyNames")
     negated = schema.get("not", False)
     if negated is not False:
         raise cannot(place, "not", "grammars say what is, not what is not")

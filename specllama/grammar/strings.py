@@ -12,8 +12,8 @@ from specllama.grammar.pattern import parse_pattern
 from specllama.grammar.places import Leaves, Place, cannot, wrong
 from specllama.grammar.rules import MAX_COUNT
 
-_LABEL = "[a-z0-9]{1,20}(?:-[a-z0-9]{1,12}){0,2}"
-_HOST = rf"(?:{_LABEL}\.){{1,4}}[a-z]{{2,12}}"
+_LABEL = "[a-z0-9]{1,12}(?:-[a-z0-9]{1,6})?"
+_HOST = rf"(?:{_LABEL}\.){{1,3}}[a-z]{{2,8}}"
 _YEAR = r"(?:000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})"
 _DAY = (
     r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)"
@@ -23,9 +23,9 @@ _LEAP = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][
 _DATE = rf"(?:{_YEAR}-{_DAY}|{_LEAP})"
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-_PATH = r"[A-Za-z0-9._~-]*"
-_URI = rf"https?://{_HOST}(?::[1-9]\d{{0,3}})?(?:/{_PATH})*(?:\?{_PATH})?(?:#{_PATH})?"
-_EMAIL = rf"[A-Za-z0-9]{{1,20}}(?:[._+-][A-Za-z0-9]{{1,14}}){{0,2}}@{_HOST}"
+_PATH = r"[A-Za-z0-9._~-]{0,24}"
+_URI = rf"https?://{_HOST}(?::[1-9]\d{{0,3}})?(?:/{_PATH}){{0,4}}(?:\?{_PATH})?(?:#{_PATH})?"
+_EMAIL = rf"[A-Za-z0-9]{{1,12}}(?:[._+-][A-Za-z0-9]{{1,8}}){{0,2}}@{_HOST}"
 # What is written is of the format; not all that is of the format may be written.
 FORMATS = {
     "date": _DATE,
@@ -93,8 +93,10 @@ def regular(leaves: Leaves, least: int, most: int | None) -> Dfa | None:
                     dfa = one if dfa is None else dfa & one
                     where = (place, key)
     if dfa is not None and (least or most is not None):
-        with naming(*where):
-            dfa &= lengths(least, most)
+        shortest, longest = dfa.lengths
+        if shortest < least or (most is not None and (longest is None or longest > most)):
+            with naming(*where):
+                dfa &= lengths(least, most)
     return dfa
 
 
@@ -114,8 +116,6 @@ def pattern(of: str) -> Dfa:
     Raises:
         UsageError: it is none, or not a regular one.
     """
-    if not isinstance(of, str):
-        raise UsageError("it is not text")
     return compiled(parse_pattern(of), search=True)
 
 

@@ -70,8 +70,11 @@ def test_what_passes_and_what_does_not(schema: Any, good: list[Any], bad: list[A
         ({**STR, "minLength": -1}, "minLength at #"),
         ({**STR, "minLength": "3"}, "minLength at #"),
         ({**INT, "minimum": "3"}, "minimum at #"),
-        (obj({"a": {**INT, "required": True}}), None),
-        (obj({"a": {"type": "object", "required": True}}), "required at #/properties/a"),
+        (obj({"a": {**INT, "required": True}}), "required at #/properties/a"),
+        ({"type": "object", "required": [1]}, "required at #"),
+        ({**STR, "pattern": 3}, "pattern at #"),
+        ({"items": 3}, "items at #"),
+        ({"properties": [INT]}, "properties at #"),
         ({"type": "banana"}, "type at #"),
         ({"type": "integer", "enum": ["a"]}, "nothing"),
         ({"enum": []}, "nothing"),
@@ -87,10 +90,7 @@ def test_what_passes_and_what_does_not(schema: Any, good: list[Any], bad: list[A
     ],
     ids=lambda v: json.dumps(v)[:50],
 )
-def test_what_cannot_be_enforced_is_refused_by_name(schema: Any, says: str | None) -> None:
-    if says is None:
-        grammar(schema)
-        return
+def test_what_cannot_be_enforced_is_refused_by_name(schema: Any, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         grammar(schema)
     assert says in caught.value.message
@@ -199,6 +199,47 @@ def test_what_is_written_satisfies_the_schema(schema: Any) -> None:
             check.validate(json.loads(text))
             written += 1
     assert written > 20
+
+
+# ---- schemas with something broken in them
+
+BROKEN = int(os.environ.get("SPECLLAMA_FUZZ_SCHEMAS", "400"))  # tests see no SPECLLAMA_* variable
+
+
+def _mutated(schema: Any, rng: random.Random) -> Any:
+    """The schema with a value somewhere in it replaced."""
+    copy = json.loads(json.dumps(schema))
+    places: list[tuple[Any, Any]] = []
+    todo = [copy]
+    while todo:
+        inside = todo.pop()
+        for key in inside if isinstance(inside, dict) else range(len(inside)):
+            places.append((inside, key))
+            if isinstance(inside[key], dict | list):
+                todo.append(inside[key])
+    if places:
+        inside, key = rng.choice(places)
+        other = rng.choice([t[1] for t in TABLE])
+        junk = [None, True, False, -1, 0.5, 10**9, 1e300, "", "^(", [], {}, [1], [{}], [[]], other]
+        inside[key] = json.loads(json.dumps(rng.choice(junk)))
+    return copy
+
+
+def test_broken_schemas_are_usage_errors_or_grammars() -> None:
+    """More of them: SPECLLAMA_FUZZ_SCHEMAS=100000."""
+    rng = random.Random(1)
+    made = refused = 0
+    for _ in range(BROKEN):
+        schema = _mutated(rng.choice(TABLE)[1], rng)
+        try:
+            text = schema_to_gbnf(json.dumps(schema))
+        except UsageError:
+            refused += 1
+        else:
+            assert len(text) < 200_000
+            made += 1
+    assert made > 40
+    assert refused > 40
 
 
 # ---- the published suite

@@ -12,6 +12,7 @@ import pytest
 from specllama.template import TemplateFailed, render_template
 
 LIMIT = 1_000_000  # characters
+PROGRAMS = int(os.environ.get("SPECLLAMA_FUZZ_TEMPLATES", "60"))  # tests see no such variable
 PEAK_BYTES = 72 * LIMIT
 _GROW = "{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}"
 BIG = "{% set b = 'a' * 900000 %}"
@@ -244,6 +245,6 @@ def _program(rng: random.Random) -> str:
 def test_random_programs_stay_within_their_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them: SPECLLAMA_FUZZ_TEMPLATES=10000."""
     monkeypatch.setattr("specllama.template_budget.MAX_SECONDS", 0.2)
-    for seed in range(int(os.environ.get("SPECLLAMA_FUZZ_TEMPLATES", "60"))):
+    for seed in range(PROGRAMS):
         template = _program(random.Random(seed))
         assert peak_bytes(template) < PEAK_BYTES, (seed, template)
