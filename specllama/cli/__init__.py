@@ -24,6 +24,7 @@ SUMMARIES = {
     "run": "Answer one prompt and print the text.",
     "hub": "Find, download and check models.",
     "log": "Look into the rounds of earlier runs.",
+    "history": "List and delete stored conversations.",
     "pair": "Find a draft model that fits a target.",
     "prove": "Prove that speculation does not change the text.",
     "tune": "Measure this machine and choose the best settings.",

@@ -12,6 +12,7 @@ import click
 from specllama.cli import diagnostics, loading
 from specllama.cli.options import GroupedCommand, grouped, resolve, settings_options
 from specllama.config import Settings
+from specllama.errors import UsageError
 from specllama.store.sessions import SessionStore
 
 EPILOG = """\b
@@ -40,22 +41,34 @@ In a plain chat, /help lists the commands; a \\ at the end of a line or a pair o
     group="Output",
     help="Go on with a stored conversation, the last one unless named.",
 )
+@grouped(
+    "--unstored",
+    is_flag=True,
+    group="Output",
+    help="Keep nothing: no conversation, no round log, no typed lines. Line by line.",
+)
 @grouped("-q", "--quiet", is_flag=True, group="Output", help="No statistics after each reply.")
-def command(plain: bool, resume: str | None, quiet: bool, **flags: Any) -> int:
+def command(plain: bool, resume: str | None, unstored: bool, quiet: bool, **flags: Any) -> int:
     """Chat with a model.
 
-    Conversations are stored and can be resumed, also after a crash.
+    Conversations are stored and can be resumed, also after a crash; --unstored keeps nothing, and
+    specllama history deletes what was kept.
     """
     settings = resolve(flags)
+    if unstored:
+        if resume is not None:
+            raise UsageError("--unstored keeps nothing, --resume goes on with what was kept")
+        settings = settings.with_flags({"log": False, "keep-texts": False})
     params = settings.generate_params()
-    if not plain and _can_draw():
+    if not (plain or unstored) and _can_draw():
         return _terminal_app(settings, resume)
-    from specllama.cli.repl import Repl
+    from specllama.cli.lines import open_lines
+    from specllama.cli.repl import COMMANDS, Repl
     from specllama.session import Session
 
     with (
         loading.open_engine(settings, quiet=quiet) as engine,
-        SessionStore.open() as store,
+        SessionStore.unstored() if unstored else SessionStore.open() as store,
     ):
         session = Session(
             engine,
@@ -67,7 +80,8 @@ def command(plain: bool, resume: str | None, quiet: bool, **flags: Any) -> int:
         try:
             if resume is not None:
                 session.load(resume)
-            return Repl(session, store, quiet=quiet).run()
+            lines = open_lines([f"/{name}" for name in COMMANDS], keep=not unstored)
+            return Repl(session, store, lines=lines, quiet=quiet).run()
         finally:
             session.close()
 

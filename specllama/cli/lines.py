@@ -31,9 +31,18 @@ class Lines(Protocol):
         ...
 
 
-def open_lines(words: Sequence[str]) -> Lines:
-    """Standard input; ``words`` are completed with Tab on a terminal."""
-    return TerminalLines(words) if sys.stdin.isatty() else PipedLines()
+def open_lines(words: Sequence[str], *, keep: bool = True) -> Lines:
+    """Standard input; ``words`` are completed with Tab on a terminal.
+
+    Args:
+        keep: what is typed is kept for the next chat.
+    """
+    return TerminalLines(words, keep=keep) if sys.stdin.isatty() else PipedLines()
+
+
+def history_file() -> Path:
+    """What was typed into plain chats."""
+    return data_dir() / "chat_history"
 
 
 def read_message(read: Callable[[str], str | None]) -> str | None:
@@ -94,16 +103,17 @@ class TerminalLines:
 
     interactive = True
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], *, keep: bool = True) -> None:
         self._words = list(words)
         self._readline = _readline()
-        self._history: Path = data_dir() / "chat_history"
+        self._keep = keep
+        self._history: Path = history_file()
         if self._readline is not None:
             self._prepare(self._readline)
 
     def message(self) -> str | None:
         text = read_message(self._read)
-        if text is not None and self._readline is not None:
+        if text is not None and self._readline is not None and self._keep:
             # A full disk must not end the chat.
             with contextlib.suppress(OSError):
                 private_folder(self._history.parent)

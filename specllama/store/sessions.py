@@ -132,6 +132,13 @@ class SessionStore:
             store.purge()
         return store
 
+    @classmethod
+    def unstored(cls) -> SessionStore:
+        """A store in memory: nothing of it outlives the process."""
+        connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+        _prepare(connection)
+        return cls(connection, Path(":memory:"), ())
+
     def close(self) -> None:
         with self._lock:
             self._db.close()
@@ -413,6 +420,7 @@ def _connect(path: Path) -> sqlite3.Connection:
                 raise sqlite3.DatabaseError(verdict)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
         _prepare(connection)
     except BaseException:
         connection.close()

@@ -17,7 +17,7 @@ MAPS = {"by_source", "header", "requests", "memory", "report"}
 DOCUMENTS = (
     "log ls", "log stats", "log plot", "log export", "log texts", "log path", "hub ls",
     "hub info tiny", "hub verify", "hub pairs", "hub path", "pair tiny", "config show",
-    "config path", "doctor",
+    "config path", "doctor", "history ls", "history path",
 )  # fmt: skip
 
 

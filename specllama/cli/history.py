@@ -1,0 +1,119 @@
+"""``specllama history``: the conversations that were kept, and their end."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from specllama.cli import diagnostics, output
+from specllama.cli.asking import confirm
+from specllama.errors import UsageError
+from specllama.paths import data_dir, sessions_file
+
+EPILOG = """\b
+Examples:
+  specllama history ls                   conversations, newest first
+  specllama history rm last
+  specllama history rm --all --typed -y  everything that was said and typed
+  specllama chat --unstored              keep nothing in the first place
+"""
+
+
+@click.group("history", epilog=EPILOG)
+def command() -> None:
+    """List and delete stored conversations.
+
+    Round logs and kept texts hold text, too: specllama log rm, specllama log texts --delete.
+    """
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+
+
+@command.command("ls")
+@click.argument("words", nargs=-1)
+@click.option("-n", "--limit", default=20, show_default=True, type=click.IntRange(1))
+@json_option
+def ls(words: tuple[str, ...], limit: int, as_json: bool) -> None:
+    """List conversations, newest first; with WORDS those that hold them."""
+    from specllama.cli.listing import Column, show_table
+    from specllama.store.sessions import SessionStore
+
+    with SessionStore.open() as store:
+        found = store.summaries(query=" ".join(words), limit=limit)
+    if as_json:
+        names = ("id", "title", "created_s", "updated_s", "messages")
+        rows = [{name: getattr(one, name) for name in names} for one in found]
+        output.document({"conversations": rows})
+    elif not found:
+        diagnostics.note("no conversation is stored" + (" that holds these words" if words else ""))
+    else:
+        show_table(
+            [Column("id"), Column("last"), Column("messages", "right"), Column("title", give=True)],
+            [
+                [
+                    one.id,
+                    datetime.fromtimestamp(one.updated_s).isoformat(" ", "minutes"),
+                    str(one.messages),
+                    one.title,
+                ]
+                for one in found
+            ],
+        )
+
+
+@command.command("rm")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--all", "every", is_flag=True, help="Every conversation.")
+@click.option("--typed", is_flag=True, help="The lines that were typed, too, sent or not.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def rm(ids: tuple[str, ...], every: bool, typed: bool, yes: bool) -> None:
+    """Delete conversations for good, those deleted in the app included.
+
+    ID is one from `history ls` or its beginning, or `last`.
+    """
+    from specllama.store.sessions import SessionStore
+
+    if every and ids:
+        raise UsageError("say which conversations to delete, or --all, not both")
+    if not (every or ids or typed):
+        raise UsageError(
+            "say which conversations to delete, or --all", "list them: specllama history ls"
+        )
+    with SessionStore.open() as store:
+        chosen = [one.id for one in store.summaries(limit=2**31)] if every else []
+        chosen = chosen or list(dict.fromkeys(store.find(one) for one in ids))
+        what = f"{len(chosen)} conversation" + ("" if len(chosen) == 1 else "s")
+        what += " and what was typed" if typed else ""
+        if not yes:
+            confirm(f"delete {what} for good?", default=False)
+        for one in chosen:
+            store.delete(one)
+        if every or ids:
+            store.purge(-1.0)  # what was deleted this moment, too
+    if typed:
+        for path in _typed():
+            path.unlink(missing_ok=True)
+    diagnostics.note(f"deleted {what}")
+
+
+@command.command("path")
+@json_option
+def path(as_json: bool) -> None:
+    """Print where conversations are kept."""
+    if as_json:
+        output.document({"path": str(sessions_file())})
+    else:
+        output.line(str(sessions_file()))
+
+
+def _typed() -> list[Path]:
+    from specllama.cli.lines import history_file
+
+    return [
+        history_file(),
+        data_dir() / "tui" / "history.jsonl",
+        data_dir() / "tui" / "unsent.json",
+    ]
