@@ -44,7 +44,7 @@ class SessionsScreen(Page):
         Binding("up", "move(-1)", "Up", show=False, priority=True),
         Binding("enter", "resume", "Resume", id="sessions.resume", priority=True),
         Binding("ctrl+e", "rename", "Rename", id="sessions.rename", priority=True),
-        Binding("ctrl+d", "delete", "Delete", id="sessions.delete", priority=True),
+        Binding("ctrl+d,delete", "delete", "Delete", id="sessions.delete", priority=True),
         Binding("ctrl+z", "undelete", "Undo delete", id="sessions.undelete", priority=True),
     ]
 
@@ -153,13 +153,24 @@ class SessionsScreen(Page):
             field.value = ""
         self._list(keep)
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Where there is text to delete in the field, its keys are the field's."""
+        if action in ("delete", "undelete") and self.is_mounted:
+            field = self.query_one(Input)
+            typing = action == "delete" and field.cursor_position < len(field.value)
+            return self._renaming is None and not typing
+        return True
+
     def action_delete(self) -> None:
         chosen = self._selected
-        if chosen is None or self._renaming is not None:
+        if chosen is None:
             return
+        # The one below takes its place, at the end the one above.
+        at = self._found.index(chosen)
+        beside = [*self._found[at + 1 : at + 2], *self._found[max(0, at - 1) : at]]
         self.store.delete(chosen.id)
         self.notify(f"Deleted: {sanitize_line(chosen.title)}. Ctrl+Z brings it back.", markup=False)
-        self._list()
+        self._list(beside[0].id if beside else None)
 
     def action_undelete(self) -> None:
         try:

@@ -41,6 +41,15 @@ class Setting:
     sampling: bool = False
 
 
+def _flag(text: str) -> bool:
+    value = text.strip().lower()
+    if value in ("yes", "y", "on", "true", "1"):
+        return True
+    if value in ("no", "n", "off", "false", "0"):
+        return False
+    raise ValueError("yes or no")
+
+
 def _choice(*allowed: str) -> Parse:
     def parse(text: str) -> str:
         value = text.strip().lower()
@@ -67,6 +76,11 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("verify", "verification", ", ".join(VERIFY_RULES), _choice(*VERIFY_RULES)),
 )
 SPECULATION = 9  # where the second section begins
+FLAGS = {  # answered with yes or no, by label
+    "default-system": "for new chats too",
+    "speculate": "draft",
+    "exact": "exact rows only",
+}
 
 
 def shown(value: object) -> str:
@@ -104,20 +118,16 @@ class SettingsScreen(Page):
         with VerticalScroll(id="settings", can_focus=False):
             yield Label("System prompt", classes="section")
             yield TextArea(self.system, id="system", soft_wrap=True, tab_behavior="focus")
-            yield from self._switch(
-                "default-system", "for new chats too", bool(self.prefs.system_prompt), ""
-            )
+            yield from self._switch("default-system", bool(self.prefs.system_prompt))
             yield Label("Sampling", classes="section")
             for i, setting in enumerate(SETTINGS):
                 if i == SPECULATION:
                     yield Label("Speculation", classes="section")
-                    yield from self._switch("speculate", "draft", self.params.speculate, "F9")
+                    yield from self._switch("speculate", self.params.speculate, "F9")
                 yield from self._field(
                     setting.name, setting.label, self._value(setting), setting.hint
                 )
-            yield from self._switch(
-                "exact", "exact rows only", self.params.exact, "bitwise, where the device allows"
-            )
+            yield from self._switch("exact", self.params.exact, "bitwise, where the device allows")
             yield Label("Appearance", classes="section")
             themes = "nord, dracula, ansi-dark, ... (palette: Theme shows them)"
             yield from self._field("theme", "theme", self.prefs.theme, themes)
@@ -135,11 +145,8 @@ class SettingsScreen(Page):
             yield Input(value, id=f"set-{name}")
             yield Static(hint, classes="hint", markup=False)
 
-    def _switch(self, name: str, label: str, value: bool, hint: str) -> ComposeResult:
-        with Horizontal(classes="setting"):
-            yield Label(label)
-            yield Input("yes" if value else "no", id=f"set-{name}")
-            yield Static(hint or "yes or no", classes="hint", markup=False)
+    def _switch(self, name: str, value: bool, hint: str = "yes or no") -> ComposeResult:
+        return self._field(name, FLAGS[name], "yes" if value else "no", hint)
 
     def _value(self, setting: Setting) -> str:
         owner: object = self.params.sampling if setting.sampling else self.params
@@ -158,9 +165,6 @@ class SettingsScreen(Page):
     def _text(self, name: str) -> str:
         return self.query_one(f"#set-{name}", Input).value
 
-    def _flag(self, name: str) -> bool:
-        return self._text(name).strip().lower() in ("yes", "y", "on", "true", "1")
-
     def _read(self) -> tuple[GenerateParams | None, str]:
         """The parameters as typed, or what is wrong with them."""
         sampling: dict[str, Any] = {}
@@ -172,8 +176,13 @@ class SettingsScreen(Page):
                 reason = str(error) if str(error).startswith("one of") else "not a number"
                 return None, f"{setting.label}: {reason}"
             (sampling if setting.sampling else other)[setting.name] = value
-        for name in ("speculate", "exact"):
-            other[name] = self._flag(name)
+        for name, label in FLAGS.items():
+            try:
+                value = _flag(self._text(name))
+            except ValueError as error:
+                return None, f"{label}: {error}"
+            if name != "default-system":
+                other[name] = value
         try:
             chain = dataclasses.replace(self.params.sampling, **sampling)
             return self.params.replace(sampling=chain, **other), self._look_problem()
@@ -205,7 +214,7 @@ class SettingsScreen(Page):
         prefs.view = self._text("view").strip()
         prefs.animation = self._text("animation").strip()
         system = self.query_one("#system", TextArea).text.strip()
-        prefs.system_prompt = system if self._flag("default-system") else ""
+        prefs.system_prompt = system if _flag(self._text("default-system")) else ""
         self.dismiss((params, system))
 
     def action_drop(self) -> None:
