@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from specllama.cli import diagnostics, loading
+from specllama.cli import completing, diagnostics, loading
 from specllama.cli.options import GroupedCommand, grouped, resolve, settings_options
 from specllama.config import Settings
 from specllama.errors import UsageError
@@ -38,6 +38,7 @@ In a plain chat, /help lists the commands; a \\ at the end of a line or a pair o
     flag_value="last",
     default=None,
     metavar="[ID]",
+    shell_complete=completing.conversations,
     group="Output",
     help="Go on with a stored conversation, the last one unless named.",
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from specllama.cli import diagnostics, output
+from specllama.cli import completing, diagnostics, output
 from specllama.config import (
     PROJECT_FILE,
     check,
@@ -40,7 +40,7 @@ def command() -> None:
 
 
 @command.command("show")
-@click.argument("key", required=False)
+@click.argument("key", required=False, shell_complete=completing.settings)
 @click.option("--all", "show_all", is_flag=True, help="Also settings left at their default.")
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -79,7 +79,7 @@ def show(key: str | None, show_all: bool, origin: bool, as_json: bool) -> None:
 
 
 @command.command("set")
-@click.argument("key")
+@click.argument("key", shell_complete=completing.settings)
 @click.argument("value")
 @click.option("--project", is_flag=True, help=f"Write ./{PROJECT_FILE} instead.")
 def set_(key: str, value: str, project: bool) -> None:
@@ -95,7 +95,7 @@ def set_(key: str, value: str, project: bool) -> None:
 
 
 @command.command("unset")
-@click.argument("key")
+@click.argument("key", shell_complete=completing.settings)
 @click.option("--project", is_flag=True, help=f"Change ./{PROJECT_FILE} instead.")
 def unset(key: str, project: bool) -> None:
     """Remove KEY, so that its default counts again."""

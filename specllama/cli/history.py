@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from specllama.cli import diagnostics, output
+from specllama.cli import completing, diagnostics, output
 from specllama.cli.asking import confirm
 from specllama.errors import UsageError
 from specllama.paths import data_dir, sessions_file
@@ -65,7 +65,7 @@ def ls(words: tuple[str, ...], limit: int, as_json: bool) -> None:
 
 
 @command.command("rm")
-@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=completing.conversations)
 @click.option("--all", "every", is_flag=True, help="Every conversation.")
 @click.option("--typed", is_flag=True, help="The lines that were typed, too, sent or not.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")

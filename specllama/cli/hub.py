@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama import paths
-from specllama.cli import output
+from specllama.cli import completing, output
 from specllama.cli.asking import confirm
 from specllama.cli.numbers import Finite
 from specllama.errors import ModelUnavailable, UsageError
@@ -109,7 +109,7 @@ def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
 
 
 @command.command("info")
-@click.argument("ref")
+@click.argument("ref", shell_complete=completing.models)
 @click.option("--revision", default="main", show_default=True)
 @insecure_option
 @json_option
@@ -217,7 +217,7 @@ def _show_file(path: Path, as_json: bool) -> None:
 
 
 @command.command("pull")
-@click.argument("refs", nargs=-1, required=True)
+@click.argument("refs", nargs=-1, required=True, shell_complete=completing.pairs)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before large downloads.")
 @click.option("--no-draft", is_flag=True, help="Of a catalogue pair, pull the target only.")
 @click.option("--revision", default="main", show_default=True, help="Branch, tag or commit.")
@@ -349,7 +349,7 @@ def _find(ref: str) -> LocalModel:
 
 
 @command.command("rm")
-@click.argument("refs", nargs=-1, required=True)
+@click.argument("refs", nargs=-1, required=True, shell_complete=completing.models)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def rm(refs: tuple[str, ...], yes: bool) -> None:
     """Delete models that specllama pulled. Models of other tools are never touched."""
@@ -367,7 +367,7 @@ def rm(refs: tuple[str, ...], yes: bool) -> None:
 
 
 @command.command("verify")
-@click.argument("refs", nargs=-1)
+@click.argument("refs", nargs=-1, shell_complete=completing.models)
 @json_option
 def verify(refs: tuple[str, ...], as_json: bool) -> None:
     """Hash models again and compare with what the hub announced. Without REF: all of ours."""
@@ -397,7 +397,7 @@ def verify(refs: tuple[str, ...], as_json: bool) -> None:
 
 
 @command.command("path")
-@click.argument("ref", required=False)
+@click.argument("ref", required=False, shell_complete=completing.models)
 @json_option
 def path(ref: str | None, as_json: bool) -> None:
     """Print where models are kept, or where one model lies."""
@@ -412,7 +412,7 @@ def path(ref: str | None, as_json: bool) -> None:
 
 
 @command.command("pairs")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=completing.pairs)
 @click.option("--fits", "only_fitting", is_flag=True, help="Only what fits this machine.")
 @click.option(
     "--memory", "memory_gb", type=Finite(0, min_open=True), help="Judge for this many GB instead."

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from specllama.cli import charts, diagnostics, output
+from specllama.cli import charts, completing, diagnostics, output
 from specllama.cli.listing import Column, show_table
 from specllama.cli.log_delete import rm, texts
 from specllama.cli.printer import percent, round_glyphs, statistics_line
@@ -40,7 +40,9 @@ Every log is a JSON Lines file, so other tools read it as it is:
              where type = 'round' group by 1"
 """
 
-run_argument = click.argument("run", default="last", metavar="[RUN]")
+run_argument = click.argument(
+    "run", default="last", metavar="[RUN]", shell_complete=completing.runs
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
@@ -137,7 +139,7 @@ def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
 
 
 @command.command("stats")
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completing.runs)
 @click.option("--all", "every", is_flag=True, help="All runs together.")
 @click.option(
     "--slices",
@@ -288,7 +290,7 @@ def export(run: str, as_csv: bool, target: Path | None) -> None:
 
 
 @command.command("path")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=completing.runs)
 @json_option
 def path_(run: str | None, as_json: bool) -> None:
     """Print where the logs are; with RUN the path of that log."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specllama.cli import diagnostics, output
+from specllama.cli import completing, diagnostics, output
 from specllama.cli.asking import confirm
 from specllama.cli.listing import Column, show_table, size
 from specllama.errors import StoreError, UsageError
@@ -38,7 +38,7 @@ yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
 @click.command("rm", epilog=RM_EPILOG)
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completing.runs)
 @click.option("--all", "every", is_flag=True, help="Every run.")
 @yes_option
 def rm(runs: tuple[str, ...], every: bool, yes: bool) -> None:

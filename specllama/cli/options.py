@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
-from specllama.cli import diagnostics
+from specllama.cli import completing, diagnostics
 from specllama.config import Settings, load_settings
 from specllama.errors import UsageError
 from specllama.inputs import read_file
@@ -91,7 +90,7 @@ def _option(setting: Setting) -> Callable[[Decorated], Decorated]:
         flags = setting.flags or (f"--{setting.name}/--no-{setting.name}",)
         return grouped(*flags, key, group=setting.group, default=None, help=help_text)
     flags = setting.flags or (f"--{setting.name}",)
-    complete = _model_names if setting.field in ("app.model", "app.draft_model") else None
+    complete = completing.models if setting.field in ("app.model", "app.draft_model") else None
     kind = click.Choice(setting.choices) if setting.choices else _TYPES[setting.kind]
     return grouped(
         *flags,
@@ -104,16 +103,6 @@ def _option(setting: Setting) -> Callable[[Decorated], Decorated]:
         help=help_text,
         shell_complete=complete,
     )
-
-
-def _model_names(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """What is on this machine, else files; asked only by the shell."""
-    from specllama.models import library
-
-    names = [model.ref for model in library.scan() if model.ref.startswith(incomplete)]
-    return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
 
 
 def constraint_options(function: Decorated) -> Decorated:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import loading, output
+from specllama.cli import completing, loading, output
 from specllama.cli.options import LOADING, GroupedCommand, resolve, settings_options
 from specllama.errors import PairIncompatible
 
@@ -36,8 +36,8 @@ MEASURE_PROMPTS = (
 
 
 @click.command("pair", cls=GroupedCommand, epilog=EPILOG)
-@click.argument("target")
-@click.argument("drafts", nargs=-1)
+@click.argument("target", shell_complete=completing.models)
+@click.argument("drafts", nargs=-1, shell_complete=completing.models)
 @click.option("--measure", is_flag=True, help="Run the best draft and see whether it pays.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @settings_options(only=[name for name in LOADING if name not in ("model", "draft-model")])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import diagnostics, loading, output
+from specllama.cli import completing, diagnostics, loading, output
 from specllama.cli.numbers import COUNT, TEMPERATURE
 from specllama.cli.options import (
     LOADING,
@@ -32,7 +32,7 @@ Examples:
 
 
 @click.command("tune", cls=GroupedCommand, epilog=EPILOG)
-@click.argument("pair", required=False)
+@click.argument("pair", required=False, shell_complete=completing.models)
 @click.option(
     "--temperature",
     "temperatures",

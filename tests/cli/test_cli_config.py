@@ -201,6 +201,14 @@ def test_completion_scripts(cli, shell: str) -> None:
         ("specllama run --draft-", "--draft-max"),
         ("specllama run --verify ", "rejection"),
         ("specllama run --model ti", "tiny"),
+        ("specllama pair tiny-t", "tiny-target"),
+        ("specllama hub info tiny-d", "tiny-draft"),
+        ("specllama hub pull qwen3-8", "qwen3-8b"),
+        ("specllama config set temp", "temperature"),
+        ("specllama config show draft-m", "draft-max"),
+        ("specllama log show la", "last"),
+        ("specllama history rm la", "last"),
+        ("specllama chat --resume la", "last"),
     ],
 )
 def test_completion_answers(home: Path, words: str, expected: str) -> None:

@@ -1,0 +1,63 @@
+"""What the shell completes besides commands and options: models, settings, runs, conversations.
+
+Asked only by the shell; whatever goes wrong there completes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import click
+from click.shell_completion import CompletionItem
+
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def _fitting(names: Callable[[], Iterable[str]]) -> Complete:
+    def complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+        try:
+            return [CompletionItem(name) for name in names() if name.startswith(begun)]
+        except Exception:  # a traceback in the middle of a prompt would help nobody
+            return []
+
+    return complete
+
+
+def models(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Models on this machine and pairs of the catalogue, else files."""
+    return _fitting(_model_names)(ctx, param, begun) or [CompletionItem(begun, type="file")]
+
+
+def _model_names() -> list[str]:
+    from specllama.models import catalog, library
+
+    return ["tiny", *(model.ref for model in library.scan()), *catalog.load()]
+
+
+def _pull_names() -> Iterable[str]:
+    from specllama.models import catalog
+
+    return catalog.load()
+
+
+def _setting_names() -> Iterable[str]:
+    from specllama.schema import BY_NAME
+
+    return BY_NAME
+
+
+def _run_names() -> list[str]:
+    from specllama.store.rounds import list_runs
+
+    return ["last", *(path.stem for path in list_runs())]
+
+
+def _conversation_ids() -> list[str]:
+    from specllama.store.sessions import SessionStore
+
+    with SessionStore.open() as store:
+        return ["last", *(one.id for one in store.summaries())]
+
+
+pairs, settings, runs = _fitting(_pull_names), _fitting(_setting_names), _fitting(_run_names)
+conversations = _fitting(_conversation_ids)
