@@ -12,19 +12,15 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from specllama.params import DRAFT_MAX
 
-if TYPE_CHECKING:
-    from specllama.models.gguf import GgufHeader
-
 logger = logging.getLogger("specllama.exactness")
 
 SCHEMA = "specllama.exactness.v1"
-SAMPLE_BYTES, SAMPLES = 1 << 16, 16  # of each file
 
 
 class Exactness(msgspec.Struct, frozen=True):
@@ -76,28 +72,6 @@ class Exactness(msgspec.Struct, frozen=True):
 def _and(numbers: tuple[int, ...]) -> str:
     *first, last = map(str, numbers)
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def fingerprint(header: GgufHeader) -> str:
-    """Stands for the contents of a model: its tensors, its sizes, and samples of its bytes.
-
-    Milliseconds for any size: which kernels run follows from types and shapes.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
-    digest = hashlib.sha256()
-    for tensor in header.tensors:
-        digest.update(f"{tensor.name} {tensor.type} {tensor.shape}\n".encode())
-    for path in header.parts:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            digest.update(f"{size}\n".encode())
-            last = max(size - SAMPLE_BYTES, 0)
-            for i in range(SAMPLES):
-                file.seek(last * i // (SAMPLES - 1))
-                digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()
 
 
 def measured(

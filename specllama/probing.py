@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from specllama.errors import SpecllamaError
-from specllama.exactness import Exactness, fingerprint, measured
+from specllama.exactness import Exactness, measured
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
@@ -43,6 +43,7 @@ def _key(
 ) -> dict[str, Any]:
     """All that chooses kernels."""
     from specllama.backend import devices
+    from specllama.models.pruned import fingerprint
 
     build = devices.build_info()
     return {
