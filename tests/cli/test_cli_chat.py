@@ -246,7 +246,9 @@ def test_a_conversation_on_a_terminal(driver, home: Path) -> None:
     terminal.type("\x03")  # stops the reply
     terminal.until("stopped; /continue")
     terminal.until(">>> ")
-    terminal.type("half a line\x03")  # drops the line
+    terminal.type("half a line")
+    terminal.until("half a line")
+    terminal.type("\x03")  # drops the line
     terminal.until("/quit leaves")
     terminal.until(">>> ")
     terminal.type("And?\n")

@@ -14,6 +14,7 @@ import pytest
 
 import specllama.cli
 from specllama.paths import bundled_dir
+from specllama.session import FLUSH_S
 from specllama.store.rounds import list_runs, read_run
 from specllama.store.sessions import SessionStore
 
@@ -164,9 +165,9 @@ def test_kill_during_a_real_chat_loses_nothing_that_was_stored() -> None:
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdin.write(b"Tell me a long story\n")
-    shown = b""
+    shown = child.stdout.read(1)  # the model is loaded
     started = time.monotonic()
-    while len(shown) < 200 or time.monotonic() - started < 1.5:
+    while len(shown) < 200 or time.monotonic() - started < 2 * FLUSH_S:
         more = child.stdout.read(100)
         if not more:  # the context is full already
             break
