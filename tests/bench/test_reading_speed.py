@@ -52,7 +52,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
             n_ctx=n_ctx, threads=THREADS, gpu_layers="0", draft_gpu_layers="0", check_memory=False
         )
         with Engine.load(Path(str(MODEL)), None, options) as engine:
-            reading(engine, 512)  # llama-bench warms up, too
             yield engine
 
 
@@ -75,8 +74,10 @@ def text(engine: Engine, n: int) -> list[int]:
 
 def reading(engine: Engine, n: int) -> float:
     """Tokens per second of reading ``n`` tokens into an empty cache, up to the first row."""
-    engine.reset()
     tokens, chunk = text(engine, n), engine.target.n_batch
+    engine.reset()
+    engine.target.forward(tokens[:chunk], outputs="none")  # llama-bench warms up before each turn
+    engine.reset()
     begin = perf_counter()
     for i in range(0, n, chunk):
         part = tokens[i : i + chunk]
@@ -90,6 +91,8 @@ def decoding(engine: Engine, depth: int) -> float:
     if target.n_past < depth:
         engine.reset()
         reading(engine, depth)
+    target.rollback(depth)
+    target.forward(text(engine, 1), outputs="all")
     target.rollback(depth)
     begin = perf_counter()
     for token in text(engine, TOKENS):
