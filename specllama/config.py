@@ -14,7 +14,6 @@ import difflib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 from specllama.errors import ConfigError, UsageError
 from specllama.inputs import MOST_BYTES, read_bounded
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.paths import config_file
+from specllama.paths import config_file, replace_file
 from specllama.schema import BY_NAME, DEFAULTS, SCHEMA, Setting
 
 PROJECT_FILE = "specllama.toml"
@@ -293,14 +292,6 @@ def _literal(value: Any) -> str:
 
 def _replace_file(path: Path, text: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        replace_file(path, text.encode())
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None

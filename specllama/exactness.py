@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -82,7 +80,7 @@ def measured(
     Args:
         key: all that the verdict depends on, plain values only.
     """
-    from specllama.paths import profiles_dir
+    from specllama.paths import profiles_dir, replace_file
 
     whole = {"schema": SCHEMA, **key}
     text = msgspec.json.encode(whole, order="sorted")
@@ -96,7 +94,7 @@ def measured(
         pass
     found = measure()
     try:
-        _write(path, msgspec.json.encode(_Kept(whole, found)))
+        replace_file(path, msgspec.json.encode(_Kept(whole, found)))
     except OSError as error:
         logger.info("cannot keep what was measured: %s", error)
     return found
@@ -105,16 +103,3 @@ def measured(
 class _Kept(msgspec.Struct):
     key: dict[str, Any]
     found: Exactness
-
-
-def _write(path: Path, data: bytes) -> None:
-    """The whole file or nothing of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".exactness-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

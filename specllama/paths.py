@@ -101,6 +101,22 @@ def private_file(path: Path) -> Path:
     return path
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all; nobody else may read it. Its folder is created.
+
+    Raises:
+        OSError: it cannot be written; what was there stays.
+    """
+    handle, name = tempfile.mkstemp(dir=private_folder(path.parent), prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
 def why_not_writable(folder: Path) -> str:
     """Why no file can be made in a folder, which is created if need be; "" if one can."""
     try:

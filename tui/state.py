@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,15 +23,7 @@ VIEWS = ("text", "drafted", "ghosts")
 
 def write_atomically(path: Path, text: str) -> bool:
     try:
-        paths.private_folder(path.parent)
-        fd, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8") as handle:
-                handle.write(encodable(text))
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        paths.replace_file(path, encodable(text).encode())
     except OSError:
         return False
     return True

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.errors import StoreError
-from specllama.paths import data_dir, private_folder
+from specllama.paths import data_dir, private_folder, replace_file
 
 SUFFIX = ".tokens"
 MAX_BYTES = 4 * 2**20  # a million tokens per tokenizer
@@ -164,15 +163,7 @@ class Corpus:
                 break
             records.append(record)
             size += len(record)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".new")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(b"".join(reversed(records)))
-            os.replace(name, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        replace_file(path, b"".join(reversed(records)))
 
 
 def _pack(tokens: Sequence[int] | _Words) -> bytes:

@@ -8,8 +8,6 @@ The balance is added up: what either of them lost or gained counts.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 import msgspec
 from filelock import FileLock, Timeout
 
-from specllama.paths import private_folder
+from specllama.paths import private_folder, replace_file
 
 LOCK_S = 2.0  # for which a save waits for another; then nothing is kept this time
 DAMAGE = (
@@ -55,15 +53,7 @@ def update(path: Path, change: Callable[[], Data]) -> bool:
     try:
         private_folder(path.parent)
         with FileLock(path.parent / ".lock", timeout=LOCK_S, mode=0o600):
-            data = msgspec.json.encode(change())
-            handle, name = tempfile.mkstemp(dir=path.parent, prefix=".profile-")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(data)
-                os.replace(name, path)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
+            replace_file(path, msgspec.json.encode(change()))
     except (OSError, Timeout, NotImplementedError):
         return False
     return True
