@@ -105,7 +105,7 @@ class Profile:
         self.warm = False
         self.trouble = ""  # why a file that is there was not used, for people
         self._seen = self._data()  # what was last read or written
-        self._stamp: tuple[int, ...] = ()  # of the file at that time
+        self._stamp: store.Stamp = ()  # of the file at that time
         if path is not None:
             self.refresh()
 
@@ -143,7 +143,7 @@ class Profile:
     def refresh(self) -> None:
         """Take over what other processes have saved since the file was last seen."""
         path = self.path
-        if path is None or (stamp := _stamp(path)) == self._stamp:
+        if path is None or (stamp := store.stamp(path)) == self._stamp:
             return
         self._stamp = stamp
         try:
@@ -219,25 +219,19 @@ class Profile:
         if path is None or self.costs.target.one is None:
             return False
 
+        data: store.Data = {}
+
         def change() -> store.Data:
-            if _stamp(path) != self._stamp:
-                self.refresh()
-            self._seen = self._data()
-            return self._seen
+            nonlocal data
+            self.refresh()
+            data = self._data()
+            return data
 
-        if not store.update(path, change):
-            return False
-        self._stamp = _stamp(path)
-        return True
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    """What changes whenever the file is replaced; () without one."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return ()
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+        # taken before others may write: their file must never pass for this one
+        stamp = store.update(path, change)
+        if stamp:
+            self._stamp, self._seen = stamp, data
+        return bool(stamp)
 
 
 def open_profile(info: EngineInfo, folder: Path | None = None) -> Profile:

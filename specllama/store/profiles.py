@@ -47,16 +47,27 @@ def read(path: Path) -> Data | None:
     return data
 
 
-def update(path: Path, change: Callable[[], Data]) -> bool:
-    """Replace the file by ``change()``, called while no other process may. False where the file
-    cannot be written."""
+Stamp = tuple[int, ...]  # of a file: another whenever it was replaced; () without one
+
+
+def stamp(path: Path) -> Stamp:
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def update(path: Path, change: Callable[[], Data]) -> Stamp:
+    """Replace the file by ``change()``, called while no other process may; returns its new stamp,
+    () where the file cannot be written."""
     try:
         private_folder(path.parent)
         with FileLock(path.parent / ".lock", timeout=LOCK_S, mode=0o600):
             replace_file(path, msgspec.json.encode(change()))
+            return stamp(path)
     except (OSError, Timeout, NotImplementedError):
-        return False
-    return True
+        return ()
 
 
 def merge(base: Data, mine: Data, theirs: Data) -> Data:

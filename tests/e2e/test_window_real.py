@@ -12,6 +12,7 @@ import pytest
 from specllama.engine import Engine
 from specllama.events import Finished, RoundDone
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.profiles import Profile, Windows
 from specllama.prompts import Prompt, load_prompts
 
 pytestmark = pytest.mark.e2e
@@ -52,6 +53,8 @@ def sleepy(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> random.Random:
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(kind, "forward", slow)
+    # what other tests lost is not this one's: an account that is empty drafts nothing
+    monkeypatch.setattr(tiny, "_make_window", Windows(Profile(), tiny.info))
     return rng
 
 

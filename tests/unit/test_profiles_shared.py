@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from specllama.params import GenerateParams
 from specllama.profiles import PairKey, Profile, Windows, open_profile
 from specllama.spec.learned import CREDIT_FIRST
 from specllama.spec.proposers.ngram import NgramProposer
+from specllama.store import profiles as store
 
 REPLIES = 25
 LOSS = 0.125
@@ -142,3 +144,28 @@ def test_a_damaged_profile_is_said_once_and_begun_anew(home: Path) -> None:
     again = open_profile(info, home)
     assert again.warm
     assert not again.trouble
+
+
+def test_what_is_saved_right_behind_a_save_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "pair.json"
+    mine = Profile(path)
+    mine.costs.target.set(1, 10.0)
+    assert mine.save()
+    theirs = Profile(path)
+    theirs.learned("warm").source("warm", "draft").labels = 7
+    update = store.update
+
+    def and_then_another(path: Path, change: Callable[[], store.Data]) -> store.Stamp:
+        stamp = update(path, change)
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "update", update)
+            assert theirs.save()
+        return stamp
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "update", and_then_another)
+        assert mine.save()
+    assert mine.save()
+    assert Profile(path).learned("warm").source("warm", "draft").labels == 7
