@@ -18,7 +18,7 @@ import numpy as np
 from specllama.errors import CannotLoad, ModelUnavailable, PairIncompatible, UsageError
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import Tensor
-from specllama.models.medusa import MAX_BLOCKS, MAX_HEADS, vocabulary_digest, write_heads
+from specllama.models.medusa_file import MAX_BLOCKS, MAX_HEADS, vocabulary_digest, write_heads
 from specllama.models.safetensors import read_safetensors
 
 NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "medusa_lm_head.bin")

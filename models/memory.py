@@ -299,7 +299,7 @@ def estimate_head(header: GgufHeader, target: GgufHeader, *, n_ctx: int) -> Mode
     Raises:
         PairIncompatible, BadGguf: it is no head that could be loaded.
     """
-    from specllama.models import medusa
+    from specllama.models import medusa_file as medusa
 
     if header.architecture != medusa.ARCHITECTURE:
         return estimate_model(header, n_ctx=n_ctx, n_ubatch=HEAD_BATCH, n_outputs=HEAD_BATCH)

@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from specllama.cancel import Cancel as Cancel
-    from specllama.engine import Engine as Engine
+    from specllama.engine.engine import Engine as Engine
     from specllama.errors import SpecllamaError as SpecllamaError
     from specllama.params import EngineOptions as EngineOptions
     from specllama.params import GenerateParams as GenerateParams
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "Cancel": "specllama.cancel",
-    "Engine": "specllama.engine",
+    "Engine": "specllama.engine.engine",
     "EngineOptions": "specllama.params",
     "GenerateParams": "specllama.params",
     "SamplingParams": "specllama.params",

@@ -22,9 +22,9 @@ from textual.command import Provider
 from textual.screen import Screen
 from textual.theme import Theme
 
+from specllama.engine.host import EngineFactory, EngineHost, HostLike
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
 from specllama.events import Event
-from specllama.host import EngineFactory, EngineHost, HostLike
 from specllama.interface import EngineLike
 from specllama.params import EngineOptions, GenerateParams
 from specllama.session import Session

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from specllama.cancel import Cancel
+from specllama.engine.host import EngineFactory
+from specllama.engine.methods import methods
 from specllama.errors import SpecllamaError
 from specllama.events import Event, LoadProgress
-from specllama.host import EngineFactory
 from specllama.interface import EngineInfo, EngineLike, Message, ModelInfo
-from specllama.methods import methods
 from specllama.params import GenerateParams
 from specllama.tui.script import N_VOCAB, Guess, Move, Reading, count_tokens, is_drafting, play
 

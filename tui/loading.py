@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from textual import on, work
 
+from specllama.engine.host import EngineFactory, LoadEngine
 from specllama.errors import EngineDied, SpecllamaError, UsageError
 from specllama.events import Event, LoadProgress
-from specllama.host import EngineFactory, LoadEngine
 from specllama.models.refs import lasting
 from specllama.params import GenerateParams
 from specllama.text import sanitize_line

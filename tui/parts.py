@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from specllama.host import EngineFactory, HostLike
+from specllama.engine.host import EngineFactory, HostLike
 from specllama.interface import EngineInfo
 from specllama.params import EngineOptions, GenerateParams
 from specllama.session import Session

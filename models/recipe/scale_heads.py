@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.medusa import read_facts, read_output_ids, write_heads
+from specllama.models.medusa_file import read_facts, read_output_ids, write_heads
 from specllama.models.tensors import read_tensor
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from specllama.backend.hidden import HiddenRows
-from specllama.spec.types import HiddenNeed, Rows
+from specllama.speculative.types import HiddenNeed, Rows
 
 Outputs = Literal["all", "last", "none"]
 

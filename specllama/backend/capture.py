@@ -20,8 +20,8 @@ import numpy as np
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.symbols import function, rows
 from specllama.errors import PairIncompatible
-from specllama.models.eagle3 import LAYER_INPUT_ARCHITECTURES
-from specllama.spec.types import HiddenNeed
+from specllama.models.eagle3_file import LAYER_INPUT_ARCHITECTURES
+from specllama.speculative.types import HiddenNeed
 
 
 class Capture:

@@ -16,8 +16,8 @@ from specllama.backend.hidden import HiddenRows
 from specllama.cancel import StopFlag
 from specllama.errors import Cancelled, ContextFull, EngineError
 from specllama.interface import EngineInfo, ModelInfo
-from specllama.spec.tree import layout
-from specllama.spec.types import HiddenNeed, Row, Rows
+from specllama.speculative.tree import layout
+from specllama.speculative.types import HiddenNeed, Row, Rows
 
 _EOG = 0
 _WIDTH = 8  # of a hidden state

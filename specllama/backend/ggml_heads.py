@@ -18,10 +18,10 @@ import numpy as np
 from specllama.backend.symbols import ggml
 from specllama.errors import BadGguf, CannotLoad
 from specllama.models.gguf import GgufHeader
-from specllama.models.medusa import MedusaFacts, output_name, read_output_ids
+from specllama.models.medusa_file import MedusaFacts, output_name, read_output_ids
 from specllama.models.tensors import read_bytes
-from specllama.spec.medusa import Vector
-from specllama.spec.types import FloatArray, Row
+from specllama.speculative.drafting.medusa_heads import Vector
+from specllama.speculative.types import FloatArray, Row
 
 _F32 = 0
 # what ggml's CPU kernels multiply with float32 activations

@@ -20,7 +20,7 @@ from specllama.backend.llama_context import LlamaContext, decode_error
 from specllama.backend.llama_log import last_words, recent
 from specllama.errors import CannotLoad, ContextFull, EngineError
 from specllama.models.pruned import runs
-from specllama.spec.types import IntArray
+from specllama.speculative.types import IntArray
 
 _BATCH = 64  # tokens a pass: as many rows of logits are kept
 _INPUTS = ("embd", "inp_scaled")  # what enters layer 0; the last one that a graph has counts

@@ -34,8 +34,8 @@ from specllama.errors import (
     UsageError,
 )
 from specllama.params import EngineOptions
-from specllama.spec.history import History
-from specllama.spec.types import HiddenNeed, IntArray, Rows
+from specllama.speculative.history import History
+from specllama.speculative.types import HiddenNeed, IntArray, Rows
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel

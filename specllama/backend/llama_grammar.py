@@ -17,7 +17,7 @@ import numpy.typing as npt
 from specllama.backend.llama_log import last_words, recent, start
 from specllama.backend.llama_vocab import LlamaVocab
 from specllama.errors import EngineError, UsageError
-from specllama.spec.types import IntArray
+from specllama.speculative.types import IntArray
 
 # llama.cpp parses by recursion: from some 10000 levels on the stack overflows
 _MAX_NESTING = 1000

@@ -26,8 +26,8 @@ import numpy as np
 from specllama.backend.base import Outputs
 from specllama.backend.llama_context import SEQ, LlamaContext, decode_error
 from specllama.errors import EngineError
-from specllama.spec.tree import Layout, layout
-from specllama.spec.types import IntArray, Rows
+from specllama.speculative.tree import Layout, layout
+from specllama.speculative.types import IntArray, Rows
 
 
 @dataclass(frozen=True, slots=True)

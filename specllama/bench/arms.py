@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from specllama.bench.breakdown import Parts, parts_of, plain_step
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
+from specllama.engine.profiles import Profile, Windows
 from specllama.errors import EngineError
 from specllama.events import Finished, RoundDone
 from specllama.params import GenerateParams
-from specllama.profiles import Profile, Windows
 from specllama.prompts import Prompt
 from specllama.store.rounds import RoundLog, logged
 
@@ -241,7 +241,7 @@ def make_useless(engine: Engine) -> None:
 
     The worst case of a comparison: the scores of each pass are shifted by one token id.
     """
-    from specllama.spec.proposers.draft_model import DraftModelProposer
+    from specllama.speculative.drafting.draft_model import DraftModelProposer
 
     for name in engine.proposers:
         proposer = engine.proposer(name)

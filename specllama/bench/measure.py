@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from specllama.backend.base import Context, Outputs
-from specllama.spec.learned import Costs
+from specllama.speculative.learned import Costs
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
 READS = (1, 2, 4, 8, 16, 32, 64, 128)

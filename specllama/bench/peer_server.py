@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from specllama.bench.arms import Run, Task
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.errors import EngineError, UsageError
 from specllama.params import SamplingParams
 

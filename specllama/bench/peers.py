@@ -16,7 +16,7 @@ from time import perf_counter
 
 from specllama.bench.arms import Arm, Run, Task
 from specllama.bench.peer_server import TIMEOUT_S, ServerPeer, StartedServer
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.errors import EngineError, UsageError
 from specllama.params import SamplingParams
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specllama.spec.types import Draft, Guess
-from specllama.spec.window import Outcome, Window
+from specllama.speculative.types import Draft, Guess
+from specllama.speculative.window import Outcome, Window
 
 _GUESS, _TRUTH = 1, 2  # token ids: a wrong guess and what the target wrote
 

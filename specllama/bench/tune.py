@@ -20,20 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from specllama.bench.arms import EngineArm, Task
+from specllama.bench.layer_choice import Choice, choose_layers
 from specllama.bench.measure import PassCosts, measure_costs
 from specllama.bench.runner import Comparison, compare
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
+from specllama.engine.profiles import Windows
 from specllama.errors import SpecllamaError
 from specllama.events import Finished, RoundDone
 from specllama.interface import ModelInfo
-from specllama.layer_choice import Choice, choose_layers
 from specllama.models.gguf import read_header
 from specllama.models.quantize import FLOATS
 from specllama.params import GenerateParams, SamplingParams
-from specllama.profiles import Windows
 from specllama.prompts import Prompt
-from specllama.spec.cost import best_plan, plans
-from specllama.spec.proposers.draft_model import DraftModelProposer
+from specllama.speculative.cost import best_plan, plans
+from specllama.speculative.drafting.draft_model import DraftModelProposer
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 LAYER_SECONDS = 20.0

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from specllama.bench.arms import Arm
     from specllama.bench.runner import Comparison
-    from specllama.engine import Engine
-    from specllama.profiles import Profile
+    from specllama.engine.engine import Engine
+    from specllama.engine.profiles import Profile
     from specllama.prompts import Prompt
 
 EPILOG = """\b
@@ -303,7 +303,7 @@ def scale(
 
 def _states(engine: Engine) -> dict[str, Callable[[], Profile] | None]:
     """What the arms of a method begin from, by name: nothing, and what is known of the pair."""
-    from specllama.profiles import Profile, Windows
+    from specllama.engine.profiles import Profile, Windows
 
     windows = engine.windows
     if not isinstance(windows, Windows):
@@ -322,7 +322,7 @@ def _states(engine: Engine) -> dict[str, Callable[[], Profile] | None]:
 
 def _tuned(engine: Engine) -> str | None:
     """When the pair was tuned, None if it never was."""
-    from specllama.profiles import Windows
+    from specllama.engine.profiles import Windows
 
     advice = engine.windows.profile.advice if isinstance(engine.windows, Windows) else None
     return str(advice["when"]) if advice and "when" in advice else None

@@ -42,7 +42,7 @@ def medusa(checkpoint: Path, destination: Path, target: str, kind: str, as_json:
     from specllama.cli.listing import note, size
     from specllama.models.convert import convert_medusa
     from specllama.models.gguf import read_header
-    from specllama.models.medusa import read_facts
+    from specllama.models.medusa_file import read_facts
     from specllama.models.refs import resolve
 
     convert_medusa(checkpoint, destination, read_header(resolve(target)), kind)

@@ -15,7 +15,7 @@ from specllama.params import EngineOptions
 from specllama.text import sanitize_line
 
 if TYPE_CHECKING:
-    from specllama.engine import Engine
+    from specllama.engine.engine import Engine
 
 DEFAULT_MODEL = "tiny"
 
@@ -53,7 +53,7 @@ def load(
     Raises:
         Interrupted: a signal came while it loaded.
     """
-    from specllama.engine import Engine
+    from specllama.engine.engine import Engine
 
     with signals.stop_loading() as cancel:
         engine = Engine.load(target, draft, options, on_progress=on_progress, cancel=cancel)

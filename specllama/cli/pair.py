@@ -54,7 +54,7 @@ def command(
     machine and the catalogue's draft are looked at; a folder stands for the files below it.
     """
     from specllama.cli.listing import folders
-    from specllama.heads import survey
+    from specllama.engine.heads import survey
     from specllama.models import doctor, memory, refs
     from specllama.models.gguf import check_loadable, read_header
 
@@ -109,7 +109,7 @@ def _heads(target: GgufHeader, files: Sequence[str]) -> list[GgufHeader]:
     Raises:
         ModelUnavailable, PairIncompatible, CannotLoad: a named file is no head of this target.
     """
-    from specllama.heads import bundled_heads, survey
+    from specllama.engine.heads import bundled_heads, survey
     from specllama.models.gguf import read_header
     from specllama.models.refs import resolve
 
@@ -132,7 +132,7 @@ def _with_heads_here(
     """The ways to draft, with the head files on this machine that belong to the target."""
     import dataclasses
 
-    from specllama.heads import fitting
+    from specllama.engine.heads import fitting
     from specllama.models import library
 
     missing = {way.name for way in ways if not way.available}

@@ -20,9 +20,9 @@ from specllama.cli.options import (
 from specllama.params import PROPOSERS, WINDOWS, GenerateParams, WindowKind
 
 if TYPE_CHECKING:
+    from specllama.bench.proof import Case, RowProbe
     from specllama.config import Settings
-    from specllama.engine import Engine
-    from specllama.proof import Case, RowProbe
+    from specllama.engine.engine import Engine
 
 ALL = tuple(p for p in PROPOSERS if p not in ("auto", "none"))
 # a draft cut out of the target is written to disk: only when it is asked for
@@ -116,6 +116,7 @@ def command(
     and temperature is computed once, for all proposers. A proposer that this pair does not have is
     listed as skipped, with the reason. Exit status 0 only if nothing is unexplained.
     """
+    from specllama.bench.proof import available, probe_stated_rows, prove, random_pauses
     from specllama.cli.prove_views import (
         Watch,
         headline,
@@ -126,7 +127,6 @@ def command(
     )
     from specllama.errors import UsageError
     from specllama.prompts import load_prompts
-    from specllama.proof import available, probe_stated_rows, prove, random_pauses
 
     if count < 1:
         raise click.BadParameter("give at least 1", param_hint="-n")

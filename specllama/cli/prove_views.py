@@ -11,8 +11,8 @@ from specllama.cli import diagnostics, output
 from specllama.text import sanitize_line
 
 if TYPE_CHECKING:
-    from specllama.engine import Engine
-    from specllama.proof import Case, RowProbe
+    from specllama.bench.proof import Case, RowProbe
+    from specllama.engine.engine import Engine
 
 QUIET_S = 30.0  # between lines of progress where there is no terminal
 

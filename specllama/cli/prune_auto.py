@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specllama.layer_choice import Choice
+    from specllama.bench.layer_choice import Choice
     from specllama.models.gguf import GgufHeader
 
 _STEPS = 1000
@@ -39,14 +39,14 @@ def choose(source: Path, *, threads: int, seconds: float) -> Choice:
     Raises:
         CannotLoad, DoesNotFit: it cannot be run here, which the search has to.
     """
+    from specllama.bench.layer_choice import choose_layers
+    from specllama.bench.layer_search import LONGEST
     from specllama.cli import loading
     from specllama.cli.listing import note
     from specllama.config import load_settings
-    from specllama.layer_choice import choose_layers
-    from specllama.layer_search import LONGEST
+    from specllama.engine.profiles import measured_passes
     from specllama.models import pruned
     from specllama.models.gguf import read_header
-    from specllama.profiles import measured_passes
     from specllama.prompts import half, load_prompts
 
     header = read_header(source)

@@ -72,11 +72,11 @@ def command(
     """
     from specllama.bench.provenance import provenance
     from specllama.bench.tune import LAYER_SECONDS, tune
+    from specllama.engine.profiles import Profile, Windows
     from specllama.errors import UsageError
     from specllama.models.gguf import read_header
     from specllama.models.pruned import keep_choice
     from specllama.paths import profiles_dir, why_not_writable
-    from specllama.profiles import Profile, Windows
     from specllama.prompts import half, load_prompts
 
     if pair is not None and flags["model"] is not None:

@@ -14,14 +14,14 @@ import numpy.typing as npt
 import pytest
 
 from specllama.params import SamplingParams
-from specllama.spec.history import History
-from specllama.spec.noise import draw
-from specllama.spec.proposer import Copier, Proposer, Request
-from specllama.spec.proposers.copying import Reader
-from specllama.spec.proposers.ngram import NgramProposer
-from specllama.spec.proposers.suffix import SuffixProposer
-from specllama.spec.sampling import SamplerChain
-from specllama.spec.verify import RandomCoins
+from specllama.speculative.drafting.copying import Reader
+from specllama.speculative.drafting.drafter import Copier, Proposer, Request
+from specllama.speculative.drafting.ngram import NgramProposer
+from specllama.speculative.drafting.suffix import SuffixProposer
+from specllama.speculative.history import History
+from specllama.speculative.noise import draw
+from specllama.speculative.rules import RandomCoins
+from specllama.speculative.sampling import SamplerChain
 
 pytestmark = pytest.mark.bench
 V = 152_064

@@ -20,7 +20,7 @@ from time import perf_counter
 
 import pytest
 
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.params import EngineOptions
 
 ENV = {

@@ -13,11 +13,11 @@ import pytest
 
 from specllama import paths
 from specllama.cli import invoke, loading
+from specllama.engine.profiles import Profile
 from specllama.errors import CannotLoad, StoreError
 from specllama.models import library
 from specllama.models.gguf import read_header
 from specllama.models.receipts import read_receipt
-from specllama.profiles import Profile
 from specllama.store import sessions
 from specllama.store.rounds import read_run
 from specllama.store.sessions import SessionStore, StoredMessage

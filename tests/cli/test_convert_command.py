@@ -13,7 +13,7 @@ from ggufs import write_llama
 
 from specllama.cli import invoke
 from specllama.models.gguf import read_header
-from specllama.models.medusa import read_facts
+from specllama.models.medusa_file import read_facts
 
 
 @pytest.fixture

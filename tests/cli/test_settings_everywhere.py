@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specllama.cli import invoke
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.errors import ModelUnavailable
 from specllama.params import EngineOptions, GenerateParams
 from specllama.paths import config_file
@@ -79,8 +79,8 @@ def test_a_wrong_setting_is_refused_before_anything_is_loaded(
 
 
 def test_prove_draws_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    from specllama import proof
     from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+    from specllama.bench import proof
 
     seen: list[dict[str, Any]] = []
 

@@ -13,14 +13,14 @@ import pytest
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.bench.arms import EngineArm, Run, Task
 from specllama.cli import invoke
-from specllama.engine import Engine
-from specllama.profiles import Profile, Windows, open_profile
-from specllama.spec.adaptive import AdaptiveWindow
-from specllama.spec.learned import CREDIT_FIRST, Balance
-from specllama.spec.proposers.draft_model import DraftModelProposer
-from specllama.spec.proposers.mixed import MixedProposer
-from specllama.spec.proposers.ngram import NgramProposer
-from specllama.spec.window import Plan
+from specllama.engine.engine import Engine
+from specllama.engine.profiles import Profile, Windows, open_profile
+from specllama.speculative.adaptive import AdaptiveWindow
+from specllama.speculative.drafting.draft_model import DraftModelProposer
+from specllama.speculative.drafting.mixed import MixedProposer
+from specllama.speculative.drafting.ngram import NgramProposer
+from specllama.speculative.learned import CREDIT_FIRST, Balance
+from specllama.speculative.window import Plan
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from ggufs import CONTROL, NORMAL, _Writer, write_llama
 from ggufs_nextn import write_qwen35
 
 from specllama.models.gguf import read_header
-from specllama.models.medusa import vocabulary_digest, write_heads
+from specllama.models.medusa_file import vocabulary_digest, write_heads
 from specllama.models.refs import resolve
 
 pytestmark = pytest.mark.e2e

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.params import EngineOptions
 
 

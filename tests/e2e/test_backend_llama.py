@@ -19,11 +19,11 @@ from ggufs import write_llama, write_mamba, write_spm
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_context import LlamaContext
 from specllama.backend.llama_grammar import LlamaGrammar
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.errors import Cancelled, CannotLoad, ContextFull, EngineError, UsageError
 from specllama.events import Finished, RoundDone
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.spec.types import Row
+from specllama.speculative.types import Row
 
 TEXT = [40, 71, 12, 9, 100, 33, 71, 12, 9, 5, 60, 61, 62, 63, 64, 65, 66, 67, 68, 69]
 JUNK = [200, 201, 202, 203, 204, 205]

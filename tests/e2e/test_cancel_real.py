@@ -15,7 +15,7 @@ from ggufs import write_llama, write_mamba
 from ggufs_nextn import write_qwen35
 
 from specllama.cancel import Cancel
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.errors import Cancelled
 from specllama.events import Event, Finished, LoadProgress
 from specllama.params import EngineOptions, GenerateParams, SamplingParams

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from eagle_files import NumpyHead, write_eagle3
 
-from specllama.backend.eagle3 import EagleContext
+from specllama.backend.eagle3_context import EagleContext
 from specllama.backend.llama_context import LlamaContext
+from specllama.bench.proof import prove
 from specllama.cli import invoke
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.events import Finished, Notice
 from specllama.models.refs import resolve
 from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import load_prompts
-from specllama.proof import prove
 
 pytestmark = pytest.mark.e2e
 

@@ -10,7 +10,7 @@ import pytest
 from ggufs_latent import write_latent
 
 from specllama.backend import devices, kernels
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.models.refs import bundled
 from specllama.params import EngineOptions
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ggufs_latent import write_latent
 
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.errors import UsageError
 from specllama.events import Finished
 from specllama.models.gguf import read_header

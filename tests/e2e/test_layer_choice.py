@@ -13,14 +13,14 @@ import pytest
 from specllama.backend.layer_skip import SkippingContext
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_context import LlamaContext
+from specllama.bench.layer_choice import choose_layers, write_texts
 from specllama.cli import invoke
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
+from specllama.engine.profiles import measured_passes
 from specllama.errors import ContextFull, EngineError, UnsupportedModel
-from specllama.layer_choice import choose_layers, write_texts
 from specllama.models import pruned
 from specllama.models.gguf import read_header
 from specllama.params import EngineOptions
-from specllama.profiles import measured_passes
 from specllama.prompts import load_prompts
 
 pytestmark = pytest.mark.e2e

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from specllama.backend.base import Outputs
-from specllama.engine import Engine
+from specllama.bench.proof import probe_rows, prove, score_gap
+from specllama.engine.engine import Engine
 from specllama.events import Finished, RoundDone
 from specllama.models.quantize import prepare, run
 from specllama.models.refs import bundled
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.prompts import Prompt, load_prompts
-from specllama.proof import probe_rows, prove, score_gap
 
 pytestmark = pytest.mark.e2e
 

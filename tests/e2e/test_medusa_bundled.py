@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specllama.backend.medusa import load_heads
-from specllama.engine import Engine
+from specllama.backend.open_medusa import load_heads
+from specllama.bench.proof import prove
+from specllama.engine.engine import Engine
 from specllama.models.gguf import read_header
-from specllama.models.medusa import read_facts
+from specllama.models.medusa_file import read_facts
 from specllama.models.refs import resolve
 from specllama.params import GenerateParams
 from specllama.paths import bundled_dir
 from specllama.prompts import load_prompts
-from specllama.proof import prove
 
 pytestmark = pytest.mark.e2e
 

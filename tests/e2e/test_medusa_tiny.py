@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specllama.backend.medusa import load_heads
+from specllama.backend.open_medusa import load_heads
+from specllama.bench.proof import prove
 from specllama.cli import invoke
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.medusa import vocabulary_digest, write_heads
+from specllama.models.medusa_file import vocabulary_digest, write_heads
 from specllama.models.refs import resolve
 from specllama.params import EngineOptions, GenerateParams
 from specllama.prompts import load_prompts
-from specllama.proof import prove
 
 pytestmark = pytest.mark.e2e
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from ggufs_nextn import write_qwen35
 
-from specllama.engine import Engine
+from specllama.bench.proof import prove
+from specllama.engine.engine import Engine
 from specllama.events import Finished
 from specllama.models.gguf import read_header
 from specllama.models.memory import estimate_model
@@ -25,8 +26,7 @@ from specllama.models.recipe.scale import TARGET_FILE
 from specllama.models.tensors import read_tensor
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.prompts import load_prompts
-from specllama.proof import prove
-from specllama.spec.proposers.mtp import MtpProposer, Nextn
+from specllama.speculative.drafting.mtp import MtpProposer, Nextn
 
 pytestmark = pytest.mark.e2e
 

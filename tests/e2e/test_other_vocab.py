@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from gguf_surgery import with_tokens
 
-from specllama.engine import Engine
+from specllama.bench.proof import prove
+from specllama.engine.engine import Engine
 from specllama.errors import PairIncompatible
 from specllama.events import Finished
 from specllama.models.gguf import read_header
@@ -24,8 +25,7 @@ from specllama.models.pairing import compare
 from specllama.models.refs import resolve
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.prompts import Prompt, load_prompts
-from specllama.proof import prove
-from specllama.spec.proposers.translate import RetokenizeProposer
+from specllama.speculative.drafting.translate import RetokenizeProposer
 
 pytestmark = pytest.mark.e2e
 

@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.bench.proof import RowProbe, available, probe_stated_rows, prove, random_pauses
 from specllama.cli.prove import command
 from specllama.cli.prove_views import rows_alike
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.errors import CannotLoad, UsageError
 from specllama.params import GenerateParams
 from specllama.prompts import Prompt, load_prompts
-from specllama.proof import RowProbe, available, probe_stated_rows, prove, random_pauses
-from specllama.spec.proposer import NoProposer, Request
-from specllama.spec.window import FixedWindow, Plan
+from specllama.speculative.drafting.drafter import NoProposer, Request
+from specllama.speculative.window import FixedWindow, Plan
 
 pytestmark = pytest.mark.e2e
 

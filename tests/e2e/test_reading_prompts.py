@@ -14,12 +14,12 @@ from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_context import LlamaContext
 from specllama.backend.threads import ThreadChoice
 from specllama.cancel import Cancel
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.errors import CannotLoad
 from specllama.events import Finished, PrefillProgress
 from specllama.models.refs import bundled
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.spec.types import HiddenNeed, Row
+from specllama.speculative.types import HiddenNeed, Row
 
 pytestmark = [
     pytest.mark.e2e,

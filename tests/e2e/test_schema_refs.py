@@ -14,7 +14,7 @@ from ggufs import write_llama
 
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_grammar import LlamaGrammar
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.errors import UsageError
 from specllama.events import Finished
 from specllama.params import GenerateParams, SamplingParams

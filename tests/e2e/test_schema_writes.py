@@ -15,7 +15,7 @@ from schema_cases import STR, TABLE
 
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_grammar import LlamaGrammar
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.events import Finished
 from specllama.params import GenerateParams, SamplingParams
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specllama.engine import Engine
+from specllama.bench.proof import prove
+from specllama.engine.engine import Engine
 from specllama.errors import SpecllamaError
 from specllama.events import Finished, Notice, RoundDone
 from specllama.models import pruned
@@ -15,7 +16,6 @@ from specllama.models.gguf import read_header
 from specllama.models.refs import resolve
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.prompts import load_prompts
-from specllama.proof import prove
 
 pytestmark = pytest.mark.e2e
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from specllama.backend.llama_context import LlamaContext
-from specllama.engine import Engine
+from specllama.bench.proof import prove
+from specllama.engine.engine import Engine
 from specllama.params import EngineOptions, GenerateParams
 from specllama.prompts import Prompt, load_prompts
-from specllama.proof import prove
-from specllama.spec.tree import layout
+from specllama.speculative.tree import layout
 
 pytestmark = pytest.mark.e2e
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
+from specllama.engine.profiles import Profile, Windows
 from specllama.events import Finished, RoundDone
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.profiles import Profile, Windows
 from specllama.prompts import Prompt, load_prompts
 
 pytestmark = pytest.mark.e2e
@@ -81,8 +81,8 @@ def test_logged_rounds_replay_within_the_credit(tiny: Engine, prompts: list[Prom
     import dataclasses
 
     from specllama.bench.replay import VirtualClock, replay, trace_of_rounds
-    from specllama.spec.adaptive import AdaptiveWindow
-    from specllama.spec.learned import CREDIT_FIRST, Costs, Learned
+    from specllama.speculative.adaptive import AdaptiveWindow
+    from specllama.speculative.learned import CREDIT_FIRST, Costs, Learned
 
     for n, prompt in enumerate(prompts):
         sampling = SamplingParams(temperature=float(n % 2))

@@ -35,7 +35,7 @@ from specllama.backend.base import SpecialToken
 from specllama.backend.fake import FakeContext, FakeTable, fake_info
 from specllama.backend.llama_vocab import LlamaVocab
 from specllama.chat import render
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.interface import Message
 from specllama.models.gguf import read_header
 

@@ -15,8 +15,8 @@ from ggufs_nextn import write_qwen35
 
 from specllama import paths
 from specllama.cli import invoke
+from specllama.engine.heads import survey
 from specllama.errors import PairIncompatible, UnsupportedModel, UsageError
-from specllama.heads import survey
 from specllama.models.gguf import check_loadable, read_header
 from specllama.models.refs import bundled, resolve
 from specllama.models.sidecars import kind_of, kind_of_name

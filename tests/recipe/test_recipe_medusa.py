@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from ggufs import write_llama
 
-from specllama.backend.medusa import load_heads
+from specllama.backend.open_medusa import load_heads
 from specllama.models.gguf import read_header
-from specllama.models.medusa import read_facts, vocabulary_digest, write_heads
+from specllama.models.medusa_file import read_facts, vocabulary_digest, write_heads
 from specllama.models.recipe.scale_heads import scale_heads
 
 

@@ -24,9 +24,9 @@ from fakes import (
 )
 
 from specllama import paths
+from specllama.engine.host import EngineHost, LoadEngine
 from specllama.errors import BadGguf
 from specllama.events import Event, LoadProgress
-from specllama.host import EngineHost, LoadEngine
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.tui.screens.models import Choice, ModelsScreen
 from specllama.tui.state import Preferences

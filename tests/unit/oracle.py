@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from specllama.spec.types import Draft, FloatArray, IntArray, Law, Verdict
+from specllama.speculative.types import Draft, FloatArray, IntArray, Law, Verdict
 
 Tokens = tuple[int, ...]
 

@@ -34,15 +34,15 @@ from specllama.bench.report import difference, read_report, to_html, to_markdown
 from specllama.bench.runner import Comparison, compare
 from specllama.bench.svg import bars, lines
 from specllama.bench.tune import Acceptance, advise, pick, predict, smaller_draft, tune
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.errors import EngineError, UsageError
 from specllama.events import RoundDone
 from specllama.interface import Message, ModelInfo
 from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import SLICES, Prompt, half, load_prompts
-from specllama.spec.learned import Costs
-from specllama.spec.proposers.draft_model import DraftModelProposer
-from specllama.spec.proposers.ngram import NgramProposer
+from specllama.speculative.drafting.draft_model import DraftModelProposer
+from specllama.speculative.drafting.ngram import NgramProposer
+from specllama.speculative.learned import Costs
 
 PROMPTS = [
     Prompt("a", "chat", (Message("user", "the rain in spain"),)),

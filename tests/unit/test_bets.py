@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from specllama.spec.bets import Bets
-from specllama.spec.calibrate import SourceState
+from specllama.speculative.bets import Bets
+from specllama.speculative.calibrate import SourceState
 
 V = [0.0, 1.0, 1.8, 2.55, 2.4, 3.25, 3.9, 4.8, 4.75]
 STEP = 0.17

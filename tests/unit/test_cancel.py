@@ -8,10 +8,10 @@ from typing import Any
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.cancel import Cancel, StopFlag
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.events import Event, Finished, RoundDone, Started
 from specllama.params import GenerateParams, SamplingParams
-from specllama.spec.proposers.draft_model import DraftModelProposer
+from specllama.speculative.drafting.draft_model import DraftModelProposer
 
 PROMPT = "the rain in spain, the rain in "
 

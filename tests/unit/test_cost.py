@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from specllama.spec.cost import CostTable, best_plan, ceiling, expected_tokens, plans
+from specllama.speculative.cost import CostTable, best_plan, ceiling, expected_tokens, plans
 
 
 def fed(costs: dict[int, float], times: int = 6) -> CostTable:

@@ -11,8 +11,8 @@ import pytest
 from specllama.backend import devices as dev
 from specllama.backend.devices import Device, OffloadPlan, fewer_layers, plan_offload
 from specllama.cancel import StopFlag
+from specllama.engine.loading import load_parts
 from specllama.errors import DoesNotFit
-from specllama.loading import load_parts
 from specllama.models import memory
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.params import EngineOptions

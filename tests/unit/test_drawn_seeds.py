@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.events import Finished
 from specllama.params import GenerateParams
 

@@ -12,13 +12,13 @@ from test_tree_drafts import Leaves
 
 from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakeTable
-from specllama.spec.loop import SpeculativeLoop
-from specllama.spec.proposer import Request
-from specllama.spec.proposers.eagle3 import EagleProposer
-from specllama.spec.sampling import SamplerChain
-from specllama.spec.types import Draft, Room, Rows
-from specllama.spec.verify import RandomCoins
-from specllama.spec.window import FixedWindow
+from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.drafting.eagle3 import EagleProposer
+from specllama.speculative.round import SpeculativeLoop
+from specllama.speculative.rules import RandomCoins
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import Draft, Room, Rows
+from specllama.speculative.window import FixedWindow
 
 
 class FakeHead(FakeContext):

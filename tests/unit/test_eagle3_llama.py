@@ -16,18 +16,18 @@ from eagle_files import NumpyHead, write_eagle3
 from ggufs import bpe_tokens, write_llama
 
 from specllama.backend import capture
-from specllama.backend.eagle3 import EagleContext
+from specllama.backend.eagle3_context import EagleContext
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_context import LlamaContext
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.errors import BadGguf, CannotLoad, PairIncompatible, SpecllamaError
 from specllama.events import Finished, RoundDone
-from specllama.models.eagle3 import read_facts
+from specllama.models.eagle3_file import read_facts
 from specllama.models.gguf import read_header
 from specllama.models.tensors import read_tensor
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.spec.proposers.eagle3 import EagleProposer
-from specllama.spec.types import HiddenNeed, Rows
+from specllama.speculative.drafting.eagle3 import EagleProposer
+from specllama.speculative.types import HiddenNeed, Rows
 
 OPTIONS = EngineOptions(threads=1, check_memory=False).resolved(on_gpu=False)
 VOCAB = len(bpe_tokens()[0])

@@ -14,7 +14,7 @@ from specllama.backend.fake import FakeContext, FakeTable, fake_info
 from specllama.backend.llama import LlamaModel
 from specllama.backend.specials import Verdict, partition
 from specllama.chat import render
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.interface import Message
 
 CONTROL, USER_DEFINED = ggufs.CONTROL, ggufs.USER_DEFINED

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from specllama.backend.base import Context, Outputs
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.cancel import Cancel
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.errors import EngineError, PromptTooLong, SpecllamaError, UsageError
 from specllama.events import (
     Event,
@@ -29,11 +29,11 @@ from specllama.events import (
 )
 from specllama.interface import Message
 from specllama.params import GenerateParams, SamplingParams
-from specllama.spec.proposer import Proposer
-from specllama.spec.proposers.draft_model import DraftModelProposer
-from specllama.spec.proposers.mixed import MixedProposer
-from specllama.spec.proposers.ngram import NgramProposer
-from specllama.spec.types import IntArray, Rows
+from specllama.speculative.drafting.draft_model import DraftModelProposer
+from specllama.speculative.drafting.drafter import Proposer
+from specllama.speculative.drafting.mixed import MixedProposer
+from specllama.speculative.drafting.ngram import NgramProposer
+from specllama.speculative.types import IntArray, Rows
 
 V = 48
 PROMPT = "the rain in spain, the rain in "

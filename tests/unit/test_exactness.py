@@ -14,7 +14,7 @@ from specllama.backend.kernels import CELLS, HEAD, LONG, probe
 from specllama.errors import EngineError
 from specllama.exactness import Exactness, measured
 from specllama.params import DRAFT_MAX
-from specllama.spec.types import Rows
+from specllama.speculative.types import Rows
 
 
 class Faulty(FakeContext):

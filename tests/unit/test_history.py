@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.spec import history as module
-from specllama.spec import matches as matching
-from specllama.spec.history import History, common_prefix
-from specllama.spec.matches import Matches, common_suffix
+from specllama.speculative import history as module
+from specllama.speculative import matches as matching
+from specllama.speculative.history import History, common_prefix
+from specllama.speculative.matches import Matches, common_suffix
 
 Change = tuple[int, list[int], bool]  # tokens kept, tokens that follow, whether the follower looks
 TEXTS = st.lists(st.integers(0, 3), max_size=12)

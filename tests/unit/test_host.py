@@ -14,9 +14,9 @@ import pytest
 from fakes import AbortingRecipe, Reply, ScriptedEngine, ScriptedRecipe, engine_info
 
 from specllama.cancel import Cancel
+from specllama.engine.host import EngineHost, LoadEngine, last_words
 from specllama.errors import BadGguf, EngineDied, EngineError, PromptTooLong
 from specllama.events import Event, Finished, LoadProgress, Notice, TextDelta
-from specllama.host import EngineHost, LoadEngine, last_words
 from specllama.interface import EngineInfo, EngineLike, Message
 from specllama.params import GenerateParams
 
@@ -203,7 +203,7 @@ import sys, time
 sys.path[:0] = {path!r}
 from fakes import Reply, ScriptedRecipe
 from test_host import LONG, PARAMS
-from specllama.host import EngineHost
+from specllama.engine.host import EngineHost
 if __name__ == "__main__":
     host = EngineHost(ScriptedRecipe((Reply(LONG, delay_s=0.01),)))
     host.start()
@@ -227,7 +227,7 @@ def test_the_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
 def test_the_parent_never_imports_llama_cpp() -> None:
     code = (
         "import sys; sys.path[:0] = {path!r}\n"
-        "import specllama.host, specllama.tui\n"
+        "import specllama.engine.host, specllama.tui\n"
         "sys.exit('llama_cpp' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code.format(path=sys.path)], check=False)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from specllama.layer_search import Drop, Scorer, Trial, search, survival
+from specllama.bench.layer_search import Drop, Scorer, Trial, search, survival
 
 PASSES = [0.0, *(1.0 + 0.05 * n for n in range(9))]
 

@@ -11,12 +11,12 @@ from test_loop import FULL, PROMPT, SAMPLERS, Setup, V, is_eog
 
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.params import VerifyRule
-from specllama.spec.loop import Round, SpeculativeLoop
-from specllama.spec.proposer import Request, RowReader
-from specllama.spec.proposers.lookahead import LookaheadProposer
-from specllama.spec.sampling import SamplerChain
-from specllama.spec.types import Draft, HiddenNeed, Room, Row, Verdict
-from specllama.spec.verify import RandomCoins
+from specllama.speculative.drafting.drafter import Request, RowReader
+from specllama.speculative.drafting.lookahead import LookaheadProposer
+from specllama.speculative.round import Round, SpeculativeLoop
+from specllama.speculative.rules import RandomCoins
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import Draft, HiddenNeed, Room, Row, Verdict
 
 
 class Wide:
@@ -136,7 +136,7 @@ def test_a_settled_window_predicts_the_text() -> None:
 
 def run(setup: Setup, proposer: Wide, each: object = None) -> list[int]:
     """``Setup.run`` without its bound on the draft: scouts come on top of the window."""
-    from specllama.spec.window import FixedWindow
+    from specllama.speculative.window import FixedWindow
 
     target = FakeContext(setup.table, n_ctx=256)
     tokens = list(PROMPT)

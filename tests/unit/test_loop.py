@@ -17,15 +17,15 @@ from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.errors import ContextFull, EngineError
 from specllama.params import SamplingParams, VerifyRule
-from specllama.spec.loop import Round, SpeculativeLoop, TargetRows
-from specllama.spec.proposer import NoProposer, Proposer, Request
-from specllama.spec.proposers.draft_model import DraftModelProposer
-from specllama.spec.proposers.mixed import MixedProposer
-from specllama.spec.proposers.ngram import NgramProposer
-from specllama.spec.sampling import SamplerChain
-from specllama.spec.types import Draft, HiddenNeed, IntArray, Law, Room, Rows, Verdict
-from specllama.spec.verify import Coins, RandomCoins
-from specllama.spec.window import FixedWindow, Outcome, Plan
+from specllama.speculative.drafting.draft_model import DraftModelProposer
+from specllama.speculative.drafting.drafter import NoProposer, Proposer, Request
+from specllama.speculative.drafting.mixed import MixedProposer
+from specllama.speculative.drafting.ngram import NgramProposer
+from specllama.speculative.round import Round, SpeculativeLoop, TargetRows
+from specllama.speculative.rules import Coins, RandomCoins
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import Draft, HiddenNeed, IntArray, Law, Room, Rows, Verdict
+from specllama.speculative.window import FixedWindow, Outcome, Plan
 
 V = 16
 PROMPT = [3, 7, 3, 7, 5, 9, 3, 7]

@@ -15,17 +15,17 @@ from test_tree_drafts import Leaves, weights
 
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.params import VerifyRule
-from specllama.spec.adaptive import AdaptiveWindow
-from specllama.spec.learned import Costs, Learned
-from specllama.spec.loop import Round, SpeculativeLoop
-from specllama.spec.medusa import Guess, Head, Heads, Vector, grow, silu
-from specllama.spec.proposer import Request
-from specllama.spec.proposers.medusa import MedusaProposer
-from specllama.spec.sampling import SamplerChain
-from specllama.spec.tree import TreeBuilder
-from specllama.spec.types import Draft, Room
-from specllama.spec.verify import RandomCoins
-from specllama.spec.window import FixedWindow, Outcome
+from specllama.speculative.adaptive import AdaptiveWindow
+from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.drafting.medusa import MedusaProposer
+from specllama.speculative.drafting.medusa_heads import Guess, Head, Heads, Vector, grow, silu
+from specllama.speculative.learned import Costs, Learned
+from specllama.speculative.round import Round, SpeculativeLoop
+from specllama.speculative.rules import RandomCoins
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.tree import TreeBuilder
+from specllama.speculative.types import Draft, Room
+from specllama.speculative.window import FixedWindow, Outcome
 
 NONE = np.empty(0)
 

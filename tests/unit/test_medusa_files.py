@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ggufs import write_llama
 
-from specllama.backend.medusa import load_heads
+from specllama.backend.open_medusa import load_heads
 from specllama.errors import (
     BadGguf,
     CannotLoad,
@@ -26,7 +26,7 @@ from specllama.errors import (
 from specllama.models.convert import convert_medusa, read_checkpoint
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.gguf_writer import write_gguf
-from specllama.models.medusa import read_facts, vocabulary_digest, write_heads
+from specllama.models.medusa_file import read_facts, vocabulary_digest, write_heads
 from specllama.models.safetensors import read_safetensors
 from specllama.models.tensors import pack_q8_0, read_tensor
 

@@ -9,11 +9,11 @@ import ggufs
 import numpy as np
 import pytest
 
+from specllama.engine.heads import bundled_heads
 from specllama.errors import DoesNotFit, UsageError
-from specllama.heads import bundled_heads
 from specllama.models import memory
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.medusa import write_heads
+from specllama.models.medusa_file import write_heads
 from specllama.models.refs import bundled
 
 

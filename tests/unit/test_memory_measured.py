@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from specllama.heads import bundled_heads
+from specllama.engine.heads import bundled_heads
 from specllama.models.gguf import read_header
 from specllama.models.memory import estimate_pair
 from specllama.models.refs import resolve_pair
 
 CHILD = """
 import sys
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.params import EngineOptions, GenerateParams
 n_ctx = int(sys.argv[1])
 with Engine.load("tiny", None, EngineOptions(n_ctx=n_ctx)) as engine:

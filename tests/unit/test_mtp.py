@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.errors import ContextFull
 from specllama.events import Finished
 from specllama.params import GenerateParams, SamplingParams
-from specllama.spec.proposers.mtp import MtpProposer
-from specllama.spec.types import Row, Rows
+from specllama.speculative.drafting.mtp import MtpProposer
+from specllama.speculative.types import Row, Rows
 
 V, WIDTH = 24, 8
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from oracle import Toy, ToyWalk, emitted
 
-from specllama.spec.noise import _key, coin, draw, exp_noise
-from specllama.spec.types import Draft, FloatArray, Law
-from specllama.spec.verify import verify_match
+from specllama.speculative.noise import _key, coin, draw, exp_noise
+from specllama.speculative.rules import verify_match
+from specllama.speculative.types import Draft, FloatArray, Law
 
 Z = 4.75  # normal quantile of 1 - 1e-6
 

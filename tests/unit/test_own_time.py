@@ -11,13 +11,13 @@ from fakes import ScriptedRecipe
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.bench.arms import EngineArm, Task
 from specllama.bench.replay import VirtualClock
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
+from specllama.engine.host import EngineHost
 from specllama.events import Finished, RoundDone
-from specllama.host import EngineHost
 from specllama.interface import Message
 from specllama.params import GenerateParams
 from specllama.prompts import Prompt
-from specllama.spec.proposers.ngram import NgramProposer
+from specllama.speculative.drafting.ngram import NgramProposer
 from specllama.store.rounds import RoundLog
 
 PASS, TAKE, LOG = 10.0, 3.0, 2.0  # plain steps, one a millisecond
@@ -35,7 +35,7 @@ class Timed(FakeContext):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     clock = VirtualClock()
-    for module in ("spec.loop", "request", "bench.arms"):
+    for module in ("speculative.round", "engine.conversation", "bench.arms"):
         monkeypatch.setattr(f"specllama.{module}.perf_counter", clock)
     return clock
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
+from specllama.engine.profiles import PairKey, Profile, Windows, open_profile
 from specllama.events import Notice
 from specllama.params import GenerateParams
-from specllama.profiles import PairKey, Profile, Windows, open_profile
-from specllama.spec.learned import CREDIT_FIRST
-from specllama.spec.proposers.ngram import NgramProposer
+from specllama.speculative.drafting.ngram import NgramProposer
+from specllama.speculative.learned import CREDIT_FIRST
 from specllama.store import profiles as store
 
 REPLIES = 25
@@ -24,7 +24,7 @@ LOSS = 0.125
 WORKER = """
 import sys, time
 from pathlib import Path
-from specllama.profiles import Profile
+from specllama.engine.profiles import Profile
 path, name, replies, loss, start = Path(sys.argv[1]), sys.argv[2], *map(float, sys.argv[3:])
 profile = Profile(path)
 while time.time() < start:

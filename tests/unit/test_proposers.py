@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.backend.fake import FakeContext, FakeTable
+from specllama.engine.methods import make_proposers
 from specllama.errors import EngineError
-from specllama.methods import make_proposers
 from specllama.params import SamplingParams, VerifyRule
-from specllama.spec.history import common_prefix
-from specllama.spec.noise import draw
-from specllama.spec.proposer import NoProposer, Proposer, Request
-from specllama.spec.proposers.draft_model import DraftModelProposer
-from specllama.spec.proposers.mixed import MixedProposer
-from specllama.spec.proposers.ngram import NgramProposer
-from specllama.spec.proposers.suffix import SuffixProposer
-from specllama.spec.sampling import SamplerChain
-from specllama.spec.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Verdict
-from specllama.spec.verify import RandomCoins
+from specllama.speculative.drafting.draft_model import DraftModelProposer
+from specllama.speculative.drafting.drafter import NoProposer, Proposer, Request
+from specllama.speculative.drafting.mixed import MixedProposer
+from specllama.speculative.drafting.ngram import NgramProposer
+from specllama.speculative.drafting.suffix import SuffixProposer
+from specllama.speculative.history import common_prefix
+from specllama.speculative.noise import draw
+from specllama.speculative.rules import RandomCoins
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Verdict
 
 V = 20
 FREE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

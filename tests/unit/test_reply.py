@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.backend.fake import FakeVocab
+from specllama.engine.reply import Reply
 from specllama.params import GenerateParams
-from specllama.reply import Reply
 
 
 class Pieces:

@@ -10,18 +10,18 @@ import pytest
 
 from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
-from specllama.engine import Engine
+from specllama.bench.proof import prove
+from specllama.engine.engine import Engine
 from specllama.events import Finished, RoundDone
 from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import Prompt
-from specllama.proof import prove
-from specllama.spec.loop import TargetRows, TargetWalk
-from specllama.spec.noise import exp_noise
-from specllama.spec.proposers.draft_model import DraftModelProposer
-from specllama.spec.sampling import SamplerChain
-from specllama.spec.types import EMPTY_DRAFT, Rows
-from specllama.spec.verify import verify_match
-from specllama.spec.window import FixedWindow, Plan
+from specllama.speculative.drafting.draft_model import DraftModelProposer
+from specllama.speculative.noise import exp_noise
+from specllama.speculative.round import TargetRows, TargetWalk
+from specllama.speculative.rules import verify_match
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import EMPTY_DRAFT, Rows
+from specllama.speculative.window import FixedWindow, Plan
 
 V = 64
 FLAT = {"sharpness": 0.05, "eog_bias": -9.0}  # near-ties everywhere

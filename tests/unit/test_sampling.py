@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from specllama.errors import EngineError
 from specllama.params import SamplingParams
-from specllama.spec.noise import coin
-from specllama.spec.sampling import SamplerChain, confidence
-from specllama.spec.types import IntArray, Law, Row
+from specllama.speculative.noise import coin
+from specllama.speculative.sampling import SamplerChain, confidence
+from specllama.speculative.types import IntArray, Law, Row
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 

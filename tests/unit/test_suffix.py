@@ -13,15 +13,15 @@ from test_loop import FULL, SAMPLERS, Setup, is_eog
 from test_tree_drafts import Leaves
 
 from specllama.params import VerifyRule
-from specllama.spec.history import History
-from specllama.spec.loop import Round, SpeculativeLoop
-from specllama.spec.proposer import Request
-from specllama.spec.proposers.backoff import Backoff
-from specllama.spec.proposers.ngram import NgramProposer
-from specllama.spec.proposers.suffix import BREAK, PAST, State, SuffixProposer
-from specllama.spec.sampling import SamplerChain
-from specllama.spec.types import Draft, Guess, Room, Verdict
-from specllama.spec.verify import RandomCoins
+from specllama.speculative.drafting.backoff import Backoff
+from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.drafting.ngram import NgramProposer
+from specllama.speculative.drafting.suffix import BREAK, PAST, State, SuffixProposer
+from specllama.speculative.history import History
+from specllama.speculative.round import Round, SpeculativeLoop
+from specllama.speculative.rules import RandomCoins
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import Draft, Guess, Room, Verdict
 
 
 def occurrences(text: Sequence[int], part: Sequence[int]) -> list[int]:

@@ -11,11 +11,11 @@ import pytest
 from specllama.backend.fake import FakeContext, FakeTable, fake_info
 from specllama.backend.llama import LlamaModel
 from specllama.chat import render
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
+from specllama.engine.reply import Reply
 from specllama.events import Finished
 from specllama.interface import Message
 from specllama.params import GenerateParams
-from specllama.reply import Reply
 from specllama.thoughts import Channels, Tagged, answer, begun, reader, style
 
 TEMPLATE = (

@@ -13,25 +13,25 @@ from oracle import Oracle, Tokens, bias
 from test_loop import FULL, SAMPLERS, ChainToy, Setup, V, is_eog
 
 from specllama.backend.fake import FakeContext, FakeTable
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
 from specllama.errors import ContextFull, EngineError, PairIncompatible
 from specllama.events import Finished
 from specllama.params import EngineOptions, GenerateParams, SamplingParams, VerifyRule
-from specllama.spec.loop import Round, SpeculativeLoop
-from specllama.spec.proposer import Proposer, Request
-from specllama.spec.proposers import translate
-from specllama.spec.proposers.draft_model import DraftModelProposer
-from specllama.spec.proposers.draft_tree import DraftTreeProposer
-from specllama.spec.proposers.translate import (
+from specllama.speculative.drafting import translate
+from specllama.speculative.drafting.draft_model import DraftModelProposer
+from specllama.speculative.drafting.draft_tree import DraftTreeProposer
+from specllama.speculative.drafting.drafter import Proposer, Request
+from specllama.speculative.drafting.translate import (
     RetokenizeProposer,
     TokenMap,
     TranslatedContext,
     join_vocabularies,
 )
-from specllama.spec.sampling import SamplerChain
-from specllama.spec.types import Room
-from specllama.spec.verify import RandomCoins
-from specllama.spec.window import FixedWindow
+from specllama.speculative.round import Round, SpeculativeLoop
+from specllama.speculative.rules import RandomCoins
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import Room
+from specllama.speculative.window import FixedWindow
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

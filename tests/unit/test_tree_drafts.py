@@ -14,17 +14,17 @@ from test_loop import FULL, SAMPLERS, ChainToy, NotTwice, Setup, V, is_eog
 
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.params import VerifyRule
-from specllama.spec.loop import Round, SpeculativeLoop
-from specllama.spec.proposer import Proposer, Request
-from specllama.spec.proposers.draft_model import DraftModelProposer
-from specllama.spec.proposers.draft_tree import DraftTreeProposer
-from specllama.spec.proposers.merged import MergedProposer
-from specllama.spec.proposers.ngram import NgramProposer
-from specllama.spec.sampling import SamplerChain
-from specllama.spec.tree import TreeBuilder, layout
-from specllama.spec.types import Draft, HiddenNeed, Room, Verdict
-from specllama.spec.verify import RandomCoins
-from specllama.spec.window import FixedWindow
+from specllama.speculative.drafting.draft_model import DraftModelProposer
+from specllama.speculative.drafting.draft_tree import DraftTreeProposer
+from specllama.speculative.drafting.drafter import Proposer, Request
+from specllama.speculative.drafting.merged import MergedProposer
+from specllama.speculative.drafting.ngram import NgramProposer
+from specllama.speculative.round import Round, SpeculativeLoop
+from specllama.speculative.rules import RandomCoins
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.tree import TreeBuilder, layout
+from specllama.speculative.types import Draft, HiddenNeed, Room, Verdict
+from specllama.speculative.window import FixedWindow
 
 
 class Leaves:

@@ -20,7 +20,7 @@ from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_context import LlamaContext
 from specllama.errors import Cancelled, ContextFull, EngineError
 from specllama.params import EngineOptions
-from specllama.spec.tree import layout
+from specllama.speculative.tree import layout
 
 OPTIONS = EngineOptions(n_ctx=256)
 

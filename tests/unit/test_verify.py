@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from oracle import Oracle, Tokens, Toy, ToyWalk, bias, dense, emitted, outcomes, sparse
 
-from specllama.spec import verify
-from specllama.spec.types import Draft, Law, Verdict
-from specllama.spec.verify import RandomCoins, verify_block, verify_match, verify_rejection
+from specllama.speculative import rules as verify
+from specllama.speculative.rules import RandomCoins, verify_block, verify_match, verify_rejection
+from specllama.speculative.types import Draft, Law, Verdict
 
 EXACT = 1e-9
 CAUGHT = 1e-3  # a biased variant must differ by more than this

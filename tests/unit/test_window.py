@@ -11,9 +11,9 @@ import pytest
 
 from specllama.bench.replay import Replay, Spot, VirtualClock, replay
 from specllama.params import GenerateParams
-from specllama.spec.adaptive import AdaptiveWindow
-from specllama.spec.calibrate import SourceState, draft_features, match_features, sigmoid
-from specllama.spec.learned import (
+from specllama.speculative.adaptive import AdaptiveWindow
+from specllama.speculative.calibrate import SourceState, draft_features, match_features, sigmoid
+from specllama.speculative.learned import (
     CREDIT_ASIDE,
     CREDIT_FIRST,
     CREDIT_LEAST,
@@ -25,9 +25,9 @@ from specllama.spec.learned import (
     Learned,
     Looking,
 )
-from specllama.spec.offers import compare, weigh
-from specllama.spec.types import Guess
-from specllama.spec.window import Outcome
+from specllama.speculative.offers import compare, weigh
+from specllama.speculative.types import Guess
+from specllama.speculative.window import Outcome
 
 FLAT = [0.0, *(1 + 0.12 * (n - 1) for n in range(1, 18))]
 STEEP = [0.0, *(1 + 0.9 * (n - 1) for n in range(1, 18))]
@@ -91,7 +91,7 @@ def test_nothing_is_drafted_for_long_where_rows_are_dear(peek: bool) -> None:
 
 def test_it_beats_every_fixed_length_on_mixed_text() -> None:
     """Confidence is worth something: no single length does as well."""
-    from specllama.spec.window import FixedWindow
+    from specllama.speculative.window import FixedWindow
 
     trace = steady(1000, 0.9, 1) + steady(1000, 0.3, 2) + steady(1000, 0.8, 3)
     adaptive = play(trace, FLAT, 0.08).speed

@@ -20,11 +20,11 @@ import pytest
 from test_window_traces import CLIFF, CPU, DEAR, GPU, KINDS, trace
 
 from specllama.bench.replay import Spot, VirtualClock, replay
+from specllama.engine.profiles import Profile, band
 from specllama.params import GenerateParams, SamplingParams, VerifyRule
-from specllama.profiles import Profile, band
-from specllama.spec.adaptive import AdaptiveWindow
-from specllama.spec.learned import BEHIND_MOST
-from specllama.spec.window import Outcome
+from specllama.speculative.adaptive import AdaptiveWindow
+from specllama.speculative.learned import BEHIND_MOST
+from specllama.speculative.window import Outcome
 
 SEQUENCES = int(os.environ.get("SPECLLAMA_SEQUENCES", "200"))
 EPS = 0.01

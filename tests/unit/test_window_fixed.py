@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.spec.types import Guess, Room
-from specllama.spec.window import FixedWindow, Outcome, Plan
+from specllama.speculative.types import Guess, Room
+from specllama.speculative.window import FixedWindow, Outcome, Plan
 
 
 @pytest.mark.parametrize(

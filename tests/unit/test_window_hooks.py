@@ -11,16 +11,16 @@ from test_translate import LETTERS, OURS, Words
 
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.params import VerifyRule
-from specllama.spec.proposer import Proposer, Request
-from specllama.spec.proposers.draft_model import DraftModelProposer, ShortReading
-from specllama.spec.proposers.draft_tree import DraftTreeProposer
-from specllama.spec.proposers.lookahead import LookaheadProposer
-from specllama.spec.proposers.merged import MergedProposer
-from specllama.spec.proposers.ngram import NgramProposer
-from specllama.spec.proposers.translate import RetokenizeProposer, TokenMap
-from specllama.spec.sampling import SamplerChain
-from specllama.spec.types import Draft, Room
-from specllama.spec.verify import RandomCoins
+from specllama.speculative.drafting.draft_model import DraftModelProposer, ShortReading
+from specllama.speculative.drafting.draft_tree import DraftTreeProposer
+from specllama.speculative.drafting.drafter import Proposer, Request
+from specllama.speculative.drafting.lookahead import LookaheadProposer
+from specllama.speculative.drafting.merged import MergedProposer
+from specllama.speculative.drafting.ngram import NgramProposer
+from specllama.speculative.drafting.translate import RetokenizeProposer, TokenMap
+from specllama.speculative.rules import RandomCoins
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import Draft, Room
 
 TEXT = [1, 2, 3, 4, 5, 1, 2, 3]
 

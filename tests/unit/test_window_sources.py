@@ -18,19 +18,19 @@ import pytest
 from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.bench.replay import VirtualClock
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
+from specllama.engine.profiles import Profile, band
 from specllama.events import Finished, PrefillProgress, RoundDone
 from specllama.params import GenerateParams, SamplingParams
-from specllama.profiles import Profile, band
-from specllama.spec.adaptive import AdaptiveWindow
-from specllama.spec.proposer import Proposer
-from specllama.spec.proposers.draft_model import DraftModelProposer
-from specllama.spec.proposers.lookahead import LookaheadProposer
-from specllama.spec.proposers.mixed import MixedProposer
-from specllama.spec.proposers.ngram import NgramProposer
-from specllama.spec.proposers.suffix import SuffixProposer
-from specllama.spec.types import Row, Rows
-from specllama.spec.window import Window
+from specllama.speculative.adaptive import AdaptiveWindow
+from specllama.speculative.drafting.draft_model import DraftModelProposer
+from specllama.speculative.drafting.drafter import Proposer
+from specllama.speculative.drafting.lookahead import LookaheadProposer
+from specllama.speculative.drafting.mixed import MixedProposer
+from specllama.speculative.drafting.ngram import NgramProposer
+from specllama.speculative.drafting.suffix import SuffixProposer
+from specllama.speculative.types import Row, Rows
+from specllama.speculative.window import Window
 
 V = 64
 _MEASURED = (1.0, 1.82, 2.58, 2.60, 3.6, 4.3, 5.1)
@@ -136,7 +136,7 @@ class Bench:
         self.keep_time(monkeypatch)
 
     def keep_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in ("spec.loop", "request"):
+        for module in ("speculative.round", "engine.conversation"):
             monkeypatch.setattr(f"specllama.{module}.perf_counter", self.clock)
 
     def window(self, params: GenerateParams) -> Window:

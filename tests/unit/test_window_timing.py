@@ -13,20 +13,20 @@ import pytest
 
 from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
-from specllama.engine import Engine
+from specllama.engine.engine import Engine
+from specllama.engine.profiles import PairKey, Profile, Windows, band, open_profile
 from specllama.events import Finished, Notice, RoundDone
 from specllama.interface import EngineInfo
 from specllama.params import GenerateParams, SamplingParams
-from specllama.profiles import PairKey, Profile, Windows, band, open_profile
-from specllama.spec.adaptive import AdaptiveWindow
-from specllama.spec.calibrate import draft_features
-from specllama.spec.cost import CostTable
-from specllama.spec.proposers.draft_model import DraftModelProposer
-from specllama.spec.proposers.mixed import MixedProposer
-from specllama.spec.proposers.ngram import NgramProposer
-from specllama.spec.proposers.suffix import SuffixProposer
-from specllama.spec.types import Rows
-from specllama.spec.window import FixedWindow
+from specllama.speculative.adaptive import AdaptiveWindow
+from specllama.speculative.calibrate import draft_features
+from specllama.speculative.cost import CostTable
+from specllama.speculative.drafting.draft_model import DraftModelProposer
+from specllama.speculative.drafting.mixed import MixedProposer
+from specllama.speculative.drafting.ngram import NgramProposer
+from specllama.speculative.drafting.suffix import SuffixProposer
+from specllama.speculative.types import Rows
+from specllama.speculative.window import FixedWindow
 
 PROMPT = "the rain in spain the rain in spain the rain"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specllama.bench.replay import Replay, Spot, VirtualClock, replay, trace_of_log, trace_of_rounds
-from specllama.spec.adaptive import AdaptiveWindow
-from specllama.spec.learned import BEHIND_MOST, CREDIT_FIRST, CREDIT_MOST, Costs, Learned
+from specllama.speculative.adaptive import AdaptiveWindow
+from specllama.speculative.learned import BEHIND_MOST, CREDIT_FIRST, CREDIT_MOST, Costs, Learned
 
 EPS = 0.01
 
@@ -198,10 +198,10 @@ def test_twenty_logged_runs_replay_within_the_credit(tmp_path: Path) -> None:
     import dataclasses
 
     from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
-    from specllama.engine import Engine
+    from specllama.engine.engine import Engine
     from specllama.events import RoundDone
     from specllama.params import GenerateParams, SamplingParams
-    from specllama.spec.proposers.draft_model import DraftModelProposer
+    from specllama.speculative.drafting.draft_model import DraftModelProposer
 
     for n in range(20):
         table = FakeTable(seed=n, order=1)

@@ -1,0 +1,28 @@
+"""A loaded target, as whatever drafts for that target alone is opened on it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specllama.backend.llama import LlamaModel
+    from specllama.backend.llama_context import LlamaContext
+    from specllama.models.gguf import GgufHeader
+    from specllama.params import EngineOptions
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTarget:
+    """What a head, or a draft cut out of the target, is opened with.
+
+    ``on_close`` frees what an opener loads, before the target goes; last registered, first freed.
+    """
+
+    header: GgufHeader
+    model: LlamaModel
+    context: LlamaContext
+    options: EngineOptions
+    threads: int
+    on_close: ExitStack

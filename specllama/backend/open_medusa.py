@@ -1,0 +1,102 @@
+"""Medusa heads from a file, joined to a loaded target."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specllama.errors import BadGguf, CannotLoad
+from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.medusa_file import (
+    MedusaFacts,
+    check_target,
+    output_matrix,
+    read_facts,
+    read_output_ids,
+)
+from specllama.models.tensors import read_tensor
+from specllama.speculative.drafting.drafter import Proposer
+from specllama.speculative.drafting.medusa import MedusaProposer
+from specllama.speculative.drafting.medusa_heads import Head, Heads, HeadSource, Vector
+
+if TYPE_CHECKING:
+    from specllama.backend.loaded_target import LoadedTarget
+
+logger = logging.getLogger("specllama.backend")
+
+
+def open_medusa(path: Path, target: LoadedTarget) -> Proposer:
+    """A proposer that drafts with the heads of ``path``.
+
+    Raises:
+        PairIncompatible, BadGguf, UnsupportedModel: see ``load_heads``.
+    """
+    states = target.context.hidden
+
+    def hidden(cached: Sequence[int]) -> Vector | None:
+        last = len(cached) - 1
+        rows = states.rows(last, last + 1)
+        states.forget(last)
+        return None if rows is None else rows[0]
+
+    return MedusaProposer(_open(path, target), hidden)
+
+
+def _open(path: Path, target: LoadedTarget) -> HeadSource:
+    """Heads on ggml's kernels, in numpy where those cannot be called."""
+    from specllama.backend.ggml_heads import GgmlHeads
+
+    header = read_header(path)
+    facts = read_facts(header)
+    check_target(facts, header, target.header)
+    try:
+        heads = GgmlHeads(header, facts, target.header, target.threads)
+    except CannotLoad as error:
+        if isinstance(error, BadGguf):
+            raise
+        logger.info("%s; Medusa heads are computed in numpy", error)
+        return load_heads(path, target.header)
+    target.on_close.callback(heads.close)
+    return heads
+
+
+def load_heads(path: Path, target: GgufHeader) -> Heads:
+    """The heads of a file, as float32.
+
+    Heads without an output matrix share that of the target, which is then read from its file.
+
+    Raises:
+        PairIncompatible: not Medusa heads, or heads of another target.
+        BadGguf, UnsupportedModel: damaged, or in types that are not decoded here.
+    """
+    header = read_header(path)
+    facts = read_facts(header)
+    check_target(facts, header, target)
+    ids = read_output_ids(header, facts)
+    return Heads(
+        heads=tuple(_head(header, facts, h) for h in range(facts.heads)),
+        output=output_matrix(target, ids) if facts.needs_target_output else None,
+        ids=ids,
+        n_vocab=facts.vocab,
+        accuracies=facts.accuracies.astype(np.float64),
+        edges=np.array(facts.bands, np.float64),
+    )
+
+
+def _head(header: GgufHeader, facts: MedusaFacts, h: int) -> Head:
+    def tensor(name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]] | None:
+        full = f"head.{h}.{name}"
+        return read_tensor(header, full) if full in header.by_name else None
+
+    blocks = tuple(
+        (
+            read_tensor(header, f"head.{h}.block.{b}.weight"),
+            read_tensor(header, f"head.{h}.block.{b}.bias"),
+        )
+        for b in range(facts.blocks)
+    )
+    return Head(blocks, tensor("proj.weight"), tensor("output.weight"))

@@ -1,0 +1,311 @@
+"""Losslessness, proved on this machine: speculative output against plain decoding, token by token.
+
+Under ``match`` the two must be equal. Where every pass of the speculative run was of a kind that
+was measured to equal single steps bit for bit, any difference is a failure. Elsewhere a near-tie
+may flip: the first difference is scored again and its gap is shown, and a gap larger than rounding
+can explain is a failure.
+
+The plain text of a prompt and temperature is computed once and serves every proposer and width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specllama.engine.engine import Engine
+from specllama.errors import CannotLoad, DoesNotFit, EngineError
+from specllama.events import Finished
+from specllama.params import GenerateParams, WindowKind
+from specllama.prompts import Prompt
+from specllama.speculative.noise import exp_noise
+from specllama.speculative.types import IntArray
+
+# rounding moves logits by up to 0.2 on the worst CPU paths measured; more is a bug, not rounding
+EXPLAINED_GAP = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first position where two runs part.
+
+    ``gap`` is the difference of the two tokens' scores in one fixed evaluation, in logits before
+    the temperature: perturbed by the common noise where tokens are drawn.
+    """
+
+    position: int
+    plain_token: int
+    spec_token: int
+    plain_text: str
+    spec_text: str
+    gap: float
+
+    @property
+    def explained(self) -> bool:
+        return self.gap <= EXPLAINED_GAP
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One comparison. ``bitwise``: no pass of it can have rounded otherwise than single steps."""
+
+    prompt: str
+    slice: str
+    proposer: str
+    temperature: float
+    draft_max: int
+    seed: int
+    prompt_n: int
+    tokens: int
+    drafted: int
+    accepted: int
+    rounds: int
+    law_holds: bool
+    bitwise: bool
+    difference: Difference | None
+
+    @property
+    def identical(self) -> bool:
+        return self.difference is None
+
+    @property
+    def ok(self) -> bool:
+        explained = self.difference is None or (not self.bitwise and self.difference.explained)
+        return self.law_holds and explained
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"type": "case", **dataclasses.asdict(self), "ok": self.ok}
+
+
+def available(engine: Engine, wanted: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Which of the wanted proposers this engine has, and by name why it lacks the others."""
+    known = {m.name: m.reason for m in engine.info.methods}
+    have = tuple(p for p in wanted if p == "auto" or p in engine.proposers)
+    missing = {p: known.get(p) or "unknown to this engine" for p in wanted if p not in have}
+    return have, missing
+
+
+def prove(
+    engine: Engine,
+    prompts: Iterable[Prompt],
+    *,
+    proposers: Sequence[str],
+    temperatures: Sequence[float] = (0.0, 0.7, 1.0),
+    draft_max: Sequence[int] = (4,),
+    max_tokens: int = 64,
+    seed: int = 1,
+    base: GenerateParams | None = None,
+    window: WindowKind = "fixed",
+    on_skip: Callable[[str, str], None] | None = None,
+) -> Iterator[Case]:
+    """Compare every proposer with plain decoding on every prompt; yields as it goes.
+
+    Each prompt is read once; plain and speculative runs start from the same cached prompt. Prompt
+    number n (from 0) is drawn with ``seed + n``.
+
+    Args:
+        base: sampling and everything else that the other arguments do not say.
+        window: "auto" lets measured times decide how far to draft, so that no two runs draft alike.
+        on_skip: told (proposer, reason) of one that cannot be opened when it is first used, and
+            that is left out from then on; without it the error is raised.
+    """
+    base = base or GenerateParams()
+    left = list(proposers)
+    for n, prompt in enumerate(prompts):
+        engine.reset()
+        for temperature in temperatures:
+            params = base.replace(
+                sampling=dataclasses.replace(base.sampling, temperature=temperature),
+                max_tokens=max_tokens,
+                seed=seed + n,
+                speculate=True,
+                proposer="none",
+                verify="match",
+                min_speculative_tokens=0,
+                window=window,
+            )
+            plain, _ = _finish(engine, prompt, params)
+            for proposer in tuple(left):
+                for width in draft_max:
+                    try:
+                        spec, bitwise = _finish(
+                            engine, prompt, params.replace(proposer=proposer, draft_max=width)
+                        )
+                    except (CannotLoad, DoesNotFit) as error:
+                        if on_skip is None:
+                            raise
+                        left.remove(proposer)
+                        on_skip(proposer, error.message)
+                        break
+                    yield Case(
+                        prompt=prompt.id,
+                        slice=prompt.slice,
+                        proposer=proposer,
+                        temperature=temperature,
+                        draft_max=width,
+                        seed=seed + n,
+                        prompt_n=spec.prompt_n,
+                        tokens=len(spec.token_ids),
+                        drafted=spec.draft_n,
+                        accepted=spec.draft_n_accepted,
+                        rounds=spec.rounds,
+                        law_holds=len(spec.token_ids)
+                        == spec.draft_n_accepted + spec.rounds - spec.cut,
+                        bitwise=bitwise,
+                        difference=_difference(engine, prompt, params, plain, spec),
+                    )
+
+
+def _finish(engine: Engine, prompt: Prompt, params: GenerateParams) -> tuple[Finished, bool]:
+    """The reply, and whether every row of it was computed as a single step would have."""
+    last = None
+    for event in engine.generate(prompt.content, params):
+        last = event
+    if not isinstance(last, Finished):
+        raise EngineError(f"prompt {prompt.id}: the engine ended without a result")
+    return last, not engine.may_round
+
+
+@contextmanager
+def random_pauses(engine: Engine, longest_ms: float, *, seed: int = 0) -> Iterator[None]:
+    """Let target passes take up to ``longest_ms`` longer, at random, and proposers a tenth of that.
+
+    What a window decides from measured times then differs from run to run; the text must not.
+    Proposers are held up less, so that drafting stays worth while and there is something to decide.
+    """
+    rng = random.Random(seed)
+    slowed: list[tuple[object, str]] = []
+
+    def slow(owner: object, name: str, share: float) -> None:
+        inner = getattr(owner, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            time.sleep(rng.random() * share * longest_ms / 1e3)
+            return inner(*args, **kwargs)
+
+        setattr(owner, name, wrapped)
+        slowed.append((owner, name))
+
+    try:
+        slow(engine.target, "forward", 1.0)
+        for name in engine.proposers:
+            slow(engine.proposer(name), "propose", 0.1)
+        yield
+    finally:
+        for owner, name in slowed:
+            delattr(owner, name)
+
+
+def _difference(
+    engine: Engine, prompt: Prompt, params: GenerateParams, plain: Finished, spec: Finished
+) -> Difference | None:
+    a, b = plain.token_ids, spec.token_ids
+    if a == b and plain.text == spec.text:
+        return None
+    at = next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+    piece = engine.vocab.piece
+    if at >= min(len(a), len(b)):
+        longer = a[at] if len(a) > at else b[at] if len(b) > at else -1
+        return Difference(at, longer, -1, "", "", math.inf)  # one stopped early: never rounding
+    gap = score_gap(engine, engine.encode(prompt.content)[0], a[:at], (a[at], b[at]), params)
+    return Difference(
+        position=at,
+        plain_token=a[at],
+        spec_token=b[at],
+        plain_text=piece(a[at], special=True).decode("utf-8", "replace"),
+        spec_text=piece(b[at], special=True).decode("utf-8", "replace"),
+        gap=gap,
+    )
+
+
+def score_gap(
+    engine: Engine,
+    prompt: Sequence[int],
+    emitted: Sequence[int],
+    tokens: tuple[int, int],
+    params: GenerateParams,
+) -> float:
+    """How far apart two tokens score after ``prompt + emitted``, decoded one token at a time.
+
+    inf when one of them cannot be drawn there at all.
+    """
+    target = engine.target
+    keep = min(len(prompt) - 1, len(target.tokens))
+    if target.tokens[:keep] != list(prompt[:keep]):
+        keep = 0
+    target.rollback(keep)
+    rest = list(prompt[keep:-1])
+    for i in range(0, len(rest), 512):
+        target.forward(rest[i : i + 512], outputs="none")
+    assert params.seed is not None
+    chain = engine.chain(params, params.seed, [*prompt, *emitted])
+    row = None
+    for token in (prompt[-1], *emitted):
+        row = target.forward([token], outputs="last")[0]
+    assert row is not None
+    if chain.greedy:
+        return float(abs(float(row[tokens[0]]) - float(row[tokens[1]])))
+    law = chain.law(row)
+    ids: IntArray = np.array(tokens, np.int32)
+    probs = [law.prob(t) for t in tokens]
+    if min(probs) <= 0.0:
+        # cut by top-k, top-p or min-p: the edge itself may be a near-tie, so compare logits there
+        kept = law.ids[np.argmin(law.probs)]
+        outside = tokens[int(np.argmin(probs))]
+        return float(abs(float(row[int(kept)]) - float(row[outside])))
+    times = exp_noise(params.seed, chain.position, ids) / np.array(probs)
+    return float(abs(np.log(times[0] / times[1]))) * chain.scale
+
+
+_WIDTHS = (2, 4, 8, 16, 32)  # of passes that are compared with single rows
+
+
+@dataclass(frozen=True, slots=True)
+class RowProbe:
+    """Largest difference of logits between a pass of ``rows`` rows and the same rows alone."""
+
+    rows: int
+    difference: float
+
+
+def probe_stated_rows(engine: Engine, prompts: Iterable[Prompt]) -> list[RowProbe]:
+    """Whether rows are alike here as far as ``engine.info`` states it; [] where it states nothing.
+
+    Measured behind the longest of ``prompts``.
+    """
+    ids = max((engine.encode(prompt.content)[0] for prompt in prompts), key=len)
+    stated = min(engine.info.exact_rows, engine.target.max_rows, len(ids) - 1)
+    if stated < 2:
+        return []
+    return probe_rows(engine, ids, [*(n for n in _WIDTHS if n < stated), stated])
+
+
+def probe_rows(engine: Engine, prompt: Sequence[int], widths: Sequence[int]) -> list[RowProbe]:
+    """Measure on this machine how wide a pass stays bit-identical to single rows.
+
+    ``prompt`` must be longer than the widest pass; its tail is evaluated both ways.
+    """
+    target = engine.target
+    widest = max(widths)
+    head, tail = list(prompt[:-widest]), list(prompt[-widest:])
+    engine.reset()
+    for i in range(0, len(head), 512):
+        target.forward(head[i : i + 512], outputs="none")
+    alone = np.stack([target.forward([t], outputs="last")[0].copy() for t in tail])
+    out = []
+    for n in widths:
+        target.rollback(len(head))
+        rows = target.forward(tail[:n], outputs="all")
+        out.append(RowProbe(n, float(np.abs(rows - alone[:n]).max())))
+    engine.reset()
+    return out

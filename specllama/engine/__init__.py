@@ -1,0 +1,1 @@
+"""Loaded models and the conversations they serve."""

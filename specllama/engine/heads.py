@@ -1,0 +1,201 @@
+"""What drafts for one target only: head files that belong to it, and layers of its own file.
+
+Each file says in ``general.architecture`` what it holds; the opener of that kind checks that it
+belongs to the target and returns a proposer. Heads that ship beside the bundled target are found
+by themselves; one of those that does not fit is left out with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specllama.errors import PairIncompatible, SpecllamaError
+from specllama.models import sidecars
+
+if TYPE_CHECKING:
+    from specllama.backend.loaded_target import LoadedTarget
+    from specllama.interface import MethodInfo
+    from specllama.models.gguf import GgufHeader
+    from specllama.models.library import LocalModel
+    from specllama.speculative.drafting.drafter import Proposer
+
+logger = logging.getLogger("specllama.engine.heads")
+
+KINDS = sidecars.HEAD_KINDS
+
+
+@dataclass(slots=True)
+class OpenedHeads:
+    """``reasons`` says by proposer name why one that was looked for is not there."""
+
+    proposers: dict[str, Proposer] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+def open_heads(target: LoadedTarget, files: Sequence[str]) -> OpenedHeads:
+    """Every head of a target, ready to draft.
+
+    Args:
+        files: references of head files, as the user gave them.
+
+    Raises:
+        ModelUnavailable: a file that was named is not there.
+        PairIncompatible: it is not a head, belongs to another target, or two are of one kind.
+        CannotLoad: it cannot be read.
+    """
+    from specllama.engine.self_draft import SelfProposer
+    from specllama.models import pruned
+    from specllama.models.gguf import read_header
+    from specllama.models.nextn import why_not
+    from specllama.models.refs import resolve
+
+    opened = OpenedHeads()
+    for ref in files:
+        path = resolve(ref)
+        header = read_header(path)
+        _require_head(header)
+        kind = header.architecture
+        if kind in opened.proposers:
+            raise PairIncompatible(f"two {kind} heads were given", "give one of each kind")
+        opened.proposers[kind] = _open(kind, path, target)
+    for path in bundled_heads(target.header.path):
+        kind = read_header(path).architecture
+        if kind in KINDS and kind not in opened.proposers:
+            try:
+                opened.proposers[kind] = _open(kind, path, target)
+            except SpecllamaError as error:  # nobody asked for it: the target works without
+                logger.warning("%s", error)
+                opened.reasons[kind] = error.message
+    if reason := why_not(target.header):
+        opened.reasons["mtp"] = reason
+    else:
+        from specllama.backend.nextn_context import open_mtp
+
+        try:
+            opened.proposers["mtp"] = open_mtp(target)
+        except SpecllamaError as error:
+            logger.warning("%s", error)
+            opened.reasons["mtp"] = error.message
+    if reason := pruned.why_not(target.header):
+        opened.reasons["self"] = reason
+    else:
+        opened.proposers["self"] = SelfProposer(target)
+    return opened
+
+
+def survey(
+    target: GgufHeader, files: Sequence[str] = (), *, draft: bool = False
+) -> tuple[MethodInfo, ...]:
+    """Every way to draft for a target, told from headers alone: nothing is loaded.
+
+    Args:
+        files: head files to consider beside those that ship with the target.
+        draft: whether a draft model of the same vocabulary is at hand.
+
+    Raises:
+        ModelUnavailable, PairIncompatible, CannotLoad: a file that was named is no head of it.
+    """
+    from specllama.engine.methods import methods
+    from specllama.models import pruned
+    from specllama.models.gguf import read_header
+    from specllama.models.nextn import why_not
+    from specllama.models.refs import resolve
+
+    trees = not (target.is_recurrent or target.is_hybrid)
+    have, reasons = {"ngram", "suffix", "mixed"}, {}
+    have |= {"lookahead"} if trees else set()
+    have |= {"draft"} if draft else set()
+    have |= {"tree", "merged"} if draft and trees else set()
+    for path in bundled_heads(target.path):
+        head = read_header(path)
+        try:
+            _check(head, target)
+            have.add(head.architecture)
+        except SpecllamaError as error:
+            reasons[head.architecture] = error.message
+    for ref in files:
+        head = read_header(resolve(ref))
+        _check(head, target)
+        have.add(head.architecture)
+    if reason := why_not(target):
+        reasons["mtp"] = reason
+    else:
+        have.add("mtp")
+    if reason := pruned.why_not(target):
+        reasons["self"] = reason
+    else:
+        have.add("self")
+    return methods(have, trees=trees, reasons=reasons)
+
+
+def fitting(target: GgufHeader, models: Iterable[LocalModel]) -> dict[str, str]:
+    """By kind the reference of a head file among some models that belongs to a target."""
+    from specllama.models.gguf import read_header
+    from specllama.models.summaries import Summaries
+
+    known = Summaries()
+    found: dict[str, str] = {}
+    for model in models:
+        kind = known.get(model.path).sidecar
+        if kind not in KINDS or kind in found:
+            continue
+        try:
+            _check(read_header(model.path), target)
+        except SpecllamaError:  # of another target, or damaged
+            continue
+        found[kind] = model.ref
+    known.save()
+    return found
+
+
+def _check(head: GgufHeader, target: GgufHeader) -> None:
+    """Refuse a file that is no head, or one of another target."""
+    if head.architecture == "eagle3":
+        from specllama.models import eagle3_file as eagle3
+
+        eagle3.check_target(eagle3.read_facts(head), head, target)
+    else:
+        _require_head(head)
+        from specllama.models import medusa_file as medusa
+
+        medusa.check_target(medusa.read_facts(head), head, target)
+
+
+def _require_head(header: GgufHeader) -> None:
+    kind = sidecars.kind_of(header)
+    if kind and kind not in KINDS:
+        raise PairIncompatible(
+            f"{header.path.name} is {sidecars.SIDECARS[kind]}, which --head does not take",
+            sidecars.advice(kind),
+        )
+    if kind not in KINDS:
+        raise PairIncompatible(
+            f"{header.path.name} is no drafting head but a model of the architecture "
+            f"{header.architecture!r}",
+            "give draft models with -d; --head takes EAGLE-3 and Medusa files",
+        )
+
+
+def bundled_heads(target: Path) -> list[Path]:
+    """Head files that ship beside the bundled target; none for any other target."""
+    from specllama import paths
+    from specllama.models.library import BUNDLED
+
+    folder = paths.bundled_dir()
+    if target.name != BUNDLED["tiny-target"] or target.parent.resolve() != folder.resolve():
+        return []
+    return [path for kind in KINDS for path in sorted(folder.glob(f"tiny-{kind}*.gguf"))]
+
+
+def _open(kind: str, path: Path, target: LoadedTarget) -> Proposer:
+    if kind == "eagle3":
+        from specllama.backend.eagle3_context import open_eagle3
+
+        return open_eagle3(path, target)
+    from specllama.backend.open_medusa import open_medusa
+
+    return open_medusa(path, target)

@@ -1,0 +1,573 @@
+"""The engine in a child process, behind the same interface as the engine itself.
+
+llama.cpp ends its process on some bad calls and the kernel ends it when memory runs out. Here that
+costs one reply: the child dies, the parent turns its exit status and last words into
+``EngineDied``, and the next request starts a fresh child. Requests carry the whole conversation,
+so nothing has to be rebuilt. The parent never imports llama_cpp.
+
+    parent                                   child
+    generate() ── ("generate", id, …) ─────► command thread ─► main thread: engine.generate()
+               ◄─ ("events", id, [Event, …]) ────────────────────────┘
+    cancel     ── ("cancel", id) ──────────► command thread sets the request's Cancel
+
+The parent's reader thread always drains the pipe, so a slow screen never slows the decoder. The
+child ends itself when the pipe closes: a dead parent leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+from specllama.cancel import Cancel
+from specllama.errors import EngineDied, EngineError, SpecllamaError
+from specllama.events import Event, Finished, Notice
+from specllama.interface import EngineInfo, EngineLike, Message
+from specllama.params import EngineOptions, GenerateParams
+
+Prompt = str | Sequence[int] | Sequence[Message]
+OnEvent = Callable[[Event], None]
+
+GATHER_S = 0.012  # events of so long cross the pipe together: a fast model makes thousands a second
+REAP_S = 5.0
+LAST_WORDS_BYTES = 8192
+
+
+class EngineFactory(Protocol):
+    """Makes the engine inside the child; must pickle. Its argument takes load progress."""
+
+    def __call__(self, progress: OnEvent, /) -> EngineLike: ...
+
+
+class HostLike(EngineLike, Protocol):
+    """An engine that can be started, and changed for another: EngineHost, or a stand-in."""
+
+    factory: EngineFactory
+    on_event: OnEvent | None
+
+    def start(self) -> EngineInfo: ...
+
+    def switch(self, factory: EngineFactory) -> EngineInfo: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadEngine:
+    """The real engine: a target, perhaps a draft model, and how to load them."""
+
+    target: str
+    draft: str | None = None
+    options: EngineOptions = field(default_factory=EngineOptions)
+
+    def __call__(self, progress: OnEvent, /) -> EngineLike:
+        from specllama.engine.engine import Engine
+
+        return Engine.load(self.target, self.draft, self.options, on_progress=progress)
+
+
+class EngineHost:
+    """One engine in one child process at a time.
+
+    ``start()`` loads and blocks; ``generate()`` starts the child itself when there is none, so a
+    conversation survives the death of its engine. ``on_event`` receives LoadProgress from the
+    reader thread.
+    """
+
+    def __init__(
+        self,
+        factory: EngineFactory,
+        *,
+        on_event: OnEvent | None = None,
+        close_grace_s: float = 3.0,
+    ) -> None:
+        self.factory = factory
+        self.on_event = on_event
+        self.close_grace_s = close_grace_s
+        self._guard = threading.Lock()
+        self._child: _Child | None = None
+        self._closed = False
+        self._starts = 0
+        self._last_info: EngineInfo | None = None
+
+    def __enter__(self) -> EngineHost:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def info(self) -> EngineInfo:
+        """Of the loaded pair; of the one before it while its successor loads or has failed."""
+        child = self._child
+        if child is not None and child.info is not None:
+            self._last_info = child.info
+        if self._last_info is None:
+            raise EngineError("no model is loaded yet", "wait for the load to finish")
+        return self._last_info
+
+    @property
+    def ready(self) -> bool:
+        child = self._child
+        return child is not None and child.info is not None and child.death is None
+
+    @property
+    def pid(self) -> int | None:
+        child = self._child
+        return child.process.pid if child is not None and child.death is None else None
+
+    def start(self) -> EngineInfo:
+        """Load, unless a healthy child is there already.
+
+        Raises:
+            SpecllamaError: what the load raised in the child, or EngineDied.
+        """
+        with self._guard:
+            if self._closed:
+                raise EngineError("the engine was closed")
+            child = self._child
+            if child is None or child.death is not None:
+                child = _Child(self.factory, self.on_event)
+                self._child = child
+                self._starts += 1
+        self._last_info = child.wait_ready()
+        return self._last_info
+
+    def switch(self, factory: EngineFactory) -> EngineInfo:
+        """Unload, then load something else; two targets at once seldom fit.
+
+        When the new one cannot be loaded the old recipe is put back, and the next request loads it.
+        """
+        before = self.factory
+        self._drop()
+        self.factory = factory
+        try:
+            return self.start()
+        except SpecllamaError:
+            self._drop()
+            self.factory = before
+            raise
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: GenerateParams,
+        *,
+        cancel: Cancel | None = None,
+    ) -> Iterator[Event]:
+        fresh = self._starts > 0 and not self.ready
+        self.start()
+        child = self._child
+        assert child is not None
+        if fresh:
+            yield Notice("The engine was started again.", topic="engine")
+        request = child.ask("generate", prompt, params)
+        finished = False
+        try:
+            # by way of the inbox: whoever sets it, a signal handler perhaps, need not wait
+            with (cancel or Cancel()).calling(lambda: request.inbox.put(("cancel", None))):
+                while True:
+                    kind, payload = request.inbox.get()
+                    if kind == "cancel":
+                        child.cancel(request.id)
+                    elif kind == "events":
+                        yield from payload
+                    elif kind == "end":
+                        finished = True
+                        return
+                    else:
+                        finished = True
+                        raise payload
+        finally:
+            # The child serves requests in order, so an abandoned one needs no waiting for.
+            if not finished:
+                child.cancel(request.id)
+            child.forget(request.id)
+
+    def count_tokens(self, prompt: str | Sequence[Message]) -> int:
+        self.start()
+        child = self._child
+        assert child is not None
+        request = child.ask("count", prompt)
+        try:
+            kind, payload = request.inbox.get()
+        finally:
+            child.forget(request.id)
+        if kind == "result":
+            return int(payload)
+        raise payload
+
+    def close(self) -> None:
+        """Ask, then terminate, then kill. Idempotent, callable from any thread, also mid-load."""
+        self._closed = True
+        self._drop()
+
+    def _drop(self) -> None:
+        with self._guard:
+            child, self._child = self._child, None
+        if child is not None:
+            child.stop(self.close_grace_s)
+
+
+@dataclass(slots=True)
+class _Request:
+    id: int
+    inbox: queue.SimpleQueue[tuple[str, Any]]
+
+
+class _Child:
+    """One process from spawn to burial, seen from the parent."""
+
+    def __init__(self, factory: EngineFactory, on_event: OnEvent | None) -> None:
+        self.info: EngineInfo | None = None
+        self.death: SpecllamaError | None = None
+        self._on_event = on_event
+        self._ids = itertools.count(1)
+        self._inboxes: dict[int, queue.SimpleQueue[tuple[str, Any]]] = {}
+        self._ready = threading.Event()
+        self._send_lock = threading.Lock()
+        self._reap_lock = threading.Lock()
+        self._stopping = False
+        fd, log = tempfile.mkstemp(prefix="specllama-engine-", suffix=".log")
+        os.close(fd)
+        self._log = Path(log)
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe(duplex=True)
+        self._conn: Connection = ours
+        self.process = context.Process(
+            target=_serve, args=(theirs, factory, log), name="specllama-engine", daemon=True
+        )
+        _ensure_resource_tracker()
+        self.process.start()
+        theirs.close()
+        self._reader = threading.Thread(
+            target=self._read, name="specllama-engine-reader", daemon=True
+        )
+        self._reader.start()
+
+    def wait_ready(self) -> EngineInfo:
+        self._ready.wait()
+        if self.info is None:
+            raise self.death or EngineError("the engine was closed while loading")
+        return self.info
+
+    def ask(self, verb: str, *args: Any) -> _Request:
+        request = _Request(next(self._ids), queue.SimpleQueue())
+        self._inboxes[request.id] = request.inbox
+        if not self._send((verb, request.id, *args)) or self.death is not None:
+            request.inbox.put(("error", self.death or EngineDied("the engine process ended")))
+        return request
+
+    def cancel(self, request_id: int) -> None:
+        self._send(("cancel", request_id))
+
+    def forget(self, request_id: int) -> None:
+        self._inboxes.pop(request_id, None)
+
+    def stop(self, grace_s: float) -> None:
+        self._stopping = True
+        self._send(("close", 0))
+        # A child that still loads holds nothing worth a farewell.
+        if self.info is None or not self._reap(grace_s):
+            self.process.terminate()
+            if not self._reap(grace_s):
+                self.process.kill()
+                self._reap(REAP_S)
+        self._reader.join(REAP_S)
+        with contextlib.suppress(OSError):
+            self._log.unlink()
+
+    def _send(self, message: tuple[Any, ...]) -> bool:
+        try:
+            with self._send_lock:
+                self._conn.send(message)
+        except (OSError, ValueError):
+            # Let the reader see the end of the pipe and say why.
+            self._reader.join(REAP_S)
+            return False
+        return True
+
+    def _reap(self, timeout_s: float) -> bool:
+        with self._reap_lock:  # two waitpid calls at once would lose the exit status
+            self.process.join(timeout_s)
+            return self.process.exitcode is not None
+
+    def _read(self) -> None:
+        refused: SpecllamaError | None = None
+        try:
+            while True:
+                kind, request_id, payload = self._conn.recv()
+                if kind == "ready":
+                    self.info = payload
+                    self._ready.set()
+                elif kind == "failed":
+                    refused = payload
+                elif kind == "progress":
+                    if self._on_event is not None:
+                        self._on_event(payload)
+                else:
+                    inbox = self._inboxes.get(request_id)
+                    if inbox is not None:
+                        inbox.put((kind, payload))
+        except (EOFError, OSError):
+            pass
+        finally:
+            self._bury(refused)
+
+    def _bury(self, refused: SpecllamaError | None) -> None:
+        if not self._reap(REAP_S) and not self._stopping:
+            self.process.kill()
+            self._reap(REAP_S)
+        if refused is not None:
+            self.death = refused
+        elif self._stopping:
+            self.death = EngineError("the engine was closed")
+        else:
+            self.death = _obituary(self.process.exitcode, self._log, loading=self.info is None)
+        self._ready.set()
+        for inbox in list(self._inboxes.values()):
+            inbox.put(("error", self.death))
+        with contextlib.suppress(OSError):
+            self._conn.close()
+        with contextlib.suppress(OSError):
+            self._log.unlink()
+
+
+_CAUSES = {
+    "SIGKILL": "out of memory?",
+    "SIGABRT": "llama.cpp gave up",
+    "SIGSEGV": "a crash in native code",
+    "SIGBUS": "the file changed or the disk failed while it was read?",
+    "SIGILL": "built for another processor?",
+}
+
+
+def _obituary(exitcode: int | None, log: Path, *, loading: bool) -> EngineDied:
+    when = "while loading the model" if loading else "in the middle of its work"
+    if exitcode is not None and exitcode < 0:
+        try:
+            name = signal.Signals(-exitcode).name
+        except ValueError:
+            name = f"signal {-exitcode}"
+        cause = f"{name}: {_CAUSES[name]}" if name in _CAUSES else name
+    else:
+        cause = f"exit status {exitcode}"
+    words = last_words(log)
+    said = f' llama.cpp said: "{words}"' if words else ""
+    hint = (
+        "choose a smaller model or a shorter context, or check the file with: specllama doctor"
+        if loading
+        else "the conversation is kept; your next message starts a fresh engine"
+    )
+    return EngineDied(f"The engine process ended {when} ({cause}).{said}", hint)
+
+
+def last_words(log: Path) -> str:
+    """The line of the child's output that most likely says why it died; one line, no controls."""
+    try:
+        with log.open("rb") as handle:
+            handle.seek(0, os.SEEK_END)
+            handle.seek(max(0, handle.tell() - LAST_WORDS_BYTES))
+            raw = handle.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    # What faulthandler adds is for developers; the reason stands before it.
+    text = raw.split("Fatal Python error", 1)[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = ("assert", "error", "failed", "abort", "what():", "out of memory", "exception")
+    for line in reversed(lines):
+        if any(word in line.lower() for word in telling):
+            return _printable(line)
+    return _printable(lines[-1]) if lines else ""
+
+
+def _printable(line: str) -> str:
+    cleaned = "".join(ch if ch.isprintable() else "·" for ch in line)
+    return cleaned if len(cleaned) <= 300 else cleaned[:299] + "…"
+
+
+def _ensure_resource_tracker() -> None:
+    """Start multiprocessing's helper while stderr is a real file.
+
+    A running Textual app replaces sys.stderr by an object whose fileno() is -1, and the helper
+    passes that number on to exec, which refuses it.
+    """
+    try:
+        broken = sys.stderr is None or sys.stderr.fileno() < 0
+    except (OSError, ValueError):
+        broken = False  # multiprocessing skips a stderr without a descriptor by itself
+    if not broken:
+        resource_tracker.ensure_running()
+        return
+    captured, sys.stderr = sys.stderr, sys.__stderr__
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.stderr = captured
+
+
+# ---------------------------------------------------------------------------- inside the child
+
+
+class _Link:
+    """The child's end of the pipe. A parent that is gone ends the child at once."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        self._lock = threading.Lock()
+        self._cancels: dict[int, Cancel] = {}
+        self._cancels_lock = threading.Lock()
+        self._gathered: list[Event] = []
+        self._gathered_for = 0
+        self._sending_s = 0.0  # of this request
+        self._something = threading.Event()
+        self.work: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+
+    def send(self, kind: str, request_id: int, payload: Any = None) -> None:
+        try:
+            with self._lock:
+                self._conn.send((kind, request_id, payload))
+        except OSError:
+            os._exit(1)
+
+    def progress(self, event: Event) -> None:
+        self.send("progress", 0, event)
+
+    def event(self, request_id: int, event: Event) -> None:
+        """Send soon. The gathering thread pickles while the engine computes."""
+        with self._lock:
+            self._gathered.append(event)
+            self._gathered_for = request_id
+        self._something.set()
+
+    def flush(self) -> None:
+        with self._lock:
+            events, self._gathered = self._gathered, []
+            if not events:
+                return
+            begin = time.thread_time()
+            try:
+                self._conn.send(("events", self._gathered_for, events))
+            except OSError:
+                os._exit(1)
+            self._sending_s += time.thread_time() - begin
+
+    def billed(self, finished: Finished) -> Finished:
+        """With what sending the events before it took of a processor; the next request starts at
+        zero."""
+        self.flush()
+        with self._lock:
+            spent_s, self._sending_s = self._sending_s, 0.0
+        timings = dataclasses.replace(finished.timings, pipe_ms=spent_s * 1e3)
+        return dataclasses.replace(finished, timings=timings)
+
+    def gather(self) -> None:
+        while True:
+            self._something.wait()
+            self._something.clear()
+            # What comes first goes at once; what follows closely goes together.
+            self.flush()
+            time.sleep(GATHER_S)
+
+    def cancel_of(self, request_id: int) -> Cancel:
+        with self._cancels_lock:
+            return self._cancels.setdefault(request_id, Cancel())
+
+    def done(self, request_id: int) -> None:
+        with self._cancels_lock:
+            self._cancels.pop(request_id, None)
+
+    def listen(self) -> None:
+        while True:
+            try:
+                verb, request_id, *args = self._conn.recv()
+            except (EOFError, OSError):
+                os._exit(0)
+            if verb == "cancel":
+                with self._cancels_lock:
+                    known = self._cancels.get(request_id)
+                if known is not None:
+                    known.set()
+            elif verb == "close":
+                with self._cancels_lock:
+                    for cancel in self._cancels.values():
+                        cancel.set()
+                self.work.put(None)
+            else:
+                self.cancel_of(request_id)  # so that a cancel sent before its turn counts
+                self.work.put((verb, request_id, *args))
+
+
+def _serve(conn: Connection, factory: EngineFactory, log: str) -> None:
+    _redirect_output(log)
+    # Ctrl-C in a shared terminal reaches the whole process group; the parent decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort starts a debugger
+    import faulthandler
+    import traceback
+
+    faulthandler.enable()
+    link = _Link(conn)
+    threading.Thread(target=link.listen, name="specllama-commands", daemon=True).start()
+    threading.Thread(target=link.gather, name="specllama-events", daemon=True).start()
+    try:
+        engine = factory(link.progress)
+        link.send("ready", 0, engine.info)
+    except SpecllamaError as error:
+        link.send("failed", 0, error)
+        return
+    except BaseException as error:
+        traceback.print_exc()
+        link.send("failed", 0, EngineError(f"the engine could not start: {_name(error)}"))
+        return
+    while (work := link.work.get()) is not None:
+        verb, request_id, *args = work
+        try:
+            if verb == "count":
+                link.send("result", request_id, engine.count_tokens(args[0]))
+            else:
+                cancel = link.cancel_of(request_id)
+                for event in engine.generate(args[0], args[1], cancel=cancel):
+                    if isinstance(event, Finished):
+                        event = link.billed(event)
+                    link.event(request_id, event)
+                link.flush()
+                link.send("end", request_id)
+        except SpecllamaError as error:
+            link.flush()
+            link.send("error", request_id, error)
+        except Exception as error:
+            traceback.print_exc()
+            link.flush()
+            link.send("error", request_id, EngineError(f"the engine failed: {_name(error)}"))
+        finally:
+            link.done(request_id)
+    engine.close()
+
+
+def _name(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _redirect_output(log: str) -> None:
+    """Everything the child prints goes to its log: the terminal belongs to the parent."""
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        raw = os.fdopen(number, "w", encoding="utf-8", errors="replace", closefd=False, buffering=1)
+        setattr(sys, name, raw)

@@ -1,0 +1,93 @@
+"""How exact a loaded target is: measured once for a file, a build, a machine and its settings."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from specllama.errors import SpecllamaError
+from specllama.exactness import Exactness, measured
+
+if TYPE_CHECKING:
+    from specllama.backend.llama import LlamaModel
+    from specllama.backend.llama_context import LlamaContext
+    from specllama.models.gguf import GgufHeader
+    from specllama.params import EngineOptions
+
+logger = logging.getLogger("specllama.engine.probing")
+
+FAR_BYTES = 1 << 30  # weights of models whose passes of up to 65 rows are compared, too
+
+
+def exactness_of(
+    header: GgufHeader, model: LlamaModel, target: LlamaContext, options: EngineOptions
+) -> Exactness:
+    """How far the target's passes equal single steps; kept in the profiles once it is known.
+
+    Args:
+        options: resolved, as ``target`` was made with them.
+    """
+    if not model.can_roll_back:
+        return Exactness(why_not="a running state cannot be set back to compare them")
+    try:
+        return measured(
+            _key(header, model, target, options), lambda: _measure(model, target, options)
+        )
+    except (SpecllamaError, OSError) as error:
+        logger.warning("cannot measure how exact wide passes are: %s", error)
+        return Exactness(why_not=str(error))
+
+
+def _key(
+    header: GgufHeader, model: LlamaModel, target: LlamaContext, options: EngineOptions
+) -> dict[str, Any]:
+    """All that chooses kernels."""
+    from specllama.backend import devices
+    from specllama.models.pruned import fingerprint
+
+    build = devices.build_info()
+    return {
+        "file": fingerprint(header),
+        "build": [build.binding, *build.backends, *build.features, *devices.library_files()],
+        "machine": [
+            devices.cpu_name(),
+            devices.cpu_features(),
+            *(d.description for d in devices.gpus(devices.devices())),
+        ],
+        "gpu_layers": model.gpu_layers,
+        "threads": target.threads,
+        "flash_attn": target.flash,
+        "alike": target.rows_alike,
+        "kv": [options.kv_type_k, options.kv_type_v],
+        "mmap": options.use_mmap,
+        "rows": target.max_rows,
+        "leaves": target.max_leaves,
+    }
+
+
+def _measure(model: LlamaModel, target: LlamaContext, options: EngineOptions) -> Exactness:
+    """In a context of its own, made like the target's, which can be looked into."""
+    from specllama.backend.kernels import CELLS, COPIES, NARROW, probe
+    from specllama.backend.watch import Watch
+
+    # a GPU runs other kernels where it is stopped to be looked at
+    watch = Watch() if model.gpu_layers == 0 else None
+    context = model.context(
+        n_ctx=CELLS,
+        max_rows=max(target.max_rows, NARROW[-1]),
+        threads=target.threads,
+        options=options,
+        flash=target.flash,
+        max_leaves=COPIES + 2,
+        watch=watch,
+    )
+    try:
+        return probe(
+            context,
+            watch,
+            context.fill,
+            trained=model.n_ctx_train,
+            far=model.n_bytes <= FAR_BYTES,
+        )
+    finally:
+        model.drop(context)

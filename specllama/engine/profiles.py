@@ -1,0 +1,307 @@
+"""What was measured about a pair on this machine, kept between runs so that the next one is warm.
+
+One JSON file per pair and settings (device, layers on the GPU, threads, context length, KV types)
+under ``profiles_dir()``: the cost tables, what the draft window learnt per rule and temperature
+band, the balance of the pair, and the latest advice of ``specllama tune``. Several processes may
+share it: see ``store/profiles.py``. A file that is missing or of another version is passed over, a
+damaged one begun anew with a word about it; a folder that cannot be written to only means that
+nothing is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from specllama.interface import EngineInfo, ModelInfo
+from specllama.params import GenerateParams
+from specllama.speculative.adaptive import AdaptiveWindow
+from specllama.speculative.cost import CostTable
+from specllama.speculative.learned import CREDIT_FIRST, Balance, Costs, Learned
+from specllama.speculative.window import FixedWindow, Window
+from specllama.store import profiles as store
+
+SCHEMA = "specllama.profile.v3"
+
+# Upper ends of the temperature bands; sampling noise changes what a draft's confidence is worth.
+_BANDS = ((0.0, "greedy"), (0.5, "cool"), (0.9, "warm"), (1.2, "hot"))
+
+
+def band(params: GenerateParams) -> str:
+    """The key under which a request's calibration is kept."""
+    temperature = params.sampling.temperature
+    name = next((name for top, name in _BANDS if temperature <= top), "wild")
+    return name if name == "greedy" else f"{params.verify} {name}"
+
+
+@dataclass(frozen=True, slots=True)
+class PairKey:
+    """What a profile belongs to. Sizes stand for the contents: hashing gigabytes would cost more
+    than measuring again. Of two models, ``cache``, ``layers`` and ``n_ctx`` name both."""
+
+    target: str
+    draft: str
+    device: str
+    threads: int
+    layers: str  # on the GPU
+    cache: str  # types of K and V
+    n_ctx: str
+
+    @staticmethod
+    def of(info: EngineInfo) -> PairKey:
+        models = [info.target] if info.draft is None else [info.target, info.draft]
+        return PairKey(
+            target=_model_key(info.target),
+            draft="none" if info.draft is None else _model_key(info.draft),
+            device=f"{info.device}, flash attention {'on' if info.flash_attn else 'off'}",
+            threads=info.threads,
+            layers=" ".join(str(model.gpu_layers) for model in models),
+            cache=" ".join(model.kv_types for model in models),
+            n_ctx=" ".join(str(model.n_ctx) for model in models),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def path(self, folder: Path) -> Path:
+        text = "\n".join(str(v) for v in self.to_dict().values())
+        return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+
+    def times_like(self, pair: dict[str, Any]) -> bool:
+        """Whether the target of another profile takes as long for its passes: the draft model and
+        the length of the context are no matter."""
+        mine = self.to_dict()
+        same = all(pair[name] == mine[name] for name in ("target", "device", "threads"))
+        return same and all(
+            str(pair[name]).split(" ")[0] == mine[name].split(" ")[0]
+            for name in ("layers", "cache")
+        )
+
+
+def _model_key(model: ModelInfo) -> str:
+    return f"{model.name} {model.quantization} {model.n_params} {model.file_bytes}"
+
+
+class Profile:
+    """Costs, calibrations by band, the balance and the advice of one pair.
+
+    ``balance`` is what all drafting of the pair together may still lose: every method, rule and
+    temperature draws on it, and nothing but plain steps and gains fills it. ``path`` None keeps
+    nothing.
+    """
+
+    def __init__(self, path: Path | None = None, key: PairKey | None = None) -> None:
+        self.path = path
+        self.key = key
+        self.costs = Costs()
+        self.balance = Balance()
+        self._kept: Balance | None = None  # while practising
+        self.advice: dict[str, Any] | None = None
+        self._bands: dict[str, Learned] = {}
+        self.warm = False
+        self.trouble = ""  # why a file that is there was not used, for people
+        self._seen = self._data()  # what was last read or written
+        self._stamp: store.Stamp = ()  # of the file at that time
+        if path is not None:
+            self.refresh()
+
+    def copy(self) -> Profile:
+        """The same knowledge in a profile that is not kept."""
+        twin = Profile(key=self.key)
+        if self.warm:
+            twin._adopt(self._data())
+            twin.warm = True
+        return twin
+
+    def learned(self, name: str) -> Learned:
+        found = self._bands.get(name)
+        if found is None:
+            found = self._bands[name] = Learned(self.costs, self.balance)
+        return found
+
+    @contextmanager
+    def practice(self) -> Iterator[None]:
+        """Texts that are written to measure: neither what they lose nor what they gain counts."""
+        kept = self._kept = replace(self.balance)
+        try:
+            yield
+        finally:
+            self.forgive()
+            self.balance.credit, self.balance.reserve = kept.credit, kept.reserve
+            self.balance.aside, self._kept = kept.aside, None
+
+    def forgive(self) -> None:
+        """While practising, let every balance start anew."""
+        mine = [a.own for learned in self._bands.values() for a in learned.accounts.values()]
+        for balance in (self.balance, *mine):
+            balance.credit = max(balance.credit, CREDIT_FIRST)
+
+    def refresh(self) -> None:
+        """Take over what other processes have saved since the file was last seen."""
+        path = self.path
+        if path is None or (stamp := store.stamp(path)) == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            theirs = self._read(path)
+            if theirs is None:
+                return
+            self._adopt(store.merge(self._seen, self._data(), theirs))
+        except store.DAMAGE as error:
+            self._damaged(path, f"{type(error).__name__}: {error}")
+        except OSError as error:
+            self._damaged(path, error.strerror or str(error))
+        else:
+            self._seen, self.warm = theirs, True
+
+    def _damaged(self, path: Path, why: str) -> None:
+        line = " ".join(why.split())[:120]
+        self.trouble = (
+            f"what was measured of this pair cannot be read ({path}: {line}); it is measured anew"
+        )
+
+    def _read(self, path: Path) -> store.Data | None:
+        """The file, None where there is none of this version.
+
+        Raises:
+            OSError, one of ``store.DAMAGE``
+        """
+        data = store.read(path)
+        if data is None:
+            return None
+        version = str(data["schema"])
+        if version != SCHEMA:
+            if version.startswith("specllama.profile."):
+                return None
+            raise ValueError("not a profile")
+        if self.key is not None and data["pair"] != self.key.to_dict():
+            raise ValueError("it is of another pair")
+        return data
+
+    def _adopt(self, data: store.Data) -> None:
+        """Make ``data`` the state, all of it or nothing.
+
+        Raises:
+            one of ``store.DAMAGE``
+        """
+        costs, balance = Costs(), Balance.from_list(data["balance"])
+        costs.restore(data["costs"])
+        bands: dict[str, Learned] = {}
+        for name, saved in data["bands"].items():
+            learned = bands[str(name)] = Learned(self.costs, self.balance)
+            learned.restore(saved)
+        advice = data["advice"]
+        mine = self._kept or self.balance
+        mine.credit, mine.reserve, mine.aside = balance.credit, balance.reserve, balance.aside
+        self.costs.target, self.costs.draft = costs.target, costs.draft
+        self.costs.heads = costs.heads
+        self._bands = bands
+        self.advice = advice if isinstance(advice, dict) else None
+
+    def _data(self) -> store.Data:
+        return {
+            "schema": SCHEMA,
+            "pair": self.key.to_dict() if self.key else {},
+            "costs": self.costs.to_dict(),
+            "balance": (self._kept or self.balance).to_list(),
+            "bands": {name: learned.to_dict() for name, learned in self._bands.items()},
+            "advice": self.advice,
+        }
+
+    def save(self) -> bool:
+        """Write the file anew, whole or not at all, with what others saved meanwhile. False where
+        it cannot be written."""
+        path = self.path
+        if path is None or self.costs.target.one is None:
+            return False
+
+        data: store.Data = {}
+
+        def change() -> store.Data:
+            nonlocal data
+            self.refresh()
+            data = self._data()
+            return data
+
+        # taken before others may write: their file must never pass for this one
+        stamp = store.update(path, change)
+        if stamp:
+            self._stamp, self._seen = stamp, data
+        return bool(stamp)
+
+
+def open_profile(info: EngineInfo, folder: Path | None = None) -> Profile:
+    """The profile of a loaded pair, warm if one was kept."""
+    from specllama.paths import profiles_dir
+
+    key = PairKey.of(info)
+    return Profile(key.path(folder or profiles_dir()), key)
+
+
+def measured_passes(info: EngineInfo, rows: int, folder: Path | None = None) -> list[float] | None:
+    """Costs of the target's passes of 1 to ``rows`` rows from any profile of it on this machine.
+
+    Index 0 is unused. None where no profile has timed most of these widths.
+    """
+    from specllama.paths import profiles_dir
+
+    mine = PairKey.of(info)
+    best: tuple[int, list[float]] = (0, [])
+    for path in sorted((folder or profiles_dir()).glob("*.json")):
+        try:
+            data = store.read(path)
+            if data is None or data["schema"] != SCHEMA or not mine.times_like(data["pair"]):
+                continue
+            table = CostTable.from_dict(data["costs"]["target"])
+        except (OSError, *store.DAMAGE):
+            continue
+        timed = sum(table.seen(n) > 0 for n in range(2, rows + 1))
+        if table.one and timed > max(rows // 2, best[0]):
+            best = timed, table.upto(rows)
+    return best[1] or None
+
+
+class Windows:
+    """The draft windows of an engine: adaptive ones that learn into ``profile``, or fixed ones."""
+
+    def __init__(self, profile: Profile, info: EngineInfo) -> None:
+        self._info = info
+        self.use(profile)
+
+    def use(self, profile: Profile) -> None:
+        """Learn into ``profile`` from now on."""
+        self.profile = profile
+        info = self._info
+        if info.draft is not None and info.target.file_bytes:
+            profile.costs.draft_share = min(
+                max(1.2 * info.draft.file_bytes / info.target.file_bytes, 0.01), 2.0
+            )
+
+    def trouble(self) -> str:
+        """Why a profile that is there was not used; once, "" afterwards."""
+        said, self.profile.trouble = self.profile.trouble, ""
+        return said
+
+    def __call__(self, params: GenerateParams) -> Window:
+        """The window of one request."""
+        info = self._info
+        limit = params.reach(info.exact_rows)
+        if params.window == "fixed":
+            return FixedWindow(limit, params.draft_min)
+        profile = self.profile
+        profile.refresh()
+        if params.exact:  # a pass of more rows would be cut into several
+            limit = min(limit, info.exact_rows - 1)
+        return AdaptiveWindow(
+            profile.learned(band(params)),
+            draft_max=limit,
+            draft_min=params.draft_min,
+            peek=params.verify == "match" or params.sampling.temperature == 0.0,
+            steps=profile.costs.steps(params.proposer),
+            tokens=params.max_tokens,
+            on_finish=profile.save,
+        )

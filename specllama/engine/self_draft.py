@@ -1,0 +1,144 @@
+"""Self-speculation: the target drafts with some of its own layers.
+
+The draft is a file of its own, cut out of the target's (``models.pruned``), so that every model
+whose layers can be dropped works without a special pass. It is made and loaded when the first
+request asks for it: nobody pays for a second model by having the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from specllama.errors import DoesNotFit, EngineError
+from specllama.models import memory, pruned
+from specllama.speculative.drafting.draft_model import DraftModelProposer
+from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import Draft, HiddenNeed, Room, Verdict
+
+if TYPE_CHECKING:
+    from specllama.backend.loaded_target import LoadedTarget
+    from specllama.models.gguf import GgufHeader
+
+MUCH = 0.5  # of a target step; a draft that costs more hardly ever pays
+
+
+class SelfProposer:
+    """Drafts with the target's own layers, opened at the first ``start``.
+
+    Args:
+        target: the draft takes over its settings and is freed before it.
+    """
+
+    name = "self"
+    needs: HiddenNeed = "nothing"
+
+    def __init__(self, target: LoadedTarget) -> None:
+        self._target = target
+        self._inner: DraftModelProposer | None = None
+        self._advice = ""
+        self._closed = False
+
+    def start(self, request: Request) -> None:
+        """Make the draft's file if there is none yet, load it, and begin a reply.
+
+        Raises:
+            DoesNotFit, CannotLoad: no memory for a second model.
+            SpecllamaError: the file cannot be written.
+        """
+        if self._closed:
+            raise EngineError("the engine is closed")
+        if self._inner is None:
+            self._inner = self._open()
+        self._inner.start(request)
+
+    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+        return self._ready().propose(tokens, chain, room)
+
+    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
+        self._ready().commit(tokens, draft, verdict)
+
+    def advice(self) -> str:
+        """What the draft is and costs; said once."""
+        said, self._advice = self._advice, ""
+        return said
+
+    def forget(self) -> None:
+        if self._inner is not None:
+            self._inner.context.rollback(0)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._inner is not None:
+            self._inner.close()
+
+    def _ready(self) -> DraftModelProposer:
+        if self._inner is None:
+            raise EngineError("propose before start")
+        return self._inner
+
+    def _open(self) -> DraftModelProposer:
+        from specllama.backend.llama import LlamaModel
+
+        target, options = self._target, self._target.options
+        drop, speed = _layers(target.header)
+        self._advice = _advice(drop, pruned.draft_work(target.header, drop), speed)
+        header = pruned.make_draft(target.header, drop, threads=target.threads)
+        if options.check_memory and not target.model.gpu_layers:
+            _require_memory(header, target)
+        model = LlamaModel(
+            header.path,
+            pre=header.pre_tokenizer or "",
+            gpu_layers=str(target.model.gpu_layers),
+            use_mmap=options.use_mmap,
+            use_mlock=options.use_mlock,
+        )
+        target.on_close.callback(model.close)
+        context = model.context(
+            n_ctx=target.context.n_ctx,
+            max_rows=1,
+            threads=options.draft_threads or target.threads,
+            options=options,
+            flash=target.context.flash,
+            alike=False,
+        )
+        return DraftModelProposer(
+            context,
+            n_vocab=target.context.n_vocab,
+            batch=min(512, context.n_batch),
+            name=self.name,
+        )
+
+
+def _layers(header: GgufHeader) -> tuple[tuple[int, ...], float | None]:
+    """The layers to drop and their expected speed: what a search found, else the middle half."""
+    found = pruned.stored_choice(header)
+    if found is not None:
+        return tuple(found["drop"]), float(found["speed"])
+    return pruned.middle_half(header.block_count), None
+
+
+def _advice(drop: Sequence[int], work: float, speed: float | None) -> str:
+    said = (
+        f"the draft is the target without layers {pruned.layer_list(drop)}: "
+        f"one of its steps reads {work:.0%} of the bytes of the target's"
+    )
+    if speed is not None:
+        pays = "" if speed > 1 else ", which cannot pay"
+        return f"{said}; the best choice that was found, at most {speed:.2f}× plain{pays}"
+    return f"{said}, which hardly ever pays" if work > MUCH else said
+
+
+def _require_memory(header: GgufHeader, target: LoadedTarget) -> None:
+    options = target.options
+    needed = header.file_bytes + memory.kv_bytes(
+        header, target.context.n_ctx, type_k=options.kv_type_k, type_v=options.kv_type_v
+    )
+    free = memory.available_memory()
+    if 0 < free < needed:
+        raise DoesNotFit(
+            f"the draft cut out of the target needs {needed / 1e9:.1f} GB of memory, "
+            f"{free / 1e9:.1f} GB are free",
+            "choose another --proposer, or a smaller context (-c)",
+        )

@@ -1,0 +1,131 @@
+"""How likely a token follows the last two, by what followed them in this text.
+
+A copy is judged by more than the length of its match: a token that always follows the one before it
+is safer than one of many that do (the value behind the same key). The estimate backs off from two
+tokens to one to none, each weighed against the number of different ways it went on (Witten and Bell
+1991, method C).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from specllama.speculative.history import History, Mark
+
+Keys = npt.NDArray[np.int64]
+
+_ANY = 0.02  # of a token that never followed
+_BITS = 21  # of a token in a key: three fit, and no vocabulary has two million
+_NEWEST = 4096  # tokens counted one by one before all are sorted again
+
+
+class _Counts:
+    """How often each token followed each context, sorted; the newest in a dictionary.
+
+    Args:
+        keys: a context and a token in one number for each time, sorted.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        new = np.ones(len(keys), np.bool_)
+        np.not_equal(keys[1:], keys[:-1], out=new[1:])
+        first = new.nonzero()[0]
+        self._keys = keys[first]
+        self._before = np.append(first, len(keys))  # occurrences of all smaller keys
+        # context -> [tokens that followed lately, ways the sorted part does not know, {way: count}]
+        self._newest: dict[int, tuple[list[int], dict[int, int]]] = {}
+
+    def add(self, context: int, token: int) -> None:
+        (totals, after) = self._newest.setdefault(context, ([0, 0], {}))
+        if token not in after:
+            key = (context << _BITS) | token
+            at = int(self._keys.searchsorted(key))
+            totals[1] += at == len(self._keys) or int(self._keys[at]) != key
+        after[token] = after.get(token, 0) + 1
+        totals[0] += 1
+
+    def look_up(self, contexts: Keys, tokens: Keys) -> tuple[Keys, Keys, Keys]:
+        """(how often the token followed, how often anything did, in how many ways), each [n]."""
+        n = len(contexts)
+        low = contexts << _BITS
+        at = self._keys.searchsorted(np.concatenate((low, low + (1 << _BITS), low | tokens)))
+        begin, end, exact = at[:n], at[n : 2 * n], at[2 * n :]
+        total = self._before[end] - self._before[begin]
+        ways = end - begin
+        count = np.zeros(n, np.int64)
+        known = exact < len(self._keys)
+        known[known] = self._keys[exact[known]] == (low | tokens)[known]
+        count[known] = self._before[exact[known] + 1] - self._before[exact[known]]
+        for i, (context, token) in enumerate(zip(contexts.tolist(), tokens.tolist(), strict=True)):
+            if (lately := self._newest.get(context)) is not None:
+                (more, new), after = lately
+                count[i] += after.get(token, 0)
+                total[i] += more
+                ways[i] += new
+        return count, total, ways
+
+
+class Backoff:
+    """Counts of what followed one and two tokens of a text."""
+
+    def __init__(self) -> None:
+        self._text: History | None = None
+        self._mark = Mark(0, 0)
+        self._sorted = 0
+        self._one = self._two = _Counts(np.empty(0, np.int64))
+        self._likely: dict[tuple[int, ...], tuple[float, ...]] = {}  # sources often agree
+
+    def follow(self, text: History) -> None:
+        """Count what is new in ``text``; what was cut off is forgotten."""
+        read = text.kept(self._mark) if text is self._text else 0
+        if text is not self._text or read < self._mark.length or len(text) - self._sorted > _NEWEST:
+            a = text.array.astype(np.int64)
+            two = (((a[:-2] << _BITS) | a[1:-1]) << _BITS) | a[2:]
+            two.sort()
+            self._two = _Counts(two)
+            self._one = _Counts(two >> _BITS)
+            if len(text) > 1:  # nothing follows the last pair
+                self._one.add(text[-2], text[-1])
+            self._sorted = len(text)
+            self._likely.clear()
+        else:
+            for i in range(read, len(text)):
+                if i >= 1:
+                    self._one.add(text[i - 1], text[i])
+                if i >= 2:
+                    self._two.add((text[i - 2] << _BITS) | text[i - 1], text[i])
+                self._likely.clear()
+        self._text, self._mark = text, text.mark()
+
+    def likely(self, copied: Sequence[int]) -> tuple[float, ...]:
+        """The probability of each of these tokens, behind the text and those before it."""
+        key = tuple(copied)
+        if key not in self._likely:
+            self._likely[key] = self._chances(key)
+        return self._likely[key]
+
+    def _chances(self, copied: tuple[int, ...]) -> tuple[float, ...]:
+        p = np.full(len(copied), _ANY)
+        if self._text and copied:
+            known = min(len(self._text), 2)
+            behind = np.array([*self._text[-known:], *copied], np.int64)
+            tokens = behind[known:]
+            p = _blend(p, self._one, behind[known - 1 : -1], tokens)
+            skip = 2 - known  # tokens before which the text has only one
+            pairs = (behind[:-2] << _BITS) | behind[1:-1]
+            p[skip:] = _blend(p[skip:], self._two, pairs, tokens[skip:])
+        return tuple(p.tolist())
+
+
+def _blend(
+    p: npt.NDArray[np.float64], counts: _Counts, contexts: Keys, tokens: Keys
+) -> npt.NDArray[np.float64]:
+    count, total, ways = counts.look_up(contexts, tokens)
+    seen = total > 0
+    blended: npt.NDArray[np.float64] = np.where(
+        seen, (count + ways * p) / np.maximum(total + ways, 1), p
+    )
+    return blended

@@ -1,0 +1,176 @@
+"""Medusa's mathematics: heads that read the target's hidden state, and the tree of their guesses.
+
+    head d      x <- x + SiLU(W x + b) for every residual block, then (optionally) a square matrix
+                in front of the target's own output matrix, or an output matrix of its own
+    depth       head d guesses the token d places behind the pending one, from the hidden state
+                that the pending token was drawn from; it never sees the tokens between
+    tree        nodes (depth, rank) leave a heap by the product of their expected acceptances along
+                the path: the best n nodes there are, since a child never beats its parent
+
+Source: Cai et al. 2024 (Medusa), whose sparse tree is built in this way from accuracies measured
+per head and rank.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from specllama.speculative.tree import TreeBuilder
+from specllama.speculative.types import FloatArray, IntArray, Row
+
+Matrix = npt.NDArray[np.float32]  # [out, in]
+Vector = npt.NDArray[np.float32]
+
+ROOT = -1
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head. ``width`` is the target's hidden width.
+
+    ``blocks`` are (weight [width, width], bias [width]); ``proj`` [width, width] and ``output``
+    [rows, width] may be missing: then the identity and the shared output matrix stand for them.
+    """
+
+    blocks: tuple[tuple[Matrix, Vector], ...]
+    proj: Matrix | None = None
+    output: Matrix | None = None
+
+    def state(self, hidden: Vector) -> Vector:
+        """What the output matrix reads: [width] from [width]."""
+        x = hidden
+        for weight, bias in self.blocks:
+            x = x + silu(weight @ x + bias)
+        return x if self.proj is None else self.proj @ x
+
+
+class HeadSource(Protocol):
+    """Heads that can be asked, however they are computed."""
+
+    def __len__(self) -> int:
+        """How many heads: the deepest guess."""
+        ...
+
+    def logits(self, hidden: Vector, depth: int) -> Row:
+        """Logits [n_vocab] of head ``depth`` (from 1), valid until the next call."""
+        ...
+
+    def measured(self, depth: int, top: float) -> FloatArray:
+        """Accuracies by rank where the head's best token has the probability ``top``; may be []."""
+        ...
+
+
+@dataclass(frozen=True)
+class Heads:
+    """All heads of a file, in float32.
+
+    Attributes:
+        heads: head d (from 1) is ``heads[d - 1]``.
+        output: the matrix that heads without one of their own share [rows, width].
+        ids: the token of each output row; None where row r is token r.
+        n_vocab: tokens of the target.
+        accuracies: [heads, bands, ranks]: how often the rank-r guess of a head was the target's
+            greedy token, where the head's best token had a probability within the band; ``edges``
+            [bands - 1] separate the bands. Empty where nobody measured.
+    """
+
+    heads: tuple[Head, ...]
+    output: Matrix | None
+    ids: IntArray | None
+    n_vocab: int
+    accuracies: FloatArray
+    edges: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def logits(self, hidden: Vector, depth: int) -> Row:
+        """Logits [n_vocab] of head ``depth`` (from 1); -inf for tokens it cannot say."""
+        head = self.heads[depth - 1]
+        matrix = self.output if head.output is None else head.output
+        if matrix is None:
+            raise ValueError("a head without an output matrix")
+        rows: Row = matrix @ head.state(hidden)
+        if self.ids is None:
+            return rows
+        row = np.full(self.n_vocab, -np.inf, np.float32)
+        row[self.ids] = rows
+        return row
+
+    def measured(self, depth: int, top: float) -> FloatArray:
+        """Accuracies by rank of a head whose best token has the probability ``top``; may be []."""
+        if not self.accuracies.size:
+            return np.empty(0)
+        band = int(np.searchsorted(self.edges, top, side="right"))
+        rates: FloatArray = self.accuracies[depth - 1, band]
+        return rates
+
+
+def silu(x: Vector) -> Vector:
+    """x times its logistic function; no overflow warning for large negative values."""
+    one = np.float32(1.0)
+    out: Vector = np.divide(x, one + np.exp(-np.maximum(x, np.float32(-80.0))), dtype=np.float32)
+    return out
+
+
+Guess = tuple[int, float]  # token, expected acceptance given its parent
+
+
+def grow(
+    tree: TreeBuilder,
+    guesses: Callable[[int], Sequence[Guess]],
+    *,
+    depths: int,
+    source: str,
+    is_end: Callable[[int], bool] = lambda token: False,
+    beside: Callable[[float], bool] = lambda likely: True,
+) -> None:
+    """Fill ``tree`` with the likeliest nodes.
+
+    Args:
+        guesses: the guesses at a depth (from 1), best first; asked once per depth, and only when
+            no shallower node is likelier than the best that could follow.
+        depths: how many heads there are.
+        is_end: nothing follows such a token.
+        beside: asked before a node off the path of best guesses, with the probability that the
+            target comes there.
+    """
+    known: dict[int, list[Guess]] = {}
+    heap: list[tuple[float, int, int, int, int]] = []  # -likely, order, parent, depth, rank
+    pushed = 0
+
+    def push(likely: float, parent: int, depth: int, rank: int) -> None:
+        nonlocal pushed
+        pushed += 1
+        heapq.heappush(heap, (-likely, pushed, parent, depth, rank))
+
+    weights = {ROOT: 1.0}
+    best = ROOT  # the end of the path of best guesses
+    push(1.0, ROOT, 1, -1)  # rank -1: look at the guesses that follow
+    while heap and tree.room > 0:
+        minus, _, parent, depth, rank = heapq.heappop(heap)
+        if rank < 0:
+            if depth not in known:
+                known[depth] = list(guesses(depth))
+            if known[depth]:
+                push(weights[parent] * known[depth][0][1], parent, depth, 0)
+            continue
+        token, share = known[depth][rank]
+        if rank + 1 < len(known[depth]):
+            push(weights[parent] * known[depth][rank + 1][1], parent, depth, rank + 1)
+        main = rank == 0 and parent == best
+        if not main and not beside(-minus):
+            continue
+        node = tree.add(parent, token, source, confidence=share)
+        if node is None:
+            continue
+        weights[node] = -minus
+        best = node if main else best
+        if depth < depths and not is_end(token):
+            push(-minus, node, depth + 1, -1)

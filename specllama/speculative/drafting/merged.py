@@ -1,0 +1,57 @@
+"""A free guess and a draft model in one tree.
+
+What was copied from the text (an n-gram or suffix match) stands as a branch of point masses beside
+the draft model's own; where both say the same they share nodes. Nodes leave one heap by path
+probability, so a sure copy fills the tree, a doubtful one costs a row or two, and the model goes on
+where the copy ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specllama.speculative.drafting.draft_tree import DraftTreeProposer
+from specllama.speculative.drafting.drafter import Proposer, Request
+from specllama.speculative.history import common_prefix
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import EMPTY_DRAFT, Draft, HiddenNeed, Room, Verdict
+
+
+class MergedProposer:
+    """Drafts one tree from two sources.
+
+    Args:
+        copier: a source of chains that cost nothing, with confidences.
+        model: grows the tree around them.
+    """
+
+    name = "merged"
+    needs: HiddenNeed = "nothing"
+
+    def __init__(self, copier: Proposer, model: DraftTreeProposer) -> None:
+        self._copier = copier
+        self._model = model
+        self._guess = EMPTY_DRAFT
+
+    def start(self, request: Request) -> None:
+        self._guess = EMPTY_DRAFT
+        self._copier.start(request)
+        self._model.start(request)
+
+    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+        self._guess = self._copier.propose(tokens, chain, Room(room.n, pick=room.pick))
+        return self._model.grow(tokens, chain, room, self._guess)
+
+    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
+        """Each source learns what became of its own guess, joined or beaten or left out."""
+        if len(self._guess):
+            n = len(verdict.path) + (verdict.target_token is not None)
+            agreed = common_prefix(self._guess.tokens, tuple(tokens[len(tokens) - n :]))
+            own = Verdict(tuple(range(agreed)), verdict.target_token, verdict.kind)
+            self._copier.commit(tokens, self._guess, own)
+            self._guess = EMPTY_DRAFT
+        self._model.commit(tokens, draft, verdict)
+
+    def close(self) -> None:
+        self._copier.close()
+        self._model.close()

@@ -1,0 +1,129 @@
+"""Several sources that compete for every round: copies of the text, and one source that pays.
+
+Everything that the free sources would copy is laid before the window, which learns from all of it,
+sent or not, and picks what promises most for its time. The paying source (a draft model, or a head
+of the target) is asked where no copy promises as much, and where it stays out the best copy that
+still pays goes.
+
+The choice depends on the text so far and on what earlier rounds taught, never on a token sampled
+in this round, so it is exact under every verification rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specllama.speculative.drafting.drafter import (
+    Copier,
+    PromptReader,
+    Proposer,
+    Remembering,
+    Request,
+)
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Verdict
+
+CALM = 3  # tokens of a match that is taken where no window weighs it against the paying source
+
+_WORDS = {
+    "draft": "the draft model",
+    "eagle3": "the EAGLE-3 head",
+    "medusa": "the Medusa heads",
+    "mtp": "the NextN layers",
+}
+
+
+class MixedProposer:
+    """Drafts from whichever of its sources promises most.
+
+    Args:
+        sources: free ones (copiers) and others, each kind in order of preference.
+    """
+
+    name = "mixed"
+
+    def __init__(self, sources: Sequence[Proposer]) -> None:
+        if not sources:
+            raise ValueError("a mixed proposer needs at least one source")
+        self._sources = tuple(sources)
+        self._said = False
+        self._copiers = [source for source in sources if isinstance(source, Copier)]
+        self._paid = [source for source in sources if not isinstance(source, Copier)]
+        needs = {source.needs for source in sources} - {"nothing"}
+        if len(needs) > 1:
+            raise ValueError(f"one pass cannot give {' and '.join(sorted(needs))}")
+        self.needs: HiddenNeed = needs.pop() if needs else "nothing"
+
+    @property
+    def sources(self) -> tuple[Proposer, ...]:
+        return self._sources
+
+    @property
+    def paid(self) -> str:
+        """Name of the source that costs time, "" without one."""
+        return self._paid[0].name if self._paid else ""
+
+    @property
+    def copies(self) -> bool:
+        """Whether a source copies from the text."""
+        return bool(self._copiers)
+
+    def describe(self) -> str:
+        """The sources in words."""
+        copies = ["copies of the text"] if self._copiers else []
+        return " and ".join([*copies, *(_WORDS.get(s.name, s.name) for s in self._paid)])
+
+    def advice(self) -> str:
+        """What drafts here, where that is not the usual draft model; said once."""
+        said = self._said or not self.paid or self.paid == "draft"
+        self._said = True
+        return "" if said else f"drafting from {self.describe()}"
+
+    def start(self, request: Request) -> None:
+        for source in self._sources:
+            source.start(request)
+
+    def reusable(self, tokens: Sequence[int], cached: int) -> int:
+        readers = (source for source in self._paid if isinstance(source, PromptReader))
+        return min((reader.reusable(tokens, cached) for reader in readers), default=cached)
+
+    def read_prompt(self) -> None:
+        for source in self._paid:
+            if isinstance(source, PromptReader):
+                source.read_prompt()
+
+    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+        guesses, owners = self._guesses(tokens, room)
+        which, length = room.pick(guesses) if guesses else (0, 0)
+        if length == 0:
+            for source in self._paid:
+                draft = source.propose(tokens, chain, room)
+                if len(draft):
+                    return draft
+            if guesses and self._paid:
+                which, length = room.pick(guesses)
+        return owners[which].send(guesses[which], length, room) if length else EMPTY_DRAFT
+
+    def _guesses(self, tokens: Sequence[int], room: Room) -> tuple[list[Guess], list[Copier]]:
+        """Every different guess of a source, and whose it is."""
+        guesses: list[Guess] = []
+        owners: list[Copier] = []
+        for source in self._copiers:
+            for guess in source.guesses(tokens, room.n):
+                if room.judged or guess.match_length >= CALM or not self._paid:
+                    guesses.append(guess)
+                    owners.append(source)
+        return guesses, owners
+
+    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
+        for source in self._sources:
+            source.commit(tokens, draft, verdict)
+
+    def forget(self) -> None:
+        for source in self._copiers:
+            if isinstance(source, Remembering):
+                source.forget()
+
+    def close(self) -> None:
+        for source in self._sources:
+            source.close()

@@ -1,0 +1,100 @@
+"""Prompt lookup: what followed the last n tokens the last time they occurred.
+
+Sizes from n_max down to n_min, the longest match first, the newest of its places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specllama.speculative.drafting.copying import Reader
+from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Verdict
+
+LONG_MATCH = 32  # beyond this a longer match says nothing more
+
+
+class NgramProposer:
+    """Drafts by copying from the prompt and the reply so far.
+
+    Args:
+        n_max: longest n-gram looked up.
+        n_min: shortest; 2 finds more and is wrong more often, 3 is calmer.
+        reader: of the text, to share with other copying sources.
+    """
+
+    name = "ngram"
+    needs: HiddenNeed = "nothing"
+
+    def __init__(self, *, n_max: int = 6, n_min: int = 2, reader: Reader | None = None) -> None:
+        if not 1 <= n_min <= n_max:
+            raise ValueError(f"need 1 <= n_min <= n_max, got {n_min} and {n_max}")
+        self._sizes = range(n_max, n_min - 1, -1)
+        self._reader = reader or Reader()
+        self._hits: dict[int, list[int]] = {n: [0, 0] for n in self._sizes}
+        self._found_size = 0  # of this round's match
+        self._last_size = 0  # and of the one that was sent
+        self._request: Request | None = None
+
+    def start(self, request: Request) -> None:
+        self._request = request
+        self._hits = {n: [0, 0] for n in self._sizes}
+
+    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+        guesses = self.guesses(tokens, room.n)
+        if not guesses:
+            return EMPTY_DRAFT
+        which, length = room.pick(guesses)
+        return self.send(guesses[which], length, room)
+
+    def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
+        """The continuation of the best match, up to the end of a turn; [] without a match."""
+        self._last_size = 0
+        if most <= 0:
+            return []
+        at, size, agreement = self.lookup(tokens)
+        if size == 0:
+            return []
+        copied = self._reader.text[at : at + most]
+        is_eog = self._request.is_eog if self._request else None
+        if is_eog is not None:
+            stop = next((i for i, t in enumerate(copied) if is_eog(t)), None)
+            if stop is not None:
+                copied = copied[: stop + 1]
+        self._found_size = size
+        endings = self._request.endings(tokens[-1], copied) if self._request else ()
+        shares = self._reader.habits.likely(copied)
+        return [Guess(self.name, tuple(copied), agreement, shares, endings)]
+
+    def send(self, guess: Guess, length: int, room: Room) -> Draft:
+        """The first ``length`` tokens of this round's guess as a draft."""
+        if length <= 0:
+            return EMPTY_DRAFT
+        self._last_size = self._found_size
+        hits, tries = self._hits[self._last_size]
+        score = (hits + 1.0) / (tries + 2.0)
+        return Draft.chain(guess.tokens[:length], self.name, confidence=[score] * length)
+
+    def lookup(self, tokens: Sequence[int]) -> tuple[int, int, int]:
+        """(position of the continuation, n-gram size, tokens that agree up to LONG_MATCH) of the
+        best match; size 0 for none."""
+        self._reader.follow(tokens)
+        matches = self._reader.matches
+        size = min(matches.longest, self._sizes[0])
+        if size < self._sizes[-1]:
+            return 0, 0, 0
+        newest = int((matches.lengths >= size).nonzero()[0][-1])
+        agreement = min(int(matches.lengths[newest]), LONG_MATCH)
+        return int(matches.places[newest]) + 1, size, agreement
+
+    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
+        if self._last_size and len(draft) and draft.sources[0] == self.name:
+            hits = self._hits[self._last_size]
+            # only tested positions count: what lies behind a rejection was never judged
+            hits[0] += len(verdict.path)
+            hits[1] += min(len(verdict.path) + 1, len(draft))
+        self._last_size = 0
+
+    def close(self) -> None:
+        pass

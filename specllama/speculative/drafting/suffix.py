@@ -1,0 +1,326 @@
+"""Suffix decoding: what followed the longest repeat of the text's end, by how often it followed.
+
+The longest end of the text that occurred before is looked up, whatever its length: no n-gram size
+to choose. Earlier texts are asked where they match longer, and are judged apart: what this text
+repeats is mostly meant. Continuations are followed by their counts, as in SuffixDecoding (Oliaro et
+al. 2024), which keeps two trees likewise.
+
+A guess's probability is the share of its count among its siblings' times the reliability of matches
+as long as this one, which is learnt; where it comes to be tested, the guesses before it were right
+and have lengthened the match. The best nodes by path probability make the draft: a chain where the
+target takes chains, a tree where it takes trees.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specllama.speculative.drafting.copying import Reader
+from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.history import History, Mark, common_prefix
+from specllama.speculative.matches import Matches
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.tree import TreeBuilder
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Verdict
+
+BREAK = -1  # stands between texts; never proposed
+PAST = "suffix-past"  # guesses that continue as an earlier text did
+_COUNTED = 32  # places of a match whose continuations are counted, the newest: bounds the work
+_ENDS_TRIED = 4  # match lengths compared per round
+_OVERLAP = 64  # tokens before an edit that are read again, so that matches can reach back
+_LIKELY = 0.01  # path probability below which a copy is not worth a row
+
+# Reliability of a match of 1, 2-3, 4-7, 8-15, 16-31, 32+ tokens before anything was seen, worth
+# _PRIOR tested guesses.
+_RELIABLE = (0.25, 0.45, 0.65, 0.8, 0.9, 0.95)
+_PRIOR = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Places of a text where one string ends. What may follow is what followed there."""
+
+    text: History
+    places: list[int]  # of the string's last token, ascending, each with a token behind it
+
+    @staticmethod
+    def at(text: History, places: Sequence[int]) -> State:
+        """The newest of ``places`` that anything follows."""
+        end = len(text) - 1
+        return State(text, [place for place in places[-_COUNTED:] if place < end])
+
+    def followers(self) -> list[tuple[int, State, float]]:
+        """(token, state, share) of what followed, most frequent first, the newest first on ties."""
+        ways: dict[int, list[int]] = {}
+        for place in self.places:
+            ways.setdefault(self.text[place + 1], []).append(place + 1)
+        ways.pop(BREAK, None)
+        total = sum(map(len, ways.values()))
+        ranked = sorted(ways.items(), key=lambda way: (-len(way[1]), -way[1][-1]))
+        return [(token, State.at(self.text, at), len(at) / total) for token, at in ranked]
+
+    def path(self, most: int, is_end: Callable[[int], bool]) -> list[int]:
+        """The most frequent way on, at most ``most`` tokens, up to one that ends a turn."""
+        rows = [self.text[place + 1 : place + 1 + most] for place in self.places]
+        path: list[int] = []
+        while rows and len(path) < most:
+            depth = len(path)
+            if all(row == rows[-1] for row in rows):
+                ahead = rows[-1][depth:]
+            else:
+                # of equals the newest is counted first
+                ways = Counter(row[depth] for row in reversed(rows) if len(row) > depth)
+                ways[BREAK] = 0
+                ahead = [max(ways, key=ways.__getitem__)]
+                rows = [row for row in rows if len(row) > depth and row[depth] == ahead[0]]
+            for token in ahead:
+                if token == BREAK:
+                    return path
+                path.append(token)
+                if is_end(token):
+                    return path
+            if len(ahead) != 1:
+                break
+        return path
+
+
+class SuffixProposer:
+    """Drafts by copying, in proportion to what the past says.
+
+    Args:
+        min_match: shortest match used.
+        past: earlier texts in the same tokens, oldest first, to copy from.
+        reader: of the text, to share with other copying sources.
+        remember: told every text that ended (replaced by another, or closed).
+        most: tokens of earlier texts kept; beyond it only ``past`` is.
+    """
+
+    name = "suffix"
+    needs: HiddenNeed = "nothing"
+
+    def __init__(
+        self,
+        *,
+        min_match: int = 1,
+        past: Iterable[Sequence[int]] = (),
+        remember: Callable[[Sequence[int]], None] | None = None,
+        most: int = 1 << 16,
+        reader: Reader | None = None,
+    ) -> None:
+        self._min_match = min_match
+        self._given = [tuple(text) for text in past]
+        self._remember = remember
+        self._most = most
+        self._request: Request | None = None
+        self._tested: list[list[float]] = [[0.0, 0.0] for _ in _RELIABLE]  # [hits, expected]
+        self._used: int | None = None  # match length of this round's draft
+        # of this round's guesses, the longest match first
+        self._states: dict[Guess, State] = {}
+        self._reader = reader or Reader()
+        self._source: History | None = None  # the text read, up to the mark
+        self._mark = Mark(0, 0)
+        self._text: list[int] = []  # a copy of what was read
+        self._past = Matches(self._kept())
+
+    def start(self, request: Request) -> None:
+        self._request = request
+        self._used = None
+
+    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+        if room.judged:
+            guesses = self.guesses(tokens, room.n)
+            if not guesses:
+                return EMPTY_DRAFT
+            which, length = room.pick(guesses)
+            return self.send(guesses[which], length, room)
+        best, best_score = EMPTY_DRAFT, 0.0
+        for guess in self._found(tokens, room.n, _ENDS_TRIED):
+            draft, score = self._grow(guess, 0, room.n, lambda likely: True)
+            if score > best_score:  # the longest match wins a tie: it comes first
+                best, best_score = draft, score
+                self._used = guess.match_length
+        return best
+
+    def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
+        """The most frequent way on behind the longest match, here and in earlier texts.
+
+        An earlier text is asked only where it matches longer. Shorter matches are left out: the
+        best of several doubtful promises is mostly the one that was estimated too high.
+        """
+        return self._found(tokens, most, 1)
+
+    def _found(self, tokens: Sequence[int], most: int, ends: int) -> list[Guess]:
+        """A guess for each of the longest matches of either kind, the longest match first."""
+        self._used = None
+        self._states.clear()
+        if most <= 0:
+            return []
+        self._follow(tokens)
+        here = [(n, self.name, at) for n, at in _ends(self._reader.matches, ends)]
+        longest = here[0][0] if here else 0
+        there = [(n, PAST, at) for n, at in _ends(self._past, ends) if n > longest]
+        for length, source, state in (*there, *here):
+            if length < self._min_match:
+                continue
+            guess = self._continue(state, source, length, most)
+            if guess is not None:
+                self._states.setdefault(guess, state)
+        return list(self._states)
+
+    def _continue(self, state: State, source: str, length: int, most: int) -> Guess | None:
+        """The most frequent way on from a state, up to the end of a turn."""
+        request = self._request
+        copied = state.path(most, request.is_eog if request else _never)
+        if not copied:
+            return None
+        endings = request.endings(self._text[-1], copied) if request else ()
+        likely = self._reader.habits.likely(copied)
+        return Guess(source, tuple(copied), length, likely, endings)
+
+    def send(self, guess: Guess, length: int, room: Room) -> Draft:
+        """The first ``length`` tokens of one of this round's guesses, and likely ways beside them.
+
+        Without a window to weigh them the other ways are left out.
+        """
+        if length == 0:
+            return EMPTY_DRAFT
+        most, worth = (room.n, room.beside) if room.judged else (length, None)
+        return self._grow(guess, length, most, worth)[0]
+
+    def _grow(
+        self, guess: Guess, trunk: int, most: int, worth: Callable[[float], bool] | None
+    ) -> tuple[Draft, float]:
+        """A tree below the match of a guess, and how many of its nodes are expected to be right.
+
+        Args:
+            trunk: tokens of the guess that are in it in any case.
+            most: nodes.
+            worth: which others to add, the likeliest first; None for a chain.
+        """
+        request, match = self._request, guess.match_length
+        state = self._states[guess]
+        self._used = match
+        leaves = request.leaves if request and worth is not None else 1
+        tree = TreeBuilder(max_nodes=most, max_leaves=leaves)
+        heap: list[tuple[float, int, int, int, int, State]] = []
+        pushed = 0
+
+        def offer(
+            node: int, depth: int, ways: list[tuple[int, State, float]], weight: float
+        ) -> None:
+            nonlocal pushed
+            trust = self._trust(match + depth)
+            for token, after, share in ways:
+                likely = weight * share * trust
+                if likely < _LIKELY:
+                    break
+                pushed += 1
+                heapq.heappush(heap, (-likely, pushed, node, depth, token, after))
+
+        node, weight, score = -1, 1.0, 0.0
+        weights = {-1: 1.0}
+        for depth, token in enumerate(guess.tokens[:trunk]):
+            ways = state.followers()
+            offer(node, depth, [way for way in ways if way[0] != token], weight)
+            _, state, share = next(way for way in ways if way[0] == token)
+            likely = share * self._trust(match + depth)
+            added = tree.add(node, token, self.name, confidence=likely)
+            assert added is not None  # a chain of at most ``most`` nodes always fits
+            node = added
+            weight *= likely
+            weights[node] = weight
+            score += weight
+        if trunk == 0:
+            offer(-1, 0, state.followers(), 1.0)
+        while worth is not None and heap and tree.room > 0:
+            negative, _, parent, depth, token, after = heapq.heappop(heap)
+            weight = -negative
+            if not worth(weight):
+                break
+            found = tree.add(parent, token, self.name, confidence=weight / weights[parent])
+            if found is None:
+                continue
+            weights[found] = weight
+            score += weight
+            if request is None or not request.is_eog(token):
+                offer(found, depth + 1, after.followers(), weight)
+        return tree.build(), score
+
+    def _trust(self, match: int) -> float:
+        """Probability that the target goes on as the text did after a match of this length."""
+        size = _size(match)
+        hits, expected = self._tested[size]
+        return min((hits + _PRIOR * _RELIABLE[size]) / (expected + _PRIOR), 0.98)
+
+    # -- the text --
+
+    def _follow(self, tokens: Sequence[int]) -> None:
+        """Read the tokens that are new. What an edit replaces joins the earlier texts."""
+        text = self._reader.follow(tokens)
+        same = text is self._source
+        keep = text.kept(self._mark) if same else common_prefix(self._text, text)
+        if keep < len(self._text):
+            self._ended()
+            gone = (*self._text[max(keep - _OVERLAP, 0) :], BREAK)
+            past = self._past.within
+            if len(past) + len(gone) > self._most:
+                past = self._kept()
+            else:
+                past.extend(gone)
+            self._past = Matches(past)
+            del self._text[keep:]
+        self._text += text[keep:]
+        self._source, self._mark = text, text.mark()
+        self._past.follow(text)
+
+    def _kept(self) -> History:
+        """What earlier runs left."""
+        return History(token for text in self._given for token in (*text, BREAK))
+
+    def _ended(self) -> None:
+        if self._remember is not None and self._text:
+            self._remember(self._text)
+
+    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
+        """Compare what the tested guesses promised with what was accepted."""
+        if self._used is None or not len(draft) or draft.sources[0] != self.name:
+            return
+        promised: dict[int, float] = {}
+        for parent, likely in zip(draft.parents, draft.confidence, strict=True):
+            promised[parent] = promised.get(parent, 0.0) + (likely or 0.0)
+        trusts = [self._trust(self._used + depth) for depth in range(len(verdict.path) + 1)]
+        for depth, node in enumerate((-1, *verdict.path)):
+            tested = self._tested[_size(self._used + depth)]
+            tested[0] += depth < len(verdict.path)
+            tested[1] += promised.get(node, 0.0) / trusts[depth]
+        self._used = None
+
+    def forget(self) -> None:
+        self._ended()
+        self._text, self._source = [], None
+        self._tested = [[0.0, 0.0] for _ in _RELIABLE]
+        self._past = Matches(self._kept())
+
+    def close(self) -> None:
+        self._ended()
+        self._text, self._source = [], None
+
+
+def _size(length: int) -> int:
+    """The class of a match length: 1, 2-3, 4-7, ... as an index of _RELIABLE."""
+    return min(length.bit_length(), len(_RELIABLE)) - 1
+
+
+def _ends(matches: Matches, most: int) -> list[tuple[int, State]]:
+    """(match length, state) of the longest ends of the text that occur, the longest first."""
+    lengths = np.unique(matches.lengths)[: -most - 1 : -1].tolist()
+    return [(n, State.at(matches.within, matches.at_least(n, _COUNTED + 1))) for n in lengths]
+
+
+def _never(token: int) -> bool:
+    return False

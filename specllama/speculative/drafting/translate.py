@@ -1,0 +1,356 @@
+"""Draft models of another vocabulary. Both ways are lossless: what is sent are target tokens.
+
+shared tokens   Tokens are matched by their text. The draft's law is restricted to the tokens that
+                both know and renormalised, so q is the law of the token that is really sent and
+                every rule and proposer works unchanged (token-level intersection, Timor et al.
+                2025). Needs nearly all of the draft's tokens to be known to the target.
+new tokens      The draft model writes greedily in its own tokens; its bytes are cut into target
+                tokens anew. No law of the target's tokens is known then: they are point masses
+                (assisted generation across tokenizers, universal assisted decoding).
+
+How the text is spelled for the draft model changes what it guesses, never what is emitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specllama.backend.base import Context, Outputs, Vocab
+from specllama.errors import ContextFull, EngineError, PairIncompatible
+from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.history import History, common_prefix
+from specllama.speculative.sampling import SamplerChain, confidence
+from specllama.speculative.types import (
+    EMPTY_DRAFT,
+    Draft,
+    HiddenNeed,
+    IntArray,
+    Room,
+    Rows,
+    Verdict,
+)
+
+SHARED_MIN = 0.9  # of the draft's tokens, for the first way
+_LOOK_BACK = 32  # bytes before the end that are cut into draft tokens again
+_ANCHOR = 4  # target tokens before the end that help to cut the guess as the target would
+
+_Key = tuple[bool, bytes]  # (is a control token, its text)
+
+
+def _key(vocab: Vocab, token: int) -> _Key | None:
+    piece = vocab.piece(token)
+    if piece:
+        return False, piece
+    special = vocab.piece(token, special=True)
+    return (True, special) if special else None
+
+
+def _table(vocab: Vocab) -> dict[_Key, int]:
+    """Text to token id; the lowest id of equal texts."""
+    found: dict[_Key, int] = {}
+    for token in range(vocab.n_tokens):
+        key = _key(vocab, token)
+        if key is not None:
+            found.setdefault(key, token)
+    return found
+
+
+class Speller:
+    """Bytes into tokens by the longest piece that fits, where no tokenizer is wanted."""
+
+    def __init__(self, table: dict[_Key, int]) -> None:
+        self._pieces = {text: token for (control, text), token in table.items() if not control}
+        self._longest = max(map(len, self._pieces), default=0)
+
+    def can_write_text(self) -> bool:
+        """Whether every printable ASCII character and the newline can be written."""
+        return all(bytes([b]) in self._pieces for b in (10, *range(32, 127)))
+
+    def spell(self, data: bytes) -> list[int] | None:
+        """Tokens whose bytes are ``data``; None where there are none."""
+        tokens: list[int] = []
+        at = 0
+        while at < len(data):
+            for n in range(min(self._longest, len(data) - at), 0, -1):
+                token = self._pieces.get(data[at : at + n])
+                if token is not None:
+                    tokens.append(token)
+                    at += n
+                    break
+            else:
+                return None
+        return tokens
+
+
+class TokenMap:
+    """The target's tokens in a draft model's vocabulary.
+
+    ``target_ids[i]`` and ``draft_ids[i]`` mean the same text; ``shared`` is the fraction of the
+    draft's tokens that the target knows.
+    """
+
+    def __init__(self, target: Vocab, draft: Vocab) -> None:
+        ours, theirs = _table(target), _table(draft)
+        both = [(token, theirs[key]) for key, token in ours.items() if key in theirs]
+        self.target_ids: IntArray = np.array([t for t, _ in both], np.int32)
+        self.draft_ids: IntArray = np.array([d for _, d in both], np.int32)
+        self.shared = len(both) / max(len(theirs), 1)
+        self.n_target = target.n_tokens
+        self.target_speller, self.draft_speller = Speller(ours), Speller(theirs)
+        self._target = target
+        self._known = dict(both)
+        self._blank = theirs.get((False, b" "), theirs.get((False, b"\n"), 0))
+        self._spelled: dict[int, tuple[int, ...]] = {}
+
+    def spell(self, token: int) -> tuple[int, ...]:
+        """One target token in draft tokens, at least one: a blank for what cannot be written."""
+        found = self._spelled.get(token)
+        if found is None:
+            known = self._known.get(token)
+            if known is not None:
+                found = (known,)
+            else:
+                found = tuple(self.draft_speller.spell(self._target.piece(token)) or [self._blank])
+            self._spelled[token] = found
+        return found
+
+
+class TranslatedContext:
+    """A draft model's KV cache that is spoken to in target tokens, with rows over target ids.
+
+    Ids that the draft model does not share have logit -inf. It takes chains and returns one row.
+    """
+
+    max_rows = 1
+    max_leaves = 1
+
+    def __init__(self, inner: Context, tokens: TokenMap) -> None:
+        self._inner = inner
+        self._map = tokens
+        self._tokens: list[int] = []
+        self._ends: list[int] = []  # draft tokens up to and including each target token
+        self._row: Rows = np.full((1, tokens.n_target), -np.inf, np.float32)
+
+    @property
+    def n_ctx(self) -> int:
+        """Target tokens that fit when those still to come need one draft token each."""
+        return self._inner.n_ctx - (len(self._inner.tokens) - len(self._tokens))
+
+    @property
+    def n_vocab(self) -> int:
+        return self._map.n_target
+
+    @property
+    def n_batch(self) -> int:
+        return self._inner.n_batch
+
+    @property
+    def tokens(self) -> list[int]:
+        return self._tokens
+
+    @property
+    def n_past(self) -> int:
+        return len(self._tokens)
+
+    def forward(
+        self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
+    ) -> Rows:
+        if parents is not None or (outputs == "all" and len(tokens) > 1):
+            raise EngineError("a translated context takes chains and returns one row")
+        spelled: list[int] = []
+        ends: list[int] = []
+        past = len(self._inner.tokens)
+        for token in tokens:
+            spelled += self._map.spell(token)
+            ends.append(past + len(spelled))
+        if past + len(spelled) > self._inner.n_ctx:
+            raise ContextFull(f"the draft model's context of {self._inner.n_ctx} tokens is full")
+        batch = self._inner.n_batch
+        for i in range(0, len(spelled), batch):
+            last = outputs != "none" and i + batch >= len(spelled)
+            rows = self._inner.forward(spelled[i : i + batch], outputs="last" if last else "none")
+        self._tokens += tokens
+        self._ends += ends
+        if outputs == "none":
+            return self._row[:0]
+        self._row[0, self._map.target_ids] = rows[0, self._map.draft_ids]
+        return self._row
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        raise EngineError("a translated context takes chains only")
+
+    def rollback(self, keep_len: int) -> None:
+        if not 0 <= keep_len <= len(self._tokens):
+            raise ValueError(f"cannot roll back to {keep_len} of {len(self._tokens)} tokens")
+        self._inner.rollback(self._ends[keep_len - 1] if keep_len else 0)
+        del self._tokens[keep_len:], self._ends[keep_len:]
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class RetokenizeProposer:
+    """Drafts with a model of any vocabulary: its text, cut into target tokens.
+
+    Args:
+        context: the draft model's KV cache, in its own tokens.
+    """
+
+    name = "draft"
+    needs: HiddenNeed = "nothing"
+
+    def __init__(self, context: Context, target: Vocab, draft: Vocab, tokens: TokenMap) -> None:
+        self._context = context
+        self._target = target
+        self._draft = draft
+        self._speller = tokens.target_speller
+        self._draft_speller = tokens.draft_speller
+        self._request: Request | None = None
+        self._seen = History()  # target tokens
+        self._ends: list[int] = []  # bytes of the text up to and including each
+        self._text = bytearray()
+        self._ids = History()  # the text in draft tokens
+        self._id_ends: list[int] = []
+
+    @property
+    def context(self) -> Context:
+        return self._context
+
+    def start(self, request: Request) -> None:
+        self._request = request
+
+    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+        request = self._request
+        if request is None:
+            raise EngineError("propose before start")
+        if room.n <= 0 or not self._follow(tokens):
+            return EMPTY_DRAFT
+        n = min(room.n, self._context.n_ctx - len(self._ids) + 1)
+        if n <= 0 or not self._ids:
+            return EMPTY_DRAFT
+        keep = min(common_prefix(self._context.tokens, self._ids), len(self._ids) - 1)
+        self._context.rollback(keep)
+        unread = len(self._ids) - keep
+        # a backlog that is too dear for one round is read over several
+        read = min(room.begin(self.name, unread), unread)
+        batch = min(512, self._context.n_batch)
+        for i in range(keep, keep + read, batch):
+            part = self._ids[i : min(i + batch, keep + read)]
+            row = self._context.forward(part, outputs="last")[0]
+        if read < unread:
+            return EMPTY_DRAFT
+        written = bytearray()
+        scores: list[float] = []
+        while True:
+            score = confidence(row)
+            token = int(np.argmax(row))
+            piece = self._draft.piece(token)
+            if score < request.p_min or not piece or self._draft.is_eog(token):
+                break
+            if not room.include(score, None, None):
+                break
+            written += piece
+            scores.append(score)
+            if len(scores) == n or not room.keep_going(len(scores), score):
+                break
+            row = self._context.forward([token], outputs="last")[0]
+        guess = self._cut(tokens, bytes(written))[: room.n]
+        return Draft.chain(
+            guess,
+            self.name,
+            confidence=[scores[min(i, len(scores) - 1)] for i in range(len(guess))],
+        )
+
+    def _follow(self, tokens: Sequence[int]) -> bool:
+        """Bring the text in draft tokens up to date; False where it cannot be written now."""
+        keep = common_prefix(self._seen, tokens)
+        self._seen.cut(keep)
+        del self._ends[keep:]
+        del self._text[self._ends[-1] if self._ends else 0 :]
+        stable = len(self._text) - _LOOK_BACK
+        for token in tokens[keep:]:
+            self._text += self._target.piece(token)
+            self._seen.append(token)
+            self._ends.append(len(self._text))
+        # cut again from a draft token's start, shortly before what is new, at a blank: there
+        # tokenizers agree best with what they make of the whole
+        at = len(self._ids)
+        while at and (
+            self._id_ends[at - 1] > stable or self._text[self._id_ends[at - 1]] not in b" \n"
+        ):
+            at -= 1
+        self._ids.cut(at)
+        del self._id_ends[at:]
+        start = self._id_ends[-1] if at else 0
+        try:
+            rest = self._text[start:].decode()
+            ids = self._draft.tokenize(rest, add_special=not at, parse_special=False)
+            if at and rest.startswith(" "):
+                bare = self._draft.tokenize(rest[1:], add_special=False, parse_special=False)
+                if bare and self._draft.piece(bare[0]).startswith(b" "):
+                    ids = bare  # this tokenizer puts a blank before every text by itself
+        except UnicodeDecodeError as error:
+            if error.reason == "unexpected end of data":
+                return False  # inside a character: the next token completes it
+            spelled = self._draft_speller.spell(bytes(self._text[start:]))
+            if spelled is None:
+                return False
+            ids = spelled
+        except EngineError:
+            return False  # the draft model's vocabulary cannot write this
+        for token in ids:
+            start += len(self._draft.piece(token))
+            self._ids.append(token)
+            self._id_ends.append(min(start, len(self._text)))
+        return True
+
+    def _cut(self, tokens: Sequence[int], written: bytes) -> list[int]:
+        """Target tokens whose bytes are ``written``, as far as that is whole characters."""
+        try:
+            data = written.decode().encode()
+        except UnicodeDecodeError as error:
+            data = written[: error.start]
+        if not data:
+            return []
+        before = [t for t in tokens[-_ANCHOR:] if self._target.piece(t)]
+        anchor = b"".join(self._target.piece(t) for t in before)
+        try:
+            both = self._target.tokenize(
+                (anchor + data).decode(), add_special=False, parse_special=False
+            )
+        except (UnicodeDecodeError, EngineError):
+            both = []
+        if both[: len(before)] == before:
+            rest = both[len(before) :]
+            if b"".join(self._target.piece(t) for t in rest) == data:
+                return rest
+        return self._speller.spell(data) or []
+
+    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
+        # rejected guesses are cut when the next round compares the cache with the text
+        pass
+
+    def close(self) -> None:
+        self._context.close()
+
+
+def join_vocabularies(
+    context: Context, target: Vocab, draft: Vocab
+) -> TranslatedContext | RetokenizeProposer:
+    """The better of the two ways for a draft model's cache.
+
+    Raises:
+        PairIncompatible: neither applies.
+    """
+    tokens = TokenMap(target, draft)
+    if tokens.shared >= SHARED_MIN:
+        return TranslatedContext(context, tokens)
+    if tokens.target_speller.can_write_text() and tokens.draft_speller.can_write_text():
+        return RetokenizeProposer(context, target, draft, tokens)
+    raise PairIncompatible(
+        f"the two vocabularies share {tokens.shared:.0%} of the draft's tokens, and one of them "
+        "cannot write plain text letter by letter",
+        "choose a draft model of the target's family",
+    )

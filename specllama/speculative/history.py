@@ -1,0 +1,152 @@
+"""The text of a conversation: tokens are appended or cut off at the end, and everyone follows.
+
+What a source of drafts knows of a text it keeps between rounds. The history remembers where it was
+cut, so a follower asks how much of what it read still stands, in constant time; two histories are
+compared at the speed of memory. It also knows where each token stands, for the sources that copy.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specllama.speculative.types import IntArray
+
+Places = npt.NDArray[np.int64]  # ascending positions in a text
+
+_UNSORTED = 4096  # newest tokens that are scanned rather than sorted: both take microseconds
+_POSITION_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far somebody has read a history, see ``History.kept``."""
+
+    edition: int
+    length: int
+
+
+class History(list[int]):
+    """A list of tokens that changes at its end only.
+
+    ``extend``, ``append``, ``+=``, ``cut``, ``replace`` and ``clear`` are all that may change it.
+    """
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        super().__init__(tokens)
+        self._edition = 0
+        # (edition, length it was cut to) of the cuts that still tell something, both rising
+        self._cuts: list[tuple[int, int]] = []
+        self._buffer: IntArray = np.empty(max(len(self), 256), np.int32)
+        self._filled = 0  # tokens of the buffer that are right
+        self._keys: Places = np.empty(0, np.int64)  # token and position in one number, sorted
+        self._sorted = 0  # tokens of the text they hold; entries behind were cut off
+
+    # -- changes --
+
+    def cut(self, n: int) -> None:
+        """Drop everything behind the first ``n`` tokens."""
+        if n >= len(self):
+            return
+        super().__delitem__(slice(n, None))
+        self._edition += 1
+        while self._cuts and self._cuts[-1][1] >= n:
+            self._cuts.pop()
+        self._cuts.append((self._edition, n))
+        self._filled = min(self._filled, n)
+        self._sorted = min(self._sorted, n)
+
+    def replace(self, tokens: Sequence[int]) -> int:
+        """Become ``tokens``; returns how many of the old ones stay in front."""
+        keep = common_prefix(self, tokens)
+        self.cut(keep)
+        self.extend(tokens[keep:])
+        return keep
+
+    def clear(self) -> None:
+        self.cut(0)
+
+    def __delitem__(self, at: Any) -> None:
+        if not isinstance(at, slice) or at.stop is not None or at.step is not None:
+            raise TypeError("a history changes at its end only")
+        self.cut(range(len(self))[at].start)
+
+    def _fixed(self, *args: object, **kwargs: object) -> Any:
+        raise TypeError("a history changes at its end only")
+
+    __setitem__ = __imul__ = insert = pop = remove = reverse = sort = _fixed
+
+    def copy(self) -> History:
+        """The same text, to go on in another way."""
+        other = History()
+        list.extend(other, self)
+        other._buffer = np.empty(len(self) + 256, np.int32)
+        other._buffer[: len(self)] = self.array
+        other._filled = len(self)
+        other._keys, other._sorted = self._keys, self._sorted
+        return other
+
+    # -- followers --
+
+    def mark(self) -> Mark:
+        """For somebody who has read all that is here now."""
+        return Mark(self._edition, len(self))
+
+    def kept(self, mark: Mark) -> int:
+        """How many of the tokens read at ``mark`` still stand."""
+        at = bisect_right(self._cuts, mark.edition, key=lambda cut: cut[0])
+        return mark.length if at == len(self._cuts) else min(mark.length, self._cuts[at][1])
+
+    # -- look-ups --
+
+    @property
+    def array(self) -> IntArray:
+        """The tokens, int32 [n]; a view, good until the next change."""
+        n = len(self)
+        if n > len(self._buffer):
+            grown = np.empty(2 * n, np.int32)
+            grown[: self._filled] = self._buffer[: self._filled]
+            self._buffer = grown
+        if self._filled < n:
+            self._buffer[self._filled : n] = self[self._filled :]
+            self._filled = n
+        return self._buffer[:n]
+
+    def places(self, token: int) -> Places:
+        """Every position of ``token``, ascending."""
+        text = self.array
+        if len(text) - self._sorted > _UNSORTED:
+            self._keys = (text.astype(np.int64) << _POSITION_BITS) | np.arange(len(text))
+            self._keys.sort()
+            self._sorted = len(text)
+        newest: Places = np.flatnonzero(text[self._sorted :] == token)
+        if not self._sorted:
+            return newest
+        low = token << _POSITION_BITS
+        begin = self._keys.searchsorted(low)
+        end = begin + self._keys[begin:].searchsorted(low + self._sorted)
+        known: Places = self._keys[begin:end] - low
+        return np.concatenate((known, newest + self._sorted)) if len(newest) else known
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    n = min(len(a), len(b))
+    if isinstance(a, History) and isinstance(b, History):
+        differ = a.array[:n] != b.array[:n]
+        return int(differ.argmax()) if differ.any() else n
+    if a[:n] == b[:n]:
+        return n
+    low, high = 0, n  # a[:low] == b[:low] always; slices compare at C speed
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,106 @@
+"""Where the end of a text occurs elsewhere, and how far back it does.
+
+New tokens lengthen the matches that they continue, so following a text costs what the places of its
+last token cost. Nothing is kept per substring: after an edit the end is looked up again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specllama.speculative.history import History, Mark, Places
+from specllama.speculative.types import IntArray
+
+_FEW = 4  # places compared one by one, each at the speed of memory
+_DEEP = 64  # a longer match says nothing more, but for the few that are left
+
+
+class Matches:
+    """Places of one text where the end of another (or its own) stands.
+
+    ``places`` are positions of the last token in ``within``, ascending; ``lengths[i]`` tells how
+    many tokens up to there equal those up to the text's end, from 1 to at least 64 if so many do.
+    The end itself is no place.
+    """
+
+    def __init__(self, within: History) -> None:
+        self.within = within
+        self.places: Places = np.empty(0, np.int64)
+        self.lengths: Places = np.empty(0, np.int64)
+        self._text: History | None = None
+        self._mark = Mark(0, 0)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest match, 0 for none."""
+        return int(self.lengths.max()) if len(self.lengths) else 0
+
+    def at_least(self, length: int, most: int) -> list[int]:
+        """The newest ``most`` places where ``length`` tokens or more agree, ascending."""
+        places: list[int] = self.places[np.flatnonzero(self.lengths >= length)[-most:]].tolist()
+        return places
+
+    def follow(self, text: History) -> None:
+        """Find the end of ``text``; ``within`` may have grown only if it is the text itself."""
+        same = text is self._text and text.kept(self._mark) == self._mark.length
+        known = self._mark.length if same else 0
+        if len(text) > known:
+            places = self.within.places(text[-1])
+            if self.within is text:
+                places = places[:-1]
+            before = (self.places, self.lengths) if known else None
+            new = len(text) - known
+            self.lengths = agreement(self.within.array, text.array, places, new, before, _DEEP)
+            self.places = places
+        elif not same:
+            self.places = self.lengths = np.empty(0, np.int64)
+        self._text, self._mark = text, text.mark()
+
+
+def agreement(
+    there: IntArray,
+    here: IntArray,
+    places: Places,
+    new: int,
+    before: tuple[Places, Places] | None,
+    deepest: int,
+) -> Places:
+    """How many tokens of ``there`` up to each place equal those at the end of ``here``, [places].
+
+    Args:
+        places: where the last token of ``here`` stands in ``there``, ascending.
+        new: tokens at the end of ``here`` that came after ``before``.
+        before: every place of the token before those, and its agreement; None looks back anew.
+        deepest: how far, at least; without a bound a text of one token would take for ever.
+    """
+    lengths = np.ones(len(places), np.int64)
+    alive, agree = np.arange(len(places)), 1
+    deepest = min(len(here), deepest if before is None else new + 1)
+    while len(alive) and agree < deepest:
+        if before is None and len(alive) <= _FEW:
+            for i in alive.tolist():
+                lengths[i] = common_suffix(there[: places[i] + 1], here)
+            break
+        back = places[alive] - agree
+        same = (back >= 0) & (there[back] == here[len(here) - 1 - agree])
+        alive, back = alive[same], back[same]
+        if before is not None and agree == new:
+            lengths[alive] = agree + before[1][before[0].searchsorted(back)]
+            break
+        agree += 1
+        lengths[alive] = agree
+    return lengths
+
+
+def common_suffix(a: IntArray, b: IntArray) -> int:
+    """Length of the longest common suffix."""
+    n, size, most = 0, 64, min(len(a), len(b))
+    while n < most:
+        size = min(2 * size, most - n)
+        differ = np.flatnonzero(
+            a[len(a) - n - size : len(a) - n] != b[len(b) - n - size : len(b) - n]
+        )
+        if len(differ):
+            return n + size - 1 - int(differ[-1])
+        n += size
+    return n

@@ -1,0 +1,103 @@
+"""Common noise: exponential variates that are a pure hash of (seed, absolute position, token id).
+
+Drawing ``argmin_v E_v / p(v)`` with E_v ~ Exp(1) samples exactly from p (the exponential race, the
+same thing as Gumbel-max). Keying E by the absolute position makes a draw independent of how the
+text before it was produced, so speculative and plain decoding with one seed write the same text;
+sharing E between draft and target makes them agree as often as a coupling without communication
+can (Daliri, Musco and Suresh 2024). Nothing is stored, so nothing has to be rolled back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from specllama.speculative.history import Places
+from specllama.speculative.selection import reached_by
+from specllama.speculative.types import FloatArray, IntArray, Law
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_XTC_STREAM = 0x5851F42D4C957F2D
+_MANY = 4096  # tokens whose noise is not worth a logarithm each
+_FAVOURITES = 16
+
+
+def _mix(x: int) -> int:
+    """The splitmix64 finaliser on one integer."""
+    x &= _MASK
+    x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
+    x = ((x ^ (x >> 27)) * _MIX_2) & _MASK
+    return x ^ (x >> 31)
+
+
+def _key(seed: int, position: int) -> int:
+    return _mix(_mix(seed + _GOLDEN) + position * _GOLDEN)
+
+
+def _hash(seed: int, position: int, ids: IntArray) -> npt.NDArray[np.uint64]:
+    """52 random bits for each token id at one absolute position, uint64 [n]."""
+    x = ids.astype(np.uint64)
+    x *= np.uint64(_GOLDEN)
+    x += np.uint64(_key(seed, position))
+    shifted = np.empty_like(x)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        x ^= np.right_shift(x, np.uint64(shift), out=shifted)
+        x *= np.uint64(factor)
+    x ^= np.right_shift(x, np.uint64(31), out=shifted)
+    x >>= np.uint64(12)
+    return x
+
+
+def exp_noise(seed: int, position: int, ids: IntArray) -> FloatArray:
+    """Exp(1) variates for the given token ids at one absolute position, float64 [n]."""
+    # 52 bits: the half is exact, so the uniform is never 1 and the noise never 0
+    uniform = (_hash(seed, position, ids).astype(np.float64) + 0.5) * 2.0**-52
+    noise: FloatArray = -np.log(uniform)
+    return noise
+
+
+def coin(seed: int, position: int) -> float:
+    """One private uniform in (0, 1) per position, independent of the token noise (for XTC)."""
+    return ((_key(seed ^ _XTC_STREAM, position) >> 12) + 0.5) * 2.0**-52
+
+
+def draw(law: Law, seed: int, position: int) -> tuple[int, float]:
+    """The token that wins the race at ``position``, and its lead in log score (inf if alone).
+
+    A lead near zero is a near-tie: a floating-point difference in the logits could flip it.
+    """
+    if len(law.ids) == 1:
+        return int(law.ids[0]), float("inf")
+    ids, probs = law.ids, law.probs
+    if len(ids) > _MANY:
+        running = _contenders(law, seed, position)
+        ids, probs = ids[running], probs[running]
+    with np.errstate(over="ignore"):  # a vanishing probability never wins: inf is its time
+        times = exp_noise(seed, position, ids) / probs
+        winner = int(np.argmin(times))
+        first = times[winner]
+        times[winner] = np.inf
+        lead = float(np.log(times.min() / first))
+    return int(ids[winner]), lead
+
+
+def _contenders(law: Law, seed: int, position: int) -> Places:
+    """Indices that hold the winner and the runner-up of a race, and few others.
+
+    A logarithm for each of 150,000 tokens takes longer than all else. The second of the likeliest
+    tokens has some time t; who beats it has noise below t * p, and so, as -log(u) >= 1 - u, a
+    uniform above 1 - t * p. Block by block, because a block's numbers stay in the cache.
+    """
+    ids, probs = law.ids, law.probs
+    likeliest = np.flatnonzero(probs >= reached_by(probs, _FAVOURITES))
+    times = exp_noise(seed, position, ids[likeliest]) / probs[likeliest]
+    bound = float(np.partition(times, 1)[1]) * 2.0**52
+    found = []
+    for begin in range(0, len(ids), _MANY):
+        missing = _hash(seed, position, ids[begin : begin + _MANY]).astype(np.float64)
+        np.subtract(2.0**52, missing, out=missing)  # (1 - u) * 2**52, and a half
+        found.append(np.flatnonzero(missing <= probs[begin : begin + _MANY] * bound + 1.0) + begin)
+    return np.concatenate(found)

@@ -1,0 +1,257 @@
+"""Verification rules: given a draft and the target's laws, what is emitted.
+
+All rules are lossless: the emitted tokens, continued by the target, follow the target's law.
+
+=============  ==========================================================================
+``match``      the target draws its own token with common noise and walks down the draft
+               while a child equals it; seed-identical to plain decoding, any tree
+``rejection``  accept with min(1, p/q), else draw from the residual (Leviathan et al. 2023;
+               Chen et al. 2023); on trees children are tried in order against the running
+               residual (recursive rejection), so sampled, fixed and hybrid siblings are exact
+``block``      block verification (Sun et al. 2025): chains, accepts at least as much
+=============  ==========================================================================
+
+Under ``rejection`` and ``block`` a draft must not be dropped or trimmed because of a sampled token:
+that biases the output. Stopping is allowed only on what was known before sampling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from specllama.speculative.noise import draw
+from specllama.speculative.types import Draft, FloatArray, IntArray, Law, Verdict
+
+_ZERO = 1e-12  # residual mass that is rounding, not probability
+
+
+class Walk(Protocol):
+    """The target along one path of the draft.
+
+    ``law(node)`` is the law of the token after ``node`` (-1: after the pending token), valid when
+    every token on the path to ``node`` was passed to ``advance``. ``gap`` belongs to the last law,
+    in logits. ``scale``: logits per unit of log probability, that is, the temperature.
+    """
+
+    @property
+    def scale(self) -> float: ...
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def gap(self) -> float: ...
+
+    def law(self, node: int) -> Law: ...
+
+    def advance(self, token: int) -> None: ...
+
+    def fork(self) -> Walk: ...
+
+
+class Coins(Protocol):
+    """The two random choices a rule makes; tests replace it by exact enumeration."""
+
+    def bern(self, probability: float) -> bool: ...
+
+    def pick(self, ids: IntArray, weights: FloatArray) -> int: ...
+
+
+class RandomCoins:
+    """Coins of a numpy generator."""
+
+    def __init__(self, seed: int | tuple[int, ...]) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def bern(self, probability: float) -> bool:
+        # strict: u == 0.0 must not accept probability 0
+        return bool(self._rng.random() < probability)
+
+    def pick(self, ids: IntArray, weights: FloatArray) -> int:
+        cumulative = np.cumsum(weights)
+        at = int(np.searchsorted(cumulative, self._rng.random() * cumulative[-1], side="right"))
+        return int(ids[min(at, len(ids) - 1)])
+
+
+IsStop = Callable[[int], bool]
+
+
+def _never(token: int) -> bool:
+    return False
+
+
+def verify_match(draft: Draft, target: Walk, seed: int, is_stop: IsStop = _never) -> Verdict:
+    """Sample-and-match with common noise. Needs no q and tolerates any draft whatsoever."""
+    path: list[int] = []
+    p: list[float | None] = [None] * len(draft)
+    gap = math.inf
+    node = -1
+    while True:
+        law = target.law(node)
+        token, lead = draw(law, seed, target.position)
+        gap = min(gap, lead * target.scale, target.gap)
+        children = [c for c in draft.children(node) if not _is_scout(draft, c)]
+        for child in children:
+            p[child] = law.prob(draft.tokens[child])
+        match = next((c for c in children if draft.tokens[c] == token), None)
+        if match is None:
+            return _verdict(draft, path, token, bool(children), p, gap)
+        path.append(match)
+        if is_stop(token):
+            return _verdict(draft, path, None, False, p, gap)
+        target.advance(token)
+        node = match
+
+
+def verify_rejection(draft: Draft, target: Walk, coins: Coins, is_stop: IsStop = _never) -> Verdict:
+    """Rejection sampling; siblings are tried in order, each against the residual of the last.
+
+    ``draft.q[i]`` must be the law of node i given the siblings before it (None: point mass).
+    """
+    path: list[int] = []
+    p_of: list[float | None] = [None] * len(draft)
+    node = -1
+    while True:
+        law = target.law(node)
+        ids, p = law.ids, law.probs
+        accepted = None
+        tried = False
+        for child in draft.children(node):
+            if _is_scout(draft, child):
+                continue
+            tried = True
+            token = draft.tokens[child]
+            p_of[child] = law.prob(token)
+            p_token = _prob(ids, p, token)
+            q = draft.q[child]
+            q_token = 1.0 if q is None else q.prob(token)
+            if q_token <= 0.0:
+                raise ValueError(f"drafted token {token} has probability 0 under its own q")
+            if p_token > 0.0 and coins.bern(min(1.0, p_token / q_token)):
+                accepted = child
+                break
+            residual = np.maximum(p - _on(ids, q, token), 0.0)
+            mass = float(residual.sum())
+            if mass <= _ZERO:
+                break
+            p = residual / mass
+        if accepted is None:
+            keep = p > 0.0
+            return _verdict(draft, path, coins.pick(ids[keep], p[keep]), tried, p_of, math.inf)
+        path.append(accepted)
+        if is_stop(draft.tokens[accepted]):
+            return _verdict(draft, path, None, False, p_of, math.inf)
+        target.advance(draft.tokens[accepted])
+        node = accepted
+
+
+def verify_block(draft: Draft, target: Walk, coins: Coins, is_stop: IsStop = _never) -> Verdict:
+    """Block verification of a chain: the longest prefix whose own coin shows heads.
+
+    a_0 = 1, a_i = min(1, a_{i-1} p_i(x_i) / q_i(x_i)); coin i shows heads with
+    h_i = Z_i / (Z_i + 1 - a_i), Z_i = sum (a_i p_{i+1} - q_{i+1})_+, and h_k = a_k. After the last
+    heads at tau the next token is drawn from (a_tau p_{tau+1} - q_{tau+1})_+, or from p_{k+1}.
+    """
+    if not draft.is_chain:
+        raise ValueError("block verification needs a chain")
+    k = len(draft)
+    ahead = target.fork()
+    laws = [ahead.law(-1)]
+    p_of: list[float | None] = [None] * k
+    a = [1.0]
+    stopped = False
+    for i, token in enumerate(draft.tokens):
+        p_token = laws[i].prob(token)
+        p_of[i] = p_token
+        q = draft.q[i]
+        q_token = 1.0 if q is None else q.prob(token)
+        if q_token <= 0.0:
+            raise ValueError(f"drafted token {token} has probability 0 under its own q")
+        a.append(min(1.0, a[i] * p_token / q_token))
+        if a[-1] <= 0.0:
+            break  # this token and all behind it can never be accepted; their laws are not needed
+        if is_stop(token):
+            stopped = True
+            k = i + 1
+            break
+        ahead.advance(token)
+        laws.append(ahead.law(i))
+    tau = 0
+    for i in range(1, len(a)):
+        if a[i] <= 0.0:
+            break
+        if i == k:
+            heads = a[i]
+        else:
+            z = _excess(a[i], laws[i], draft.q[i], draft.tokens[i])[1].sum()
+            heads = 0.0 if z <= _ZERO else float(z / (z + (1.0 - a[i])))
+        if coins.bern(heads):
+            tau = i
+    path = list(range(tau))
+    if stopped and tau == k:
+        return _verdict(draft, path, None, False, p_of, math.inf)
+    for token in draft.tokens[:tau]:
+        target.advance(token)
+    law = laws[tau]
+    if tau == len(draft):
+        return _verdict(draft, path, coins.pick(law.ids, law.probs), False, p_of, math.inf)
+    ids, weights = _excess(a[tau], law, draft.q[tau], draft.tokens[tau])
+    if float(weights.sum()) <= _ZERO:
+        ids, weights = law.ids, law.probs
+    keep = weights > 0.0
+    return _verdict(draft, path, coins.pick(ids[keep], weights[keep]), True, p_of, math.inf)
+
+
+# -- helpers ------------------------------------------------------------------------------------
+
+
+def _is_scout(draft: Draft, node: int) -> bool:
+    return bool(draft.scout) and draft.scout[node]
+
+
+def _verdict(
+    draft: Draft,
+    path: list[int],
+    token: int | None,
+    rejected: bool,
+    p: list[float | None],
+    gap: float,
+) -> Verdict:
+    kind: Literal["recovered", "bonus", "plain"] = "bonus"
+    if len(draft) == sum(draft.scout):
+        kind = "plain"
+    elif rejected:
+        kind = "recovered"
+    return Verdict(
+        path=tuple(path),
+        target_token=token,
+        kind=kind,
+        p=tuple(p),
+        gap=None if math.isinf(gap) else gap,
+    )
+
+
+def _prob(ids: IntArray, probs: FloatArray, token: int) -> float:
+    i = int(np.searchsorted(ids, token))
+    return float(probs[i]) if i < len(ids) and int(ids[i]) == token else 0.0
+
+
+def _on(ids: IntArray, q: Law | None, token: int) -> FloatArray:
+    """q restricted to ``ids``; None is the point mass at ``token``."""
+    if q is None:
+        point: FloatArray = (ids == token).astype(np.float64)
+        return point
+    at: npt.NDArray[np.intp] = np.searchsorted(q.ids, ids)
+    at[at == len(q.ids)] = 0
+    found: FloatArray = np.where(q.ids[at] == ids, q.probs[at], 0.0)
+    return found
+
+
+def _excess(a: float, law: Law, q: Law | None, token: int) -> tuple[IntArray, FloatArray]:
+    weights: FloatArray = np.maximum(a * law.probs - _on(law.ids, q, token), 0.0)
+    return law.ids, weights

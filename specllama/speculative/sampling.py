@@ -1,0 +1,373 @@
+"""The target transform: one row of logits to one sparse law, the same for plain and speculative
+decoding and for drafts.
+
+The chain and its order follow llama.cpp's ``common_sampler``: logit bias, penalties, DRY, top-k,
+typical, top-p, min-p, XTC, temperature. Ties are ordered by (logit descending, id ascending), so
+the law is a pure function of (row, tokens before it, seed).
+
+A grammar masks the survivors of truncation; only when none of them is allowed is the whole row
+masked before truncation. That keeps the common case to a handful of candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from specllama.errors import EngineError
+from specllama.params import SamplingParams
+from specllama.speculative.history import History, Places
+from specllama.speculative.matches import agreement
+from specllama.speculative.noise import coin
+from specllama.speculative.selection import reached_by, smallest
+from specllama.speculative.types import FloatArray, IntArray, Law, Row
+
+# Tokens this far (in logits) below the best are looked at only when the nearer ones do not settle
+# the truncation: a threshold scan is some 20 times cheaper than a partition of the vocabulary.
+_NEAR = 12.0
+_NEVER = np.float32(-1e4)  # a logit whose exponential is 0
+_LOG_FLOAT_MAX = 88.7228391
+
+
+class Constraint(Protocol):
+    """A grammar: which tokens may come next."""
+
+    def allowed(self, ids: IntArray) -> npt.NDArray[np.bool_]: ...
+
+    def accept(self, token: int) -> None: ...
+
+    def fork(self) -> Constraint: ...
+
+
+class SamplerChain:
+    """The user's sampler settings plus the state they need, positioned before one token.
+
+    ``advance`` moves past a token; ``fork`` gives an independent copy (for drafting and for rules
+    that must look at several positions before committing).
+
+    Args:
+        params: validated settings.
+        seed: the request's seed; only XTC uses it here.
+        tokens: all tokens before the position, prompt included.
+        breakers: token ids that stop a DRY match.
+        constraint: a grammar positioned at the same place, or None.
+        is_end: whether a token ends a reply. Where a grammar allows nothing else it is complete,
+            and no bias can forbid the end.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        seed: int = 0,
+        tokens: Sequence[int] = (),
+        breakers: frozenset[int] = frozenset(),
+        constraint: Constraint | None = None,
+        is_end: Callable[[int], bool] = lambda token: False,
+    ) -> None:
+        self.params = params
+        self.seed = seed
+        self.position = len(tokens)
+        self.gap = math.inf
+        self.constraint = constraint
+        self._breakers = breakers
+        self._is_end = is_end
+        self._penalties = params.repeat_last_n != 0 and (
+            params.repeat_penalty != 1.0
+            or params.frequency_penalty != 0.0
+            or params.presence_penalty != 0.0
+        )
+        self._dry = params.dry_multiplier > 0.0 and params.dry_penalty_last_n != 0
+        self._history = History(tokens) if self._penalties or self._dry else History()
+        # where the text's end stood before and how far back, when it had so many tokens
+        self._repeats: tuple[int, tuple[Places, Places] | None] = (0, None)
+        self._unbroken = 0  # tokens since the newest sequence breaker
+        if self._dry:
+            while self._unbroken < len(tokens) and tokens[-1 - self._unbroken] not in breakers:
+                self._unbroken += 1
+
+    @property
+    def greedy(self) -> bool:
+        return self.params.temperature == 0.0
+
+    @property
+    def scale(self) -> float:
+        """Logits per unit of log probability: what rounding moves is divided by it in a law."""
+        return self.params.temperature or 1.0
+
+    def advance(self, token: int) -> None:
+        self.position += 1
+        if self._penalties or self._dry:
+            self._history.append(token)
+            self._unbroken = 0 if token in self._breakers else self._unbroken + 1
+        if self.constraint is not None:
+            self.constraint.accept(token)
+
+    def advance_committed(self, token: int, is_stop: Callable[[int], bool]) -> None:
+        """Advance past an emitted token. A stop token ends a grammar: nothing may follow it."""
+        if self.constraint is not None and is_stop(token):
+            self.constraint = None
+        self.advance(token)
+
+    def fork(self) -> SamplerChain:
+        other = SamplerChain.__new__(SamplerChain)
+        other.__dict__.update(self.__dict__)
+        if self._penalties or self._dry:
+            other._history = self._history.copy()
+        if self.constraint is not None:
+            other.constraint = self.constraint.fork()
+        return other
+
+    def law(self, row: Row) -> Law:
+        """The law of the next token. ``row``: [n_vocab] logits, left unchanged.
+
+        For a greedy chain the law is a point mass and ``gap`` is the lead of the best logit over
+        the second; otherwise ``gap`` is inf (the draw reports its own).
+
+        Raises:
+            EngineError: the row holds NaN or +inf, or every token is forbidden.
+        """
+        z = self._adjusted(row)
+        best = int(np.argmax(z))  # the lowest id on ties; a NaN wins the argmax, so it is seen here
+        top = float(z[best])
+        if not math.isfinite(top):
+            if np.isfinite(row.max()):
+                raise EngineError("every token is forbidden by a logit bias")
+            raise EngineError(
+                f"the model returned logits that cannot be sampled ({top})",
+                "the file may be damaged: re-download it, or run specllama hub verify",
+            )
+        if self.greedy:
+            return self._greedy_law(z, best, top)
+        ids, logits = self._truncate(z, best, top)
+        if self.constraint is not None:
+            keep = self.constraint.allowed(ids)
+            if keep.any():
+                ids, logits = ids[keep], logits[keep]
+            else:
+                z = self._masked(z)
+                best = int(np.argmax(z))
+                ids, logits = self._truncate(z, best, float(z[best]))
+        with np.errstate(over="ignore"):  # a tiny temperature makes the others -inf, as it should
+            scaled = (logits - logits.max()) / self.params.temperature
+        weights = np.exp(scaled)
+        weights /= weights.sum()
+        self.gap = math.inf
+        positive = weights > 0.0
+        if not positive.all():
+            ids, weights = ids[positive], weights[positive]
+        return Law(ids, weights)
+
+    # -- logits ---------------------------------------------------------------------------------
+
+    def _adjusted(self, row: Row) -> Row:
+        """Bias, penalties and DRY; the row itself when none applies (no copy)."""
+        p = self.params
+        if not (p.logit_bias or self._penalties or self._dry):
+            return row
+        z = row.copy()
+        for token, bias in p.logit_bias.items():
+            if 0 <= token < len(z):
+                z[token] += bias if math.isinf(bias) else max(min(bias, 1e37), -1e37)
+        if self._penalties:
+            ids, n = self._recent_counts(len(z))
+            seen = z[ids]
+            repeat = np.float32(p.repeat_penalty)
+            seen = np.where(seen <= 0, seen * repeat, seen / repeat)
+            z[ids] = seen - n * np.float32(p.frequency_penalty) - np.float32(p.presence_penalty)
+        if self._dry:
+            tokens, lengths = self._dry_matches()
+            inside = tokens < len(z)
+            tokens, exponents = tokens[inside], lengths[inside] - p.dry_allowed_length
+            with np.errstate(over="ignore"):
+                penalties = p.dry_multiplier * np.power(p.dry_base, exponents.astype(np.float64))
+            z[tokens] -= np.minimum(penalties, 1e38).astype(np.float32)
+        return z
+
+    def _recent_counts(self, n_vocab: int) -> tuple[IntArray, Places]:
+        """The different tokens of the penalised window, and how often each occurs."""
+        last_n = self.params.repeat_last_n
+        window = self._history.array if last_n < 0 else self._history.array[-last_n:]
+        ids, counts = np.unique(window, return_counts=True)
+        known = ids < n_vocab
+        return ids[known], counts[known]
+
+    def _dry_matches(self) -> tuple[IntArray, Places]:
+        """(tokens, for each the length of the longest repeat that it would continue).
+
+        Source: the DRY sampler's definition in llama.cpp (src/llama-sampler.cpp).
+        """
+        p = self.params
+        text = self._history.array
+        n = len(text)
+        start = 0 if p.dry_penalty_last_n < 0 else max(n - p.dry_penalty_last_n, 0)
+        limit = min(self._unbroken, n - start)  # a repeat reaches back to a breaker at most
+        # llama.cpp's bound on the exponent: a penalty stays a finite float32
+        most = int(_LOG_FLOAT_MAX / math.log(p.dry_base)) if p.dry_base > 1.000001 else 0
+        longest = p.dry_allowed_length + most
+        if n - start <= p.dry_allowed_length or limit < p.dry_allowed_length:
+            return np.empty(0, np.int32), np.empty(0, np.int64)
+        known, before = self._repeats
+        if before is None or known < n:
+            places = self._history.places(self._history[-1])[:-1]
+            before = places, agreement(text, text, places, n - known, before, longest)
+            self._repeats = n, before
+        places, lengths = before
+        limit = min(limit, longest)
+        lengths = np.minimum(np.minimum(lengths, places - start + 1), limit)
+        repeats = lengths >= p.dry_allowed_length
+        tokens, lengths = text[places[repeats] + 1], lengths[repeats]
+        order = np.lexsort((lengths, tokens))  # the longest of each token comes last
+        tokens, lengths = tokens[order], lengths[order]
+        last = np.ones(len(tokens), np.bool_)
+        np.not_equal(tokens[1:], tokens[:-1], out=last[:-1])
+        last[last] = [token not in self._breakers for token in tokens[last].tolist()]
+        return tokens[last], lengths[last]
+
+    # -- selection ------------------------------------------------------------------------------
+
+    def _greedy_law(self, z: Row, best: int, top: float) -> Law:
+        if (
+            self.constraint is not None
+            and not self.constraint.allowed(np.array([best], np.int32)).all()
+        ):
+            z = self._masked(z)
+            best = int(np.argmax(z))
+            top = float(z[best])
+        if self.constraint is not None:
+            # only what the grammar allows can compete; a lead of more than 1 is no tie of any kind
+            rivals = np.flatnonzero(z > top - 1.0).astype(np.int32)
+            rivals = rivals[rivals != best]
+            rivals = rivals[self.constraint.allowed(rivals)] if len(rivals) else rivals
+            self.gap = top - float(z[rivals].max()) if len(rivals) else math.inf
+            return Law.point(best)
+        keep = z[best]
+        if z.flags.writeable:
+            z[best] = -np.inf
+            self.gap = top - float(z.max())
+            z[best] = keep
+        else:
+            self.gap = top - float(np.delete(z, best).max()) if len(z) > 1 else math.inf
+        return Law.point(best)
+
+    def _masked(self, z: Row) -> Row:
+        assert self.constraint is not None
+        keep = self.constraint.allowed(np.arange(len(z), dtype=np.int32))
+        if not keep.any():
+            raise EngineError("the grammar allows no further token here", "check the grammar")
+        masked: Row = np.where(keep, z, np.float32(-np.inf))
+        if not np.isfinite(masked.max()):
+            allowed = [int(token) for token in np.flatnonzero(keep)]
+            if all(map(self._is_end, allowed)):
+                masked[allowed[0]] = 0.0
+                return masked
+            raise EngineError("every token the grammar allows is forbidden by a logit bias")
+        return masked
+
+    def _truncate(self, z: Row, best: int, top: float) -> tuple[IntArray, FloatArray]:
+        """Top-k, typical, top-p, min-p, XTC. Returns (ids ascending, logits float64)."""
+        p = self.params
+        if p.top_k == 1:
+            return np.array([best], np.int32), np.array([top])
+        ids, total, mean = self._candidates(z, top)
+        logits = z[ids].astype(np.float64)
+        if p.typical_p < 1.0 or p.top_p < 1.0 or p.min_p > 0.0 or p.xtc_probability > 0.0:
+            probs = np.exp(logits - top) / total
+            if p.typical_p < 1.0:
+                # typical: as surprising as the mean, so a logit close to the mean one
+                keep = smallest(np.abs(logits - top - mean), probs, p.typical_p)
+                ids, logits, probs = ids[keep], logits[keep], probs[keep]
+            if p.top_p < 1.0:
+                whole = float(probs.sum()) if p.typical_p < 1.0 else 1.0
+                keep = smallest(-logits, probs, p.top_p * whole)
+                ids, logits, probs = ids[keep], logits[keep], probs[keep]
+            if p.min_p > 0.0:
+                first = int(logits.argmax())
+                enough = logits >= logits[first] + math.log(p.min_p)
+                if p.min_p >= 1.0:
+                    enough[:] = False
+                enough[first] = True
+                ids, logits, probs = ids[enough], logits[enough], probs[enough]
+            if (
+                p.xtc_probability > 0.0
+                and p.xtc_threshold <= 0.5
+                and len(ids) > 1
+                and coin(self.seed, self.position) < p.xtc_probability
+            ):
+                above = np.flatnonzero(probs >= p.xtc_threshold * probs.sum())
+                if len(above) > 1:  # all of these go but the least likely
+                    stays = above[len(above) - 1 - int(logits[above][::-1].argmin())]
+                    gone = np.zeros(len(ids), np.bool_)
+                    gone[above] = True
+                    gone[stays] = False
+                    ids, logits = ids[~gone], logits[~gone]
+        return ids, logits
+
+    def _candidates(self, z: Row, top: float) -> tuple[IntArray, float, float]:
+        """Ids (ascending) that can survive; the sum of exp(logit - top) and the mean of logit - top
+        (where typical sampling asks for it) over the top-k set.
+
+        Without top-k these run over the vocabulary, and the far tail is dropped from the ids only
+        where typical sampling, top-p or min-p is certain to drop it.
+        """
+        p = self.params
+        if 0 < p.top_k < len(z):
+            ids = _top_k(z, p.top_k)
+            below = z[ids].astype(np.float64) - top
+            weights = np.exp(below)
+            total = float(weights.sum())
+            return ids, total, float(weights @ below) / total
+        relative = z - np.float32(top)
+        if p.typical_p < 1.0:
+            np.maximum(relative, _NEVER, out=relative)  # a forbidden token adds 0, not NaN
+        exp = np.exp(relative)
+        total = float(exp.sum(dtype=np.float64))
+        mean = float(np.dot(exp, relative)) / total if p.typical_p < 1.0 else 0.0
+        far = _NEAR
+        certain = False
+        if p.typical_p >= 1.0 and p.min_p > 0.0:
+            far = min(far, 0.1 - math.log(p.min_p))
+            certain = far < _NEAR
+        near = np.flatnonzero(relative >= -far).astype(np.int32)
+        if p.typical_p < 1.0:
+            # whatever is closer to the mean than far + mean is near the best
+            typical = near[relative[near] <= far + 2.0 * mean] if far + mean > 0.0 else near[:0]
+            certain = float(exp[typical].sum(dtype=np.float64)) / total > p.typical_p + 1e-6
+        elif p.top_p < 1.0 and not certain:
+            certain = float(exp[near].sum(dtype=np.float64)) / total > p.top_p + 1e-6
+        ids = near if certain else np.flatnonzero(z > -np.inf).astype(np.int32)
+        return ids, total, mean
+
+
+def _top_k(z: Row, k: int) -> IntArray:
+    """Ids of the k best logits, ascending, ties at the edge going to the lowest ids.
+
+    Forbidden tokens (-inf) are never among them.
+    """
+    least = max(float(np.finfo(np.float32).min), reached_by(z, k))
+    ids = np.flatnonzero(z >= least).astype(np.int32)
+    if len(ids) <= k:
+        return ids
+    logits = z[ids]
+    edge = np.partition(logits, len(logits) - k)[len(logits) - k]
+    above = logits > edge
+    ties = np.flatnonzero(logits == edge)[: k - int(above.sum())]
+    above[ties] = True
+    kept: IntArray = ids[above]
+    return kept
+
+
+def confidence(row: Row) -> float:
+    """The probability of the best token under the plain softmax of a row, tail ignored.
+
+    0 for a row that cannot be sampled (NaN, +inf, all -inf).
+    """
+    top = row.max()
+    if not np.isfinite(top):
+        return 0.0
+    near = row[row >= top - np.float32(_NEAR)]
+    return float(1.0 / np.exp(near - top).sum(dtype=np.float64))

@@ -1,0 +1,179 @@
+"""Token trees: how they are laid out for one target pass, and how proposers build them.
+
+A pass over a tree gives every leaf a sequence id of its own; a node carries the ids of all leaves
+below it, so a query that looks for its first id sees exactly its ancestors (the layout of SpecInfer
+and Medusa, in llama.cpp's terms). A chain is the special case of one leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specllama.speculative.types import Draft, IntArray, Law
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the nodes of a pass stand.
+
+    ``depth[i]`` counts the nodes above i, so its position is the cached length plus that;
+    ``leaves[i]`` are the ascending numbers of the leaves below node i (of a leaf: its own).
+    """
+
+    depth: IntArray  # [n]
+    leaves: tuple[tuple[int, ...], ...]
+    n_leaves: int
+
+
+def layout(parents: Sequence[int]) -> Layout:
+    """The layout of a tree or forest; ``parents[i] == -1`` hangs node i on the cached prefix.
+
+    Raises:
+        ValueError: a parent does not precede its child.
+    """
+    n = len(parents)
+    depth = np.zeros(n, np.int32)
+    is_leaf = [True] * n
+    for i, parent in enumerate(parents):
+        if not -1 <= parent < i:
+            raise ValueError("a node's parent must precede it")
+        if parent >= 0:
+            depth[i] = depth[parent] + 1
+            is_leaf[parent] = False
+    below: list[list[int]] = [[] for _ in range(n)]
+    n_leaves = 0
+    for i in range(n):
+        if is_leaf[i]:
+            below[i].append(n_leaves)
+            n_leaves += 1
+    for i in range(n - 1, -1, -1):
+        if parents[i] >= 0:
+            below[parents[i]] += below[i]
+    return Layout(depth, tuple(tuple(sorted(leaves)) for leaves in below), n_leaves)
+
+
+class TreeBuilder:
+    """Collects nodes into a Draft, joining equal children and keeping to the bounds of a pass.
+
+    Args:
+        max_nodes: most nodes of the draft.
+        max_leaves: most leaves; 1 builds chains only.
+    """
+
+    def __init__(self, *, max_nodes: int, max_leaves: int) -> None:
+        self._max_nodes = max_nodes
+        self._max_leaves = max_leaves
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._q: list[Law | None] = []
+        self._confidence: list[float | None] = []
+        self._sources: list[str] = []
+        self._scout: list[bool] = []
+        self._depth: list[int] = []
+        self._child: dict[tuple[int, int, bool], int] = {}
+        self._has_child: set[int] = set()
+        self._n_leaves = 1  # the pending token itself, until it has a child
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def room(self) -> int:
+        """Nodes that may still be added."""
+        return self._max_nodes - len(self._tokens)
+
+    @property
+    def spare_leaves(self) -> int:
+        """Branches that may still be opened beside a first child."""
+        return self._max_leaves - self._n_leaves
+
+    def depth(self, node: int) -> int:
+        """Drafted tokens on the path to ``node``, itself included; 0 for the pending token."""
+        return self._depth[node] if node >= 0 else 0
+
+    def token(self, node: int) -> int:
+        return self._tokens[node]
+
+    def parent(self, node: int) -> int:
+        return self._parents[node]
+
+    def is_leaf(self, node: int) -> bool:
+        return node not in self._has_child
+
+    def path(self, node: int) -> list[int]:
+        """Drafted tokens from the first to ``node``."""
+        tokens: list[int] = []
+        while node >= 0:
+            tokens.append(self._tokens[node])
+            node = self._parents[node]
+        return tokens[::-1]
+
+    def add(
+        self,
+        parent: int,
+        token: int,
+        source: str,
+        *,
+        q: Law | None = None,
+        confidence: float | None = None,
+        scout: bool = False,
+    ) -> int | None:
+        """The index of the node, new or already there; None when it does not fit.
+
+        Two sources that guess the same token share one node, which keeps the first one's law.
+        """
+        found = self._child.get((parent, token, scout))
+        if found is not None:
+            have = self._confidence[found]
+            if confidence is not None and (have is None or confidence > have):
+                self._confidence[found] = confidence
+            return found
+        branches = parent in self._has_child
+        if self.room <= 0 or (branches and self._n_leaves >= self._max_leaves):
+            return None
+        index = len(self._tokens)
+        self._tokens.append(int(token))
+        self._parents.append(parent)
+        self._q.append(q)
+        self._confidence.append(confidence)
+        self._sources.append(source)
+        self._scout.append(scout)
+        self._depth.append(self.depth(parent) + 1)
+        self._child[(parent, token, scout)] = index
+        self._has_child.add(parent)
+        self._n_leaves += branches
+        return index
+
+    def build(self) -> Draft:
+        """The draft, depth first and every node's first child first.
+
+        A first child is the best guess (or the sampled one, which verification must try first).
+        When it is accepted down to its leaf, the kept cells follow each other as in a chain.
+        """
+        return self.numbered()[0]
+
+    def numbered(self) -> tuple[Draft, dict[int, int]]:
+        """The draft, and where each node (by its index here) stands in it; -1 stays -1."""
+        children: list[list[int]] = [[] for _ in range(len(self) + 1)]
+        for i, parent in enumerate(self._parents):
+            children[parent].append(i)  # -1, the pending token, is the last list
+        order: list[int] = []
+        waiting = children[-1][::-1]
+        while waiting:
+            node = waiting.pop()
+            order.append(node)
+            waiting += children[node][::-1]
+        at = {node: i for i, node in enumerate(order)}
+        at[-1] = -1
+        draft = Draft(
+            tokens=tuple(self._tokens[i] for i in order),
+            parents=tuple(at[self._parents[i]] for i in order),
+            q=tuple(self._q[i] for i in order),
+            confidence=tuple(self._confidence[i] for i in order),
+            sources=tuple(self._sources[i] for i in order),
+            scout=tuple(self._scout[i] for i in order) if any(self._scout) else (),
+        )
+        return draft, at

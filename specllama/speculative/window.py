@@ -1,0 +1,86 @@
+"""How far to draft in the next round, and why: the contract, and a window of fixed length.
+
+The reason of a plan is shown to people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from specllama.speculative.types import Draft, Room
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``draft_max`` nodes at most; 0 is a plain step. ``reason`` is a short phrase.
+
+    A window that goes on deciding while the draft is made gives the ``room`` it answers through,
+    and ``explain`` to restate the plan once the draft is known.
+    """
+
+    draft_max: int
+    reason: str
+    room: Room | None = None
+    explain: Callable[[Draft], Plan] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a round cost and gave, for windows that learn. Times in milliseconds.
+
+    ``tokens`` are the tokens the round added (accepted drafts, then the target token).
+    """
+
+    source: str
+    drafted: int
+    accepted: int
+    emitted: int
+    confidence: tuple[float | None, ...]
+    draft_ms: float
+    verify_ms: float
+    round_ms: float
+    tokens: tuple[int, ...] = ()
+
+
+class Window(Protocol):
+    def plan(self, room: int) -> Plan:
+        """Before a round; ``room`` bounds the draft (tokens left, context left)."""
+        ...
+
+    def keep_going(self, drafted: int, confidence: float | None) -> bool:
+        """Within a round: whether a proposer that pays per step should draft one more."""
+        ...
+
+    def observe(self, outcome: Outcome) -> None: ...
+
+
+def no_room(room: int, draft_max: int, draft_min: int) -> Plan | None:
+    """A plan without drafts where none could go, whatever it is worth; None where one could."""
+    if draft_max == 0:
+        return Plan(0, "off")
+    if room <= 0:
+        return Plan(0, "last token")
+    n = min(draft_max, room)
+    return Plan(0, f"room for {n}, below draft-min") if n < draft_min else None
+
+
+class FixedWindow:
+    """Always up to ``draft_max`` tokens; a room below ``draft_min`` is not worth drafting."""
+
+    def __init__(self, draft_max: int, draft_min: int = 0) -> None:
+        self._draft_max = draft_max
+        self._draft_min = draft_min
+
+    def plan(self, room: int) -> Plan:
+        if none := no_room(room, self._draft_max, self._draft_min):
+            return none
+        n = min(self._draft_max, room)
+        return Plan(n, "fixed" if n == self._draft_max else "room")
+
+    def keep_going(self, drafted: int, confidence: float | None) -> bool:
+        return True
+
+    def observe(self, outcome: Outcome) -> None:
+        pass
