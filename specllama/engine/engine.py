@@ -15,7 +15,6 @@ from specllama.cancel import Cancel, StopFlag
 from specllama.chat import render
 from specllama.engine.conversation import RequestRun
 from specllama.engine.encoding import encode_segments
-from specllama.engine.methods import NO_DRAFT, NO_HEAD
 from specllama.errors import EngineError, PairIncompatible, UsageError
 from specllama.events import (
     Event,
@@ -24,6 +23,7 @@ from specllama.interface import EngineInfo, Message
 from specllama.params import EngineOptions, GenerateParams
 from specllama.speculative.drafting.draft_model import DraftModelProposer
 from specllama.speculative.drafting.drafter import NoProposer, Proposer, Remembering
+from specllama.speculative.drafting.method import NO_DRAFT, NO_HEAD
 from specllama.speculative.history import History
 from specllama.speculative.sampling import Constraint, SamplerChain
 from specllama.speculative.window import FixedWindow, Window
@@ -108,7 +108,19 @@ class Engine:
         stop = StopFlag()
         with stop.obeying(cancel or Cancel()):
             parts = load_parts(target, draft, options or EngineOptions(), on_progress, stop)
-        return cls(**parts, stop=stop)
+        return cls(
+            target=parts.target,
+            vocab=parts.vocab,
+            info=parts.info,
+            proposers=dict(parts.proposers),
+            template=parts.template,
+            bos=parts.bos,
+            eos=parts.eos,
+            make_constraint=parts.make_constraint,
+            make_window=parts.make_window,
+            on_close=parts.on_close,
+            stop=stop,
+        )
 
     # -- facts --
 

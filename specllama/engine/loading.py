@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specllama.cancel import StopFlag
+from specllama.engine.loaded import Loaded
 from specllama.engine.methods import make_proposers, methods
 from specllama.errors import CannotLoad, StoreError
 from specllama.events import Event, LoadProgress
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.params import EngineOptions, GenerateParams
+from specllama.speculative.drafting.method import Facts
 
 if TYPE_CHECKING:
     from specllama.backend.base import Context
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
     from specllama.backend.llama_context import LlamaContext
     from specllama.models.gguf import GgufHeader
-    from specllama.speculative.drafting.translate import RetokenizeProposer
+    from specllama.speculative.sampling import Constraint
 
 logger = logging.getLogger("specllama.engine.loading")
 
@@ -36,8 +38,8 @@ def load_parts(
     options: EngineOptions,
     on_progress: Callable[[Event], None] | None,
     stop: StopFlag,
-) -> dict[str, Any]:
-    """Keyword arguments for ``Engine``. Headers are checked before llama.cpp sees a file.
+) -> Loaded:
+    """Open the files of a pair. Headers are checked before llama.cpp sees a file.
 
     Setting ``stop`` ends it with Cancelled; later, the passes of every context look at it.
     """
@@ -103,7 +105,7 @@ def load_parts(
     from specllama.engine.heads import open_heads
     from specllama.engine.probing import exactness_of
     from specllama.engine.profiles import Windows, open_profile
-    from specllama.speculative.drafting.translate import join_vocabularies
+    from specllama.speculative.drafting.translate import RetokenizeProposer, join_vocabularies
 
     def report(role: str, path: Path) -> Callable[[float], None]:
         def progress(fraction: float) -> None:
@@ -221,29 +223,36 @@ def load_parts(
         flash_attn=target.flash != "off",
         load_ms=(perf_counter() - begin) * 1e3,
         has_chat_template=target_header.chat_template is not None,
-        methods=methods(proposers, trees=target.max_leaves > 1, reasons=heads.reasons),
+        methods=methods(
+            Facts(
+                draft=speaker is not None,
+                laws=not isinstance(speaker, RetokenizeProposer),
+                trees=target.max_leaves > 1,
+                own=heads.own,
+            )
+        ),
     )
     vocab = target_model.vocab
 
-    def make_constraint(params: GenerateParams) -> Any:
+    def make_constraint(params: GenerateParams) -> Constraint | None:
         if params.grammar is not None:
             return LlamaGrammar(vocab, params.grammar)
         if params.json_schema is not None:
             return LlamaGrammar.from_json_schema(vocab, params.json_schema)
         return None
 
-    return {
-        "make_window": Windows(open_profile(info), info),
-        "target": target,
-        "vocab": vocab,
-        "info": info,
-        "proposers": proposers,
-        "template": target_header.chat_template,
-        "bos": vocab.bos_text,
-        "eos": vocab.eos_text,
-        "make_constraint": make_constraint,
-        "on_close": close_all,
-    }
+    return Loaded(
+        target=target,
+        vocab=vocab,
+        info=info,
+        proposers=proposers,
+        make_window=Windows(open_profile(info), info),
+        make_constraint=make_constraint,
+        template=target_header.chat_template,
+        bos=vocab.bos_text,
+        eos=vocab.eos_text,
+        on_close=close_all,
+    )
 
 
 def _offload(
