@@ -13,8 +13,6 @@ from typing import Any
 
 from specllama.errors import UsageError
 
-METHODS = ("draft", "mtp", "eagle3", "ngram")
-
 
 @dataclass(frozen=True, slots=True)
 class CatalogModel:
@@ -38,8 +36,7 @@ class CatalogPair:
     """A target and what to draft with.
 
     Attributes:
-        method: "draft" (a draft model), "mtp" (the target's own prediction heads), "eagle3" or
-            "ngram" (no second model).
+        method: what to draft with, a choice of ``--proposer``.
         memory_gb: machine memory with which the pair is comfortable, in GB.
         checked: whether somebody saw these repositories on the hub; ``date`` says when the entry
             was last looked at and ``source`` on what it rests.
@@ -101,8 +98,6 @@ def _pair(name: str, table: dict[str, Any], defaults: dict[str, Any]) -> Catalog
     merged = {**defaults, **table}
     draft = merged.get("draft")
     method = str(merged.get("method", "draft" if draft else "ngram"))
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}")
     return CatalogPair(
         name=name,
         family=str(merged["family"]),

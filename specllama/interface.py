@@ -50,13 +50,18 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class MethodInfo:
-    """One way to draft: whether it can be used with the loaded target, and why not."""
+    """One way to draft: whether it can be used with the loaded target, and why not.
+
+    ``short`` names it in a sentence and ``letter`` marks the tokens that it guessed.
+    """
 
     name: str
     label: str
     description: str
     available: bool
     reason: str = ""
+    short: str = ""
+    letter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specllama.errors import UsageError
+from specllama.speculative.drafting import registry
 
 VerifyRule = Literal["match", "rejection", "block"]
 FlashAttention = Literal["auto", "on", "off"]
@@ -21,10 +22,7 @@ WindowKind = Literal["auto", "fixed"]
 
 VERIFY_RULES: tuple[VerifyRule, ...] = ("match", "rejection", "block")
 WINDOWS: tuple[WindowKind, ...] = ("auto", "fixed")
-PROPOSERS = (
-    "auto", "draft", "ngram", "mixed", "suffix", "tree", "merged", "lookahead", "eagle3", "medusa",
-    "mtp", "self", "none",
-)  # fmt: skip
+PROPOSERS = ("auto", *registry.names(), "none")
 KV_TYPES = ("auto", "f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 # Types of K and V on CPUs where they must be apart. On x86 a bf16 K costs less than f16 (a step at
 # 600 tokens: 0.97), a bf16 V more (1.11); other processors have no vector code for a bf16 K.

@@ -102,8 +102,10 @@ def engine_info(**changes: object) -> EngineInfo:
         "load_ms": 42.0,
         "has_chat_template": True,
         "methods": (
-            MethodInfo("draft", "Draft model", "A smaller model guesses.", True),
-            MethodInfo("ngram", "N-gram lookup", "Repeats what the context said before.", True),
+            MethodInfo(
+                "draft", "Draft model", "A smaller model guesses.", True, "", "draft model", "d"
+            ),
+            MethodInfo("ngram", "N-gram lookup", "Repeats what was said.", True, "", "n-gram", "n"),
             MethodInfo("mixed", "Mixed", "N-gram first, then the draft model.", True),
             MethodInfo("none", "Plain", "No speculation.", True),
         ),

@@ -84,7 +84,7 @@ FORBIDDEN = {
 }
 FIRST_PARTY_LIGHT = {
     "specllama.events": set(),
-    "specllama.params": {"specllama.errors"},
+    "specllama.params": {"specllama.errors", "specllama.speculative.drafting.registry"},
     "specllama.paths": {"specllama.errors"},
     "specllama.stats": {"specllama.events"},
     "specllama.text": set(),

@@ -20,6 +20,7 @@ from specllama.errors import SpecllamaError
 from specllama.events import Event, LoadProgress
 from specllama.interface import EngineInfo, EngineLike, Message, ModelInfo
 from specllama.params import GenerateParams
+from specllama.speculative.drafting.method import Facts
 from specllama.tui.script import N_VOCAB, Guess, Move, Reading, count_tokens, is_drafting, play
 
 STEP_MS = 31.0
@@ -79,7 +80,7 @@ def demo_info() -> EngineInfo:
         flash_attn=False,
         load_ms=420.0,
         has_chat_template=True,
-        methods=methods(("draft", "ngram", "mixed", "suffix", "tree", "merged", "lookahead")),
+        methods=methods(Facts(draft=True)),
     )
 
 

@@ -17,7 +17,6 @@ from specllama.events import Event, LoadProgress
 from specllama.models.refs import lasting
 from specllama.params import GenerateParams
 from specllama.text import sanitize_line
-from specllama.tui import themes
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 from specllama.tui.parts import AppPart
 
@@ -170,7 +169,7 @@ class EngineKeeper(AppPart):
             return
         self.set_params(params)
         words = {"none": "plain decoding", "auto": "the method is chosen automatically"}
-        self.notify(f"Next reply: {words.get(name) or themes.source_label(name)}")
+        self.notify(f"Next reply: {words.get(name) or self.glyphs.label(name)}")
 
     def set_params(self, params: GenerateParams) -> None:
         chat = self.chat

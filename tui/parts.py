@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from specllama.engine.host import EngineFactory, HostLike
-from specllama.interface import EngineInfo
+from specllama.interface import EngineInfo, MethodInfo
 from specllama.params import EngineOptions, GenerateParams
 from specllama.session import Session
 from specllama.store.sessions import SessionStore
@@ -31,6 +31,10 @@ class AppPart(InkedApp):
     """Target and draft that are loaded, or are to be."""
     engine_info: EngineInfo | None = None
     engine_ready = False
+
+    @property
+    def methods(self) -> tuple[MethodInfo, ...]:
+        return () if self.engine_info is None else self.engine_info.methods
 
     @property
     def chat(self) -> ChatScreen:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import locale
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from textual.theme import Theme
+
+from specllama.interface import MethodInfo
 
 # Used where a theme (one of Textual's own, or a user's) does not define them.
 VARIABLES = {
@@ -20,7 +22,7 @@ VARIABLES = {
     "source-ngram": "#e6b450",
     "source-suffix": "#d98fd0",
     "source-medusa": "#7fc8a9",
-    "source-eagle": "#f08a5d",
+    "source-eagle3": "#f08a5d",
     "source-mtp": "#9a8cf0",
     "source-lookahead": "#65c3ba",
     "source-self": "#b5c46a",
@@ -32,7 +34,7 @@ LIGHT_VARIABLES = {
     "source-ngram": "#8a5a00",
     "source-suffix": "#98328a",
     "source-medusa": "#1f7a55",
-    "source-eagle": "#b3450f",
+    "source-eagle3": "#b3450f",
     "source-mtp": "#5a45c4",
     "source-lookahead": "#1c746c",
     "source-self": "#5d6b12",
@@ -44,7 +46,7 @@ ANSI_VARIABLES = {
     "source-ngram": "ansi_yellow",
     "source-suffix": "ansi_magenta",
     "source-medusa": "ansi_green",
-    "source-eagle": "ansi_bright_red",
+    "source-eagle3": "ansi_bright_red",
     "source-mtp": "ansi_bright_blue",
     "source-lookahead": "ansi_bright_cyan",
     "source-self": "ansi_bright_green",
@@ -94,26 +96,7 @@ def variable_defaults(theme: Theme | None) -> dict[str, str]:
     return VARIABLES if theme.dark else LIGHT_VARIABLES
 
 
-# The proposers' names as they stand in RoundDone.sources; anything else counts as "draft".
-SOURCES: Mapping[str, tuple[str, str]] = {
-    "draft": ("d", "draft model"),
-    "tree": ("b", "draft tree"),
-    "ngram": ("n", "n-gram"),
-    "suffix": ("s", "suffix"),
-    "medusa": ("m", "Medusa"),
-    "eagle": ("e", "EAGLE"),
-    "eagle3": ("e", "EAGLE-3"),
-    "mtp": ("t", "MTP"),
-    "lookahead": ("l", "Lookahead"),
-    "self": ("k", "layer skip"),
-}
-_SUPERSCRIPT = dict(zip("dbnsmetlk", "ᵈᵇⁿˢᵐᵉᵗˡᵏ", strict=True))
-
-
-def source_label(source: str) -> str:
-    """For people: "draft model", "n-gram + draft model", "none"."""
-    parts = [SOURCES[p][1] if p in SOURCES else p for p in source.split("+") if p]
-    return " + ".join(parts) if parts else "none"
+_SUPERSCRIPT = dict(zip("abcdefghijklmnoprstuvwxyz", "ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻ", strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +116,9 @@ class Ink:
     ansi: bool
 
     def source(self, name: str) -> str:
-        first = name.split("+", 1)[0]
-        key = "eagle" if first.startswith("eagle") else first
-        known = f"source-{key}" in VARIABLES
-        return f"$source-{key}" if known else "$source-draft"
+        """The ink of a source; a method without one of its own shares the draft model's."""
+        ink = f"source-{name.split('+', 1)[0]}"
+        return f"${ink}" if ink in VARIABLES else "$source-draft"
 
 
 def ink_for(theme: Theme) -> Ink:
@@ -158,7 +140,10 @@ def ink_for(theme: Theme) -> Ink:
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """Every symbol the app draws, in one place, so that a plain-ASCII terminal gets all of it."""
+    """Every symbol the app draws, in one place, so that a plain-ASCII terminal gets all of it.
+
+    ``methods`` are those of the engine, which names and letters its sources.
+    """
 
     accepted: str = "■"
     rejected: str = "□"
@@ -188,12 +173,19 @@ class Glyphs:
     alpha: str = "α"
     beta: str = "β"
     ascii: bool = False
+    methods: tuple[MethodInfo, ...] = ()
+
+    def label(self, source: str) -> str:
+        """For people: "draft model", "n-gram + draft model", "none"."""
+        known = {method.name: method.short for method in self.methods}
+        return " + ".join(known.get(part) or part for part in source.split("+"))
 
     def source(self, name: str) -> str:
         """The letter of a source; a round of mixed sources gets one letter for each."""
+        known = {method.name: method.letter for method in self.methods}
         out = ""
         for part in name.split("+"):
-            letter = SOURCES[part][0] if part in SOURCES else part[:1]
+            letter = known.get(part) or part[:1]
             out += letter if self.ascii else _SUPERSCRIPT.get(letter, letter)
         return out
 
@@ -244,13 +236,15 @@ ASCII = Glyphs(
 )
 
 
-def glyphs_for(choice: str = "auto") -> Glyphs:
+def glyphs_for(choice: str = "auto", methods: tuple[MethodInfo, ...] = ()) -> Glyphs:
     """ "auto" looks at the locale as the terminal would: LC_ALL, LC_CTYPE, LANG."""
-    if choice == "unicode":
-        return UNICODE
-    if choice == "ascii" or not utf8_terminal():
-        return ASCII
-    return UNICODE
+    plain = choice == "ascii" or (choice != "unicode" and not utf8_terminal())
+    return _naming(ASCII if plain else UNICODE, methods)
+
+
+@lru_cache(maxsize=4)
+def _naming(glyphs: Glyphs, methods: tuple[MethodInfo, ...]) -> Glyphs:
+    return replace(glyphs, methods=methods) if methods else glyphs
 
 
 def utf8_terminal() -> bool:

@@ -184,4 +184,4 @@ def _target_ref(pair: CatalogPair) -> HubRef:
 def _draft_words(pair: CatalogPair) -> str:
     if pair.draft is not None:
         return f"{params(pair.draft.params)} {pair.draft.quant}"
-    return {"mtp": "built in (MTP)", "eagle3": "EAGLE-3", "ngram": "n-gram"}[pair.method]
+    return f"--proposer {pair.method}"

@@ -17,16 +17,15 @@ from specllama.cli.options import (
     say_settings,
     settings_options,
 )
-from specllama.params import PROPOSERS, WINDOWS, GenerateParams, WindowKind
+from specllama.params import WINDOWS, GenerateParams, WindowKind
+from specllama.speculative.drafting import registry
 
 if TYPE_CHECKING:
     from specllama.bench.proof import Case, RowProbe
     from specllama.config import Settings
     from specllama.engine.engine import Engine
 
-ALL = tuple(p for p in PROPOSERS if p not in ("auto", "none"))
-# a draft cut out of the target is written to disk: only when it is asked for
-DEFAULT = tuple(p for p in ALL if p != "self")
+ALL = registry.names()
 
 EPILOG = """\b
 Examples:
@@ -206,8 +205,12 @@ def command(
 
 
 def _wanted(proposers: tuple[str, ...]) -> tuple[str, ...]:
-    """Names to try, each once; ``all`` stands for every one there is."""
-    given = [p for name in proposers or DEFAULT for p in (ALL if name == "all" else (name,))]
+    """Names to try, each once; ``all`` stands for every one there is.
+
+    By itself nothing is tried that first has to write a file.
+    """
+    usual = (m.name for m in registry.methods() if not m.on_request)
+    given = [p for name in proposers or usual for p in (ALL if name == "all" else (name,))]
     return tuple(dict.fromkeys(given))
 
 

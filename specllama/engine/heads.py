@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from specllama.errors import PairIncompatible, SpecllamaError
 from specllama.models import sidecars
+from specllama.speculative.drafting.method import Facts
 
 if TYPE_CHECKING:
     from specllama.backend.loaded_target import LoadedTarget
@@ -30,10 +31,15 @@ KINDS = sidecars.HEAD_KINDS
 
 @dataclass(slots=True)
 class OpenedHeads:
-    """``reasons`` says by proposer name why one that was looked for is not there."""
+    """``reasons`` says by method why one that was looked for is not there."""
 
     proposers: dict[str, Proposer] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def own(self) -> dict[str, str]:
+        """See ``Facts.own``."""
+        return {**self.reasons, **dict.fromkeys(self.proposers, "")}
 
 
 def open_heads(target: LoadedTarget, files: Sequence[str]) -> OpenedHeads:
@@ -105,31 +111,20 @@ def survey(
     from specllama.models.nextn import why_not
     from specllama.models.refs import resolve
 
-    trees = not (target.is_recurrent or target.is_hybrid)
-    have, reasons = {"ngram", "suffix", "mixed"}, {}
-    have |= {"lookahead"} if trees else set()
-    have |= {"draft"} if draft else set()
-    have |= {"tree", "merged"} if draft and trees else set()
+    own = {"mtp": why_not(target), "self": pruned.why_not(target)}
     for path in bundled_heads(target.path):
         head = read_header(path)
         try:
             _check(head, target)
-            have.add(head.architecture)
+            own[head.architecture] = ""
         except SpecllamaError as error:
-            reasons[head.architecture] = error.message
+            own[head.architecture] = error.message
     for ref in files:
         head = read_header(resolve(ref))
         _check(head, target)
-        have.add(head.architecture)
-    if reason := why_not(target):
-        reasons["mtp"] = reason
-    else:
-        have.add("mtp")
-    if reason := pruned.why_not(target):
-        reasons["self"] = reason
-    else:
-        have.add("self")
-    return methods(have, trees=trees, reasons=reasons)
+        own[head.architecture] = ""
+    trees = not (target.is_recurrent or target.is_hybrid)
+    return methods(Facts(draft=draft, trees=trees, own=own))
 
 
 def fitting(target: GgufHeader, models: Iterable[LocalModel]) -> dict[str, str]:

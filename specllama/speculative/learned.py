@@ -9,6 +9,7 @@ from typing import Any
 
 from specllama.speculative.calibrate import SourceState
 from specllama.speculative.cost import CostTable
+from specllama.speculative.drafting import registry
 
 BEHIND_MOST = 8.0  # plain steps that all drafting of a pair may be behind plain decoding, ever
 CREDIT_FIRST = BEHIND_MOST - 0.5  # less what a pass may cost that was never timed
@@ -27,12 +28,6 @@ _LOOKS = 16  # rounds that asked before it is judged whether asking pays
 _LOOKS_GAIN = 1.0 / 64.0
 _LOOKS_WAIT = 512  # rounds at most
 LOOKS_SHARE = 0.005  # of the time, where it does not: half of what plain steps earn
-HEADS = (
-    "eagle3",
-    "medusa",
-    "mtp",
-    "self",
-)  # proposers that step through something else than a draft model
 
 
 @dataclass(slots=True)
@@ -42,11 +37,11 @@ class Costs:
     target: CostTable = field(default_factory=CostTable)
     draft: CostTable = field(default_factory=lambda: CostTable(hopeful=False))
     draft_share: float = 0.1  # prior: a draft step in target steps
-    heads: dict[str, CostTable] = field(default_factory=dict)  # by proposer: a step of a head
+    heads: dict[str, CostTable] = field(default_factory=dict)  # by method: a step of its own
 
     def steps(self, proposer: str) -> CostTable:
-        """The table of what ``proposer`` pays per step: its heads, or the draft model."""
-        if proposer not in HEADS:
+        """The table of what ``proposer`` pays per step: its own, or that of the draft model."""
+        if not registry.books_own(proposer):
             return self.draft
         return self.heads.setdefault(proposer, CostTable(hopeful=False))
 
@@ -64,7 +59,7 @@ class Costs:
         heads = {
             name: CostTable.from_dict(table, hopeful=False)
             for name, table in dict(data.get("heads", {})).items()
-            if name in HEADS
+            if registry.books_own(name)
         }
         self.draft = CostTable.from_dict(data["draft"], hopeful=False)
         self.target, self.heads = target, heads

@@ -6,22 +6,24 @@ import pytest
 from fakes import Reply, ScriptedEngine
 from textual.theme import BUILTIN_THEMES
 
+from specllama.engine.methods import methods
 from specllama.events import RoundDone, Started
 from specllama.params import GenerateParams
+from specllama.speculative.drafting.method import Facts
 from specllama.tui.demo import DemoEngine
 from specllama.tui.record import Record, depth_of, fate_of, glyph_run
 from specllama.tui.themes import (
     ASCII,
     DARK,
-    SOURCES,
     UNICODE,
     glyphs_for,
     ink_for,
-    source_label,
 )
 from specllama.tui.widgets import walk
 
 INK = ink_for(DARK)
+METHODS = methods(Facts())
+NAMING = glyphs_for("unicode", METHODS)
 
 
 def rounds(reply: Reply) -> list[RoundDone]:
@@ -120,7 +122,7 @@ def test_the_passage_keeps_the_place_where_it_happens() -> None:
 def test_every_round_of_a_record_has_a_sentence() -> None:
     for done in Record.of("t", DemoEngine().generate("x", GenerateParams())).rounds:
         for stage in range(3):
-            assert walk.caption(done, stage).endswith(".")
+            assert walk.caption(done, stage, UNICODE).endswith(".")
 
 
 def test_tokens_are_made_visible_and_harmless() -> None:
@@ -131,10 +133,11 @@ def test_tokens_are_made_visible_and_harmless() -> None:
 
 
 def test_sources_have_words_and_inks() -> None:
-    assert source_label("ngram+draft") == "n-gram + draft model"
-    assert source_label("none") == "none"
+    assert NAMING.label("ngram+draft") == "n-gram + draft model"
+    assert NAMING.label("none") == UNICODE.label("none") == "none"
+    assert UNICODE.label("ngram+draft") == "ngram + draft"
     assert INK.source("never heard of") == "$source-draft"
-    assert UNICODE.source("ngram+draft") == "ⁿᵈ"
+    assert NAMING.source("ngram+draft") == "ⁿᵈ"
     assert ink_for(BUILTIN_THEMES["ansi-dark"]).muted == "dim"
 
 
@@ -148,14 +151,14 @@ def test_trees_of_any_source_are_drawn_as_trees_in_its_ink(source: str) -> None:
     assert "└─" in drawn.plain
     assert "├─" in drawn.plain
     assert any(INK.source(source) == str(span.style) for span in drawn.spans)
-    assert len(UNICODE.source(source)) == 1
-    assert source_label(source) in walk.headline(done, 1, 2, INK).plain
+    assert len(NAMING.source(source)) == 1
+    assert NAMING.label(source) in walk.headline(done, 1, 2, NAMING, INK).plain
 
 
 def test_letters_of_sources_differ() -> None:
-    letters = [letter for name, (letter, _) in SOURCES.items() if name != "eagle"]
-    assert len(set(letters)) == len(letters)
-    assert all(len(UNICODE.source(name)) == 1 for name in SOURCES)
+    letters = [method.letter for method in METHODS if method.letter]
+    assert len(set(letters)) == len(letters) == len(METHODS) - 2  # two only join others
+    assert all(len(NAMING.source(method.name)) == 1 for method in METHODS if method.letter)
 
 
 def test_a_stop_token_is_shown_as_the_end_and_not_as_text() -> None:

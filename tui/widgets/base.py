@@ -7,6 +7,7 @@ from typing import cast
 from textual.app import App
 from textual.dom import DOMNode
 
+from specllama.interface import MethodInfo
 from specllama.tui.themes import Glyphs, Ink, glyphs_for, ink_for
 
 
@@ -16,8 +17,13 @@ class InkedApp(App[int]):
     glyph_choice = "auto"
 
     @property
+    def methods(self) -> tuple[MethodInfo, ...]:
+        """The ways to draft of the loaded pair."""
+        return ()
+
+    @property
     def glyphs(self) -> Glyphs:
-        return glyphs_for(self.glyph_choice)
+        return glyphs_for(self.glyph_choice, self.methods)
 
     @property
     def ink(self) -> Ink:

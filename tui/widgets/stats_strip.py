@@ -14,7 +14,6 @@ from specllama.events import PrefillProgress
 from specllama.stats import SpecStats
 from specllama.text import sanitize_line
 from specllama.tui.measure import Meter
-from specllama.tui.themes import source_label
 from specllama.tui.widgets.base import Inked
 
 
@@ -193,8 +192,7 @@ class WhyLine(Inked, Widget):
             return Content.assemble(("plain decoding by your choice: F9 turns it on", ink.muted))
         if not s.reason:
             return Content("")
-        label = source_label(s.source)
-        lead = f"{label}: " if label != "none" else ""
+        lead = f"{glyphs.label(s.source)}: " if s.source not in ("", "none") else ""
         return Content.assemble((lead, ink.source(s.source)), (sanitize_line(s.reason), ink.muted))
 
 

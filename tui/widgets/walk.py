@@ -7,7 +7,7 @@ from textual.content import Content
 from specllama.events import RoundDone
 from specllama.text import sanitize
 from specllama.tui.record import fate_of, glyph_run, is_special
-from specllama.tui.themes import Glyphs, Ink, source_label
+from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.stats_strip import duration
 
 BAR = 10
@@ -29,8 +29,8 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def headline(done: RoundDone, at: int, last: int, ink: Ink) -> Content:
-    label = source_label(done.source) if done.drafted else "plain step"
+def headline(done: RoundDone, at: int, last: int, glyphs: Glyphs, ink: Ink) -> Content:
+    label = glyphs.label(done.source) if done.drafted else "plain step"
     parts = [
         (f"Round {at} of {last}", "bold"),
         ("   " + label, ink.source(done.source) if done.drafted else ink.muted),
@@ -208,13 +208,14 @@ def _target_line(done: RoundDone, glyphs: Glyphs, ink: Ink, verify: str) -> Cont
     )
 
 
-def caption(done: RoundDone, stage: int) -> str:
+def caption(done: RoundDone, stage: int, glyphs: Glyphs) -> str:
     """What happens at this stage, in one sentence."""
     n = len(done.drafted)
     if stage == 0:
         if not n:
             return "No draft: the target takes one plain step."
-        return f"{source_label(done.source).capitalize()} proposes {_count(n, 'token')}."
+        who = glyphs.label(done.source)
+        return f"{who[0].upper()}{who[1:]} proposes {_count(n, 'token')}."
     if stage == 1:
         rows = _count(n + 1, "row")
         return f"The target checks all of them in one pass of {rows}, and accepts {done.accepted}."

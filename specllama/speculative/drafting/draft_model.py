@@ -15,6 +15,7 @@ from time import perf_counter
 from specllama.backend.base import Context
 from specllama.errors import ContextFull, EngineError
 from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.drafting.method import Method, with_draft
 from specllama.speculative.history import History, common_prefix
 from specllama.speculative.noise import draw
 from specllama.speculative.sampling import SamplerChain, confidence
@@ -198,3 +199,16 @@ class DraftModelProposer:
 
     def close(self) -> None:
         self._context.close()
+
+
+METHOD = Method(
+    name="draft",
+    label="Draft model",
+    short="draft model",
+    letter="d",
+    blurb="A small model of the same vocabulary writes ahead; the target checks. "
+    "The classic: best on chat and stories.",
+    cost="draft model",
+    why_not=with_draft,
+    auto=True,
+)

@@ -29,6 +29,7 @@ from specllama.backend.base import Context
 from specllama.errors import ContextFull, EngineError
 from specllama.speculative.drafting.draft_model import DraftModelProposer
 from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.drafting.method import Facts, Method, with_draft, with_trees
 from specllama.speculative.history import common_prefix
 from specllama.speculative.noise import exp_noise
 from specllama.speculative.sampling import SamplerChain, confidence
@@ -323,3 +324,24 @@ def _without(law: Law, tokens: Sequence[int]) -> Law | None:
     if mass <= 0.0:
         return None
     return Law(law.ids[keep], law.probs[keep] / mass)
+
+
+OTHER_WORDS = "the draft model's text is cut into tokens anew: no laws to branch on"
+
+
+def why_no_tree(facts: Facts) -> str:
+    """Why the draft model of a pair cannot grow trees, "" if it can."""
+    return with_trees(facts) or with_draft(facts) or ("" if facts.laws else OTHER_WORDS)
+
+
+METHOD = Method(
+    name="tree",
+    label="Token trees",
+    short="draft tree",
+    letter="b",
+    blurb="The draft model's likeliest branches are checked in one pass; "
+    "pays where extra rows are cheap.",
+    cost="draft model",
+    why_not=why_no_tree,
+    trees=True,
+)

@@ -17,6 +17,7 @@ from specllama.backend.base import Context
 from specllama.errors import EngineError
 from specllama.speculative.drafting.draft_model import DraftModelProposer
 from specllama.speculative.drafting.draft_tree import DraftTreeProposer
+from specllama.speculative.drafting.method import NO_HEAD, Method, with_own
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, HiddenNeed, Room, Row
 
@@ -113,3 +114,17 @@ class EagleProposer(DraftTreeProposer):
                 return None  # one token alone has no state beside it
             self._states.base = len(tokens) - read
         return super()._catch_up(tokens, unread, read)
+
+
+METHOD = Method(
+    name="eagle3",
+    label="EAGLE-3",
+    short="EAGLE-3",
+    letter="e",
+    blurb="A one-layer head reads the target's hidden states and drafts a tree. "
+    "Needs a head trained for the target.",
+    cost="own",
+    why_not=with_own("eagle3", NO_HEAD),
+    trees=True,
+    auto=True,
+)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.drafting.method import Method, with_trees
 from specllama.speculative.history import History, common_prefix
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import TreeBuilder
@@ -173,3 +174,16 @@ def _repeat(tokens: Sequence[int], n: int) -> list[int]:
         return [0] * n
     last = list(tokens[-n:])
     return (last * (n // len(last) + 1))[:n]
+
+
+METHOD = Method(
+    name="lookahead",
+    label="Lookahead",
+    short="lookahead",
+    letter="l",
+    blurb="The target guesses ahead in parallel (Jacobi) and checks itself. "
+    "Pays on GPUs with spare compute, not on CPUs.",
+    cost="free",
+    why_not=with_trees,
+    trees=True,
+)

@@ -16,6 +16,7 @@ import numpy as np
 from specllama.errors import EngineError
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.medusa_heads import Guess, HeadSource, Vector, grow
+from specllama.speculative.drafting.method import NO_HEAD, Method, with_own
 from specllama.speculative.noise import exp_noise
 from specllama.speculative.sampling import SamplerChain, confidence
 from specllama.speculative.tree import TreeBuilder
@@ -160,3 +161,16 @@ class _Looks:
             guesses = [(best, guesses[0][1]), *(g for g in guesses if g[0] != best)]
         lead = float(np.log(guesses[0][1] / guesses[1][1])) if len(guesses) > 1 else float("inf")
         return guesses[: self._ranks], max(lead, 0.0)
+
+
+METHOD = Method(
+    name="medusa",
+    label="Medusa",
+    short="Medusa",
+    letter="m",
+    blurb="Extra output heads guess several tokens at once. Needs heads trained for the target.",
+    cost="own",
+    why_not=with_own("medusa", NO_HEAD),
+    trees=True,
+    auto=True,
+)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.speculative.drafting.draft_tree import DraftTreeProposer
+from specllama.speculative.drafting.draft_tree import DraftTreeProposer, why_no_tree
 from specllama.speculative.drafting.drafter import Proposer, Request
+from specllama.speculative.drafting.method import Method
 from specllama.speculative.history import common_prefix
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, HiddenNeed, Room, Verdict
@@ -55,3 +56,16 @@ class MergedProposer:
     def close(self) -> None:
         self._copier.close()
         self._model.close()
+
+
+METHOD = Method(
+    name="merged",
+    label="Merged",
+    short="merged",
+    letter="",
+    blurb="A copied branch and the draft model's branches in one tree.",
+    cost="draft model",
+    why_not=why_no_tree,
+    copies=True,
+    trees=True,
+)

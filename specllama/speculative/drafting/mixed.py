@@ -20,6 +20,7 @@ from specllama.speculative.drafting.drafter import (
     Remembering,
     Request,
 )
+from specllama.speculative.drafting.method import Method, always
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Verdict
 
@@ -127,3 +128,17 @@ class MixedProposer:
     def close(self) -> None:
         for source in self._sources:
             source.close()
+
+
+METHOD = Method(
+    name="mixed",
+    label="Mixed",
+    short="mixed",
+    letter="",
+    blurb="Suffix and n-gram copies compete with the draft model (or a head of the target): "
+    "every round goes to what promises most for its time.",
+    cost="of its sources",
+    why_not=always,
+    copies=True,
+    trees=True,
+)

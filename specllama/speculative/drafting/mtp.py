@@ -16,6 +16,7 @@ import numpy as np
 from specllama.backend.base import Capturing
 from specllama.errors import ContextFull, EngineError
 from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.drafting.method import Method, with_own
 from specllama.speculative.history import History, common_prefix
 from specllama.speculative.noise import draw
 from specllama.speculative.sampling import SamplerChain, confidence
@@ -252,3 +253,15 @@ class MtpProposer:
 
     def close(self) -> None:
         self._nextn.close()
+
+
+METHOD = Method(
+    name="mtp",
+    label="MTP / NextN",
+    short="MTP",
+    letter="t",
+    blurb="Heads that some models were trained with predict the tokens after the next.",
+    cost="own",
+    why_not=with_own("mtp", "the target's file has no NextN layers"),
+    auto=True,
+)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from specllama.speculative.drafting.copying import Reader
 from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.drafting.method import Method, always
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Verdict
 
@@ -98,3 +99,17 @@ class NgramProposer:
 
     def close(self) -> None:
         pass
+
+
+METHOD = Method(
+    name="ngram",
+    label="N-gram / prompt lookup",
+    short="n-gram",
+    letter="n",
+    blurb="Copies what followed the last few tokens the last time they occurred. "
+    "Costs nothing; shines on edits, quotes and code.",
+    cost="free",
+    why_not=always,
+    copies=True,
+    auto=True,
+)

@@ -22,6 +22,7 @@ import numpy as np
 
 from specllama.speculative.drafting.copying import Reader
 from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.drafting.method import Method, always
 from specllama.speculative.history import History, Mark, common_prefix
 from specllama.speculative.matches import Matches
 from specllama.speculative.sampling import SamplerChain
@@ -324,3 +325,18 @@ def _ends(matches: Matches, most: int) -> list[tuple[int, State]]:
 
 def _never(token: int) -> bool:
     return False
+
+
+METHOD = Method(
+    name="suffix",
+    label="Suffix decoding",
+    short="suffix",
+    letter="s",
+    blurb="Longest match of any length in this text (and, if you let it keep them, earlier ones), "
+    "with the most frequent continuation.",
+    cost="free",
+    why_not=always,
+    copies=True,
+    trees=True,
+    auto=True,
+)

@@ -1,0 +1,90 @@
+"""The registry of methods: one line and one file each, and everything that names them derives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from specllama.engine.methods import methods, paid_source
+from specllama.models import catalog, sidecars
+from specllama.params import PROPOSERS
+from specllama.speculative import drafting
+from specllama.speculative.drafting import registry
+from specllama.speculative.drafting.draft_tree import OTHER_WORDS
+from specllama.speculative.drafting.method import CHAINS_ONLY, NO_DRAFT, NO_HEAD, Facts
+from specllama.speculative.learned import Costs
+
+
+def test_every_line_has_its_file_and_every_file_its_line() -> None:
+    assert tuple(method.name for method in registry.methods()) == registry.names()
+    folder = Path(drafting.__path__[0])
+    holding = {p.stem for p in folder.glob("*.py") if "\nMETHOD = " in p.read_text("utf-8")}
+    assert holding == set(registry.FILES.values())
+    assert registry.find("auto") is registry.find("none") is None
+
+
+def test_what_entries_say_is_complete_and_tells_them_apart() -> None:
+    entries = registry.methods()
+    for method in entries:
+        assert method.label
+        assert method.short
+        assert method.blurb.endswith(".")
+        assert len(method.letter) == (method.name not in ("mixed", "merged")), "they only join"
+    letters = [method.letter for method in entries if method.letter]
+    assert len(set(letters)) == len(letters)
+
+
+def test_choices_derive_from_the_registry() -> None:
+    assert ("auto", *registry.names(), "none") == PROPOSERS
+    assert set(sidecars.HEAD_KINDS) < {m.name for m in registry.methods() if m.cost == "own"}
+    assert {pair.method for pair in catalog.load().values()} < set(registry.names())
+
+
+def test_names_cost_no_import() -> None:
+    program = (
+        "import sys; from specllama.params import GenerateParams; GenerateParams(proposer='self');"
+        "print([m for m in ('numpy', 'specllama.speculative.drafting.method') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_costs_are_booked_where_the_entry_says() -> None:
+    costs = Costs()
+    for method in registry.methods():
+        own = costs.steps(method.name) is not costs.draft
+        assert own == (method.cost == "own"), method.name
+    kept = Costs()
+    kept.restore(costs.to_dict())
+    assert set(kept.heads) == {m.name for m in registry.methods() if m.cost == "own"}
+
+
+def test_auto_asks_the_best_paying_source_there_is() -> None:
+    assert paid_source(registry.names()) == "draft"
+    assert paid_source({"medusa", "eagle3", "mtp", "self", "ngram"}) == "mtp"
+    assert paid_source({"medusa", "eagle3", "tree"}) == "eagle3"
+    assert paid_source({"medusa"}) == "medusa"
+    assert paid_source({"self", "lookahead", "suffix", "tree", "merged"}) == ""
+
+
+def reasons(facts: Facts) -> dict[str, str]:
+    ways = methods(facts)
+    assert all(way.available is not bool(way.reason) for way in ways)
+    return {way.name: way.reason for way in ways if way.reason}
+
+
+def test_why_a_method_is_not_there() -> None:
+    own = {"eagle3": "", "medusa": "another target", "mtp": "", "self": ""}
+    assert reasons(Facts(draft=True, own=own)) == {"medusa": "another target"}
+    bare = reasons(Facts())
+    assert bare["draft"] == bare["tree"] == bare["merged"] == NO_DRAFT
+    assert bare["eagle3"] == bare["medusa"] == NO_HEAD
+    assert "NextN" in bare["mtp"]
+    assert "layers" in bare["self"]
+    chains = reasons(Facts(draft=True, trees=False, own=own))
+    assert chains.pop("medusa")
+    assert chains == dict.fromkeys(("tree", "merged", "lookahead"), CHAINS_ONLY)
+    words = reasons(Facts(draft=True, laws=False, own=own))
+    assert words["tree"] == words["merged"] == OTHER_WORDS
+    assert "draft" not in words
