@@ -13,8 +13,8 @@ from typing import Any
 
 from specllama.errors import SpecllamaError
 from specllama.models import catalog, library, memory, refs
-from specllama.models.gguf import GgufHeader, check_loadable, read_header
-from specllama.models.loadable import VocabularyOnly
+from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.loadable import VocabularyOnly, check_loadable
 from specllama.models.pairing import PairReport, active_params, compare
 from specllama.models.summaries import Summaries
 

@@ -1,10 +1,9 @@
 """What a GGUF file says about itself, read without loading it.
 
     header = read_header(path)          # milliseconds, bounded memory, no numpy
-    check_loadable(header)              # raises before llama.cpp could abort the process
 
-``read_header`` checks the container (``gguf_format``); ``check_loadable`` checks that the contents
-are a text generator that llama.cpp can load (``loadable``).
+``read_header`` checks the container (``gguf_format``), not what is in it: ``loadable`` says whether
+llama.cpp can run it.
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ from specllama.models.gguf_format import (
     decode_array,
     parse,
 )
-from specllama.models.loadable import check_loadable
 
 __all__ = [
     "GgufArray",
     "GgufHeader",
     "TensorInfo",
-    "check_loadable",
     "read_header",
     "split_name",
 ]

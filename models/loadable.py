@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from specllama.errors import BadGguf, UnsupportedModel
 from specllama.models import sidecars
-
-if TYPE_CHECKING:
-    from specllama.models.gguf import GgufHeader
+from specllama.models.gguf import GgufHeader
 
 Role = Literal["target", "draft", "head"]
 

@@ -40,6 +40,15 @@ def trunk_blocks(header: GgufHeader) -> int:
     return header.block_count - nextn_blocks(header)
 
 
+def lacks_trunk(header: GgufHeader) -> bool:
+    """Whether all that a file has of its blocks are NextN layers."""
+    if not nextn_blocks(header):
+        return False
+    blocks = {name.split(".")[1] for name in header.by_name if name.startswith("blk.")}
+    numbers = [int(block) for block in blocks if block.isdigit()]
+    return bool(numbers) and min(numbers) >= trunk_blocks(header)
+
+
 def why_not(header: GgufHeader) -> str:
     """Why this file cannot draft with NextN blocks of its own; empty if it can."""
     blocks, arch = nextn_blocks(header), header.architecture

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from specllama.errors import SpecllamaError, UnsupportedModel, UsageError
 from specllama.models.download import disk_error
-from specllama.models.gguf import GgufHeader, check_loadable, read_header
-from specllama.models.loadable import elementwise
+from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.loadable import check_loadable, elementwise
 
 # bits per weight of the matrices, K-quant mixtures on average over a model
 BITS = {

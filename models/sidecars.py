@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specllama.models.nextn import lacks_trunk
+
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
 
@@ -55,18 +57,7 @@ def kind_of(header: GgufHeader) -> str:
         return "dspark" if "markov_w1.weight" in header.by_name else "dflash"
     if arch in DRAFTING:
         return arch
-    return "mtp" if _lacks_trunk(header) else ""
-
-
-def _lacks_trunk(header: GgufHeader) -> bool:
-    """Whether all that a file has of its blocks are NextN layers."""
-    from specllama.models.nextn import nextn_blocks, trunk_blocks
-
-    if not nextn_blocks(header):
-        return False
-    blocks = {name.split(".")[1] for name in header.by_name if name.startswith("blk.")}
-    numbers = [int(block) for block in blocks if block.isdigit()]
-    return bool(numbers) and min(numbers) >= trunk_blocks(header)
+    return "mtp" if lacks_trunk(header) else ""
 
 
 def advice(kind: str) -> str:

@@ -17,7 +17,8 @@ from typing import Any
 from specllama import paths
 from specllama.errors import SpecllamaError
 from specllama.models import library
-from specllama.models.gguf import GgufHeader, check_loadable, read_header
+from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.loadable import check_loadable
 from specllama.models.pairing import MAX_SIZE_DIFFERENCE, active_params, compare
 from specllama.models.sidecars import kind_of, kind_of_name
 

@@ -30,7 +30,8 @@ def check_headers(items: list[PullItem]) -> None:
     """Read what arrived: a file that cannot be run is known now, not at the first chat."""
     from specllama.cli.listing import context, note, params, size
     from specllama.errors import SpecllamaError
-    from specllama.models.gguf import check_loadable, read_header
+    from specllama.models.gguf import read_header
+    from specllama.models.loadable import check_loadable
     from specllama.models.sidecars import SIDECARS, advice, kind_of
 
     for item in items:

@@ -56,7 +56,8 @@ def command(
     from specllama.cli.listing import folders
     from specllama.engine.heads import survey
     from specllama.models import doctor, memory, refs
-    from specllama.models.gguf import check_loadable, read_header
+    from specllama.models.gguf import read_header
+    from specllama.models.loadable import check_loadable
 
     options = resolve(flags).engine_options()
     heads, n_ctx = options.heads, options.n_ctx

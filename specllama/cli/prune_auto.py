@@ -22,7 +22,8 @@ def require_layers(source: Path) -> None:
     """
     from specllama.errors import UnsupportedModel
     from specllama.models import pruned
-    from specllama.models.gguf import check_loadable, read_header
+    from specllama.models.gguf import read_header
+    from specllama.models.loadable import check_loadable
 
     header = read_header(source)
     check_loadable(header)

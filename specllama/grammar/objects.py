@@ -8,19 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from specllama.grammar.automaton import ANY, Chars, Dfa, Repeat, compiled, words
-from specllama.grammar.places import Leaves, Place, cannot, wrong
-from specllama.grammar.rules import Alternative, Atom, literal, ref
+from specllama.grammar.places import Leaves, Place, Places, cannot, wrong
+from specllama.grammar.rules import Alternative, Atom, Rules, literal, ref
 from specllama.grammar.strings import between, lengths, naming, none_of, pattern, regular
-from specllama.grammar.values import json_text, listed, mapping, of_property
-
-if TYPE_CHECKING:
-    from specllama.grammar.convert import Converter
+from specllama.grammar.values import Validator, json_text, listed, mapping, of_property
 
 MAX_PATTERNS = 4
 SPACE = Atom('" "?')
+
+
+class Document(Protocol):
+    """The document that objects are part of: what their rules are made with."""
+
+    rules: Rules
+    places: Places
+    validator: Validator
+
+    def rule(self, *conjunction: Place) -> str:
+        """The rule for values that satisfy the schemas at all of these places."""
+
+    def nothing(self, why: str) -> list[Alternative]:
+        """No alternative, and the reason for the message should none be left."""
 
 
 class Members(NamedTuple):
@@ -35,7 +46,7 @@ class Members(NamedTuple):
 
 
 def members_of(
-    converter: Converter, leaves: Leaves, only: Members | None = None
+    document: Document, leaves: Leaves, only: Members | None = None
 ) -> list[Alternative]:
     """Alternatives for the objects that satisfy plain schemas.
 
@@ -48,13 +59,13 @@ def members_of(
     required = _required(leaves)
     least, most = between(leaves, "minProperties", "maxProperties")
     if most is not None and least > most:
-        return converter.nothing(f"no object has at least {least} and at most {most} properties")
+        return document.nothing(f"no object has at least {least} and at most {most} properties")
     properties: dict[str, str] = {}  # the rules of the listed properties, by name
     listed_names = _names(leaves)
     for name in listed_names:
         conjunction = [inner for place in leaves for inner in of_property(place, name)]
         fits = all(
-            converter.validator.valid(name, place / "propertyNames")
+            document.validator.valid(name, place / "propertyNames")
             for place in leaves
             if place.has("propertyNames")
         )
@@ -62,17 +73,17 @@ def members_of(
         if not fits or not written or any(inner.schema is False for inner in conjunction):
             if name in required:
                 where = next(p for p in leaves if name in p.schema.get("required", ()))
-                return converter.nothing(
+                return document.nothing(
                     f"the property {name!r} is required at {where.pointer} and cannot be there"
                 )
             continue
-        head = [literal(f"{json_text(name)}:"), SPACE, ref(converter.rule(*conjunction))]
-        properties[name] = converter.rules.new("property", head)
+        head = [literal(f"{json_text(name)}:"), SPACE, ref(document.rule(*conjunction))]
+        properties[name] = document.rules.new("property", head)
     extra = ""
     if _is_open(leaves) and (only is None or only.open):
-        extra = _extra(converter, leaves, listed_names)
+        extra = _extra(document, leaves, listed_names)
     if most is not None and most < len(required):
-        return converter.nothing(
+        return document.nothing(
             f"at most {most} properties, and {len(required)} are required at {leaves[-1].pointer}"
         )
     if least > len(properties) + bool(extra):
@@ -81,8 +92,8 @@ def members_of(
             raise cannot(
                 where, "minProperties", "names that are not listed might be the same; list them"
             )
-        return converter.nothing(f"there are no {least} properties at {leaves[-1].pointer}")
-    state = _States(converter, properties, required, extra, least, most).at(0, 0)
+        return document.nothing(f"there are no {least} properties at {leaves[-1].pointer}")
+    state = _States(document, properties, required, extra, least, most).at(0, 0)
     return [(literal("{"), ref("ws"), ref(state))]
 
 
@@ -91,14 +102,14 @@ class _States:
 
     def __init__(
         self,
-        converter: Converter,
+        document: Document,
         properties: dict[str, str],
         required: set[str],
         extra: str,
         least: int,
         most: int | None,
     ) -> None:
-        self._rules = converter.rules
+        self._rules = document.rules
         self._properties = list(properties.items())
         self._required = required
         self._extra = extra
@@ -175,7 +186,7 @@ def _is_open(leaves: Leaves) -> bool:
     return bool(said) or not any(place.has("properties") for place in leaves)
 
 
-def _extra(converter: Converter, leaves: Leaves, names: list[str]) -> str:
+def _extra(document: Document, leaves: Leaves, names: list[str]) -> str:
     """The rule for a property that is not listed, its name included; "" if there is none."""
     patterns = list(
         dict.fromkeys(p for place in leaves for p in mapping(place, "patternProperties"))
@@ -183,7 +194,7 @@ def _extra(converter: Converter, leaves: Leaves, names: list[str]) -> str:
     where = next((p for p in leaves if p.has("patternProperties")), None)
     if len(patterns) > MAX_PATTERNS and where is not None:
         raise cannot(where, "patternProperties", f"there are more than {MAX_PATTERNS}")
-    base = _allowed_names(converter, leaves)
+    base = _allowed_names(document, leaves)
     if names:
         base = none_of(names) if base is None else base & none_of(names)
     found: list[Alternative] = []
@@ -203,12 +214,12 @@ def _extra(converter: Converter, leaves: Leaves, names: list[str]) -> str:
                         key = dfa if key is None else key & dfa
             if key is not None and key.empty:
                 continue
-            found.append((*_name(converter, key), literal(":"), SPACE, ref(converter.rule(*inner))))
-    return converter.rules.new("extra", *found) if found else ""
+            found.append((*_name(document, key), literal(":"), SPACE, ref(document.rule(*inner))))
+    return document.rules.new("extra", *found) if found else ""
 
 
-def _name(converter: Converter, key: Dfa | None) -> Alternative:
-    rule = converter.rules.regular(key or compiled(Repeat(Chars(ANY), 0, None)), in_string=True)
+def _name(document: Document, key: Dfa | None) -> Alternative:
+    rule = document.rules.regular(key or compiled(Repeat(Chars(ANY), 0, None)), in_string=True)
     return literal('"'), ref(rule)
 
 
@@ -221,12 +232,12 @@ def _values(leaves: Leaves, patterns: set[str]) -> Iterator[Place]:
             yield place / "additionalProperties"
 
 
-def _allowed_names(converter: Converter, leaves: Leaves) -> Dfa | None:
+def _allowed_names(document: Document, leaves: Leaves) -> Dfa | None:
     """What ``propertyNames`` leaves of all names; None if it does not say."""
     given = [place / "propertyNames" for place in leaves if place.has("propertyNames")]
     if not given:
         return None
-    alternatives = converter.places.alternatives(given)
+    alternatives = document.places.alternatives(given)
     if len(alternatives) > 1:
         place = next(p for p in leaves if p.has("propertyNames"))
         raise cannot(place, "propertyNames", "it has more than one alternative")
@@ -235,7 +246,7 @@ def _allowed_names(converter: Converter, leaves: Leaves) -> Dfa | None:
     (names,) = alternatives
     values = listed(names)
     if values is not None:
-        fitting = [v for v in values if isinstance(v, str) and converter.validator.fits(v, names)]
+        fitting = [v for v in values if isinstance(v, str) and document.validator.fits(v, names)]
         return words(fitting)
     typed = [p for p in names if p.has("type") and p.schema["type"] != "string"]
     if typed:

@@ -27,7 +27,6 @@ from typing import Any
 
 import msgspec
 
-from specllama import __version__
 from specllama.errors import SpecllamaError, StoreError, UsageError
 from specllama.events import Event, Finished, Notice, RoundDone, Started
 from specllama.interface import EngineInfo, ModelInfo
@@ -43,8 +42,8 @@ _NAME_OF = {cls: name for name, cls in _LINE_NAMES.items()}
 
 def package_versions() -> dict[str, str]:
     """Versions that decide what is computed; read from metadata, importing nothing heavy."""
-    versions = {"specllama": __version__, "python": platform.python_version()}
-    for name in ("llama-cpp-python", "numpy"):
+    versions = {"python": platform.python_version()}
+    for name in ("specllama", "llama-cpp-python", "numpy"):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

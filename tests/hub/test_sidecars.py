@@ -17,7 +17,8 @@ from specllama import paths
 from specllama.cli import invoke
 from specllama.engine.heads import survey
 from specllama.errors import PairIncompatible, UnsupportedModel, UsageError
-from specllama.models.gguf import check_loadable, read_header
+from specllama.models.gguf import read_header
+from specllama.models.loadable import check_loadable
 from specllama.models.refs import bundled, resolve
 from specllama.models.sidecars import kind_of, kind_of_name
 

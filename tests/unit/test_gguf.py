@@ -11,7 +11,8 @@ import ggufs
 import pytest
 
 from specllama.errors import BadGguf, CannotLoad, ModelUnavailable, UnsupportedModel
-from specllama.models.gguf import check_loadable, read_header
+from specllama.models.gguf import read_header
+from specllama.models.loadable import check_loadable
 
 U16, U32, I32 = (writer.GGUFValueType[name] for name in ("UINT16", "UINT32", "INT32"))
 

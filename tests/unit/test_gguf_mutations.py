@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 
 from specllama.errors import SpecllamaError
-from specllama.models.gguf import check_loadable, read_header
+from specllama.models.gguf import read_header
+from specllama.models.loadable import check_loadable
 from specllama.models.refs import bundled
 
 CASES = 500

@@ -12,7 +12,8 @@ from gguf_surgery import with_tensor
 
 from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel, UsageError
 from specllama.models import quantize
-from specllama.models.gguf import check_loadable, read_header
+from specllama.models.gguf import read_header
+from specllama.models.loadable import check_loadable
 
 
 @pytest.fixture(scope="module")
