@@ -1,8 +1,9 @@
-"""The terminal app: its life from the first frame to the last, its looks, what it remembers.
+"""The terminal app: its life from the first frame to the last, its pages, its actions.
 
 ``run`` is what the command line calls. The first frame is on the screen before the model loads;
-what is typed meanwhile waits its turn. The rest of the app is in its parts: the engine
-(loading.py), the pages (pages.py), what keys do to the conversation (actions.py).
+what is typed meanwhile waits its turn. The app owns the engine (keeper.py) and the conversation;
+the chat shows both and sends messages up. Pages are imported when they are opened, for the sake of
+the first frame.
 """
 
 from __future__ import annotations
@@ -14,43 +15,47 @@ import signal
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from textual import on, work
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.command import Provider
 from textual.screen import Screen
-from textual.theme import Theme
 
-from specllama.engine.host import EngineFactory, EngineHost, HostLike
-from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
-from specllama.events import Event
-from specllama.interface import EngineLike
+from specllama import paths
+from specllama.engine.host import EngineFactory, EngineHost, HostLike, LoadEngine
+from specllama.errors import SpecllamaError, UsageError
+from specllama.interface import MethodInfo
 from specllama.params import EngineOptions, GenerateParams
 from specllama.session import Session
 from specllama.store.sessions import SessionStore
-from specllama.tui import keymap, themes
-from specllama.tui.actions import ChatActions
+from specllama.tui import clipboard, keymap
 from specllama.tui.bridge import Clock, Pace, monotonic
 from specllama.tui.commands import ActionCommands, MethodCommands, SessionCommands
-from specllama.tui.loading import EngineKeeper, lasting_pair
-from specllama.tui.messages import InkChanged, StorageFailed
-from specllama.tui.pages import Pages
+from specllama.tui.editor import edit
+from specllama.tui.keeper import EngineKeeper, Pair, lasting_pair
+from specllama.tui.looks import ThemedApp
+from specllama.tui.messages import (
+    ActionAsked,
+    EngineFailed,
+    EngineLoading,
+    EngineReady,
+    TurnAction,
+)
+from specllama.tui.reading import code_blocks
+from specllama.tui.record import Record
 from specllama.tui.screens.chat import ChatScreen
-from specllama.tui.state import DraftFile, History, Preferences
+from specllama.tui.state import VIEWS
+
+if TYPE_CHECKING:
+    from specllama.tui.screens.models import Choice
 
 QUIT_WITHIN_S = 1.5
 JOIN_S = 3.0
 
 
-class NoModel:
-    """The recipe while nothing has been chosen."""
-
-    def __call__(self, progress: Callable[[Event], None], /) -> EngineLike:
-        raise ModelUnavailable("no model is chosen yet", "press F6 to choose one")
-
-
-class SpecllamaApp(EngineKeeper, Pages, ChatActions):
+class SpecllamaApp(ThemedApp):
     TITLE = "specllama"
     leave_on_signals = False
     CSS_PATH = "app.tcss"
@@ -89,24 +94,19 @@ class SpecllamaApp(EngineKeeper, Pages, ChatActions):
         pace: Pace | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        self.prefs = Preferences.load()
         super().__init__()
         self.options = options or EngineOptions()
         self.clock = clock
-        self.history = History()
-        self.draft_file = DraftFile()
         self.store = store or SessionStore.open()
+        wanted: Pair | None = None
         if target is not None:
-            self.wanted = lasting_pair(target, draft)
+            wanted = lasting_pair(target, draft)
         elif self.prefs.last_target:
-            last_draft = self.prefs.last_draft or None
-            self.wanted = lasting_pair(self.prefs.last_target, draft or last_draft)
-        self.factory_for = factory_for or self.load_recipe
-        recipe: EngineFactory = self.factory_for(*self.wanted) if self.wanted else NoModel()
-        self.host = host_class(recipe)
-        self.host.on_event = self.engine_event
+            wanted = lasting_pair(self.prefs.last_target, draft or self.prefs.last_draft or None)
+        recipe_for = factory_for or partial(LoadEngine, options=self.options)
+        self.keeper = EngineKeeper(wanted, recipe_for, host_class, self.post_message)
         self.session = Session(
-            self.host,
+            self.keeper.host,
             self.store,
             params=params,
             system=self.prefs.system_prompt if system is None else system,
@@ -116,58 +116,12 @@ class SpecllamaApp(EngineKeeper, Pages, ChatActions):
         self._chat: ChatScreen | None = None
         self._session_id = session_id
         self._pace = pace or Pace.for_this_machine()
-        self._told: set[str] = set()
         self._asked_to_quit = -QUIT_WITHIN_S
-        self.glyph_choice = self.prefs.glyphs
-
-    # ------------------------------------------------------------------ looks
-
-    def get_theme_variable_defaults(self) -> dict[str, str]:
-        theme = self.get_theme(self.theme) if self.theme else None
-        return themes.variable_defaults(theme)
-
-    def _choose_theme(self) -> None:
-        for theme in themes.THEMES:
-            self.register_theme(theme)
-        self.theme = (
-            self.prefs.theme if self.prefs.theme in self.available_themes else themes.DEFAULT_THEME
-        )
-        self.theme_changed_signal.subscribe(self, self._theme_changed)
-        # Over SSH every animated frame is traffic.
-        if self.prefs.animation == "none" or (
-            self.prefs.animation == "auto" and os.environ.get("SSH_CONNECTION")
-        ):
-            self.animation_level = "none"
-
-    def _theme_changed(self, theme: Theme) -> None:
-        if self.prefs.theme != theme.name:
-            self.prefs.theme = theme.name
-            self.save_prefs()
-        self.redraw()
-
-    def redraw(self) -> None:
-        self.set_class(self.glyphs.ascii, "-ascii")
-        for screen in self.screen_stack:
-            screen.post_message(InkChanged())
-
-    def save_prefs(self) -> None:
-        if not self.prefs.save():
-            self.storage_failed(StorageFailed("settings of the app", str(Preferences.path())))
-
-    def storage_failed(self, event: StorageFailed) -> None:
-        if event.what not in self._told:
-            self._told.add(event.what)
-            self.notify(
-                f"The {event.what} cannot be written to {event.reason}; it is kept in memory.",
-                title="Disk",
-                severity="warning",
-                markup=False,
-            )
 
     # ------------------------------------------------------------------ life
 
     def on_mount(self) -> None:
-        self._choose_theme()
+        self.choose_looks()
         self.set_keymap(self.prefs.keys)
         self.set_class(self.glyphs.ascii, "-ascii")
         if self._session_id is not None:
@@ -175,7 +129,7 @@ class SpecllamaApp(EngineKeeper, Pages, ChatActions):
                 self.session.load(self._session_id)
             except SpecllamaError as error:
                 self.notify(error.message, severity="warning", markup=False)
-        self._chat = ChatScreen(self.session, self._pace)
+        self._chat = ChatScreen(self.session, self.store, self.keeper, self.prefs, self._pace)
         self.push_screen(self._chat)
         if self.leave_on_signals:
             self._watch_signals()
@@ -183,10 +137,10 @@ class SpecllamaApp(EngineKeeper, Pages, ChatActions):
         self.call_after_refresh(self._begin)
 
     def _begin(self) -> None:
-        if self.wanted is None:
-            self.action_models()
+        if self.keeper.possible:
+            self.keeper.load()
         else:
-            self.load()
+            self.action_models()
 
     @property
     def chat(self) -> ChatScreen:
@@ -226,7 +180,7 @@ class SpecllamaApp(EngineKeeper, Pages, ChatActions):
         turn = self._chat.turn if self._chat is not None else None
         if turn is not None:
             turn.cancel()
-        self.host.close()
+        self.keeper.close()
         if turn is not None:
             # Its last act is to store the part of the reply that came.
             turn.thread.join(JOIN_S)
@@ -235,6 +189,297 @@ class SpecllamaApp(EngineKeeper, Pages, ChatActions):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         yield SystemCommand("Theme", "Choose the colours", self.action_change_theme)
+
+    # ------------------------------------------------------------------ the engine
+
+    @on(EngineLoading)
+    @on(EngineReady)
+    @on(EngineFailed)
+    async def _engine_told(self, told: EngineLoading | EngineReady | EngineFailed) -> None:
+        self.keeper.take(told)
+        match told:
+            case EngineLoading():
+                self.chat.engine_loading()
+            case EngineReady():
+                self._remember_pair()
+                await self.chat.engine_ready(told.info)
+            case EngineFailed():
+                await self.chat.engine_failed(told)
+
+    def _remember_pair(self) -> None:
+        if self.keeper.wanted is not None:
+            target, draft = self.keeper.wanted
+            self.prefs.last_target, self.prefs.last_draft = target, draft or ""
+            self.save_prefs()
+
+    def action_reload(self) -> None:
+        if self.keeper.possible:
+            self.chat.when_idle(self.keeper.reload)
+        else:
+            self.notify("Choose a model first: F6", severity="warning")
+
+    def switch_model(self, choice: Choice | None) -> None:
+        if choice is not None:
+            self.chat.when_idle(partial(self.keeper.switch, choice.target, choice.draft))
+
+    @property
+    def methods(self) -> tuple[MethodInfo, ...]:
+        return () if self.keeper.info is None else self.keeper.info.methods
+
+    def use_method(self, name: str) -> None:
+        plain = name == "none"
+        params = self.session.params
+        try:
+            params = params.replace(speculate=not plain, proposer="auto" if plain else name)
+        except UsageError as error:
+            self.notify(error.message, severity="error", markup=False)
+            return
+        self.chat.set_params(params)
+        words = {"none": "plain decoding", "auto": "the method is chosen automatically"}
+        self.notify(f"Next reply: {words.get(name) or self.glyphs.label(name)}")
+
+    # ------------------------------------------------------------------ pages
+
+    def _open(self, screen: Screen[Any], then: Callable[[Any], None] | None = None) -> None:
+        # A function key pressed on another page replaces that page.
+        if len(self.screen_stack) > 1 and not isinstance(self.screen, ChatScreen):
+            if type(self.screen) is type(screen):
+                return
+            self.screen.dismiss(None)
+        self.push_screen(screen, then)
+
+    def action_help(self) -> None:
+        from specllama.tui.screens.help import HelpScreen
+
+        focus = getattr(self.focused, "HELP", "") if self.focused is not None else ""
+        self._open(HelpScreen(getattr(self.screen, "HELP", "") or "", focus or "", self.prefs.keys))
+
+    def action_inspector(self) -> None:
+        self.inspect(None)
+
+    def inspect(self, record: Record | None) -> None:
+        from specllama.tui.screens.inspector import InspectorScreen
+
+        chat = self.chat
+        live = chat.live_record
+        if record is None and live is not None:
+            found: Record | None = live
+        else:
+            found = record if record is not None and record.rounds else chat.latest_record()
+        others = [r for _, r in sorted(chat.records.items(), reverse=True) if r.rounds]
+        following = live is not None and found is live
+        found = found or Record("nothing generated yet")
+        self._open(InspectorScreen(found, others, follow=following))
+
+    def action_playground(self) -> None:
+        from specllama.tui.screens.playground import PlaygroundScreen
+
+        chat = self.chat
+        done = [r.finished for _, r in sorted(chat.records.items()) if r.finished is not None]
+        meter = chat.strip.meter
+        timings = done[-1].timings if done else None
+        self._open(PlaygroundScreen(meter.pair(), meter.speedup_by_length(), timings))
+
+    def action_methods(self) -> None:
+        from specllama.tui.screens.methods import MethodsScreen
+
+        params = self.session.params
+        now = params.proposer if params.speculate else "none"
+
+        def chosen(name: str | None) -> None:
+            if name is not None:
+                self.use_method(name)
+
+        self._open(MethodsScreen(self.keeper.info, now), chosen)
+
+    def action_models(self) -> None:
+        from specllama.tui.screens.models import ModelsScreen
+
+        self._open(ModelsScreen(self.keeper.wanted, self.options), self.switch_model)
+
+    # ------------------------------------------------------------------ conversations
+
+    def action_sessions(self) -> None:
+        from specllama.tui.screens.sessions import SessionsScreen
+
+        self._open(SessionsScreen(self.store, self.session.id), self._session_chosen)
+
+    def _session_chosen(self, session: str | None) -> None:
+        if session is not None:
+            self.resume_session(session)
+        elif self.session.id is not None and self.session.id not in {
+            s.id for s in self.store.summaries(limit=1000)
+        }:
+            # The conversation on the screen was deleted in the list.
+            self.action_new_chat()
+
+    def resume_session(self, session: str) -> None:
+        async def go() -> None:
+            try:
+                self.session.load(session)
+            except SpecllamaError as error:
+                self.notify(error.message, severity="error", markup=False)
+                return
+            self.chat.set_params(self.session.params)
+            await self.chat.show_conversation()
+
+        self.chat.when_idle(go)
+
+    # ------------------------------------------------------------------ settings
+
+    def action_settings(self) -> None:
+        from specllama.tui.screens.settings import SettingsScreen
+
+        self._open(
+            SettingsScreen(self.session.params, self.session.system, self.prefs),
+            self._settings_changed,
+        )
+
+    def _settings_changed(self, result: tuple[GenerateParams, str] | None) -> None:
+        if result is None:
+            return
+        params, system = result
+        self.chat.set_params(params)
+        self.session.system = system
+        self.save_prefs()
+        self.glyph_choice = self.prefs.glyphs
+        self.theme = self.prefs.theme
+        self.redraw()
+
+    # ------------------------------------------------------------------ actions
+
+    @on(ActionAsked)
+    async def _run_asked(self, event: ActionAsked) -> None:
+        name = event.action.partition("(")[0]
+        owner: Any = self if hasattr(self, f"action_{name}") else self.chat
+        await self.run_action(event.action, owner)
+
+    @on(TurnAction)
+    async def _act_on_turn(self, event: TurnAction) -> None:
+        """What leaves the conversation as it is; the chat does the rest."""
+        match event.action:
+            case "inspect":
+                records = self.chat.records
+                self.inspect(records.get(event.index) or records.get(event.index + 1))
+            case "view":
+                await self.action_cycle_view()
+            case "copy":
+                self.copy_text(self.session.messages[event.index].content)
+            case "copy_code":
+                self.copy_code(self.session.messages[event.index].content)
+
+    async def action_cycle_view(self) -> None:
+        chat = self.chat
+        view = VIEWS[(VIEWS.index(chat.view) + 1) % len(VIEWS)]
+        self.prefs.view = view
+        self.save_prefs()
+        await chat.set_view(view)
+        words = {
+            "text": "Replies as text",
+            "drafted": "Replies as drafted",
+            "ghosts": "Replies as drafted, with rejected drafts",
+        }
+        self.notify(words[view], timeout=2)
+
+    def action_toggle_speculation(self) -> None:
+        params = self.session.params
+        self.chat.set_params(params.replace(speculate=not params.speculate))
+        state = "on" if self.session.params.speculate else "off"
+        self.notify(f"Speculation is {state} from the next reply on", timeout=2)
+
+    def action_toggle_rounds(self) -> None:
+        self.prefs.show_rounds = not self.prefs.show_rounds
+        self.save_prefs()
+        self.chat.query_one("#rounds").display = self.prefs.show_rounds
+
+    def action_stop(self) -> None:
+        self.chat.action_stop()
+
+    def action_new_chat(self) -> None:
+        self.chat.when_idle(self._new_chat)
+
+    async def _new_chat(self) -> None:
+        self.session.clear()
+        self.session.system = self.prefs.system_prompt
+        await self.chat.show_conversation()
+        self.chat.prompt.focus()
+
+    def action_retry(self) -> None:
+        self.chat.action_retry()
+
+    def action_reseed(self) -> None:
+        self.chat.action_reseed()
+
+    def action_continue(self) -> None:
+        self.chat.action_continue()
+
+    def action_edit_last(self) -> None:
+        self.chat.action_edit_last()
+
+    def action_undo(self) -> None:
+        self.chat.action_undo()
+
+    def copy_text(self, text: str) -> None:
+        self._copy(text)
+
+    @work(thread=True, exit_on_error=False, group="copy")
+    def _copy(self, text: str) -> None:
+        said = clipboard.copy(text, lambda t: self.call_from_thread(self.copy_to_clipboard, t))
+        self.call_from_thread(self.notify, said, timeout=3, markup=False)
+
+    def copy_code(self, text: str) -> None:
+        blocks = code_blocks(text)
+        if blocks:
+            self.copy_text(blocks[0])
+        else:
+            self.notify("There is no code block here", timeout=2)
+
+    def _last_reply(self) -> str | None:
+        return next(
+            (m.content for m in reversed(self.session.messages) if m.role == "assistant"), None
+        )
+
+    def action_copy_reply(self) -> None:
+        reply = self._last_reply()
+        if reply is None:
+            self.notify("There is no reply to copy yet", timeout=2)
+        else:
+            self.copy_text(reply)
+
+    def action_copy_code(self) -> None:
+        self.copy_code(self._last_reply() or "")
+
+    def action_copy_chat(self) -> None:
+        self.copy_text(self.session.export("md"))
+
+    def action_export(self, form: Literal["md", "json"]) -> None:
+        if not self.session.messages:
+            self.notify("There is nothing to export yet", timeout=2)
+            return
+        path = clipboard.export_path(self.session.title, form)
+        try:
+            paths.private_folder(path.parent)
+            path.write_text(self.session.export(form), "utf-8", errors="replace")
+        except OSError as error:
+            reason = error.strerror or str(error)
+            self.notify(f"{path}: {reason}", title="Not exported", severity="error", markup=False)
+            return
+        self.notify(str(path), title="Exported", markup=False)
+
+    def action_editor(self) -> None:
+        """Write the prompt in $EDITOR; the app waits with the terminal given back."""
+        command = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+        if not command:
+            self.notify("Set $EDITOR to write the prompt in your own editor")
+            return
+        prompt = self.chat.prompt
+        try:
+            with self.suspend():
+                text = edit(command, prompt.full_text)
+        except (OSError, ValueError) as error:
+            self.notify(f"{command}: {error}", severity="error", markup=False)
+            return
+        prompt.put(text.rstrip("\n"))
 
 
 def run(

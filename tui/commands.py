@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import Any, Protocol, cast
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from specllama.errors import SpecllamaError
+from specllama.store.sessions import SessionStore
 from specllama.text import sanitize_line
+from specllama.tui.keeper import EngineKeeper
 from specllama.tui.keymap import ACTIONS
-
-if TYPE_CHECKING:
-    from specllama.tui.app import SpecllamaApp
+from specllama.tui.messages import ActionAsked
 
 SESSIONS_LISTED = 30
+
+
+class PaletteApp(Protocol):
+    """What the palette lists, and what it asks for."""
+
+    keeper: EngineKeeper
+    store: SessionStore
+
+    def use_method(self, name: str) -> Any: ...
+
+    def resume_session(self, session: str) -> Any: ...
 
 
 class ActionCommands(Provider):
@@ -39,7 +50,7 @@ class ActionCommands(Provider):
                 )
 
     async def _run(self, action: str) -> None:
-        await cast("SpecllamaApp", self.app).run_chat_action(action)
+        self.app.post_message(ActionAsked(action))
 
 
 class MethodCommands(Provider):
@@ -47,8 +58,8 @@ class MethodCommands(Provider):
         from specllama.tui.screens.methods import choices
 
         matcher = self.matcher(query)
-        app = cast("SpecllamaApp", self.app)
-        for method in choices(app.engine_info):
+        app = cast(PaletteApp, self.app)
+        for method in choices(app.keeper.info):
             if not method.available:
                 continue
             title = f"Draft with: {sanitize_line(method.label)}"
@@ -58,7 +69,7 @@ class MethodCommands(Provider):
 
 class SessionCommands(Provider):
     async def search(self, query: str) -> Hits:
-        app = cast("SpecllamaApp", self.app)
+        app = cast(PaletteApp, self.app)
         matcher = self.matcher(query)
         try:
             found = app.store.summaries(limit=SESSIONS_LISTED)

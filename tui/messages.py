@@ -9,13 +9,14 @@ from textual.message import Message
 from specllama.errors import SpecllamaError
 from specllama.events import LoadProgress
 from specllama.interface import EngineInfo
+from specllama.tui.record import Record
 
 
 @dataclass
 class EngineLoading(Message):
-    """Progress of a load; only the newest is worth drawing."""
+    """A load began, or goes on; only the newest is worth drawing."""
 
-    progress: LoadProgress
+    progress: LoadProgress | None = None
 
     def can_replace(self, message: Message) -> bool:
         return isinstance(message, EngineLoading)
@@ -30,7 +31,16 @@ class EngineReady(Message):
 class EngineFailed(Message):
     error: SpecllamaError
     kept: bool = False
-    """The load that failed was a switch, and the engine from before it will be used again."""
+    """The load that failed was a switch, and the pair from before it is loaded again."""
+
+
+@dataclass
+class PlainMeasured(Message):
+    """Milliseconds of plain steps; none if ``error`` says why. Nobody asked if ``quiet``."""
+
+    steps_ms: list[float]
+    quiet: bool
+    error: SpecllamaError | None = None
 
 
 class TurnWoke(Message):
@@ -38,6 +48,23 @@ class TurnWoke(Message):
 
     def can_replace(self, message: Message) -> bool:
         return isinstance(message, TurnWoke)
+
+
+@dataclass
+class RecordGrew(Message, bubble=False):
+    """To every screen: a reply that is being written has new rounds, or has just ended."""
+
+    record: Record
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, RecordGrew) and message.record is self.record
+
+
+@dataclass
+class ActionAsked(Message):
+    """A slash command or a choice in the palette, to be run wherever that action lives."""
+
+    action: str
 
 
 @dataclass
@@ -58,7 +85,7 @@ class TurnAction(Message):
 
 @dataclass
 class StorageFailed(Message):
-    """Something could not be written; said once per kind."""
+    """To the app: something could not be written; said once per kind."""
 
     what: str
     reason: str

@@ -20,13 +20,15 @@ def is_special(text: str) -> bool:
 
 @dataclass(slots=True)
 class Record:
-    """``starts`` says which request each stretch of rounds answers, from which round on."""
+    """``starts`` says which request each stretch of rounds answers, from which round on; ``live``
+    that the reply is still being written."""
 
     title: str = ""
     starts: list[tuple[int, Started]] = field(default_factory=list)
     rounds: list[RoundDone] = field(default_factory=list)
     finished: Finished | None = None
     stats: SpecStats = field(default_factory=SpecStats)
+    live: bool = False
 
     def add(self, rounds: Iterable[RoundDone]) -> None:
         for done in rounds:

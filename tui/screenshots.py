@@ -54,7 +54,7 @@ def demo_app(*, tree: bool = False, params: GenerateParams | None = None) -> Spe
 
 
 async def ask(app: SpecllamaApp, pilot: Pilot[int], text: str = QUESTION) -> None:
-    await until(pilot, lambda: app.engine_ready)
+    await until(pilot, lambda: app.keeper.ready)
     app.chat.prompt.put(text)
     await pilot.press("enter")
     await until(pilot, lambda: not app.chat.prompt.text)

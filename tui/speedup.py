@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+from specllama.params import GenerateParams
+
 ENOUGH_PLAIN = 4  # plain steps before anything is compared with them
 ENOUGH_ROUNDS = 8
 SIGMAS = 2.5  # half the interval: times have a long tail, so more than the 2 of a bell curve
@@ -33,6 +35,12 @@ class Speedup:
         if self.low > 1.0:
             return "faster"
         return "slower" if self.high < 1.0 else "unsure"
+
+
+def drafts_differently(a: GenerateParams, b: GenerateParams) -> bool:
+    """Whether what was measured with the one says nothing about the other."""
+    same = ("speculate", "proposer", "verify", "window", "draft_max", "draft_min", "draft_p_min")
+    return any(getattr(a, name) != getattr(b, name) for name in same)
 
 
 def speedup(plain_ms: Sequence[float], rounds: Sequence[tuple[int, float]]) -> Speedup | None:

@@ -421,7 +421,7 @@ async def test_a_context_that_nobody_counted_is_not_called_empty(start: Any) -> 
 async def test_sampling_is_stored_with_the_conversation(start: Any) -> None:
     async with start("One.") as d:
         await d.say("q")
-        d.app.set_params(GenerateParams(seed=42))
+        d.app.chat.set_params(GenerateParams(seed=42))
         session = d.app.session.id
     async with start("One.", session_id=session) as d:
         await d.until(lambda: d.texts)
@@ -487,7 +487,8 @@ async def test_a_full_disk_is_said_once_and_costs_nothing_else(
         d.app.chat.prompt.save_draft()
         await d.say("q")
         assert d.texts[-1] == ("assistant", "Ok.")
-        assert d.app._told == {"unsent text", "prompt history", "settings of the app"}
+        told = {"unsent text", "prompt history", "settings of the app"}
+        await d.until(lambda: d.app._told == told)
 
 
 async def test_a_long_conversation_mounts_a_window(start: Any) -> None:
@@ -562,7 +563,7 @@ async def test_a_message_waits_for_few_of_the_plain_steps(start: Any) -> None:
     params = GenerateParams(window="fixed", draft_max=4)
     async with start(recipe=Recipe(engine), params=params) as d:
         await d.until(lambda: d.engine.requests and d.engine.requests[0].rounds_done == 3)
-        d.app.stop_measuring()
+        d.app.chat.plain.hurry()
         engine.gate.set()
         await d.until(lambda: d.app.chat.strip.meter.plain_ms)
         assert d.engine.requests[0].rounds_done == 5  # round 0, and the four that are needed

@@ -42,7 +42,7 @@ async def kill_and_recover(kills: int, seed: int = 1) -> None:
     )
     try:
         async with app.run_test(size=(80, 24)) as pilot:
-            await until(pilot, lambda: app.engine_ready)
+            await until(pilot, lambda: app.keeper.ready)
             chat = app.chat
             for i in range(kills):
                 start = chat.strip.total.rounds
@@ -50,8 +50,8 @@ async def kill_and_recover(kills: int, seed: int = 1) -> None:
                 chat.prompt.put(f"question {i}")
                 await pilot.press("enter")
                 await until(pilot, lambda enough=enough: chat.strip.total.rounds >= enough)  # type: ignore[misc]
-                assert app.host.pid is not None  # type: ignore[attr-defined]
-                os.kill(app.host.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+                assert app.keeper.host.pid is not None  # type: ignore[attr-defined]
+                os.kill(app.keeper.host.pid, signal.SIGKILL)  # type: ignore[attr-defined]
                 await until(pilot, lambda: not chat.busy)
                 last = app.session.messages[-1]
                 if last.role == "assistant":
@@ -86,7 +86,7 @@ async def kill_real_engine(kills: int, seed: int = 2) -> None:
     app = SpecllamaApp(target="tiny", params=params, pace=Pace(0.02))
     try:
         async with app.run_test(size=(80, 24)) as pilot:
-            await until(pilot, lambda: app.engine_ready)
+            await until(pilot, lambda: app.keeper.ready)
             chat = app.chat
             kept = 0
             for i in range(kills):
@@ -96,10 +96,10 @@ async def kill_real_engine(kills: int, seed: int = 2) -> None:
                 # A fast machine may have answered before anyone looked.
                 await until(
                     pilot,
-                    lambda: app.host.ready and (chat.busy or len(app.session.messages) > 1),  # type: ignore[attr-defined]
+                    lambda: app.keeper.host.ready and (chat.busy or len(app.session.messages) > 1),  # type: ignore[attr-defined]
                 )
                 await asyncio.sleep(rng.uniform(0.0, 0.6))
-                pid = app.host.pid  # type: ignore[attr-defined]
+                pid = app.keeper.host.pid  # type: ignore[attr-defined]
                 assert pid is not None
                 shown = "".join(view.text for view in list(chat.query(AssistantMessage))[-1:])
                 os.kill(pid, signal.SIGKILL)

@@ -139,15 +139,15 @@ async def test_an_abort_of_the_new_pair_goes_back_to_the_old_one(start: Any) -> 
     recipes = {"old": ScriptedRecipe(("Old.",), "the old one"), "new": AbortingRecipe()}
     async with start(target="old", host_class=EngineHost, factory_for=chosen_from(recipes)) as d:
         await d.say("first")
-        before = d.app.host.pid
+        before = d.app.keeper.host.pid
         await d.type("being written")
         d.app.switch_model(Choice("new", None))
         await d.until(lambda: notes(d))
         assert "SIGABRT" in notes(d)[0]
         await d.until(lambda: "back to the old one" in d.shown)
         await d.ready()
-        assert d.app.host.pid not in (None, before)
-        assert d.app.wanted == ("old", None)
+        assert d.app.keeper.host.pid not in (None, before)
+        assert d.app.keeper.wanted == ("old", None)
         assert Preferences.load().last_target == "old"
         assert d.app.chat.prompt.text == "being written"
         await d.say("second")
@@ -167,7 +167,7 @@ async def test_an_engine_that_dies_and_aborts_when_it_is_started_again(
     async with start(host_class=EngineHost, factory_for=lambda target, draft: recipe) as d:
         await d.say("first")
         fuse.touch()
-        os.kill(d.app.host.pid, signal.SIGKILL)
+        os.kill(d.app.keeper.host.pid, signal.SIGKILL)
         await d.type("second")
         await d.pilot.press("enter")
         await d.until(lambda: notes(d))
@@ -222,7 +222,7 @@ async def test_a_load_that_is_pushed_aside_is_no_failure(start: Any) -> None:
     async with start(
         target="slow", wait=False, host_class=EngineHost, factory_for=chosen_from(recipes)
     ) as d:
-        await d.until(lambda: d.app.host.pid)
+        await d.until(lambda: d.app.keeper.host.pid)
         d.app.switch_model(Choice("quick", None))
         await d.ready()
         await d.say("hello")
@@ -268,7 +268,7 @@ async def test_a_second_pair_is_found_weighed_and_loaded_in_the_middle_of_a_chat
         await d.ready()
         await d.say("Tell me about a fox")
         said = d.texts[1][1]
-        before = d.app.host.pid
+        before = d.app.keeper.host.pid
 
         async def switch(target: str, draft: str) -> None:
             await d.pilot.press("f6")
@@ -285,10 +285,10 @@ async def test_a_second_pair_is_found_weighed_and_loaded_in_the_middle_of_a_chat
             await d.until(lambda: d.app.screen is d.app.chat)
 
         await switch("otter", "heron")
-        await d.until(lambda: d.app.host.pid not in (None, before))
+        await d.until(lambda: d.app.keeper.host.pid not in (None, before))
         await d.ready()
-        assert d.app.wanted == (str(second), str(folder / "heron-q8_0.gguf"))
-        assert d.app.engine_info.target.path == str(second)
+        assert d.app.keeper.wanted == (str(second), str(folder / "heron-q8_0.gguf"))
+        assert d.app.keeper.info.target.path == str(second)
         assert d.texts[1][1] == said
         # The same weights at temperature 0: the other pair writes the same reply.
         earlier = d.app.session.last
@@ -300,8 +300,8 @@ async def test_a_second_pair_is_found_weighed_and_loaded_in_the_middle_of_a_chat
         await switch("cracked", "heron")
         await d.until(lambda: notes(d))
         await d.ready()
-        assert d.app.wanted is not None
-        assert d.app.wanted[0] == str(second)
+        assert d.app.keeper.wanted is not None
+        assert d.app.keeper.wanted[0] == str(second)
         await d.say("And a crow")
         assert len(d.texts) == 4
         assert d.texts[1][1] == said

@@ -414,7 +414,7 @@ async def test_target_and_draft_are_switched_without_a_restart(
         assert "belongs to it" in d.shown
         await d.pilot.press("enter")
         await d.until(lambda: d.app.screen is d.app.chat)
-        await d.until(lambda: d.app.engine_ready)
+        await d.until(lambda: d.app.keeper.ready)
         await d.say("q2")
         assert d.texts[-1] == ("assistant", "New.")
         assert asked[-1] == ("beta-[/x]", None)

@@ -44,7 +44,7 @@ def after(*keys: str, question: bool = True) -> Steps:
         if question:
             await ask(app, pilot)
         else:
-            await until(pilot, lambda: app.engine_ready or app.load_failed)
+            await until(pilot, lambda: app.keeper.ready or app.keeper.failed)
         await pilot.press(*keys)
         await pilot.pause()
         app.clear_notifications()

@@ -37,8 +37,8 @@ if __name__ == "__main__":
     sys.exit(run({target!r}, params=GenerateParams(seed=1, max_tokens={max_tokens})))
 """
 DEMO = """
-    from specllama.tui.demo import DemoFactory
-    SpecllamaApp.load_recipe = lambda self, target, draft: DemoFactory(speed=1.0)
+    from specllama.tui import app, demo
+    app.LoadEngine = lambda target, draft, options: demo.DemoFactory(speed=1.0)
 """
 
 

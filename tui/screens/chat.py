@@ -4,7 +4,7 @@ changing what was said."""
 from __future__ import annotations
 
 from collections import deque
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -12,15 +12,28 @@ from textual.binding import BindingType
 from textual.content import Content
 from textual.widgets import Footer, Static
 
-from specllama.errors import UsageError
+from specllama.errors import SpecllamaError, UsageError
 from specllama.interface import EngineInfo
+from specllama.params import GenerateParams
 from specllama.session import Session
 from specllama.stats import SpecStats
+from specllama.store.sessions import SessionStore
+from specllama.text import sanitize_line
 from specllama.tui import keymap
 from specllama.tui.bridge import Pace
-from specllama.tui.messages import InkChanged, PromptSubmitted, StorageFailed, TurnAction
+from specllama.tui.keeper import EngineKeeper, loading_words
+from specllama.tui.messages import (
+    ActionAsked,
+    EngineFailed,
+    InkChanged,
+    PlainMeasured,
+    PromptSubmitted,
+    TurnAction,
+)
 from specllama.tui.record import Record, finished_from
 from specllama.tui.screens.turn import TurnScreen
+from specllama.tui.speedup import drafts_differently
+from specllama.tui.state import DraftFile, History, Preferences
 from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMessage
 from specllama.tui.widgets.prompt import Prompt
 from specllama.tui.widgets.rounds import RoundsRow
@@ -28,6 +41,8 @@ from specllama.tui.widgets.stats_strip import StatsStrip, WhyLine
 from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.waiting import Waiting
 from specllama.tui.widgets.welcome import TopBar, Welcome
+
+AFTER_FAILURE = "F6 chooses another pair; /reload or your next message tries again"
 
 
 class ChatScreen(TurnScreen):
@@ -39,27 +54,35 @@ class ChatScreen(TurnScreen):
     AUTO_FOCUS = "#prompt"
     BINDINGS: ClassVar[list[BindingType]] = [*keymap.chat_bindings()]
 
-    def __init__(self, session: Session, pace: Pace) -> None:
-        super().__init__(session, pace)
-        self.view = self.chat_app.prefs.view
+    def __init__(
+        self,
+        session: Session,
+        store: SessionStore,
+        keeper: EngineKeeper,
+        prefs: Preferences,
+        pace: Pace,
+    ) -> None:
+        super().__init__(session, keeper, pace)
+        self.store = store
+        self.prefs = prefs
+        self.view = prefs.view
         self.editing: int | None = None
         self._before_edit = ""
 
     def compose(self) -> ComposeResult:
-        app = self.chat_app
-        yield TopBar(id="top")
+        yield TopBar(self.keeper, id="top")
         yield Transcript(id="transcript")
         yield Waiting(id="queue")
         yield RoundsRow(id="rounds")
         yield StatsStrip(self.strip, id="strip")
         yield WhyLine(self.strip, id="why")
         yield Static(id="editing", markup=False)
-        yield Prompt(app.history, app.draft_file, id="prompt")
+        yield Prompt(History(), DraftFile(), id="prompt")
         yield Footer(show_command_palette=True)
 
     async def on_mount(self) -> None:
         self.query_one("#editing").display = False
-        self.query_one(RoundsRow).display = self.chat_app.prefs.show_rounds
+        self.query_one(RoundsRow).display = self.prefs.show_rounds
         self.strip.speculate = self.session.params.speculate
         await self.show_conversation()
 
@@ -73,7 +96,7 @@ class ChatScreen(TurnScreen):
         """Draw the session as it stands: after a start, a resume, a new chat."""
         self.records.clear()
         views: list[MessageView] = []
-        stats = self.chat_app.stored_stats(self.session)
+        stats = self._stored_stats()
         for index, message in enumerate(self.session.messages):
             if message.role == "user":
                 views.append(UserMessage(index, message.content))
@@ -92,9 +115,22 @@ class ChatScreen(TurnScreen):
                     view=self.view,
                 )
             )
-        await self.transcript.fill(views, Welcome(id="welcome"))
+        await self.transcript.fill(views, self._welcome())
         self.query_one(RoundsRow).clear()
         self.count_context()
+
+    def _welcome(self) -> Welcome:
+        return Welcome(model_chosen=self.keeper.possible, id="welcome")
+
+    def _stored_stats(self) -> dict[int, dict[str, Any]]:
+        """The finish lines of stored replies, by message."""
+        if self.session.id is None:
+            return {}
+        try:
+            messages = self.store.get(self.session.id).messages
+        except SpecllamaError:
+            return {}
+        return {i: m.stats for i, m in enumerate(messages) if m.stats is not None}
 
     def count_context(self) -> None:
         """What the conversation as it stands takes of the context, from its last reply's counters.
@@ -126,7 +162,7 @@ class ChatScreen(TurnScreen):
             return
         if command is not None:
             self.prompt.sent()
-            await self.chat_app.run_chat_action(command.action)
+            self.post_message(ActionAsked(command.action))
             return
         text = event.text[1:] if event.text.startswith("//") else event.text
         if self.editing is not None:
@@ -135,14 +171,14 @@ class ChatScreen(TurnScreen):
             self.prompt.sent()
             self.when_idle(lambda: self._resend(index, text))
             return
-        if self.busy or not self.chat_app.engine_ready:
-            if not self.chat_app.engine_possible:
+        if self.busy or not self.keeper.ready:
+            if not self.keeper.possible:
                 self.notify("Choose a model first: F6", severity="warning")
                 return
             self.query_one(Waiting).put(text)
             self.prompt.sent()
-            if self.chat_app.load_failed:
-                self.chat_app.load()
+            if self.keeper.failed:
+                self.keeper.load()
             return
         self.prompt.sent()
         await self._send(text)
@@ -162,7 +198,7 @@ class ChatScreen(TurnScreen):
         return self.query_one(Waiting).texts
 
     async def send_queued(self) -> None:
-        if self.queue and not self.busy and self.chat_app.engine_ready:
+        if self.queue and not self.busy and self.keeper.ready:
             await self._send(self.query_one(Waiting).take())
 
     def take_back_queue(self) -> None:
@@ -261,7 +297,7 @@ class ChatScreen(TurnScreen):
             return
         await self.transcript.truncate(len(self.session.messages))
         if not self.session.messages:
-            await self.transcript.fill([], Welcome(id="welcome"))
+            await self.transcript.fill([], self._welcome())
         self.count_context()
         if not self.prompt.text.strip():
             self.prompt.put(question)
@@ -297,7 +333,8 @@ class ChatScreen(TurnScreen):
             self.prompt.put(self._before_edit)
 
     @on(TurnAction)
-    async def act_on_turn(self, event: TurnAction) -> None:
+    def act_on_turn(self, event: TurnAction) -> None:
+        """What changes the conversation; the app does the rest."""
         index = event.index
         match event.action:
             case "edit":
@@ -310,15 +347,6 @@ class ChatScreen(TurnScreen):
                 self.action_continue()
             case "undo":
                 self.action_undo()
-            case "inspect":
-                record = self.records.get(index) or self.records.get(index + 1)
-                self.chat_app.inspect(record)
-            case "view":
-                await self.chat_app.run_chat_action("cycle_view")
-            case "copy":
-                self.chat_app.copy_text(self.session.messages[index].content)
-            case "copy_code":
-                self.chat_app.copy_code(self.session.messages[index].content)
 
     async def set_view(self, view: str) -> None:
         self.view = view
@@ -330,10 +358,6 @@ class ChatScreen(TurnScreen):
         if messages:
             messages[-1].focus()
 
-    @on(StorageFailed)
-    def _storage_failed(self, event: StorageFailed) -> None:
-        self.chat_app.storage_failed(event)
-
     def on_ink_changed(self, _: InkChanged) -> None:
         for widget in self.query("*"):
             widget.refresh()
@@ -341,7 +365,78 @@ class ChatScreen(TurnScreen):
             if isinstance(view, AssistantMessage) and view.is_attached:
                 view.redraw_foot()
 
-    def engine_changed(self, info: EngineInfo) -> None:
+    # ------------------------------------------------------------------ the engine
+
+    def set_params(self, params: GenerateParams) -> None:
+        """From the next request on."""
+        before, self.session.params = self.session.params, params
+        if drafts_differently(before, params):
+            self.strip.meter.restart()
+        speculate = params.speculate and params.proposer != "none"
+        if speculate != self.strip.speculate:
+            # Why the window was what it was says nothing about the next reply.
+            self.strip.reason, self.strip.window = "", None
+        self.strip.speculate = speculate
+        self.refresh_strip()
+
+    def engine_loading(self) -> None:
+        self.refresh_top()
+        if self.busy:
+            # The engine died and comes back for this request.
+            self.strip.loading = loading_words(self.keeper.progress)
+            self.refresh_strip()
+
+    async def engine_ready(self, info: EngineInfo) -> None:
+        self.session.engine = self.keeper.host
+        self._forget_measures(info)
+        if self.queue:
+            await self.send_queued()
+        elif self._never_plain():
+            self.plain.take(quiet=True)
+
+    async def engine_failed(self, event: EngineFailed) -> None:
+        """Not loaded, or the pair from before the switch is loaded again: one note says so."""
+        self.strip.loading = ""
+        if event.kept and self.keeper.info is not None:
+            name = sanitize_line(self.keeper.info.target.name)
+            next_step = f"back to {name}: the conversation goes on with it"
+        else:
+            next_step = AFTER_FAILURE
+            self.take_back_queue()
+        error = event.error
+        hints = f"{error.hint}\n{next_step}" if error.hint else next_step
+        await self.transcript.note(error.message, hints, error=True)
+        self.refresh_top()
+        self.refresh_strip()
+
+    def action_measure_plain(self) -> None:
+        if self.keeper.ready:
+            self.when_idle(self.plain.take)
+        else:
+            self.notify("Load a model first")
+
+    def _never_plain(self) -> bool:
+        """A window of fixed length never takes a plain step to be compared with: some are taken
+        while the cache is empty and the user reads or types."""
+        params = self.session.params
+        drafts = params.speculate and params.proposer != "none" and params.draft_max != 0
+        return params.window == "fixed" and drafts
+
+    @on(PlainMeasured)
+    def _plain_measured(self, event: PlainMeasured) -> None:
+        for ms in event.steps_ms:
+            self.strip.meter.observe_plain(ms)
+        self.refresh_strip()
+        if event.quiet:
+            return
+        if event.error is not None:
+            self.notify(event.error.message, severity="error", markup=False)
+        elif event.steps_ms:
+            n = len(event.steps_ms)
+            speed = 1000 * n / sum(event.steps_ms)
+            self.notify(f"Plain decoding: {speed:.1f} tok/s over {n} tokens")
+
+    def _forget_measures(self, info: EngineInfo) -> None:
         """Another pair: what was measured on the old one no longer holds."""
         self.strip.meter.clear()
         self.strip.total = SpecStats()

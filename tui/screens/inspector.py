@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
+from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -14,12 +15,10 @@ from textual.widgets.option_list import Option
 
 from specllama.errors import SpecllamaError
 from specllama.text import sanitize_line
+from specllama.tui.messages import RecordGrew
 from specllama.tui.record import Record
 from specllama.tui.screens.base import Page
 from specllama.tui.widgets import walk
-
-if TYPE_CHECKING:
-    from specllama.tui.app import SpecllamaApp
 
 STAGE_S = 0.9
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -120,7 +119,7 @@ class InspectorScreen(Page):
         self._go(self.at + step, self.stage)
 
     def action_edge(self, end: int) -> None:
-        self.following = self.live and bool(end)
+        self.following = self.record.live and bool(end)
         self._go(len(self.record.rounds) - 1 if end else 0, 2 if self.following else 0)
 
     # ------------------------------------------------------------------ playing
@@ -154,13 +153,10 @@ class InspectorScreen(Page):
 
     # ------------------------------------------------------------------ drawing
 
-    @property
-    def live(self) -> bool:
-        """The reply is still being written."""
-        return self.record is cast("SpecllamaApp", self.app).chat.live_record
-
-    def record_changed(self) -> None:
-        """The record is live and has grown, or has just ended."""
+    @on(RecordGrew)
+    def _record_grew(self, event: RecordGrew) -> None:
+        if event.record is not self.record:
+            return
         if self.following:
             self._go(len(self.record.rounds) - 1, 2)
         else:
@@ -170,7 +166,7 @@ class InspectorScreen(Page):
         glyphs = self.glyphs
         mark = glyphs.play if self.playing else glyphs.pause
         speed = f"{SPEEDS[self.speed]:g}{glyphs.times}"
-        state = "live" if self.following and self.live else f"{mark} {speed}"
+        state = "live" if self.following and self.record.live else f"{mark} {speed}"
         self.set_title(self.TITLE or "", f"{state}   {self.record.title}")
 
     def _show(self) -> None:

@@ -4,7 +4,6 @@ the live message, the row of rounds and the strip."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, cast
 
 from textual import on
 from textual.screen import Screen
@@ -15,9 +14,10 @@ from specllama.errors import SpecllamaError
 from specllama.events import Event
 from specllama.session import Session
 from specllama.tui.bridge import Batch, Pace, Turn, processor
-from specllama.tui.messages import TurnWoke
+from specllama.tui.keeper import EngineKeeper, loading_words
+from specllama.tui.messages import RecordGrew, TurnWoke
+from specllama.tui.plain import PlainSteps
 from specllama.tui.record import Record
-from specllama.tui.screens.inspector import InspectorScreen
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.message import AssistantMessage, UserMessage
 from specllama.tui.widgets.prompt import Prompt
@@ -26,16 +26,15 @@ from specllama.tui.widgets.stats_strip import StatsStrip, StripState, WhyLine
 from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.welcome import TopBar
 
-if TYPE_CHECKING:
-    from specllama.tui.app import SpecllamaApp
-
 
 class TurnScreen(Inked, Screen[None]):
     """A screen with a transcript, a strip and a prompt on which one turn at a time can run."""
 
-    def __init__(self, session: Session, pace: Pace) -> None:
+    def __init__(self, session: Session, keeper: EngineKeeper, pace: Pace) -> None:
         super().__init__()
         self.session = session
+        self.keeper = keeper
+        self.plain = PlainSteps(keeper.host, self.post_message)
         self.pace = pace
         self.strip = StripState()
         self.turn: Turn | None = None
@@ -49,10 +48,6 @@ class TurnScreen(Inked, Screen[None]):
     async def turn_ended(self, failed: bool) -> None:
         """A turn is over and nothing was asked to follow it."""
         raise NotImplementedError
-
-    @property
-    def chat_app(self) -> SpecllamaApp:
-        return cast("SpecllamaApp", self.app)
 
     # ------------------------------------------------------------------ parts
 
@@ -89,7 +84,7 @@ class TurnScreen(Inked, Screen[None]):
 
     @property
     def speaker(self) -> str:
-        info = self.chat_app.engine_info
+        info = self.keeper.info
         return info.target.name if info is not None else "assistant"
 
     def _title_of(self, index: int) -> str:
@@ -130,6 +125,7 @@ class TurnScreen(Inked, Screen[None]):
             await self.transcript.add(question)
         record = reply.record
         record.title = self._title_of(reply.index)
+        record.live = True
         self.records[reply.index] = record
         if reply.is_attached:
             reply.live = True
@@ -139,7 +135,7 @@ class TurnScreen(Inked, Screen[None]):
         self._live = reply
         self.query_one(RoundsRow).clear()
         self.strip.prefill = None
-        self.chat_app.stop_measuring()
+        self.plain.hurry()
         self.turn = Turn(events, cancel, self._wake)
         self.turn.start()
         self._used_by_last = None
@@ -193,7 +189,7 @@ class TurnScreen(Inked, Screen[None]):
         if batch.prefill is not None:
             strip.prefill = batch.prefill if not record.rounds and not batch.rounds else None
         if batch.load is not None:
-            strip.loading = f"loading {batch.load.role} {100 * batch.load.fraction:.0f}%"
+            strip.loading = loading_words(batch.load)
         if batch.rounds:
             strip.prefill, strip.loading = None, ""
             record.add(batch.rounds)
@@ -219,12 +215,11 @@ class TurnScreen(Inked, Screen[None]):
         await live.stream(batch.text, batch.rounds)
         self.refresh_strip()
         if batch.rounds:
-            self._tell_inspector(record)
+            self._tell_screens(record)
 
-    def _tell_inspector(self, record: Record) -> None:
+    def _tell_screens(self, record: Record) -> None:
         for screen in self.app.screen_stack:
-            if isinstance(screen, InspectorScreen) and screen.record is record:
-                screen.record_changed()
+            screen.post_message(RecordGrew(record))
 
     async def _ended(self, batch: Batch) -> None:
         live = self._live
@@ -245,7 +240,7 @@ class TurnScreen(Inked, Screen[None]):
             self.records.pop(live.index, None)
         if batch.error is not None:
             await self.transcript.failed(batch.error)
-            self.chat_app.engine_trouble(batch.error)
+            self.refresh_top()
         elif batch.finished is not None and batch.finished.reason == "context":
             await self.transcript.note(
                 "The context is full, so the reply stops here.",
@@ -253,7 +248,8 @@ class TurnScreen(Inked, Screen[None]):
             )
         # Not before everything is drawn: what waits for the end of the turn finds it complete.
         self.turn = self._live = None
-        self._tell_inspector(live.record)
+        live.record.live = False
+        self._tell_screens(live.record)
         self.refresh_strip()
         then, self._after_turn = self._after_turn, None
         if then is not None:

@@ -97,7 +97,7 @@ class Prompt(TextArea):
     def sent(self) -> None:
         """What stands here has been handed over."""
         if not self.sent_before.add(self.full_text):
-            self.post_message(StorageFailed("prompt history", str(self.sent_before.path)))
+            self.app.post_message(StorageFailed("prompt history", str(self.sent_before.path)))
         self.pastes = {}
         self.text = ""
         self._at = None
@@ -176,7 +176,7 @@ class Prompt(TextArea):
     def save_draft(self) -> None:
         self._dirty = False
         if not self.draft.save(self.text, self._used_pastes()):
-            self.post_message(StorageFailed("unsent text", str(self.draft.path)))
+            self.app.post_message(StorageFailed("unsent text", str(self.draft.path)))
 
     def _used_pastes(self) -> dict[str, str]:
         return {n: self.pastes[n] for n in _LABEL.findall(self.text) if n in self.pastes}

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import TYPE_CHECKING, cast
 
 from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
 from specllama.text import sanitize_line
+from specllama.tui.keeper import EngineKeeper, loading_words
 from specllama.tui.widgets.base import Inked
-
-if TYPE_CHECKING:
-    from specllama.tui.app import SpecllamaApp
 
 
 class TopBar(Inked, Widget):
@@ -24,16 +21,30 @@ class TopBar(Inked, Widget):
     TopBar:ansi { background: transparent; }
     """
 
+    def __init__(self, keeper: EngineKeeper, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.keeper = keeper
+
+    @property
+    def status(self) -> tuple[str, str]:
+        """What is said about the engine, and in which ink."""
+        keeper, ink, glyphs = self.keeper, self.ink, self.glyphs
+        if keeper.ready and keeper.info is not None:
+            return f"{glyphs.bullet} {sanitize_line(keeper.info.device)}", ink.good
+        if keeper.wanted is None:
+            return f"{glyphs.ring} no model: F6", ink.warn
+        if keeper.failed:
+            return f"{glyphs.ring} not loaded", ink.bad
+        return f"{glyphs.ring} {loading_words(keeper.progress)}", ink.warn
+
     def render(self) -> Content:
-        app = cast("SpecllamaApp", self.app)
-        ink, width = self.ink, self.content_size.width
+        keeper, ink, width = self.keeper, self.ink, self.content_size.width
         left: list[tuple[str, str]] = [("specllama ", "bold $primary")]
-        status, style = app.status
-        info = app.engine_info
-        right = Content.assemble((status, style))
-        if not app.engine_ready and app.wanted is not None:
+        info = keeper.info
+        right = Content.assemble(self.status)
+        if not keeper.ready and keeper.wanted is not None:
             # What is to come, not what was loaded before it.
-            names = [sanitize_line(PurePath(ref).name) for ref in app.wanted if ref]
+            names = [sanitize_line(PurePath(ref).name) for ref in keeper.wanted if ref]
             left.append((" + ".join(names), ink.muted))
         elif info is not None:
             target = f"{info.target.name} {info.target.quantization}"
@@ -56,19 +67,19 @@ class Welcome(Inked, Static):
     Welcome { height: auto; padding: 1 2; }
     """
 
-    def __init__(self, *, id: str | None = None) -> None:
+    def __init__(self, *, model_chosen: bool, id: str | None = None) -> None:
         super().__init__(id=id, markup=False)
+        self.model_chosen = model_chosen
 
     def on_mount(self) -> None:
         self.redraw()
 
     def redraw(self) -> None:
-        app = cast("SpecllamaApp", self.app)
         ink, g = self.ink, self.glyphs
         parts: list[tuple[str, str]] = [
             ("A draft guesses, the target checks, the text stays the same.\n\n", "bold"),
         ]
-        if not app.engine_possible:
+        if not self.model_chosen:
             parts.append(("F6 ", "bold $primary"))
             parts.append(("chooses a model to begin.\n", ""))
             self.update(Content.assemble(*parts))

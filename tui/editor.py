@@ -1,0 +1,22 @@
+"""Writing a text in the user's own editor."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+
+
+def edit(command: str, text: str) -> str:
+    """The text as it was left; the terminal is the editor's meanwhile.
+
+    Raises:
+        OSError: the command cannot be run, or its file not be read.
+        ValueError: the command's quotes do not match.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "prompt.md"
+        path.write_text(text, "utf-8", errors="replace")
+        subprocess.run([*shlex.split(command), str(path)], check=False)
+        return path.read_text("utf-8", errors="replace")

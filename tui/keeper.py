@@ -1,0 +1,146 @@
+"""The app's engine: which pair is wanted, whether it is loaded, what happens when a load fails.
+
+The keeper knows no screen. A load runs in a thread of its own and posts what comes of it as a
+message; the app gives the message back to ``take`` before it draws anything, so what the keeper
+knows changes on the app's thread alone. A load that fails, or takes its process down, can be tried
+again; a switch that fails goes back to the pair before it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from textual.message import Message
+
+from specllama.engine.host import EngineFactory, HostLike
+from specllama.errors import EngineError, ModelUnavailable, SpecllamaError
+from specllama.events import Event, LoadProgress
+from specllama.interface import EngineInfo, EngineLike
+from specllama.models.refs import lasting
+from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
+
+Pair = tuple[str, str | None]
+"""Target and draft model."""
+
+
+def lasting_pair(target: str, draft: str | None) -> Pair:
+    """The pair as it is remembered: it may be opened from another folder next time."""
+    return lasting(target), None if draft is None else lasting(draft)
+
+
+def loading_words(progress: LoadProgress | None) -> str:
+    if progress is None:
+        return "loading"
+    return f"loading {progress.role} {100 * progress.fraction:.0f}%"
+
+
+class NoModel:
+    """The recipe while nothing has been chosen."""
+
+    def __call__(self, progress: Callable[[Event], None], /) -> EngineLike:
+        raise ModelUnavailable("no model is chosen yet", "press F6 to choose one")
+
+
+class EngineKeeper:
+    """Loads, switches and closes the engine of the app.
+
+    Args:
+        wanted: the pair to load first; None if none is known.
+        recipe_for: how a pair is loaded.
+        host_class: where engines live.
+        tell: takes messages from any thread.
+
+    Attributes:
+        host: every request goes through it; it outlives the engines in it.
+        wanted: the pair that is loaded, or is to be.
+        info: of the engine that was loaded last.
+        ready: the wanted pair is loaded.
+        failed: the last load failed and nothing is loaded; ``load`` tries again.
+        progress: of the load that is running.
+    """
+
+    def __init__(
+        self,
+        wanted: Pair | None,
+        recipe_for: Callable[[str, str | None], EngineFactory],
+        host_class: Callable[[EngineFactory], HostLike],
+        tell: Callable[[Message], object],
+    ) -> None:
+        self.wanted = wanted
+        self.info: EngineInfo | None = None
+        self.ready = self.failed = False
+        self.progress: LoadProgress | None = None
+        self._recipe_for = recipe_for
+        self._tell = tell
+        self._loads = 0
+        self._before: Pair | None = None
+        self.host = host_class(recipe_for(*wanted) if wanted else NoModel())
+        self.host.on_event = self._heard
+
+    @property
+    def possible(self) -> bool:
+        """A model is loaded, loading, or will be loaded with the next message."""
+        return self.wanted is not None
+
+    def load(self) -> None:
+        """Load in the background what is wanted."""
+        self._begin(None)
+
+    def reload(self) -> None:
+        """Load the same pair again: after a failure, or when its file has changed."""
+        if self.ready and self.wanted is not None:
+            self.switch(*self.wanted)
+        else:
+            self.load()
+
+    def switch(self, target: str, draft: str | None) -> None:
+        """Load another pair; the one before it comes back if that fails."""
+        self._before, self.wanted = self.wanted, lasting_pair(target, draft)
+        self._begin(self._recipe_for(*self.wanted))
+
+    def take(self, told: EngineLoading | EngineReady | EngineFailed) -> None:
+        """Follow what was told, on the app's thread."""
+        match told:
+            case EngineLoading():
+                self.progress = told.progress
+            case EngineReady():
+                self.info, self.ready, self.progress = told.info, True, None
+            case EngineFailed(kept=True):
+                self.wanted = self._before  # its recipe is the host's again
+                self.load()
+            case EngineFailed():
+                self.failed, self.progress = True, None
+                if self.wanted is not None:
+                    # Nothing to go back to: the next try is for what was chosen last.
+                    self.host.factory = self._recipe_for(*self.wanted)
+
+    def close(self) -> None:
+        self.host.close()
+
+    # ------------------------------------------------------------------ the load's thread
+
+    def _begin(self, recipe: EngineFactory | None) -> None:
+        self.ready = self.failed = False
+        self._loads += 1
+        self._tell(EngineLoading())
+        threading.Thread(
+            target=self._load, args=(self._loads, recipe), name="specllama-load", daemon=True
+        ).start()
+
+    def _load(self, number: int, recipe: EngineFactory | None) -> None:
+        told: Message
+        try:
+            told = EngineReady(self.host.start() if recipe is None else self.host.switch(recipe))
+        except SpecllamaError as error:
+            told = EngineFailed(error, kept=recipe is not None and self.info is not None)
+        except Exception as error:
+            told = EngineFailed(EngineError(f"{type(error).__name__}: {error}"))
+        # A load that a newer one has pushed aside neither failed nor is ready.
+        if number == self._loads:
+            self._tell(told)
+
+    def _heard(self, event: Event) -> None:
+        """From the host's reader thread."""
+        if isinstance(event, LoadProgress):
+            self._tell(EngineLoading(event))

@@ -1,0 +1,66 @@
+"""How the app looks, and the preferences that say so."""
+
+from __future__ import annotations
+
+import os
+
+from textual import on
+from textual.theme import Theme
+
+from specllama.tui import themes
+from specllama.tui.messages import InkChanged, StorageFailed
+from specllama.tui.state import Preferences
+from specllama.tui.widgets.base import InkedApp
+
+
+class ThemedApp(InkedApp):
+    """An app in the theme, the glyphs and the motion that the user has chosen."""
+
+    def __init__(self) -> None:
+        self.prefs = Preferences.load()
+        super().__init__()
+        self.glyph_choice = self.prefs.glyphs
+        self._told: set[str] = set()
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        theme = self.get_theme(self.theme) if self.theme else None
+        return themes.variable_defaults(theme)
+
+    def choose_looks(self) -> None:
+        for theme in themes.THEMES:
+            self.register_theme(theme)
+        self.theme = (
+            self.prefs.theme if self.prefs.theme in self.available_themes else themes.DEFAULT_THEME
+        )
+        self.theme_changed_signal.subscribe(self, self._theme_changed)
+        # Over SSH every animated frame is traffic.
+        if self.prefs.animation == "none" or (
+            self.prefs.animation == "auto" and os.environ.get("SSH_CONNECTION")
+        ):
+            self.animation_level = "none"
+
+    def _theme_changed(self, theme: Theme) -> None:
+        if self.prefs.theme != theme.name:
+            self.prefs.theme = theme.name
+            self.save_prefs()
+        self.redraw()
+
+    def redraw(self) -> None:
+        self.set_class(self.glyphs.ascii, "-ascii")
+        for screen in self.screen_stack:
+            screen.post_message(InkChanged())
+
+    def save_prefs(self) -> None:
+        if not self.prefs.save():
+            self.post_message(StorageFailed("settings of the app", str(Preferences.path())))
+
+    @on(StorageFailed)
+    def _storage_failed(self, event: StorageFailed) -> None:
+        if event.what not in self._told:
+            self._told.add(event.what)
+            self.notify(
+                f"The {event.what} cannot be written to {event.reason}; it is kept in memory.",
+                title="Disk",
+                severity="warning",
+                markup=False,
+            )
