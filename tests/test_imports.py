@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+EVERY_FILE = "## Every file"
 FOLDERS = {
     "specllama": ROOT / "specllama",
     "specllama.tui": ROOT / "tui",
@@ -240,6 +242,22 @@ def test_directions(package: str) -> None:
 def test_the_ground_floor_imports_almost_nothing_of_ours(module: str) -> None:
     ours = {name for name in imports_of(module) if within(name, "specllama")}
     assert ours - {module} <= FIRST_PARTY_LIGHT[module]
+
+
+def test_every_file_has_its_line() -> None:
+    """CONTRIBUTING.md says of each file in one line what room it is."""
+    _, _, page = (ROOT / ".github" / "CONTRIBUTING.md").read_text("utf-8").partition(EVERY_FILE)
+    listed: list[Path] = []
+    folder = ROOT
+    for line in page.splitlines():
+        if match := re.match(r"### `(.+)/`: \S", line):
+            folder = ROOT / match[1]
+        elif match := re.match(r"- `(\w+\.py)`: \S", line):
+            listed.append(folder / match[1])
+    there = {path for path in MODULES.values() if path.name != "__init__.py"}
+    assert there - set(listed) == set(), "not in the list"
+    assert set(listed) - there == set(), "in the list, and gone"
+    assert len(listed) == len(there), "listed twice"
 
 
 def test_nothing_imports_the_mapped_folders_by_their_bare_names() -> None:
