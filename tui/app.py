@@ -267,9 +267,8 @@ class SpecllamaApp(ThemedApp):
         else:
             found = record if record is not None and record.rounds else chat.latest_record()
         others = [r for _, r in sorted(chat.records.items(), reverse=True) if r.rounds]
-        following = live is not None and found is live
         found = found or Record("nothing generated yet")
-        self._open(InspectorScreen(found, others, follow=following))
+        self._open(InspectorScreen(found, others, follow=found.live))
 
     def action_playground(self) -> None:
         from specllama.tui.screens.playground import PlaygroundScreen

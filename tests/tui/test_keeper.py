@@ -1,0 +1,129 @@
+"""The engine's keeper by itself: no app, no screen; the messages are given back by hand."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from conftest import Recipe
+from fakes import ScriptedEngine, engine_info, model_info
+from textual.message import Message
+
+from specllama.errors import BadGguf
+from specllama.events import Event, LoadProgress
+from specllama.tui.demo import InlineHost
+from specllama.tui.keeper import EngineKeeper, Pair
+from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
+
+LIMIT_S = 20.0
+BROKEN = BadGguf("cut short", "pull it again")
+
+
+class Told:
+    """A keeper of these recipes, and what it told."""
+
+    def __init__(self, wanted: Pair | None, **recipes: Any) -> None:
+        self.messages: queue.Queue[Message] = queue.Queue()
+        self.keeper = EngineKeeper(
+            wanted, lambda target, draft: recipes[target], InlineHost, self.messages.put
+        )
+
+    def until(self, kind: type[Message]) -> Message:
+        while True:
+            told = self.messages.get(timeout=LIMIT_S)
+            assert isinstance(told, EngineLoading | EngineReady | EngineFailed)
+            self.keeper.take(told)
+            if isinstance(told, kind):
+                return told
+
+
+def named(name: str) -> Recipe:
+    return Recipe(ScriptedEngine(["Ok."], engine_info(target=model_info(name=name), draft=None)))
+
+
+def loaded(keeper: EngineKeeper) -> str:
+    assert keeper.info is not None
+    return keeper.info.target.name if keeper.ready else ""
+
+
+def test_nothing_is_known_before_it_is_taken() -> None:
+    told = Told(("one", None), one=named("one"))
+    keeper = told.keeper
+    assert (keeper.possible, keeper.ready, keeper.info) == (True, False, None)
+    keeper.load()
+    message = told.messages.get(timeout=LIMIT_S)
+    while not isinstance(message, EngineReady):
+        message = told.messages.get(timeout=LIMIT_S)
+    assert not keeper.ready
+    keeper.take(message)
+    assert loaded(keeper) == "one"
+
+
+def test_no_model_is_a_failure_with_a_next_step() -> None:
+    told = Told(None)
+    assert not told.keeper.possible
+    told.keeper.load()
+    failed = told.until(EngineFailed)
+    assert isinstance(failed, EngineFailed)
+    assert failed.error.hint == "press F6 to choose one"
+
+
+def test_a_failed_switch_goes_back() -> None:
+    told = Told(("one", None), one=named("one"), two=Recipe(error=BROKEN))
+    told.keeper.load()
+    told.until(EngineReady)
+    told.keeper.switch("two", "its draft")
+    assert told.keeper.wanted == ("two", "its draft")
+    failed = told.until(EngineFailed)
+    assert isinstance(failed, EngineFailed)
+    assert failed.kept
+    told.until(EngineReady)
+    assert told.keeper.wanted == ("one", None)
+    assert loaded(told.keeper) == "one"
+
+
+def test_with_nothing_to_go_back_to_the_last_choice_is_tried_again() -> None:
+    two = named("two")
+    two.error = BROKEN
+    told = Told(("one", None), one=Recipe(error=BROKEN), two=two)
+    told.keeper.load()
+    told.until(EngineFailed)
+    told.keeper.switch("two", None)
+    told.until(EngineFailed)
+    assert told.keeper.failed
+    two.error = None
+    told.keeper.load()
+    told.until(EngineReady)
+    assert loaded(told.keeper) == "two"
+
+
+def test_a_load_that_was_pushed_aside_says_nothing() -> None:
+    gate = threading.Event()
+
+    def slow(progress: Callable[[Event], None], /) -> ScriptedEngine:
+        progress(LoadProgress("target", "slow.gguf", 0.5))
+        gate.wait(LIMIT_S)
+        raise BROKEN
+
+    told = Told(("slow", None), slow=slow, quick=named("quick"))
+    told.keeper.load()
+    while told.keeper.progress is None:
+        told.until(EngineLoading)
+    told.keeper.switch("quick", None)
+    told.until(EngineReady)
+    gate.set()
+    for thread in threading.enumerate():
+        if thread.name == "specllama-load":
+            thread.join(LIMIT_S)
+    assert told.messages.empty()
+    assert loaded(told.keeper) == "quick"
+
+
+def test_an_error_that_nobody_foresaw_is_a_failure_too() -> None:
+    told = Told(("one", None), one=Recipe(error=ValueError("odd")))
+    told.keeper.load()
+    failed = told.until(EngineFailed)
+    assert isinstance(failed, EngineFailed)
+    assert failed.error.message == "ValueError: odd"
