@@ -311,13 +311,12 @@ class LlamaContext:
             self._choice = choice
 
     def _time_one_row(self, threads: int) -> float:
-        """Seconds of a pass of one row; the first one starts the threads."""
+        """Seconds of a pass of one row."""
         self._compute_with(threads)
-        for _ in range(2):
-            begin = perf_counter()
-            self.forward([0], outputs="last")
-            seconds = perf_counter() - begin
-            self.rollback(0)
+        begin = perf_counter()
+        self.forward([0], outputs="last")
+        seconds = perf_counter() - begin
+        self.rollback(0)
         return seconds
 
     def _load(self, tokens: Sequence[int], outputs: Outputs) -> int:
