@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -80,6 +81,13 @@ class SamplerChain:
             params.repeat_penalty != 1.0
             or params.frequency_penalty != 0.0
             or params.presence_penalty != 0.0
+        )
+        # whether what survives depends on probabilities
+        self._weighs = (
+            params.typical_p < 1.0
+            or params.top_p < 1.0
+            or params.min_p > 0.0
+            or params.xtc_probability > 0.0
         )
         self._dry = params.dry_multiplier > 0.0 and params.dry_penalty_last_n != 0
         self._history = History(tokens) if self._penalties or self._dry else History()
@@ -152,13 +160,14 @@ class SamplerChain:
                 z = self._masked(z)
                 best = int(np.argmax(z))
                 ids, logits = self._truncate(z, best, float(z[best]))
+        logits -= logits.max()
         with np.errstate(over="ignore"):  # a tiny temperature makes the others -inf, as it should
-            scaled = (logits - logits.max()) / self.params.temperature
-        weights = np.exp(scaled)
+            logits /= self.params.temperature
+        weights = np.exp(logits, out=logits)
         weights /= weights.sum()
         self.gap = math.inf
-        positive = weights > 0.0
-        if not positive.all():
+        if weights.min() == 0.0:
+            positive = weights > 0.0
             ids, weights = ids[positive], weights[positive]
         return Law(ids, weights)
 
@@ -274,9 +283,11 @@ class SamplerChain:
         if p.top_k == 1:
             return np.array([best], np.int32), np.array([top])
         ids, total, mean = self._candidates(z, top)
-        logits = z[ids].astype(np.float64)
-        if p.typical_p < 1.0 or p.top_p < 1.0 or p.min_p > 0.0 or p.xtc_probability > 0.0:
-            probs = np.exp(logits - top) / total
+        logits = (z if len(ids) == len(z) else z[ids]).astype(np.float64)
+        if self._weighs:
+            probs = logits - top
+            np.exp(probs, out=probs)
+            probs /= total
             if p.typical_p < 1.0:
                 # typical: as surprising as the mean, so a logit close to the mean one
                 keep = smallest(np.abs(logits - top - mean), probs, p.typical_p)
@@ -315,6 +326,8 @@ class SamplerChain:
         where typical sampling, top-p or min-p is certain to drop it.
         """
         p = self.params
+        if not 0 < p.top_k < len(z) and not self._weighs:
+            return _possible(z), math.nan, math.nan
         if 0 < p.top_k < len(z):
             ids = _top_k(z, p.top_k)
             below = z[ids].astype(np.float64) - top
@@ -339,8 +352,21 @@ class SamplerChain:
             certain = float(exp[typical].sum(dtype=np.float64)) / total > p.typical_p + 1e-6
         elif p.top_p < 1.0 and not certain:
             certain = float(exp[near].sum(dtype=np.float64)) / total > p.top_p + 1e-6
-        ids = near if certain else np.flatnonzero(z > -np.inf).astype(np.int32)
-        return ids, total, mean
+        return near if certain else _possible(z), total, mean
+
+
+def _possible(z: Row) -> IntArray:
+    """Ids of all tokens that are not forbidden."""
+    if z.min() > -np.inf:
+        return _every(len(z))
+    return np.flatnonzero(z > -np.inf).astype(np.int32)
+
+
+@lru_cache(maxsize=2)  # of the target and of the draft
+def _every(n_vocab: int) -> IntArray:
+    ids = np.arange(n_vocab, dtype=np.int32)
+    ids.flags.writeable = False
+    return ids
 
 
 def _top_k(z: Row, k: int) -> IntArray:
