@@ -15,17 +15,12 @@ from specllama.cli.prove_views import rows_alike
 from specllama.engine import Engine
 from specllama.errors import CannotLoad, UsageError
 from specllama.params import GenerateParams
-from specllama.prompts import Prompt, load_prompts
+from specllama.prompts import Prompt
 from specllama.proof import RowProbe, available, probe_stated_rows, prove, random_pauses
 from specllama.spec.proposer import NoProposer, Request
 from specllama.spec.window import FixedWindow, Plan
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[Prompt]:
-    return load_prompts()
 
 
 WAYS = ("draft", "ngram", "auto", "suffix", "tree", "merged", "eagle3", "medusa", "self")

@@ -12,7 +12,7 @@ import pytest
 from specllama.backend.llama_context import LlamaContext
 from specllama.engine import Engine
 from specllama.params import EngineOptions, GenerateParams
-from specllama.prompts import Prompt, load_prompts
+from specllama.prompts import Prompt
 from specllama.proof import prove
 from specllama.spec.tree import layout
 
@@ -20,11 +20,6 @@ pytestmark = pytest.mark.e2e
 
 N_TREES = int(os.environ.get("SPECLLAMA_FUZZ_TREES", "60"))
 METHODS = ("tree", "merged", "suffix", "lookahead")
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[Prompt]:
-    return load_prompts()
 
 
 @pytest.mark.parametrize("proposer", METHODS)
