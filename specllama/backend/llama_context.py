@@ -92,7 +92,7 @@ class LlamaContext:
             )
         params = ll.llama_context_default_params()
         params.n_ctx = -(-n_ctx // _CONTEXT_PAD) * _CONTEXT_PAD
-        params.n_batch = max(options.n_batch, max_rows)
+        params.n_batch = max(options.batch(on_gpu=model.gpu_layers != 0), max_rows)
         params.n_ubatch = params.n_batch
         params.n_seq_max = self._max_leaves
         params.kv_unified = self._max_leaves > 1  # one pool of cells, which branches can share
