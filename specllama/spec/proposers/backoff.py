@@ -19,6 +19,7 @@ Keys = npt.NDArray[np.int64]
 
 _ANY = 0.02  # of a token that never followed
 _BITS = 21  # of a token in a key: three fit, and no vocabulary has two million
+_NO_KEY = (1 << 63) - 1  # behind all others
 _NEWEST = 4096  # tokens counted one by one before all are sorted again
 
 
@@ -33,8 +34,8 @@ class _Counts:
         new = np.ones(len(keys), np.bool_)
         np.not_equal(keys[1:], keys[:-1], out=new[1:])
         first = new.nonzero()[0]
-        self._keys = keys[first]
-        self._before = np.append(first, len(keys))  # occurrences of all smaller keys
+        self._keys = np.append(keys[first], _NO_KEY)
+        self._before = np.append(first, (len(keys), len(keys)))  # occurrences of all smaller keys
         # context -> [tokens that followed lately, ways the sorted part does not know, {way: count}]
         self._newest: dict[int, tuple[list[int], dict[int, int]]] = {}
 
@@ -42,23 +43,18 @@ class _Counts:
         (totals, after) = self._newest.setdefault(context, ([0, 0], {}))
         if token not in after:
             key = (context << _BITS) | token
-            at = int(self._keys.searchsorted(key))
-            totals[1] += at == len(self._keys) or int(self._keys[at]) != key
+            totals[1] += int(self._keys[self._keys.searchsorted(key)]) != key
         after[token] = after.get(token, 0) + 1
         totals[0] += 1
 
     def look_up(self, contexts: Keys, tokens: Keys) -> tuple[Keys, Keys, Keys]:
         """(how often the token followed, how often anything did, in how many ways), each [n]."""
-        n = len(contexts)
         low = contexts << _BITS
-        at = self._keys.searchsorted(np.concatenate((low, low + (1 << _BITS), low | tokens)))
-        begin, end, exact = at[:n], at[n : 2 * n], at[2 * n :]
-        total = self._before[end] - self._before[begin]
-        ways = end - begin
-        count = np.zeros(n, np.int64)
-        known = exact < len(self._keys)
-        known[known] = self._keys[exact[known]] == (low | tokens)[known]
-        count[known] = self._before[exact[known] + 1] - self._before[exact[known]]
+        keys = np.array((low, low + (1 << _BITS), low | tokens))
+        at = self._keys.searchsorted(keys)
+        begin, end, exact = self._before[at]
+        total, ways = end - begin, at[1] - at[0]
+        count = (self._before[at[2] + 1] - exact) * (self._keys[at[2]] == keys[2])
         for i, (context, token) in enumerate(zip(contexts.tolist(), tokens.tolist(), strict=True)):
             if (lately := self._newest.get(context)) is not None:
                 (more, new), after = lately

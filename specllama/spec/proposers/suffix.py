@@ -18,8 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from specllama.spec.history import History, Mark, common_prefix
 from specllama.spec.matches import Matches
 from specllama.spec.proposer import Request
@@ -318,8 +316,13 @@ def _size(length: int) -> int:
 
 def _ends(matches: Matches, most: int) -> list[tuple[int, State]]:
     """(match length, state) of the longest ends of the text that occur, the longest first."""
-    lengths = np.unique(matches.lengths)[: -most - 1 : -1].tolist()
-    return [(n, State.at(matches.within, matches.at_least(n, _COUNTED + 1))) for n in lengths]
+    found: list[tuple[int, State]] = []
+    lengths = matches.lengths
+    while len(lengths) and len(found) < most:
+        n = int(lengths.max())
+        found.append((n, State.at(matches.within, matches.at_least(n, _COUNTED + 1))))
+        lengths = lengths[lengths < n]
+    return found
 
 
 def _never(token: int) -> bool:
