@@ -129,8 +129,7 @@ class History(list[int]):
         if not self._sorted:
             return newest
         low = token << _POSITION_BITS
-        begin = self._keys.searchsorted(low)
-        end = begin + self._keys[begin:].searchsorted(low + self._sorted)
+        begin, end = self._keys.searchsorted((low, low + self._sorted))
         known: Places = self._keys[begin:end] - low
         return np.concatenate((known, newest + self._sorted)) if len(newest) else known
 

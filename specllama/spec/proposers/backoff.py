@@ -19,6 +19,7 @@ Keys = npt.NDArray[np.int64]
 
 _ANY = 0.02  # of a token that never followed
 _BITS = 21  # of a token in a key: three fit, and no vocabulary has two million
+_ONE = ((1 << _BITS) - 1) << _BITS  # a context of one token: no token has this number
 _NO_KEY = (1 << 63) - 1  # behind all others
 _NEWEST = 4096  # tokens counted one by one before all are sorted again
 
@@ -71,7 +72,7 @@ class Backoff:
         self._text: History | None = None
         self._mark = Mark(0, 0)
         self._sorted = 0
-        self._one = self._two = _Counts(np.empty(0, np.int64))
+        self._counts = _Counts(np.empty(0, np.int64))
         self._likely: dict[tuple[int, ...], tuple[float, ...]] = {}  # sources often agree
 
     def follow(self, text: History) -> None:
@@ -81,18 +82,17 @@ class Backoff:
             a = text.array.astype(np.int64)
             two = (((a[:-2] << _BITS) | a[1:-1]) << _BITS) | a[2:]
             two.sort()
-            self._two = _Counts(two)
-            self._one = _Counts(two >> _BITS)
+            self._counts = _Counts(np.concatenate((two, (_ONE << _BITS) | (two >> _BITS))))
             if len(text) > 1:  # nothing follows the last pair
-                self._one.add(text[-2], text[-1])
+                self._counts.add(_ONE | text[-2], text[-1])
             self._sorted = len(text)
             self._likely.clear()
         else:
             for i in range(read, len(text)):
                 if i >= 1:
-                    self._one.add(text[i - 1], text[i])
+                    self._counts.add(_ONE | text[i - 1], text[i])
                 if i >= 2:
-                    self._two.add((text[i - 2] << _BITS) | text[i - 1], text[i])
+                    self._counts.add((text[i - 2] << _BITS) | text[i - 1], text[i])
                 self._likely.clear()
         self._text, self._mark = text, text.mark()
 
@@ -104,24 +104,19 @@ class Backoff:
         return self._likely[key]
 
     def _chances(self, copied: tuple[int, ...]) -> tuple[float, ...]:
-        p = np.full(len(copied), _ANY)
-        if self._text and copied:
-            known = min(len(self._text), 2)
-            behind = np.array([*self._text[-known:], *copied], np.int64)
-            tokens = behind[known:]
-            p = _blend(p, self._one, behind[known - 1 : -1], tokens)
-            skip = 2 - known  # tokens before which the text has only one
-            pairs = (behind[:-2] << _BITS) | behind[1:-1]
-            p[skip:] = _blend(p[skip:], self._two, pairs, tokens[skip:])
+        if not self._text or not copied:
+            return (_ANY,) * len(copied)
+        known = min(len(self._text), 2)
+        behind = np.array([*self._text[-known:], *copied], np.int64)
+        tokens = behind[known:]
+        pairs = (behind[:-2] << _BITS) | behind[1:-1]
+        n, second = len(tokens), 2 - known  # the first token that the text has two before
+        count, total, ways = self._counts.look_up(
+            np.concatenate((_ONE | behind[known - 1 : -1], pairs)),
+            np.concatenate((tokens, tokens[second:])),
+        )
+        ways = np.maximum(ways, 1)  # where nothing followed, the estimate stays
+        total += ways
+        p = (count[:n] + ways[:n] * _ANY) / total[:n]
+        p[second:] = (count[n:] + ways[n:] * p[second:]) / total[n:]
         return tuple(p.tolist())
-
-
-def _blend(
-    p: npt.NDArray[np.float64], counts: _Counts, contexts: Keys, tokens: Keys
-) -> npt.NDArray[np.float64]:
-    count, total, ways = counts.look_up(contexts, tokens)
-    seen = total > 0
-    blended: npt.NDArray[np.float64] = np.where(
-        seen, (count + ways * p) / np.maximum(total + ways, 1), p
-    )
-    return blended
