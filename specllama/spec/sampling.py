@@ -282,8 +282,7 @@ class SamplerChain:
         p = self.params
         if p.top_k == 1:
             return np.array([best], np.int32), np.array([top])
-        ids, total, mean = self._candidates(z, top)
-        logits = (z if len(ids) == len(z) else z[ids]).astype(np.float64)
+        ids, logits, total, mean = self._candidates(z, top)
         if self._weighs:
             probs = logits - top
             np.exp(probs, out=probs)
@@ -318,22 +317,23 @@ class SamplerChain:
                     ids, logits = ids[~gone], logits[~gone]
         return ids, logits
 
-    def _candidates(self, z: Row, top: float) -> tuple[IntArray, float, float]:
-        """Ids (ascending) that can survive; the sum of exp(logit - top) and the mean of logit - top
-        (where typical sampling asks for it) over the top-k set.
+    def _candidates(self, z: Row, top: float) -> tuple[IntArray, FloatArray, float, float]:
+        """Ids (ascending) that can survive and their logits; the sum of exp(logit - top) and the
+        mean of logit - top (where typical sampling asks for it) over the top-k set.
 
         Without top-k these run over the vocabulary, and the far tail is dropped from the ids only
         where typical sampling, top-p or min-p is certain to drop it.
         """
         p = self.params
         if not 0 < p.top_k < len(z) and not self._weighs:
-            return _possible(z), math.nan, math.nan
+            return *_possible(z), math.nan, math.nan
         if 0 < p.top_k < len(z):
             ids = _top_k(z, p.top_k)
-            below = z[ids].astype(np.float64) - top
+            logits = z[ids].astype(np.float64)
+            below = logits - top
             weights = np.exp(below)
             total = float(weights.sum())
-            return ids, total, float(weights @ below) / total
+            return ids, logits, total, float(weights @ below) / total
         relative = z - np.float32(top)
         if p.typical_p < 1.0:
             np.maximum(relative, _NEVER, out=relative)  # a forbidden token adds 0, not NaN
@@ -345,21 +345,24 @@ class SamplerChain:
         if p.typical_p >= 1.0 and p.min_p > 0.0:
             far = min(far, 0.1 - math.log(p.min_p))
             certain = far < _NEAR
-        near = np.flatnonzero(relative >= -far).astype(np.int32)
+        near = np.flatnonzero(relative >= -far)  # int64: numpy takes by these at once
         if p.typical_p < 1.0:
             # whatever is closer to the mean than far + mean is near the best
             typical = near[relative[near] <= far + 2.0 * mean] if far + mean > 0.0 else near[:0]
             certain = float(exp[typical].sum(dtype=np.float64)) / total > p.typical_p + 1e-6
         elif p.top_p < 1.0 and not certain:
             certain = float(exp[near].sum(dtype=np.float64)) / total > p.top_p + 1e-6
-        return near if certain else _possible(z), total, mean
+        if not certain:
+            return *_possible(z), total, mean
+        return near.astype(np.int32), z[near].astype(np.float64), total, mean
 
 
-def _possible(z: Row) -> IntArray:
-    """Ids of all tokens that are not forbidden."""
+def _possible(z: Row) -> tuple[IntArray, FloatArray]:
+    """Ids and logits of all tokens that are not forbidden."""
     if z.min() > -np.inf:
-        return _every(len(z))
-    return np.flatnonzero(z > -np.inf).astype(np.int32)
+        return _every(len(z)), z.astype(np.float64)
+    allowed = np.flatnonzero(z > -np.inf)
+    return allowed.astype(np.int32), z[allowed].astype(np.float64)
 
 
 @lru_cache(maxsize=2)  # of the target and of the draft

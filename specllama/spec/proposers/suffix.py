@@ -68,7 +68,7 @@ class State:
         path: list[int] = []
         while rows and len(path) < most:
             depth = len(path)
-            if all(row == rows[-1] for row in rows):
+            if rows.count(rows[-1]) == len(rows):
                 ahead = rows[-1][depth:]
             else:
                 # of equals the newest is counted first
