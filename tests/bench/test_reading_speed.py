@@ -3,10 +3,10 @@
     SPECLLAMA_BENCH_MODEL=target.gguf pytest -s -m bench tests/bench/test_reading_speed.py
 
 All arms are contexts of one process over the same weights, with the same number of threads, and
-take turns pass by pass, so that what else the machine does falls on all alike; every pass (of
-reading: every text) gives a ratio, and the median counts. llama.cpp's arms choose attention and
+take turns pass by pass (reading: 512 tokens by 512), so that what else the machine does falls on
+all alike; every turn gives a ratio, and the median counts. llama.cpp's arms choose attention and
 kernels for themselves. More in the environment: SPECLLAMA_BENCH_THREADS (2), _LENGTHS ("512 2048
-8192"), _READ (16384, tokens that each length reads in all, three times at least, 8192 once),
+8192"), _READ (16384, tokens that each length reads in all; 4096 and less three times at least),
 _DEPTHS ("0 1024 4096"), _TOKENS (64, written behind each depth).
 
 Where SPECLLAMA_LLAMA_BENCH names llama-bench, its figures are printed beside. They are of other
@@ -115,7 +115,7 @@ def share(what: str, tokens: int, seconds: dict[str, list[float]], rivals: list[
     for name, times in seconds.items():
         share = [other / our for other, our in zip(times, seconds[OURS], strict=True)]
         ours = "" if name == OURS else f"; specllama has {spread(share)} of it"
-        print(f"{what}: {name} {tokens / median(times):.1f} tok/s{ours}", flush=True)
+        print(f"{what}: {name} {tokens * len(times) / sum(times):.1f} tok/s{ours}", flush=True)
     best = min(rivals, key=lambda name: median(seconds[name]))
     pairs = zip(seconds[best], seconds[OURS], strict=True)
     return median(other / our for other, our in pairs)
@@ -138,16 +138,13 @@ def beside(what: str, *flags: str) -> None:
 def test_reading(arms: Arms, n: int) -> None:
     tokens = text(arms, n)
     seconds: dict[str, list[float]] = {name: [] for name in arms}
-    for _ in range(max(READ // n, 1 if n > READ // 3 else 3)):
+    for _ in range(max(READ // n, 3 if n <= 4096 else 1)):
         warm_up(arms, min(n, CHUNK))
-        whole = dict.fromkeys(arms, 0.0)
         for i in range(0, n, CHUNK):
             part = tokens[i : i + CHUNK]
             for name, context in turns(arms):
-                whole[name] += read(context, part, row=i + CHUNK >= n)
-        for name, took in whole.items():
-            seconds[name].append(took)
-    ours = share(f"reading {n}", n, seconds, [PLAIN])
+                seconds[name].append(read(context, part, row=i + CHUNK >= n))
+    ours = share(f"reading {n}", min(n, CHUNK), seconds, [PLAIN])
     beside(f"reading {n}", "-p", str(n), "-n", "0")
     assert ours >= ENOUGH
 
