@@ -14,7 +14,7 @@ from specllama.engine import Engine
 from specllama.events import Finished, RoundDone
 from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import Prompt
-from specllama.proof import prove
+from specllama.proof import probe_rows, prove
 from specllama.spec.loop import TargetRows, TargetWalk
 from specllama.spec.noise import exp_noise
 from specllama.spec.proposers.draft_model import DraftModelProposer
@@ -118,3 +118,11 @@ def test_a_difference_is_explained_only_where_passes_may_round(exact_rows: int) 
     assert all(case.bitwise is (exact_rows > 1) for case in differ)
     assert all(case.ok is (exact_rows == 1) for case in differ)
     assert differ[0].to_dict()["bitwise"] is (exact_rows > 1)
+
+
+def test_a_probe_reads_in_passes_that_the_context_takes() -> None:
+    table = FakeTable(V, seed=3, **FLAT)
+    short = Engine(
+        target=FakeContext(table, n_batch=16), vocab=FakeVocab(V), info=fake_info(), proposers={}
+    )
+    assert probe_rows(short, [1, 2, 3, 4] * 10, (2, 4))
