@@ -200,6 +200,7 @@ class EngineOptions:
             need not depend on the width of a pass), llama.cpp's own choice on GPUs.
         max_rows: the widest target pass that will be asked for (drafts + 1).
         max_leaves: most branches of a token tree; 1 makes a context for chains only.
+        n_batch: prompt tokens per pass; None takes 512 on a GPU, 256 on a CPU.
         heads: files of drafting heads for the target (EAGLE-3, Medusa).
         allow_other_vocab: accept a draft model with another tokenizer and translate.
         keep_texts: let the suffix proposer keep this machine's texts (as token ids, on disk) and
@@ -216,7 +217,7 @@ class EngineOptions:
     flash_attn: FlashAttention = "auto"
     kv_type_k: str = "auto"
     kv_type_v: str = "auto"
-    n_batch: int = 512
+    n_batch: int | None = None
     max_rows: int = DRAFT_MAX_LIMIT + 1
     max_leaves: int = 16
     heads: tuple[str, ...] = ()
@@ -225,6 +226,11 @@ class EngineOptions:
     use_mmap: bool = True
     use_mlock: bool = False
     check_memory: bool = True
+
+    def batch(self, *, on_gpu: bool) -> int:
+        """Prompt tokens per pass: a pass on a CPU can be cancelled between its operations only, and
+        each takes the longer, the more rows it has."""
+        return self.n_batch or (512 if on_gpu else 256)
 
     def resolved(
         self, *, on_gpu: bool, one_kv_type: bool = False, apart: bool = False
@@ -285,7 +291,8 @@ class EngineOptions:
                 raise UsageError(
                     f"unknown KV cache type {kind!r}", f"choose one of {', '.join(KV_TYPES)}"
                 )
-        _whole("batch-size", self.n_batch, 32, 2**16)
+        if self.n_batch is not None:
+            _whole("batch-size", self.n_batch, 32, 2**16)
         _whole("max rows", self.max_rows, 1, 4096)
         _whole("max leaves", self.max_leaves, 1, 256)
         if any(not head for head in self.heads):

@@ -164,7 +164,13 @@ SCHEMA: tuple[Setting, ...] = (
         _M,
         choices=KV_TYPES,
     ),
-    Setting("batch-size", "int", "engine.n_batch", "Prompt tokens per pass.", _M),
+    Setting(
+        "batch-size",
+        "int",
+        "engine.n_batch",
+        "Prompt tokens per pass. Unless given: 512 on a GPU, 256 on a CPU.",
+        _M,
+    ),
     Setting("mmap", "bool", "engine.use_mmap", "Map model files instead of reading them.", _M),
     Setting("mlock", "bool", "engine.use_mlock", "Keep the model in memory (no swapping).", _M),
     Setting(

@@ -38,6 +38,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No model of another program is seen, and no hub but a test's own; returns the user's home."""
+    for name in list(os.environ):
+        if name.startswith(("HF_", "HUGGING", "OLLAMA", "LLAMA_CACHE", "XDG_CACHE")):
+            monkeypatch.delenv(name)
+    user = tmp_path / "user"
+    user.mkdir()
+    monkeypatch.setenv("HOME", str(user))
+    return user
+
+
 @dataclass(frozen=True)
 class Result:
     """What a command line did."""

@@ -92,7 +92,7 @@ class LlamaContext:
             )
         params = ll.llama_context_default_params()
         params.n_ctx = -(-n_ctx // _CONTEXT_PAD) * _CONTEXT_PAD
-        params.n_batch = max(options.n_batch, max_rows)
+        params.n_batch = max(options.batch(on_gpu=model.gpu_layers != 0), max_rows)
         params.n_ubatch = params.n_batch
         params.n_seq_max = self._max_leaves
         params.kv_unified = self._max_leaves > 1  # one pool of cells, which branches can share
@@ -311,13 +311,12 @@ class LlamaContext:
             self._choice = choice
 
     def _time_one_row(self, threads: int) -> float:
-        """Seconds of a pass of one row; the first one starts the threads."""
+        """Seconds of a pass of one row."""
         self._compute_with(threads)
-        for _ in range(2):
-            begin = perf_counter()
-            self.forward([0], outputs="last")
-            seconds = perf_counter() - begin
-            self.rollback(0)
+        begin = perf_counter()
+        self.forward([0], outputs="last")
+        seconds = perf_counter() - begin
+        self.rollback(0)
         return seconds
 
     def _load(self, tokens: Sequence[int], outputs: Outputs) -> int:

@@ -12,13 +12,21 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 
 SHARE = 0.01  # of all time that tries may cost
-TRY = 3  # passes of a try; the first starts the threads and is not counted
-GAIN = 0.97  # another count is kept if it takes at most this part of the time
+TRY = 3  # turns of a try: a pass with the other count, then one with the count in use
+GAIN = 0.97  # another count is kept if it takes at most this part of the time in every turn
 HOPELESS = 1.5  # at first, counts are measured down to one that takes so many times the best
 _RECENT = 5  # passes whose median counts: a single one may have been disturbed
+
+
+@dataclass
+class _Try:
+    other: int  # index of the count on trial
+    seconds: float | None = None  # of its pass, until the count in use has had its turn
+    won: int = 0  # turns
 
 
 class ThreadChoice:
@@ -33,8 +41,7 @@ class ThreadChoice:
         self._now = 0  # index of the count in use
         self._times: dict[tuple[int, int], deque[float]] = {}  # (rows, count) -> seconds
         self._savings = 0.0  # seconds that tries may still cost
-        self._trying: tuple[int, int] | None = None  # rows, and index of the count on trial
-        self._left = 0  # passes of the try to come
+        self._tries: dict[int, _Try] = {}  # rows -> their try
         self._tried: dict[int, int] = {}  # index of a count -> number of its last try
 
     @property
@@ -43,45 +50,55 @@ class ThreadChoice:
         return self._counts[self._now]
 
     def begin(self, measure: Callable[[int], float]) -> None:
-        """Start with the best of the highest counts; ``measure``: seconds of a pass of one row."""
-        best = math.inf
+        """Start with the best of the highest counts; ``measure``: seconds of a pass of one row.
+
+        Each count has three passes, in turn with the others, and the least of them counts: the
+        first may start threads, another may have been disturbed.
+        """
+        for _ in range(TRY):
+            best = math.inf
+            for count in self._counts:
+                times = self._times.setdefault((1, count), deque(maxlen=_RECENT))
+                times.append(measure(count))
+                if min(times) > HOPELESS * best:
+                    break
+                best = min(best, *times)
         for index, count in enumerate(self._counts):
-            seconds = measure(count)
-            self._times[1, count] = deque([seconds], maxlen=_RECENT)
-            if seconds > HOPELESS * best:
-                break
-            if seconds <= GAIN * best:
-                best, self._now = seconds, index
+            times = self._times.get((1, count), deque())
+            if times and min(times) <= GAIN * min(self._times[1, self.count]):
+                self._now = index
 
     def choose(self, rows: int) -> int:
         """Threads for a pass of ``rows`` rows that comes now."""
-        if self._trying is None:
+        if rows not in self._tries:
             self._begin_try(rows)
         return self._counts[self._index(rows)]
 
     def _index(self, rows: int) -> int:
-        on_trial = self._trying is not None and self._trying[0] == rows
-        return self._trying[1] if self._trying is not None and on_trial else self._now
+        trial = self._tries.get(rows)
+        return self._now if trial is None or trial.seconds is not None else trial.other
 
     def took(self, rows: int, seconds: float) -> None:
         """The pass that was chosen for has run."""
         self._savings += SHARE * seconds
-        used = self._index(rows)
-        usual, expected = self._expected(rows, self._now), self._expected(rows, used)
+        trial, used = self._tries.get(rows), self._index(rows)
         times = self._times.setdefault((rows, self._counts[used]), deque(maxlen=_RECENT))
-        if used == self._now or usual is None or expected is None:
-            times.append(seconds)
-            return
-        self._savings -= max(min(seconds, TRY * expected) - usual, 0.0)
-        if self._left == TRY:
+        if trial is not None and trial.seconds is None and not trial.won:
             times.clear()
-        else:
-            times.append(seconds)
-        self._left -= 1
-        if self._left == 0:
-            self._trying = None
-            if max(times) <= GAIN * usual:
-                self._now = used
+        times.append(seconds)
+        if trial is None:
+            return
+        if trial.seconds is None:
+            trial.seconds = seconds
+            return
+        self._savings -= max(trial.seconds - seconds, 0.0)
+        if trial.seconds > GAIN * seconds:
+            del self._tries[rows]
+            return
+        trial.seconds, trial.won = None, trial.won + 1
+        if trial.won == TRY:
+            self._now = trial.other
+            self._tries.clear()
 
     def _begin_try(self, rows: int) -> None:
         usual = self._expected(rows, self._now)
@@ -92,9 +109,9 @@ class ThreadChoice:
             expected = self._expected(rows, other) if 0 <= other < len(self._counts) else None
             if expected is None:
                 continue
-            loss = TRY * (expected - usual)
+            loss = expected - usual
             if loss <= self._savings if loss > 0.0 else expected <= GAIN * usual:
-                self._trying, self._left = (rows, other), TRY
+                self._tries[rows] = _Try(other)
                 self._tried[other] = 1 + max(self._tried.values(), default=0)
                 return
 

@@ -245,8 +245,8 @@ def score_gap(
         keep = 0
     target.rollback(keep)
     rest = list(prompt[keep:-1])
-    for i in range(0, len(rest), 512):
-        target.forward(rest[i : i + 512], outputs="none")
+    for i in range(0, len(rest), target.n_batch):
+        target.forward(rest[i : i + target.n_batch], outputs="none")
     assert params.seed is not None
     chain = engine.chain(params, params.seed, [*prompt, *emitted])
     row = None
@@ -299,8 +299,8 @@ def probe_rows(engine: Engine, prompt: Sequence[int], widths: Sequence[int]) -> 
     widest = max(widths)
     head, tail = list(prompt[:-widest]), list(prompt[-widest:])
     engine.reset()
-    for i in range(0, len(head), 512):
-        target.forward(head[i : i + 512], outputs="none")
+    for i in range(0, len(head), target.n_batch):
+        target.forward(head[i : i + target.n_batch], outputs="none")
     alone = np.stack([target.forward([t], outputs="last")[0].copy() for t in tail])
     out = []
     for n in widths:

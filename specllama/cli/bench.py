@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama.cli import loading, output
-from specllama.cli.numbers import LENGTH, SEED, TEMPERATURE
+from specllama.cli.numbers import LENGTH
 from specllama.cli.options import (
     LOADING,
     GroupedCommand,
+    length_option,
+    prompts_option,
     resolve,
     say_settings,
+    seed_option,
     settings_options,
+    temperatures_option,
 )
 from specllama.params import PROPOSERS
 
@@ -55,29 +59,15 @@ def command() -> None:
 
 
 @command.command("run", cls=GroupedCommand, epilog=RUN_EPILOG)
-@click.option("--prompts", type=click.Path(path_type=Path), help="Prompts, one a line, or .jsonl.")
+@prompts_option
 @click.option("--slice", "slices", multiple=True, help="Only these slices: chat, code, rag, json.")
 @click.option("-n", "--count", default=8, show_default=True, help="How many prompts.")
-@click.option(
-    "--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens per reply."
-)
+@length_option(128, least=2)
 @click.option(
     "-r", "--repetitions", default=3, show_default=True, help="How often everything is measured."
 )
-@click.option(
-    "--temperature",
-    "temperatures",
-    multiple=True,
-    type=TEMPERATURE,
-    help="May be repeated. Default: the setting's; else 0 and 1.",
-)
-@click.option(
-    "--seed",
-    type=SEED,
-    default=1,
-    show_default=True,
-    help="Of the first prompt; each next one adds 1.",
-)
+@temperatures_option("0 and 1")
+@seed_option
 @click.option(
     "--ignore-eos/--no-ignore-eos",
     default=True,

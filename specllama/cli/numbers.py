@@ -23,6 +23,5 @@ class Finite(click.FloatRange):
 
 
 TEMPERATURE = Finite(min=0)
-COUNT = click.IntRange(1)
 LENGTH = click.IntRange(1, DRAFT_MAX_LIMIT)
 SEED = click.IntRange(0, SEED_LIMIT - 1)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from specllama.cli import completing, diagnostics
+from specllama.cli.numbers import SEED, TEMPERATURE
 from specllama.config import Settings, load_settings
 from specllama.errors import UsageError
 from specllama.inputs import read_file
@@ -119,6 +120,43 @@ def constraint_options(function: Decorated) -> Decorated:
     ):  # fmt: skip
         function = option(function)
     return function
+
+
+prompts_option = click.option(
+    "--prompts", type=click.Path(path_type=Path), help="Prompts, one a line, or .jsonl."
+)
+"""What a measurement asks."""
+
+seed_option = click.option(
+    "--seed",
+    type=SEED,
+    default=1,
+    show_default=True,
+    help="Of the first prompt; each next one adds 1.",
+)
+"""The seeds of a measurement."""
+
+
+def temperatures_option(usual: str) -> Callable[[Decorated], Decorated]:
+    """``--temperature`` of a measurement; ``usual`` says what is taken where nothing is set."""
+    return click.option(
+        "--temperature",
+        "temperatures",
+        multiple=True,
+        type=TEMPERATURE,
+        help=f"May be repeated. Default: the setting's; else {usual}.",
+    )
+
+
+def length_option(default: int, *, least: int = 1) -> Callable[[Decorated], Decorated]:
+    """``--max-tokens`` of a measurement."""
+    return click.option(
+        "--max-tokens",
+        type=click.IntRange(least),
+        default=default,
+        show_default=True,
+        help="Tokens per reply.",
+    )
 
 
 def resolve(flags: dict[str, Any]) -> Settings:

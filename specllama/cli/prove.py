@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama.cli import diagnostics, loading, output
-from specllama.cli.numbers import COUNT, SEED, TEMPERATURE, Finite
+from specllama.cli.numbers import Finite
 from specllama.cli.options import (
     LOADING,
     GroupedCommand,
+    length_option,
+    prompts_option,
     resolve,
     say_settings,
+    seed_option,
     settings_options,
+    temperatures_option,
 )
 from specllama.params import WINDOWS, GenerateParams, WindowKind
 from specllama.speculative.drafting import registry
@@ -43,17 +47,11 @@ variables and files say is named first.
 
 
 @click.command("prove", cls=GroupedCommand, epilog=EPILOG)
-@click.option("--prompts", type=click.Path(path_type=Path), help="Prompts, one a line, or .jsonl.")
+@prompts_option
 @click.option("-n", "--count", default=20, show_default=True, help="How many prompts.")
 @click.option("--skip", default=0, help="Leave out the first SKIP prompts, to go on from there.")
-@click.option("--max-tokens", type=COUNT, default=64, show_default=True, help="Tokens per reply.")
-@click.option(
-    "--temperature",
-    "temperatures",
-    multiple=True,
-    type=TEMPERATURE,
-    help="May be repeated. Default: the setting's; else 0, 0.7 and 1.",
-)
+@length_option(64)
+@temperatures_option("0, 0.7 and 1")
 @click.option(
     "--proposer",
     "proposers",
@@ -83,13 +81,7 @@ variables and files say is named first.
     metavar="MS",
     help="Let passes and drafts take up to MS milliseconds longer, at random.",
 )
-@click.option(
-    "--seed",
-    type=SEED,
-    default=1,
-    show_default=True,
-    help="Of the first prompt; each next one adds 1.",
-)
+@seed_option
 @settings_options(only=(*LOADING, "exact"))
 @click.option("--json", "as_json", is_flag=True, help="JSON Lines: cases, then a summary.")
 def command(

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama.cli import completing, diagnostics, loading, output
-from specllama.cli.numbers import COUNT, TEMPERATURE
 from specllama.cli.options import (
     LOADING,
     GroupedCommand,
+    length_option,
     resolve,
     say_settings,
     settings_options,
+    temperatures_option,
 )
 
 if TYPE_CHECKING:
@@ -33,15 +34,9 @@ Examples:
 
 @click.command("tune", cls=GroupedCommand, epilog=EPILOG)
 @click.argument("pair", required=False, shell_complete=completing.models)
-@click.option(
-    "--temperature",
-    "temperatures",
-    multiple=True,
-    type=TEMPERATURE,
-    help="May be repeated. Default: the setting's; else 0, 0.7 and 1.",
-)
+@temperatures_option("0, 0.7 and 1")
 @click.option("-n", "--per-slice", default=3, show_default=True, help="Prompts of every slice.")
-@click.option("--max-tokens", type=COUNT, default=64, show_default=True, help="Tokens per reply.")
+@length_option(64)
 @click.option(
     "-r", "--repetitions", default=1, show_default=True, help="Of the check of the window."
 )

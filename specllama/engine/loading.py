@@ -83,7 +83,7 @@ def load_parts(
             n_ctx=_context_length(options.n_ctx, target_header),
             type_k=fitted.kv_type_k,
             type_v=fitted.kv_type_v,
-            n_ubatch=options.n_batch,
+            n_ubatch=options.batch(on_gpu=on_gpu),
             n_outputs=options.max_rows,
             flash_attn=options.flash_attn != "off",
         )
@@ -273,7 +273,7 @@ def _offload(
         gpu_layers=options.gpu_layers,
         draft_gpu_layers=options.draft_gpu_layers,
         n_ctx=_context_length(options.n_ctx, target),
-        n_ubatch=options.n_batch,
+        n_ubatch=options.batch(on_gpu=True),
         n_outputs=options.max_rows,
         flash_attn=options.flash_attn != "off",
         type_k=options.kv_type_k,

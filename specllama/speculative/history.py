@@ -121,15 +121,15 @@ class History(list[int]):
         """Every position of ``token``, ascending."""
         text = self.array
         if len(text) - self._sorted > _UNSORTED:
-            self._keys = (text.astype(np.int64) << _POSITION_BITS) | np.arange(len(text))
-            self._keys.sort()
+            # by halves of 16 bits, which numpy sorts by counting
+            order = np.lexsort((text.astype(np.uint16), (text >> 16).astype(np.uint16)))
+            self._keys = (text[order].astype(np.int64) << _POSITION_BITS) | order
             self._sorted = len(text)
         newest: Places = np.flatnonzero(text[self._sorted :] == token)
         if not self._sorted:
             return newest
         low = token << _POSITION_BITS
-        begin = self._keys.searchsorted(low)
-        end = begin + self._keys[begin:].searchsorted(low + self._sorted)
+        begin, end = self._keys.searchsorted((low, low + self._sorted))
         known: Places = self._keys[begin:end] - low
         return np.concatenate((known, newest + self._sorted)) if len(newest) else known
 

@@ -21,6 +21,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _XTC_STREAM = 0x5851F42D4C957F2D
+_SHIFT_1, _SHIFT_2, _SHIFT_3, _UNUSED = map(np.uint64, (30, 27, 31, 12))
+_ONE = np.float64(1.0).view(np.uint64)
 _MANY = 4096  # tokens whose noise is not worth a logarithm each
 _FAVOURITES = 16
 
@@ -43,11 +45,12 @@ def _hash(seed: int, position: int, ids: IntArray) -> npt.NDArray[np.uint64]:
     x *= np.uint64(_GOLDEN)
     x += np.uint64(_key(seed, position))
     shifted = np.empty_like(x)
-    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
-        x ^= np.right_shift(x, np.uint64(shift), out=shifted)
-        x *= np.uint64(factor)
-    x ^= np.right_shift(x, np.uint64(31), out=shifted)
-    x >>= np.uint64(12)
+    x ^= np.right_shift(x, _SHIFT_1, out=shifted)
+    x *= np.uint64(_MIX_1)
+    x ^= np.right_shift(x, _SHIFT_2, out=shifted)
+    x *= np.uint64(_MIX_2)
+    x ^= np.right_shift(x, _SHIFT_3, out=shifted)
+    x >>= _UNUSED
     return x
 
 
@@ -89,15 +92,15 @@ def _contenders(law: Law, seed: int, position: int) -> Places:
 
     A logarithm for each of 150,000 tokens takes longer than all else. The second of the likeliest
     tokens has some time t; who beats it has noise below t * p, and so, as -log(u) >= 1 - u, a
-    uniform above 1 - t * p. Block by block, because a block's numbers stay in the cache.
+    uniform u with u + t * p >= 1. The bits of a hash are read as the mantissa of 1 + u, and a hair
+    more than is needed passes.
     """
     ids, probs = law.ids, law.probs
     likeliest = np.flatnonzero(probs >= reached_by(probs, _FAVOURITES))
     times = exp_noise(seed, position, ids[likeliest]) / probs[likeliest]
-    bound = float(np.partition(times, 1)[1]) * 2.0**52
-    found = []
-    for begin in range(0, len(ids), _MANY):
-        missing = _hash(seed, position, ids[begin : begin + _MANY]).astype(np.float64)
-        np.subtract(2.0**52, missing, out=missing)  # (1 - u) * 2**52, and a half
-        found.append(np.flatnonzero(missing <= probs[begin : begin + _MANY] * bound + 1.0) + begin)
-    return np.concatenate(found)
+    bound = float(np.partition(times, 1)[1])
+    bits = _hash(seed, position, ids)
+    bits |= _ONE
+    reach = bits.view(np.float64)
+    reach += probs * bound
+    return np.flatnonzero(reach >= 2.0 - 1e-9)

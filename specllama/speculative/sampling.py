@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +32,11 @@ from specllama.speculative.types import FloatArray, IntArray, Law, Row
 _NEAR = 12.0
 _NEVER = np.float32(-1e4)  # a logit whose exponential is 0
 _LOG_FLOAT_MAX = 88.7228391
+
+# Rows of logits and indexes of long texts are arrays of a few MB that live for a moment. glibc
+# hands such memory back to the system and faults it in again, which costs more than the work on
+# it, until a larger array was freed once. Nothing here is touched: no memory is used.
+np.empty(16 << 20, np.uint8)
 
 
 class Constraint(Protocol):
@@ -80,6 +86,13 @@ class SamplerChain:
             params.repeat_penalty != 1.0
             or params.frequency_penalty != 0.0
             or params.presence_penalty != 0.0
+        )
+        # whether what survives depends on probabilities
+        self._weighs = (
+            params.typical_p < 1.0
+            or params.top_p < 1.0
+            or params.min_p > 0.0
+            or params.xtc_probability > 0.0
         )
         self._dry = params.dry_multiplier > 0.0 and params.dry_penalty_last_n != 0
         self._history = History(tokens) if self._penalties or self._dry else History()
@@ -152,13 +165,14 @@ class SamplerChain:
                 z = self._masked(z)
                 best = int(np.argmax(z))
                 ids, logits = self._truncate(z, best, float(z[best]))
+        logits -= logits.max()
         with np.errstate(over="ignore"):  # a tiny temperature makes the others -inf, as it should
-            scaled = (logits - logits.max()) / self.params.temperature
-        weights = np.exp(scaled)
+            logits /= self.params.temperature
+        weights = np.exp(logits, out=logits)
         weights /= weights.sum()
         self.gap = math.inf
-        positive = weights > 0.0
-        if not positive.all():
+        if weights.min() == 0.0:
+            positive = weights > 0.0
             ids, weights = ids[positive], weights[positive]
         return Law(ids, weights)
 
@@ -273,10 +287,11 @@ class SamplerChain:
         p = self.params
         if p.top_k == 1:
             return np.array([best], np.int32), np.array([top])
-        ids, total, mean = self._candidates(z, top)
-        logits = z[ids].astype(np.float64)
-        if p.typical_p < 1.0 or p.top_p < 1.0 or p.min_p > 0.0 or p.xtc_probability > 0.0:
-            probs = np.exp(logits - top) / total
+        ids, logits, total, mean = self._candidates(z, top)
+        if self._weighs:
+            probs = logits - top
+            np.exp(probs, out=probs)
+            probs /= total
             if p.typical_p < 1.0:
                 # typical: as surprising as the mean, so a logit close to the mean one
                 keep = smallest(np.abs(logits - top - mean), probs, p.typical_p)
@@ -307,20 +322,23 @@ class SamplerChain:
                     ids, logits = ids[~gone], logits[~gone]
         return ids, logits
 
-    def _candidates(self, z: Row, top: float) -> tuple[IntArray, float, float]:
-        """Ids (ascending) that can survive; the sum of exp(logit - top) and the mean of logit - top
-        (where typical sampling asks for it) over the top-k set.
+    def _candidates(self, z: Row, top: float) -> tuple[IntArray, FloatArray, float, float]:
+        """Ids (ascending) that can survive and their logits; the sum of exp(logit - top) and the
+        mean of logit - top (where typical sampling asks for it) over the top-k set.
 
         Without top-k these run over the vocabulary, and the far tail is dropped from the ids only
         where typical sampling, top-p or min-p is certain to drop it.
         """
         p = self.params
+        if not 0 < p.top_k < len(z) and not self._weighs:
+            return *_possible(z), math.nan, math.nan
         if 0 < p.top_k < len(z):
             ids = _top_k(z, p.top_k)
-            below = z[ids].astype(np.float64) - top
+            logits = z[ids].astype(np.float64)
+            below = logits - top
             weights = np.exp(below)
             total = float(weights.sum())
-            return ids, total, float(weights @ below) / total
+            return ids, logits, total, float(weights @ below) / total
         relative = z - np.float32(top)
         if p.typical_p < 1.0:
             np.maximum(relative, _NEVER, out=relative)  # a forbidden token adds 0, not NaN
@@ -332,15 +350,31 @@ class SamplerChain:
         if p.typical_p >= 1.0 and p.min_p > 0.0:
             far = min(far, 0.1 - math.log(p.min_p))
             certain = far < _NEAR
-        near = np.flatnonzero(relative >= -far).astype(np.int32)
+        near = np.flatnonzero(relative >= -far)  # int64: numpy takes by these at once
         if p.typical_p < 1.0:
             # whatever is closer to the mean than far + mean is near the best
             typical = near[relative[near] <= far + 2.0 * mean] if far + mean > 0.0 else near[:0]
             certain = float(exp[typical].sum(dtype=np.float64)) / total > p.typical_p + 1e-6
         elif p.top_p < 1.0 and not certain:
             certain = float(exp[near].sum(dtype=np.float64)) / total > p.top_p + 1e-6
-        ids = near if certain else np.flatnonzero(z > -np.inf).astype(np.int32)
-        return ids, total, mean
+        if not certain:
+            return *_possible(z), total, mean
+        return near.astype(np.int32), z[near].astype(np.float64), total, mean
+
+
+def _possible(z: Row) -> tuple[IntArray, FloatArray]:
+    """Ids and logits of all tokens that are not forbidden."""
+    if z.min() > -np.inf:
+        return _every(len(z)), z.astype(np.float64)
+    allowed = np.flatnonzero(z > -np.inf)
+    return allowed.astype(np.int32), z[allowed].astype(np.float64)
+
+
+@lru_cache(maxsize=2)  # of the target and of the draft
+def _every(n_vocab: int) -> IntArray:
+    ids = np.arange(n_vocab, dtype=np.int32)
+    ids.flags.writeable = False
+    return ids
 
 
 def _top_k(z: Row, k: int) -> IntArray:

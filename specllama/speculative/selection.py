@@ -35,7 +35,9 @@ def smallest(keys: FloatArray, weights: FloatArray, mass: float) -> Places:
     n = len(keys)
     least, most = (float(keys.min()), float(keys.max())) if n > _SORTED else (0.0, 0.0)
     if least < most:
-        bins = ((keys - least) * ((_BINS - 1) / (most - least))).astype(np.int32)
+        scaled = keys - least
+        scaled *= (_BINS - 1) / (most - least)
+        bins = scaled.astype(np.int32)
         reached = np.cumsum(np.bincount(bins, weights, _BINS))
         edge = int(np.searchsorted(reached, mass - 1e-12))
         on_edge = np.flatnonzero(bins == edge)

@@ -21,6 +21,12 @@ from specllama.store.sessions import SessionStore
 pytestmark = pytest.mark.e2e
 
 
+@pytest.fixture(autouse=True)
+def one_thread(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine two threads of so small a model mostly wait for each other."""
+    monkeypatch.setenv("SPECLLAMA_THREADS", "1")
+
+
 def run(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [sys.executable, "-m", "specllama", *args], input=stdin, capture_output=True, timeout=120

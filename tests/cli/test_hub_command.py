@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -15,13 +14,7 @@ from specllama.cli import invoke
 from specllama.models import receipts
 from specllama.models.download import Digest
 
-
-@pytest.fixture(autouse=True)
-def nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "user"))
-    for name in list(os.environ):
-        if name.startswith(("HF_", "OLLAMA", "LLAMA_CACHE", "XDG_CACHE")):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("nobody_else")
 
 
 @pytest.fixture

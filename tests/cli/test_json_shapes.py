@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytestmark = pytest.mark.usefixtures("nobody_else")
 
 README = Path(__file__).parents[2] / "README.md"
 # Their keys are data, or stand elsewhere: in the table of events, and in docstrings.
@@ -19,14 +20,6 @@ DOCUMENTS = (
     "hub info tiny", "hub verify", "hub pairs", "hub path", "pair tiny", "config show",
     "config path", "doctor", "history ls", "history path",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "user"))
-    for name in list(os.environ):
-        if name.startswith(("HF_", "OLLAMA", "LLAMA_CACHE", "XDG_CACHE")):
-            monkeypatch.delenv(name)
 
 
 def table(heading: str) -> dict[str, str]:

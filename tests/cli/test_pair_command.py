@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,7 @@ import pytest
 from specllama.cli import invoke
 from specllama.models.refs import bundled
 
-
-@pytest.fixture(autouse=True)
-def nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "user"))
-    for name in list(os.environ):
-        if name.startswith(("HF_", "OLLAMA", "LLAMA_CACHE", "XDG_CACHE")):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("nobody_else")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ggufs import write_llama, write_mamba, write_spm
+from spelling import lets_through
 
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_context import LlamaContext
@@ -24,6 +25,8 @@ from specllama.errors import Cancelled, CannotLoad, ContextFull, EngineError, Us
 from specllama.events import Finished, RoundDone
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.speculative.types import Row
+
+pytestmark = pytest.mark.usefixtures("nothing_on_stderr")
 
 TEXT = [40, 71, 12, 9, 100, 33, 71, 12, 9, 5, 60, 61, 62, 63, 64, 65, 66, 67, 68, 69]
 JUNK = [200, 201, 202, 203, 204, 205]
@@ -36,24 +39,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def llama(files: Path) -> Iterator[LlamaModel]:
-    model = LlamaModel(write_llama(files / "target.gguf", quant="Q8_0"), pre="gpt-2")
-    yield model
-    model.close()
-
-
-@pytest.fixture(scope="module")
 def mamba(files: Path) -> Iterator[LlamaModel]:
     model = LlamaModel(write_mamba(files / "mamba.gguf"), pre="gpt-2")
     yield model
     model.close()
-
-
-@pytest.fixture(autouse=True)
-def nothing_on_stderr(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """llama.cpp's log goes to ``logging``; a terminal app would be painted over."""
-    yield
-    assert capfd.readouterr().err == ""
 
 
 Opener = Callable[..., LlamaContext]
@@ -322,9 +311,9 @@ def refused(call: Callable[[], object]) -> None:
         call()
 
 
-def test_everything_is_refused_after_close(files: Path) -> None:
+def test_everything_is_refused_after_close(llama_file: Path) -> None:
     """Use after free would be a crash of the process."""
-    model = LlamaModel(files / "target.gguf", pre="gpt-2")
+    model = LlamaModel(llama_file, pre="gpt-2")
     options = EngineOptions(n_batch=32)
     context = model.context(n_ctx=256, max_rows=4, threads=1, options=options, flash="off")
     grammar = LlamaGrammar(model.vocab, 'root ::= "a"')
@@ -350,18 +339,6 @@ def test_everything_is_refused_after_close(files: Path) -> None:
 # -- grammars ------------------------------------------------------------------------------------
 
 
-def spell(model: LlamaModel, grammar: LlamaGrammar, text: str) -> bool:
-    """Whether the grammar lets the text through, byte by byte, to its end."""
-    g = grammar.fork()
-    for byte in text.encode():
-        (token,) = model.vocab.tokenize(chr(byte), add_special=False, parse_special=False)
-        if not g.allowed(np.array([token], np.int32))[0]:
-            return False
-        g.accept(token)
-    ends = [t for t in range(model.vocab.n_tokens) if model.vocab.is_eog(t)]
-    return bool(g.allowed(np.array(ends, np.int32)).any())
-
-
 def test_a_grammar_allows_what_it_says(llama: LlamaModel) -> None:
     grammar = LlamaGrammar(llama.vocab, 'root ::= "yes" | "no" ("!"){0,2}')
     for text, fits in (
@@ -371,7 +348,7 @@ def test_a_grammar_allows_what_it_says(llama: LlamaModel) -> None:
         ("no!!!", False),
         ("ye", False),
     ):
-        assert spell(llama, grammar, text) is fits
+        assert lets_through(llama, grammar, *text) is fits
     everything = np.arange(llama.vocab.n_tokens, dtype=np.int32)
     first = {llama.vocab.piece(int(t)) for t in np.flatnonzero(grammar.allowed(everything))}
     assert first == {b"y", b"n"}
@@ -436,9 +413,9 @@ def test_json_schemas(llama: LlamaModel) -> None:
         "required": ["n", "ok"],
     }
     grammar = LlamaGrammar.from_json_schema(llama.vocab, json.dumps(schema))
-    assert spell(llama, grammar, '{"n": 12, "ok": true}')
-    assert not spell(llama, grammar, '{"n": "x", "ok": true}')
-    assert not spell(llama, grammar, '{"n": 12}')
+    assert lets_through(llama, grammar, *'{"n": 12, "ok": true}')
+    assert not lets_through(llama, grammar, *'{"n": "x", "ok": true}')
+    assert not lets_through(llama, grammar, *'{"n": 12}')
 
 
 @pytest.mark.parametrize(
@@ -566,10 +543,10 @@ def test_long_runs_do_not_overflow_the_stack(files: Path) -> None:
 
 
 def test_a_failed_load_says_why_and_stays_quiet(
-    files: Path, caplog: pytest.LogCaptureFixture
+    llama_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = files / "cut.gguf"
-    path.write_bytes((files / "target.gguf").read_bytes()[:-5000])
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(llama_file.read_bytes()[:-5000])
     with (
         caplog.at_level(logging.DEBUG, "specllama.llama"),
         pytest.raises(CannotLoad, match=r"corrupt|bounds|incomplete"),
@@ -577,7 +554,7 @@ def test_a_failed_load_says_why_and_stays_quiet(
         LlamaModel(path)
     assert caplog.records, "llama.cpp's log went to logging"
     with pytest.raises(CannotLoad):
-        LlamaModel(files / "missing.gguf")
+        LlamaModel(tmp_path / "missing.gguf")
 
 
 def test_a_quantized_value_cache_needs_flash_attention(llama: LlamaModel) -> None:

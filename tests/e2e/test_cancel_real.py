@@ -6,9 +6,8 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ggufs import write_llama, write_mamba
@@ -20,7 +19,7 @@ from specllama.errors import Cancelled
 from specllama.events import Event, Finished, LoadProgress
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("nothing_on_stderr")]
 TEXT = "Once upon a time there was a little dog who liked to read. "
 
 
@@ -97,9 +96,3 @@ def test_loading_stops_on_request(tmp_path: Path) -> None:
         Engine.load(path, None, EngineOptions(threads=1), on_progress=progress, cancel=cancel)
     assert seen
     assert max(seen) < 1
-
-
-@pytest.fixture(autouse=True)
-def nothing_on_stderr(capfd: pytest.CaptureFixture[Any]) -> Iterator[None]:
-    yield
-    assert capfd.readouterr().err == ""

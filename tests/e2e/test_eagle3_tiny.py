@@ -141,7 +141,9 @@ def test_wrong_files_end_with_a_word_and_exit_code_4(
         "no drafting head": resolve("tiny-draft"),
     }
     for word, path in wrong.items():
-        code = invoke(["run", "-m", "tiny", "--head", str(path), "--proposer", "eagle3", "Hi"])
+        code = invoke(
+            ["run", "-m", "tiny", "-t", "1", "--head", str(path), "--proposer", "eagle3", "Hi"]
+        )
         out, err = capfd.readouterr()
         assert code == 4, (word, err)
         assert word in err

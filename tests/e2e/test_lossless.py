@@ -15,14 +15,9 @@ from specllama.events import Finished, RoundDone
 from specllama.models.quantize import prepare, run
 from specllama.models.refs import bundled
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.prompts import Prompt, load_prompts
+from specllama.prompts import Prompt
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[Prompt]:
-    return load_prompts()
 
 
 def test_match_is_token_identical_to_plain_decoding(tiny: Engine, prompts: list[Prompt]) -> None:

@@ -101,7 +101,9 @@ def test_wrong_files_end_with_a_word_and_exit_code_4(
         "no drafting head": resolve("tiny-draft"),
     }
     for word, path in wrong.items():
-        code = invoke(["run", "-m", "tiny", "--head", str(path), "--proposer", "medusa", "Hi"])
+        code = invoke(
+            ["run", "-m", "tiny", "-t", "1", "--head", str(path), "--proposer", "medusa", "Hi"]
+        )
         out, err = capfd.readouterr()
         assert code == 4, (word, err)
         assert word in err
@@ -116,6 +118,8 @@ def test_a_head_file_that_is_cut_short_cannot_be_loaded(
     data = write(tmp_path / "whole.gguf", target).read_bytes()
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(data[: len(data) // 2])
-    code = invoke(["run", "-m", "tiny", "--head", str(cut), "--proposer", "medusa", "Hi"])
+    code = invoke(
+        ["run", "-m", "tiny", "-t", "1", "--head", str(cut), "--proposer", "medusa", "Hi"]
+    )
     assert code == 5
     assert "cut.gguf" in capfd.readouterr().err

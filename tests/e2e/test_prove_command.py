@@ -16,16 +16,11 @@ from specllama.cli.prove_views import rows_alike
 from specllama.engine.engine import Engine
 from specllama.errors import CannotLoad, UsageError
 from specllama.params import GenerateParams
-from specllama.prompts import Prompt, load_prompts
+from specllama.prompts import Prompt
 from specllama.speculative.drafting.drafter import NoProposer, Request
 from specllama.speculative.window import FixedWindow, Plan
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[Prompt]:
-    return load_prompts()
 
 
 WAYS = ("draft", "ngram", "auto", "suffix", "tree", "merged", "eagle3", "medusa", "self")

@@ -49,8 +49,9 @@ def text(n: int, seed: int = 1) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(300, 4000, n)]
 
 
-def read(c: LlamaContext, tokens: Sequence[int], chunk: int = 512) -> Row:
+def read(c: LlamaContext, tokens: Sequence[int]) -> Row:
     """As a request reads a prompt; the row behind it."""
+    chunk = c.n_batch
     last = (len(tokens) - 1) // chunk * chunk
     for i in range(0, last, chunk):
         c.forward(tokens[i : i + chunk], outputs="none")
@@ -96,7 +97,7 @@ def test_long_prompts_are_read_in_tiles(model: LlamaModel) -> None:
 def test_a_tiled_prompt_does_not_depend_on_how_it_was_cut(model: LlamaModel) -> None:
     c = context(model)
     rows = []
-    for cuts in ([512, 1024], [64, 576, 700, 1024], [100, 400, 912, 1024]):
+    for cuts in ([256, 512, 768, 1024], [64, 320, 500, 756, 948, 1024], [100, 300, 556, 812, 1024]):
         c.rollback(0)
         for i, end in zip([0, *cuts], cuts, strict=False):
             c.forward(text(1024)[i:end], outputs="none")
@@ -263,6 +264,11 @@ def test_the_number_of_threads_changes_no_bit(model: LlamaModel, monkeypatch: An
         np.testing.assert_array_equal(varied.forward(ahead[:width], outputs="all"), rows)
     assert varied._choice is not None
     assert varied._choice.passes >= 4  # type: ignore[attr-defined]
+
+
+def test_passes_on_a_cpu_are_short_unless_asked_for(model: LlamaModel) -> None:
+    assert context(model).n_batch == 256
+    assert context(model, n_batch=640).n_batch == 640
 
 
 def test_a_count_that_was_asked_for_stays(model: LlamaModel) -> None:

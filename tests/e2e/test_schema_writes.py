@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from ggufs import write_llama
 from schema_cases import STR, TABLE
+from spelling import lets_through
 
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_grammar import LlamaGrammar
@@ -37,24 +34,6 @@ CARD = {
 }
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
-    folder: Path = tmp_path_factory.mktemp("files")
-    model = LlamaModel(write_llama(folder / "target.gguf", quant="Q8_0"), pre="gpt-2")
-    yield model
-    model.close()
-
-
-def fits(model: LlamaModel, grammar: LlamaGrammar, text: str) -> bool:
-    g = grammar.fork()
-    for token in model.vocab.tokenize(text, add_special=False, parse_special=False):
-        if not g.allowed(np.array([token], np.int32))[0]:
-            return False
-        g.accept(token)
-    ends = [t for t in range(model.vocab.n_tokens) if model.vocab.is_eog(t)]
-    return bool(g.allowed(np.array(ends, np.int32)).any())
-
-
 @pytest.mark.parametrize(
     ("schema", "good", "bad"), [t[1:] for t in TABLE], ids=[t[0] for t in TABLE]
 )
@@ -63,24 +42,26 @@ def test_llama_reads_the_grammars_as_meant(
 ) -> None:
     grammar = LlamaGrammar.from_json_schema(llama.vocab, json.dumps(schema))
     for value in good:
-        assert fits(llama, grammar, json.dumps(value, ensure_ascii=False)), value
+        assert lets_through(llama, grammar, json.dumps(value, ensure_ascii=False)), value
     for value in bad:
-        assert not fits(llama, grammar, json.dumps(value, ensure_ascii=False)), value
+        assert not lets_through(llama, grammar, json.dumps(value, ensure_ascii=False)), value
 
 
 def test_control_characters_and_half_pairs_are_no_part_of_a_string(llama: LlamaModel) -> None:
     grammar = LlamaGrammar.from_json_schema(llama.vocab, json.dumps(STR))
     for text in ('"a\nb"', '"\t"', '"\x01"', '"\\x"', '"\\ud800"', '"\\u00g0"', '"a'):
-        assert not fits(llama, grammar, text), text
+        assert not lets_through(llama, grammar, text), text
     for text in ('"a\\nb"', '"\\u00e9"', '"\\ud7ff"', '"é😀"', '"\\\\"'):
-        assert fits(llama, grammar, text), text
+        assert lets_through(llama, grammar, text), text
 
 
 def test_lengths_in_the_thousands(llama: LlamaModel) -> None:
     schema = {**STR, "minLength": 2500, "maxLength": 5000}
     grammar = LlamaGrammar.from_json_schema(llama.vocab, json.dumps(schema))
     for n, fine in ((2499, False), (2500, True), (4999, True), (5000, True), (5001, False)):
-        assert fits(llama, grammar, '"' + "word " * (n // 5) + "x" * (n % 5) + '"') is fine, n
+        assert (
+            lets_through(llama, grammar, '"' + "word " * (n // 5) + "x" * (n % 5) + '"') is fine
+        ), n
 
 
 def test_the_bundled_target_writes_what_the_schema_says(tiny: Engine) -> None:

@@ -13,18 +13,13 @@ from specllama.backend.llama_context import LlamaContext
 from specllama.bench.proof import prove
 from specllama.engine.engine import Engine
 from specllama.params import EngineOptions, GenerateParams
-from specllama.prompts import Prompt, load_prompts
+from specllama.prompts import Prompt
 from specllama.speculative.tree import layout
 
 pytestmark = pytest.mark.e2e
 
 N_TREES = int(os.environ.get("SPECLLAMA_FUZZ_TREES", "60"))
 METHODS = ("tree", "merged", "suffix", "lookahead")
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[Prompt]:
-    return load_prompts()
 
 
 @pytest.mark.parametrize("proposer", METHODS)

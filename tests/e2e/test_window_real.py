@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,19 +11,10 @@ import pytest
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile, Windows
 from specllama.events import Finished, RoundDone
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import Prompt, load_prompts
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A pair of its own: what the sleeps teach must not be kept for others."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
-        with Engine.load("tiny", None, EngineOptions(threads=1)) as engine:
-            yield engine
 
 
 @pytest.fixture(scope="module")
@@ -42,33 +32,33 @@ def answer(engine: Engine, prompt: Prompt, **changes: Any) -> tuple[Finished, li
 
 
 @pytest.fixture
-def sleepy(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> random.Random:
+def sleepy(own_tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> random.Random:
     """Every pass takes longer by chance, the target's more: drafting pays, in varying lengths."""
     rng = random.Random(1)
-    kind = type(tiny.target)
+    kind = type(own_tiny.target)
     forward = kind.forward
 
     def slow(self: Any, *args: Any, **kwargs: Any) -> Any:
-        time.sleep(rng.random() * (2e-3 if self is tiny.target else 1e-4))
+        time.sleep(rng.random() * (2e-3 if self is own_tiny.target else 1e-4))
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(kind, "forward", slow)
     # what other tests lost is not this one's: an account that is empty drafts nothing
-    monkeypatch.setattr(tiny, "_make_window", Windows(Profile(), tiny.info))
+    monkeypatch.setattr(own_tiny, "_make_window", Windows(Profile(), own_tiny.info))
     return rng
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_random_sleeps_never_change_a_token(
-    tiny: Engine, prompts: list[Prompt], sleepy: random.Random, temperature: float
+    own_tiny: Engine, prompts: list[Prompt], sleepy: random.Random, temperature: float
 ) -> None:
     sampling = SamplingParams(temperature=temperature)
     drafted = 0
     for prompt in prompts:
-        plain, _ = answer(tiny, prompt, sampling=sampling, speculate=False)
+        plain, _ = answer(own_tiny, prompt, sampling=sampling, speculate=False)
         for proposer in ("mixed", "draft", "ngram"):
             for _ in range(2):
-                spec, rounds = answer(tiny, prompt, sampling=sampling, proposer=proposer)
+                spec, rounds = answer(own_tiny, prompt, sampling=sampling, proposer=proposer)
                 assert spec.token_ids == plain.token_ids
                 assert len(spec.token_ids) == spec.draft_n_accepted + spec.rounds - spec.cut
                 assert all(r.window_reason for r in rounds)
@@ -76,7 +66,7 @@ def test_random_sleeps_never_change_a_token(
     assert drafted > 0
 
 
-def test_logged_rounds_replay_within_the_credit(tiny: Engine, prompts: list[Prompt]) -> None:
+def test_logged_rounds_replay_within_the_credit(own_tiny: Engine, prompts: list[Prompt]) -> None:
     """Real drafts, real confidences: what the window would lose at several costs of a pass."""
     import dataclasses
 
@@ -87,7 +77,7 @@ def test_logged_rounds_replay_within_the_credit(tiny: Engine, prompts: list[Prom
     for n, prompt in enumerate(prompts):
         sampling = SamplingParams(temperature=float(n % 2))
         _, rounds = answer(
-            tiny, prompt, sampling=sampling, proposer="draft", window="fixed", draft_max=4
+            own_tiny, prompt, sampling=sampling, proposer="draft", window="fixed", draft_max=4
         )
         trace = trace_of_rounds([dataclasses.asdict(r) for r in rounds])
         for extra, step in ((0.1, 0.05), (0.5, 0.1), (0.9, 0.6)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,11 +28,7 @@ sys.exit(invoke(sys.argv[1:]))
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
-    for name in list(os.environ):
-        if name.startswith(("HF_", "HUGGING")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+def hub(monkeypatch: pytest.MonkeyPatch, nobody_else: Path, tmp_path: Path) -> Iterator[FakeHub]:
     with FakeHub() as fake:
         fake.add(REPO, {NAME: ggufs.write_llama(tmp_path / NAME, quant="Q4_0").read_bytes()})
         monkeypatch.setenv("HF_ENDPOINT", fake.url)

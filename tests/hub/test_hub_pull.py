@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
 import subprocess
 import sys
@@ -32,13 +31,11 @@ def model_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model_bytes: bytes) -> Iterator[FakeHub]:
+def hub(
+    monkeypatch: pytest.MonkeyPatch, nobody_else: Path, model_bytes: bytes
+) -> Iterator[FakeHub]:
     with FakeHub() as fake:
-        for name in list(os.environ):
-            if name.startswith(("HF_", "HUGGING")):
-                monkeypatch.delenv(name)
         monkeypatch.setenv("HF_ENDPOINT", fake.url)
-        monkeypatch.setenv("HOME", str(tmp_path / "user"))
         monkeypatch.setattr(download, "STALL_TIMEOUT_S", 0.5)
         monkeypatch.setattr(download, "sleep", lambda seconds: None)
         fake.add(REPO, {NAME: model_bytes})

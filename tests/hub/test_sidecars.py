@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,16 +21,10 @@ from specllama.models.loadable import check_loadable
 from specllama.models.refs import bundled, resolve
 from specllama.models.sidecars import kind_of, kind_of_name
 
+pytestmark = pytest.mark.usefixtures("nobody_else")
+
 HEAD = paths.bundled_dir() / "tiny-eagle3-q8_0.gguf"
 REPO = "maker/small-GGUF"
-
-
-@pytest.fixture(autouse=True)
-def nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "user"))
-    for name in list(os.environ):
-        if name.startswith(("HF_", "HUGGING", "OLLAMA", "LLAMA_CACHE", "XDG_CACHE")):
-            monkeypatch.delenv(name)
 
 
 @pytest.fixture

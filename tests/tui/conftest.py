@@ -20,6 +20,7 @@ from specllama.params import GenerateParams
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
 from specllama.tui.demo import InlineHost
+from specllama.tui.widgets.transcript import Note
 
 LIMIT_S = 60.0
 
@@ -116,6 +117,10 @@ class Driver:
     @property
     def texts(self) -> list[tuple[str, str]]:
         return [(m.role, m.content) for m in self.app.session.messages]
+
+    @property
+    def notes(self) -> list[str]:
+        return [note.message for note in self.app.chat.query(Note)]
 
     @property
     def shown(self) -> str:

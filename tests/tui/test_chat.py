@@ -17,13 +17,8 @@ from specllama.params import GenerateParams
 from specllama.store.sessions import SessionStore, StoredMessage
 from specllama.tui.state import Preferences
 from specllama.tui.widgets.message import AssistantMessage, UserMessage
-from specllama.tui.widgets.transcript import Note
 
 LONG = " ".join(f"word{i}" for i in range(120))
-
-
-def notes(driver: Driver) -> list[str]:
-    return [note.message for note in driver.app.chat.query(Note)]
 
 
 async def test_a_question_is_answered_shown_and_stored(start: Any) -> None:
@@ -308,8 +303,8 @@ async def test_a_megabyte_is_pasted_as_one_label_and_sent_whole(start: Any) -> N
         assert d.app.chat.prompt.full_text == text
         await d.pilot.press("enter")
         # More than the scripted context: refused as a whole, and nothing is lost.
-        await d.until(lambda: notes(d))
-        assert "context" in notes(d)[0]
+        await d.until(lambda: d.notes)
+        assert "context" in d.notes[0]
         await d.until(lambda: d.app.chat.prompt.full_text == text)
         assert d.texts == []
 
@@ -331,7 +326,7 @@ async def test_a_dead_engine_is_one_note_and_the_next_message_works(start: Any) 
         await d.say("q")
         assert d.texts[1][0] == "assistant"
         assert LONG.startswith(d.texts[1][1])
-        assert "The scripted engine failed" in notes(d)[0] or "failed" in notes(d)[0]
+        assert "The scripted engine failed" in d.notes[0] or "failed" in d.notes[0]
         assert "interrupted" in d.shown
         await d.say("again")
         assert d.texts[-1] == ("assistant", "Alive.")
@@ -342,7 +337,7 @@ async def test_a_refused_question_returns_to_the_prompt(start: Any) -> None:
     async with start(refusal) as d:
         await d.type("my long question")
         await d.pilot.press("enter")
-        await d.until(lambda: notes(d))
+        await d.until(lambda: d.notes)
         await d.until(lambda: d.app.chat.prompt.text == "my long question")
         assert d.texts == []
         assert not d.app.chat.query(UserMessage)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Driver, Recipe
+from conftest import Recipe
 from fakes import (
     AbortingRecipe,
     ScriptedEngine,
@@ -30,13 +30,8 @@ from specllama.events import Event, LoadProgress
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.tui.screens.models import Choice, ModelsScreen
 from specllama.tui.state import Preferences
-from specllama.tui.widgets.transcript import Note
 
 ASSERTION = "GGML_ASSERT(n > 0) failed"
-
-
-def notes(driver: Driver) -> list[str]:
-    return [note.message for note in driver.app.chat.query(Note)]
 
 
 def chosen_from(recipes: dict[str, Any]) -> Callable[[str, str | None], Any]:
@@ -75,7 +70,7 @@ async def test_a_relative_path_is_remembered_from_every_folder(
 async def test_a_failed_load_says_what_and_what_next(start: Any) -> None:
     recipe = Recipe(error=BadGguf("the file is cut short", "pull it again"))
     async with start(recipe=recipe, wait=False) as d:
-        await d.until(lambda: notes(d))
+        await d.until(lambda: d.notes)
         for words in ("the file is cut short", "pull it again", "F6 chooses", "not loaded"):
             await d.until(lambda words=words: words in d.shown)
         recipe.error = None
@@ -97,16 +92,16 @@ async def test_a_native_abort_while_loading_keeps_what_was_typed(
         await d.type("sent early")
         await d.pilot.press("enter")
         # What waited for the model is in the prompt again, and the next try is one key away.
-        await d.until(lambda: notes(d) and d.app.chat.prompt.text == "sent early")
+        await d.until(lambda: d.notes and d.app.chat.prompt.text == "sent early")
         await d.until(lambda: "not loaded" in d.shown)
-        tries = len(notes(d))  # two where the first one was over before the text was sent
+        tries = len(d.notes)  # two where the first one was over before the text was sent
         assert tries in (1, 2)
-        for said in notes(d):
+        for said in d.notes:
             assert "SIGABRT" in said
             assert "while loading" in said
             assert ASSERTION in said
         await d.pilot.press("enter")
-        await d.until(lambda: len(notes(d)) == tries + 1)
+        await d.until(lambda: len(d.notes) == tries + 1)
         await d.until(lambda: d.app.chat.prompt.text == "sent early")
         fuse.unlink()
         await d.pilot.press("enter")
@@ -121,7 +116,7 @@ async def test_after_an_abort_another_pair_can_be_chosen(start: Any) -> None:
     async with start(
         target="broken", wait=False, host_class=EngineHost, factory_for=chosen_from(recipes)
     ) as d:
-        await d.until(lambda: notes(d))
+        await d.until(lambda: d.notes)
         await d.type("half a thought")
         d.app.switch_model(Choice("sound", None))
         await d.ready()
@@ -142,8 +137,8 @@ async def test_an_abort_of_the_new_pair_goes_back_to_the_old_one(start: Any) -> 
         before = d.app.keeper.host.pid
         await d.type("being written")
         d.app.switch_model(Choice("new", None))
-        await d.until(lambda: notes(d))
-        assert "SIGABRT" in notes(d)[0]
+        await d.until(lambda: d.notes)
+        assert "SIGABRT" in d.notes[0]
         await d.until(lambda: "back to the old one" in d.shown)
         await d.ready()
         assert d.app.keeper.host.pid not in (None, before)
@@ -170,8 +165,8 @@ async def test_an_engine_that_dies_and_aborts_when_it_is_started_again(
         os.kill(d.app.keeper.host.pid, signal.SIGKILL)
         await d.type("second")
         await d.pilot.press("enter")
-        await d.until(lambda: notes(d))
-        assert "SIGABRT" in notes(d)[0]
+        await d.until(lambda: d.notes)
+        assert "SIGABRT" in d.notes[0]
         await d.idle()
         fuse.unlink()
         # The question was asked and stands; again answers it.
@@ -227,7 +222,7 @@ async def test_a_load_that_is_pushed_aside_is_no_failure(start: Any) -> None:
         await d.ready()
         await d.say("hello")
         assert d.texts[-1] == ("assistant", "Quick.")
-        assert notes(d) == []
+        assert d.notes == []
 
 
 class HangingRecipe:
@@ -298,7 +293,7 @@ async def test_a_second_pair_is_found_weighed_and_loaded_in_the_middle_of_a_chat
         assert d.texts[1][1] == said
 
         await switch("cracked", "heron")
-        await d.until(lambda: notes(d))
+        await d.until(lambda: d.notes)
         await d.ready()
         assert d.app.keeper.wanted is not None
         assert d.app.keeper.wanted[0] == str(second)

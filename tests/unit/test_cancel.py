@@ -3,44 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any
+
+from test_engine import PROMPT, check_laws, params, run, words
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.cancel import Cancel, StopFlag
 from specllama.engine.engine import Engine
-from specllama.events import Event, Finished, RoundDone, Started
-from specllama.params import GenerateParams, SamplingParams
+from specllama.events import Event, RoundDone
 from specllama.speculative.drafting.draft_model import DraftModelProposer
-
-PROMPT = "the rain in spain, the rain in "
-
-
-def params(**changes: Any) -> GenerateParams:
-    values: dict[str, Any] = {
-        "sampling": SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0),
-        "seed": 3,
-        "max_tokens": 40,
-        "proposer": "draft",
-    }
-    return GenerateParams(**{**values, **changes})
-
-
-def ended(events: Sequence[Event]) -> Finished:
-    started, finished = events[0], events[-1]
-    assert isinstance(started, Started)
-    assert isinstance(finished, Finished)
-    rounds = sum(isinstance(e, RoundDone) for e in events)
-    assert len(finished.token_ids) == finished.draft_n_accepted + rounds - finished.cut
-    return finished
-
-
-def run(engine: Engine, p: GenerateParams, prompt: str = PROMPT) -> Finished:
-    return ended(list(engine.generate(prompt, p)))
-
-
-def words(finished: Finished) -> tuple[Any, ...]:
-    return finished.text, finished.token_ids, finished.reason
 
 
 def stoppable(**options: Any) -> tuple[Engine, StopFlag]:
@@ -86,7 +57,7 @@ def test_a_cancel_stops_the_next_pass_of_either_model_and_nothing_after_its_requ
         engine._stop = engine.target._stop = draft.context._stop = stop  # type: ignore[attr-defined]
         stop.cancel, stop.at = Cancel(), at
         events = list(engine.generate(prompt, p, cancel=stop.cancel))
-        finished = ended(events)
+        finished = check_laws(events)
         if not stop.cancel.is_set():
             break
         assert finished.reason == "cancelled"
@@ -116,7 +87,7 @@ def test_a_cancel_while_a_full_context_is_read_again_ends_as_cancelled() -> None
     engine.target.rollback = rollback  # type: ignore[method-assign]
     events = list(engine.generate("e" * 30, p, cancel=cancel))
     assert cancel.is_set()
-    assert ended(events).reason == "cancelled"
+    assert check_laws(events).reason == "cancelled"
     assert engine.target.n_past == len(engine.target.tokens)
     assert not stop.is_set()
     run(engine, params(max_tokens=4))
@@ -132,7 +103,7 @@ def test_abort_stops_the_running_pass_and_no_later_request() -> None:
         events.append(event)
         if isinstance(event, RoundDone) and event.index == 2:
             engine.abort()
-    assert ended(events).reason == "cancelled"
+    assert check_laws(events).reason == "cancelled"
     assert words(run(engine, params())) == first
 
 

@@ -7,10 +7,14 @@ import warnings
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from oracle import Toy, ToyWalk, emitted
 
+from specllama.params import SamplingParams
 from specllama.speculative.noise import _key, coin, draw, exp_noise
 from specllama.speculative.rules import verify_match
+from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, FloatArray, Law
 
 Z = 4.75  # normal quantile of 1 - 1e-6
@@ -258,3 +262,55 @@ def test_a_race_of_many_ends_as_if_all_were_timed(spread: float, peak: float) ->
         token, lead = draw(law, seed, 5 * seed)
         assert token == ids[first]
         assert lead == pytest.approx(float(np.log(times[second] / times[first])), rel=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    position=st.integers(0, 2**31),
+    temperature=st.sampled_from([1e-3, 0.3, 0.7, 1.0, 1.5, 30.0]),
+    n=st.integers(4_000, 9_000),
+    kind=st.sampled_from(["spread", "ties", "all alike", "peaked", "forbidden"]),
+)
+def test_a_row_without_truncation_is_drawn_as_if_all_were_timed(
+    seed: int, position: int, temperature: float, n: int, kind: str
+) -> None:
+    """Token for token what a law of every logit and a time for every token give."""
+    row = np.random.default_rng(seed).normal(0.0, 2.2, n).astype(np.float32)
+    if kind == "ties":
+        row = np.round(row)
+    elif kind == "all alike":
+        row[:] = 3.0
+    elif kind == "peaked":
+        row[:2] += 18.0
+    elif kind == "forbidden":
+        row[row < 0.0] = -np.inf
+    off = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
+    law = SamplerChain(off, seed=seed).law(row)
+    z = row.astype(np.float64)
+    weights = np.exp((z - z.max()) / temperature)
+    ids = np.flatnonzero(weights > 0.0)
+    probs = (weights / weights.sum())[ids]
+    np.testing.assert_array_equal(law.ids, ids)
+    np.testing.assert_allclose(law.probs, probs, rtol=1e-12)
+    with np.errstate(over="ignore"):
+        times = exp_noise(seed, position, ids.astype(np.int32)) / probs
+        first, second = np.argsort(times)[:2] if len(ids) > 1 else (0, 0)
+        expected = float(np.log(times[second] / times[first])) if len(ids) > 1 else math.inf
+    token, lead = draw(law, seed, position)
+    assert token == ids[first]
+    assert lead == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("chance", [1e-3, 0.02])
+def test_a_race_ends_right_when_its_favourites_are_slow(chance: float) -> None:
+    """Hashes at either end: the likeliest tokens late, an unlikely one with the least noise."""
+    n, seed = 5_000, 3
+    ids = np.arange(n, dtype=np.int32)
+    for position in range(40):
+        noise = exp_noise(seed, position, ids)
+        weights = np.full(n, (1 - chance) / 40)
+        weights[np.argsort(noise)[:-40]] = chance / n
+        law = Law(ids, weights / weights.sum())
+        times = noise / law.probs
+        assert draw(law, seed, position)[0] == np.argmin(times)

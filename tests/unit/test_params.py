@@ -61,7 +61,7 @@ OPTIONS: list[tuple[str, list[Any], list[Any]]] = [
     ("flash_attn", ["auto", "on", "off"], ["maybe"]),
     ("kv_type_k", ["f16", "q8_0"], ["q3_k", ""]),
     ("kv_type_v", ["f32"], ["int8"]),
-    ("n_batch", [32, 512], [0, 31, 2**16 + 1]),
+    ("n_batch", [None, 32, 512], [0, 31, 2**16 + 1]),
     ("max_rows", [1, 65], [0, 5000]),
 ]
 
@@ -85,6 +85,12 @@ def test_every_value_of_the_table(cls: Any, table: list[tuple[str, list[Any], li
                 "proposer": "proposer", "verify": "rule", "max-rows": "rows",
             }  # fmt: skip
             assert words.get(shown, shown).lower() in caught.value.message.lower()
+
+
+def test_a_cpu_reads_in_passes_that_end_soon_when_cancelled() -> None:
+    assert EngineOptions().batch(on_gpu=False) == 256
+    assert EngineOptions().batch(on_gpu=True) == 512
+    assert EngineOptions(n_batch=1024).batch(on_gpu=False) == 1024
 
 
 def test_a_refusal_names_the_accepted_range() -> None:

@@ -13,23 +13,12 @@ from specllama import paths
 from specllama.errors import ModelUnavailable, UsageError
 from specllama.models import library, refs
 
+pytestmark = pytest.mark.usefixtures("nobody_else")
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return ggufs.write_llama(tmp_path / "some-Q4_0.gguf", quant="Q4_0")
-
-
-@pytest.fixture(autouse=True)
-def nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    home = tmp_path / "user"
-    home.mkdir()
-    monkeypatch.setenv("HOME", str(home))
-    for name in (
-        "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "OLLAMA_MODELS", "LLAMA_CACHE",
-        "XDG_CACHE_HOME", "SPECLLAMA_MODEL_DIRS",
-    ):  # fmt: skip
-        monkeypatch.delenv(name, raising=False)
-    return home
 
 
 def put(model: Path, target: Path) -> Path:

@@ -10,7 +10,7 @@ import pytest
 
 from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
-from specllama.bench.proof import prove
+from specllama.bench.proof import probe_rows, prove
 from specllama.engine.engine import Engine
 from specllama.events import Finished, RoundDone
 from specllama.params import GenerateParams, SamplingParams
@@ -118,3 +118,11 @@ def test_a_difference_is_explained_only_where_passes_may_round(exact_rows: int) 
     assert all(case.bitwise is (exact_rows > 1) for case in differ)
     assert all(case.ok is (exact_rows == 1) for case in differ)
     assert differ[0].to_dict()["bitwise"] is (exact_rows > 1)
+
+
+def test_a_probe_reads_in_passes_that_the_context_takes() -> None:
+    table = FakeTable(V, seed=3, **FLAT)
+    short = Engine(
+        target=FakeContext(table, n_batch=16), vocab=FakeVocab(V), info=fake_info(), proposers={}
+    )
+    assert probe_rows(short, [1, 2, 3, 4] * 10, (2, 4))

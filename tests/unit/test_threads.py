@@ -85,6 +85,59 @@ def test_a_neighbour_that_comes_and_goes_is_followed() -> None:
     assert run(machine, 2, 240.0) > 1.05 * fixed(machine, 2, 240.0)
 
 
+def at_times_beside_one(threads: int, now: float) -> float:
+    """Three tenths of a second in three, somebody else takes a core."""
+    busy = threads == 2 and now % 3.0 > 2.7
+    return (0.03 if threads == 2 else 0.045) * (8.0 if busy else 1.0)
+
+
+def test_a_short_reply_beside_short_disturbances_is_as_fast_as_all_threads() -> None:
+    def speed(seed: int, most: int | None) -> float:
+        start = seed * 0.37
+        machine: Machine = lambda threads, now: at_times_beside_one(threads, start + now)  # noqa: E731
+        if most is None:
+            return fixed(machine, 2, 2.0, seed)
+        return run(machine, most, 2.0, seed)
+
+    seeds = range(60)
+    ours, all_threads = sum(speed(s, 2) for s in seeds), sum(speed(s, None) for s in seeds)
+    assert ours > 0.98 * all_threads
+
+
+@pytest.mark.parametrize("disturbed", range(6))
+def test_one_slow_pass_does_not_decide_where_to_start(disturbed: int) -> None:
+    passes = 0
+
+    def measure(threads: int) -> float:
+        nonlocal passes
+        passes += 1
+        return (0.03 if threads == 2 else 0.045) * (5.0 if passes - 1 == disturbed else 1.0)
+
+    choice = ThreadChoice(2)
+    choice.begin(measure)
+    assert choice.count == 2
+
+
+def test_one_slow_pass_changes_nothing() -> None:
+    choice = ThreadChoice(2)
+    choice.begin(lambda threads: 0.03 if threads == 2 else 0.045)
+    for i in range(60):
+        threads = choice.choose(1)
+        choice.took(1, 0.3 if i == 0 else 0.03 if threads == 2 else 0.045)
+        assert choice.count == 2
+
+
+def test_a_try_does_not_wait_for_passes_that_no_longer_come() -> None:
+    choice = ThreadChoice(2)
+    choice.begin(lambda threads: 0.030 if threads == 2 else 0.031)
+    while choice.choose(15) == 2:  # prompts of fifteen tokens, each in one pass
+        choice.took(15, 0.3)
+    choice.took(15, 0.3)
+    for _ in range(30):
+        choice.took(1, 0.19 if choice.choose(1) == 2 else 0.045)
+    assert choice.count == 1
+
+
 def test_a_single_thread_has_no_choice() -> None:
     choice = ThreadChoice(1)
     for _ in range(1000):

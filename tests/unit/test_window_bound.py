@@ -17,7 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from test_window_traces import CLIFF, CPU, DEAR, GPU, KINDS, trace
+from test_window_sources import MEASURED
+from test_window_traces import CLIFF, CPU, DEAR, EPS, GPU, KINDS, trace
 
 from specllama.bench.replay import Spot, VirtualClock, replay
 from specllama.engine.profiles import Profile, band
@@ -27,14 +28,12 @@ from specllama.speculative.learned import BEHIND_MOST
 from specllama.speculative.window import Outcome
 
 SEQUENCES = int(os.environ.get("SPECLLAMA_SEQUENCES", "200"))
-EPS = 0.01
-MEASURED = [0.0, 1.0, 1.82, 2.58, 2.60, 3.6, 4.3, 5.1, *(5.1 + 0.55 * i for i in range(1, 10))]
 MACHINES = {
     "cpu": (CPU, 0.1),
     "gpu": (GPU, 0.1),
     "dear": (DEAR, 0.6),
     "cliff": (CLIFF, 0.08),
-    "measured": (MEASURED, 0.19),
+    "measured": (MEASURED[:17], 0.19),
 }
 METHODS = ("draft", "mixed", "ngram", "eagle3", "lookahead")
 LAWS: tuple[tuple[VerifyRule, float], ...] = (

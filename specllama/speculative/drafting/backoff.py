@@ -19,6 +19,8 @@ Keys = npt.NDArray[np.int64]
 
 _ANY = 0.02  # of a token that never followed
 _BITS = 21  # of a token in a key: three fit, and no vocabulary has two million
+_ONE = ((1 << _BITS) - 1) << _BITS  # a context of one token: no token has this number
+_NO_KEY = (1 << 63) - 1  # behind all others
 _NEWEST = 4096  # tokens counted one by one before all are sorted again
 
 
@@ -33,8 +35,8 @@ class _Counts:
         new = np.ones(len(keys), np.bool_)
         np.not_equal(keys[1:], keys[:-1], out=new[1:])
         first = new.nonzero()[0]
-        self._keys = keys[first]
-        self._before = np.append(first, len(keys))  # occurrences of all smaller keys
+        self._keys = np.append(keys[first], _NO_KEY)
+        self._before = np.append(first, (len(keys), len(keys)))  # occurrences of all smaller keys
         # context -> [tokens that followed lately, ways the sorted part does not know, {way: count}]
         self._newest: dict[int, tuple[list[int], dict[int, int]]] = {}
 
@@ -42,23 +44,18 @@ class _Counts:
         (totals, after) = self._newest.setdefault(context, ([0, 0], {}))
         if token not in after:
             key = (context << _BITS) | token
-            at = int(self._keys.searchsorted(key))
-            totals[1] += at == len(self._keys) or int(self._keys[at]) != key
+            totals[1] += int(self._keys[self._keys.searchsorted(key)]) != key
         after[token] = after.get(token, 0) + 1
         totals[0] += 1
 
     def look_up(self, contexts: Keys, tokens: Keys) -> tuple[Keys, Keys, Keys]:
         """(how often the token followed, how often anything did, in how many ways), each [n]."""
-        n = len(contexts)
         low = contexts << _BITS
-        at = self._keys.searchsorted(np.concatenate((low, low + (1 << _BITS), low | tokens)))
-        begin, end, exact = at[:n], at[n : 2 * n], at[2 * n :]
-        total = self._before[end] - self._before[begin]
-        ways = end - begin
-        count = np.zeros(n, np.int64)
-        known = exact < len(self._keys)
-        known[known] = self._keys[exact[known]] == (low | tokens)[known]
-        count[known] = self._before[exact[known] + 1] - self._before[exact[known]]
+        keys = np.array((low, low + (1 << _BITS), low | tokens))
+        at = self._keys.searchsorted(keys)
+        begin, end, exact = self._before[at]
+        total, ways = end - begin, at[1] - at[0]
+        count = (self._before[at[2] + 1] - exact) * (self._keys[at[2]] == keys[2])
         for i, (context, token) in enumerate(zip(contexts.tolist(), tokens.tolist(), strict=True)):
             if (lately := self._newest.get(context)) is not None:
                 (more, new), after = lately
@@ -75,7 +72,7 @@ class Backoff:
         self._text: History | None = None
         self._mark = Mark(0, 0)
         self._sorted = 0
-        self._one = self._two = _Counts(np.empty(0, np.int64))
+        self._counts = _Counts(np.empty(0, np.int64))
         self._likely: dict[tuple[int, ...], tuple[float, ...]] = {}  # sources often agree
 
     def follow(self, text: History) -> None:
@@ -85,18 +82,17 @@ class Backoff:
             a = text.array.astype(np.int64)
             two = (((a[:-2] << _BITS) | a[1:-1]) << _BITS) | a[2:]
             two.sort()
-            self._two = _Counts(two)
-            self._one = _Counts(two >> _BITS)
+            self._counts = _Counts(np.concatenate((two, (_ONE << _BITS) | (two >> _BITS))))
             if len(text) > 1:  # nothing follows the last pair
-                self._one.add(text[-2], text[-1])
+                self._counts.add(_ONE | text[-2], text[-1])
             self._sorted = len(text)
             self._likely.clear()
         else:
             for i in range(read, len(text)):
                 if i >= 1:
-                    self._one.add(text[i - 1], text[i])
+                    self._counts.add(_ONE | text[i - 1], text[i])
                 if i >= 2:
-                    self._two.add((text[i - 2] << _BITS) | text[i - 1], text[i])
+                    self._counts.add((text[i - 2] << _BITS) | text[i - 1], text[i])
                 self._likely.clear()
         self._text, self._mark = text, text.mark()
 
@@ -108,24 +104,19 @@ class Backoff:
         return self._likely[key]
 
     def _chances(self, copied: tuple[int, ...]) -> tuple[float, ...]:
-        p = np.full(len(copied), _ANY)
-        if self._text and copied:
-            known = min(len(self._text), 2)
-            behind = np.array([*self._text[-known:], *copied], np.int64)
-            tokens = behind[known:]
-            p = _blend(p, self._one, behind[known - 1 : -1], tokens)
-            skip = 2 - known  # tokens before which the text has only one
-            pairs = (behind[:-2] << _BITS) | behind[1:-1]
-            p[skip:] = _blend(p[skip:], self._two, pairs, tokens[skip:])
+        if not self._text or not copied:
+            return (_ANY,) * len(copied)
+        known = min(len(self._text), 2)
+        behind = np.array([*self._text[-known:], *copied], np.int64)
+        tokens = behind[known:]
+        pairs = (behind[:-2] << _BITS) | behind[1:-1]
+        n, second = len(tokens), 2 - known  # the first token that the text has two before
+        count, total, ways = self._counts.look_up(
+            np.concatenate((_ONE | behind[known - 1 : -1], pairs)),
+            np.concatenate((tokens, tokens[second:])),
+        )
+        ways = np.maximum(ways, 1)  # where nothing followed, the estimate stays
+        total += ways
+        p = (count[:n] + ways[:n] * _ANY) / total[:n]
+        p[second:] = (count[n:] + ways[n:] * p[second:]) / total[n:]
         return tuple(p.tolist())
-
-
-def _blend(
-    p: npt.NDArray[np.float64], counts: _Counts, contexts: Keys, tokens: Keys
-) -> npt.NDArray[np.float64]:
-    count, total, ways = counts.look_up(contexts, tokens)
-    seen = total > 0
-    blended: npt.NDArray[np.float64] = np.where(
-        seen, (count + ways * p) / np.maximum(total + ways, 1), p
-    )
-    return blended

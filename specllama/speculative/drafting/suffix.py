@@ -18,8 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from specllama.speculative.drafting.copying import Reader
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import Method, always
@@ -71,7 +69,7 @@ class State:
         path: list[int] = []
         while rows and len(path) < most:
             depth = len(path)
-            if all(row == rows[-1] for row in rows):
+            if rows.count(rows[-1]) == len(rows):
                 ahead = rows[-1][depth:]
             else:
                 # of equals the newest is counted first
@@ -319,8 +317,13 @@ def _size(length: int) -> int:
 
 def _ends(matches: Matches, most: int) -> list[tuple[int, State]]:
     """(match length, state) of the longest ends of the text that occur, the longest first."""
-    lengths = np.unique(matches.lengths)[: -most - 1 : -1].tolist()
-    return [(n, State.at(matches.within, matches.at_least(n, _COUNTED + 1))) for n in lengths]
+    found: list[tuple[int, State]] = []
+    lengths = matches.lengths
+    while len(lengths) and len(found) < most:
+        n = int(lengths.max())
+        found.append((n, State.at(matches.within, matches.at_least(n, _COUNTED + 1))))
+        lengths = lengths[lengths < n]
+    return found
 
 
 def _never(token: int) -> bool:
