@@ -19,7 +19,6 @@ import llama_cpp as ll
 from specllama.backend.symbols import function, ggml
 from specllama.errors import CannotLoad
 
-TILE = 64  # rows of a pass from which attention is tiled (ggml-cpu/common.h GGML_FA_TILE_Q)
 FLOATS = (ll.GGML_TYPE_F16, ll.GGML_TYPE_F32)  # caches of other types are never tiled or split
 
 Switch = Callable[[bool], None]

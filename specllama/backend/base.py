@@ -1,16 +1,18 @@
-"""What the loop needs from an inference library. ``llama.py`` is the real one, ``fake.py`` a table.
+"""What the engine needs from an inference library: ``llama_pool`` is one, ``fake`` a table.
 
-A Context holds one conversation's KV cache. ``tokens`` are the tokens whose KV is present, in
-order; ``forward`` appends to them and ``rollback`` cuts them to an absolute length.
+A *pool* is one KV cache of one model; a *lane* is one conversation's place in it. Lanes take tokens
+in passes, several lanes in one pass where the pool runs them together. What else is in a pool
+changes no bit of a lane's rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 from specllama.backend.hidden import HiddenRows
+from specllama.backend.kernels import Kernels
 from specllama.speculative.types import HiddenNeed, Rows
 
 Outputs = Literal["all", "last", "none"]
@@ -66,10 +68,12 @@ class Vocab(Protocol):
 
 
 class Context(Protocol):
-    """One KV cache and its passes."""
+    """A cache of one text, and passes over it: a lane, or what stands in for one of a draft."""
 
     @property
-    def n_ctx(self) -> int: ...
+    def n_ctx(self) -> int:
+        """Most tokens of the text."""
+        ...
 
     @property
     def n_vocab(self) -> int: ...
@@ -91,7 +95,7 @@ class Context(Protocol):
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens in the cache; read-only for callers."""
+        """Tokens in the cache, in order; read-only for callers."""
         ...
 
     @property
@@ -102,12 +106,10 @@ class Context(Protocol):
     def forward(
         self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
     ) -> Rows:
-        """Evaluate tokens after the present ones.
+        """Evaluate tokens after the present ones: a pass of one part, see ``Part``.
 
-        ``parents`` (tree passes): parents[i] is the index, within ``tokens``, of the token that
-        token i follows, -1 for the cached prefix; None is a chain. Returns logits
-        [n_rows, n_vocab]: a view that the next pass of this context overwrites. A tree pass must
-        be settled with ``keep_path`` or ``rollback`` before the next.
+        Returns logits [n_rows, n_vocab]: a view that the next pass overwrites. A tree pass must be
+        settled with ``keep_path`` or ``rollback`` before the next.
 
         Raises:
             ContextFull: no room for the tokens.
@@ -122,7 +124,7 @@ class Context(Protocol):
         ...
 
     def rollback(self, keep_len: int) -> None:
-        """Cut the cache to its first ``keep_len`` tokens.
+        """Cut the text to its first ``keep_len`` tokens.
 
         Raises:
             ValueError: keep_len is negative or beyond the end.
@@ -133,13 +135,15 @@ class Context(Protocol):
     def close(self) -> None: ...
 
 
-@runtime_checkable
-class Capturing(Protocol):
-    """A context that can keep hidden states of its passes."""
+class Lane(Context, Protocol):
+    """One conversation's place in a pool. Closing it gives the place back."""
+
+    @property
+    def pool(self) -> Pool: ...
 
     @property
     def hidden(self) -> HiddenRows:
-        """What was kept, by position; follows every rollback of the cache."""
+        """Hidden states that passes left, by position; follows every rollback."""
         ...
 
     def capture(self, need: HiddenNeed) -> None:
@@ -148,3 +152,130 @@ class Capturing(Protocol):
         "final_hidden" is kept of the tokens whose rows are returned. Logits do not change.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one lane contributes to a pass.
+
+    Attributes:
+        tokens: evaluated after those of the lane.
+        outputs: which of them return a row of logits.
+        parents: for a tree, parents[i] is the index, within ``tokens``, of the token that token i
+            follows, -1 for the lane's text. None is a chain.
+    """
+
+    lane: Lane
+    tokens: Sequence[int]
+    outputs: Outputs = "all"
+    parents: Sequence[int] | None = None
+
+
+class Blob(Protocol):
+    """A parked lane: its text and what the cache held of it, outside the pool."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that it takes."""
+        ...
+
+
+class Pool(Protocol):
+    """One KV cache of one model, with room for several conversations."""
+
+    @property
+    def kernels(self) -> Kernels:
+        """What decides how passes are computed."""
+        ...
+
+    @property
+    def lanes(self) -> int:
+        """Most lanes at once; 1 for models that keep a running state."""
+        ...
+
+    @property
+    def open_lanes(self) -> int: ...
+
+    @property
+    def n_batch(self) -> int:
+        """Most tokens in one pass."""
+        ...
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows with logits in one pass."""
+        ...
+
+    @property
+    def free_cells(self) -> int:
+        """Tokens that still fit without ``compact``."""
+        ...
+
+    @property
+    def ghosts(self) -> int:
+        """Cells that ``compact`` would free."""
+        ...
+
+    @property
+    def free_leaves(self) -> int:
+        """Branches that trees of one pass may have, beside one a tree."""
+        ...
+
+    def open(self) -> Lane:
+        """An empty lane.
+
+        Raises:
+            EngineError: every lane is taken.
+        """
+        ...
+
+    def fork(self, lane: Lane, keep: int) -> Lane:
+        """A lane with the first ``keep`` tokens of another, whose cells they share.
+
+        Raises:
+            EngineError: every lane is taken.
+            ValueError: there are fewer tokens.
+        """
+        ...
+
+    def run(self, parts: Sequence[Part]) -> list[Rows]:
+        """Evaluate all parts in one pass, or as few as return the bits of each part alone.
+
+        Returns the rows [n, n_vocab] of each part; good until the next pass. Raises what
+        ``Context.forward`` raises; no lane has changed then.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Carry out what lanes decided since the last pass (every pass does that first)."""
+        ...
+
+    def park(self, lane: Lane) -> Blob:
+        """Take a lane out of the pool; it is closed.
+
+        Raises:
+            EngineError: the library does not give its state away. The lane stays.
+        """
+        ...
+
+    def resume(self, blob: Blob) -> Lane:
+        """A lane as it was when it was parked. A blob can be resumed more than once.
+
+        Raises:
+            EngineError: every lane is taken, or the library refused.
+            ContextFull: no room for its tokens.
+        """
+        ...
+
+    def compact(self) -> None:
+        """Free all ghosts. Passes do it where they need the room.
+
+        Raises:
+            EngineError: the library lost its state; every lane is empty.
+        """
+        ...
+
+    def close(self) -> None: ...

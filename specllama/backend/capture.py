@@ -17,23 +17,21 @@ from typing import Any
 import llama_cpp as ll
 import numpy as np
 
-from specllama.backend.hidden import HiddenRows
 from specllama.backend.symbols import function, rows
 from specllama.errors import PairIncompatible
 from specllama.models.eagle3_file import LAYER_INPUT_ARCHITECTURES
-from specllama.speculative.types import HiddenNeed
+from specllama.speculative.types import HiddenNeed, Rows
 
 
 class Capture:
-    """What one context keeps of its passes.
+    """What one context gives away of its passes.
 
     Args:
         model, ctx: llama.cpp's pointers; the context must outlive this.
     """
 
     def __init__(self, model: Any, ctx: Any) -> None:
-        self.hidden = HiddenRows()
-        self.need: HiddenNeed = "nothing"
+        self._needs: set[HiddenNeed] = set()
         self._model = model
         self._ctx = ctx
         self._layers: tuple[int, ...] = ()
@@ -65,41 +63,40 @@ class Capture:
         function("llama_set_embeddings_layer_inp")
         self._layers = tuple(layers)
 
-    def choose(self, need: HiddenNeed) -> None:
-        """Keep this and nothing else from the next pass on; what was kept of another is dropped."""
-        if need == self.need:
-            return
-        if need == "layer_inputs" and not self._layers:
+    def choose(self, needs: set[HiddenNeed]) -> None:
+        """Give these states away from the next pass on, and no others."""
+        if "layer_inputs" in needs and not self._layers:
             raise ValueError("layer_inputs before offer_layers")
-        if need == "final_hidden" and int(ll.llama_pooling_type(self._ctx)) != 0:
+        if "final_hidden" in needs and int(ll.llama_pooling_type(self._ctx)) != 0:
             raise PairIncompatible("this target pools its hidden states")
-        if "layer_inputs" in (need, self.need):
-            for layer in self._layers:
-                function("llama_set_embeddings_layer_inp")(self._ctx, layer, need == "layer_inputs")
-        if "nextn" in (need, self.need):
-            function("llama_set_embeddings_nextn")(self._ctx, need == "nextn", False)
-        if self.need == "final_hidden":
-            ll.llama_set_embeddings(self._ctx, False)
-        self.need = need
-        self.hidden.clear()
+        for need in needs ^ self._needs:
+            on = need in needs
+            if need == "layer_inputs":
+                for layer in self._layers:
+                    function("llama_set_embeddings_layer_inp")(self._ctx, layer, on)
+            elif need == "nextn":
+                function("llama_set_embeddings_nextn")(self._ctx, on, False)
+            elif not on:
+                ll.llama_set_embeddings(self._ctx, False)
+        self._needs = set(needs)
 
-    def prepare(self, all_rows: bool) -> None:
-        """Before a pass; ``all_rows``: every token of it has logits."""
-        if self.need == "final_hidden":
-            ll.llama_set_embeddings(self._ctx, all_rows)
+    def prepare(self, every_row: bool) -> None:
+        """Before a pass; ``every_row``: every token of it has logits, and its state is wanted."""
+        if "final_hidden" in self._needs:
+            ll.llama_set_embeddings(self._ctx, every_row)
 
-    def take(self, past: int, n: int, all_rows: bool) -> None:
-        """After a pass of ``n`` tokens over a cache of ``past``."""
-        if self.need == "layer_inputs":
+    def rows(self, need: HiddenNeed, n: int) -> Rows:
+        """States [n, width] of the tokens of the last pass; of "layer_inputs" no view."""
+        if need == "layer_inputs":
             read = function("llama_get_embeddings_layer_inp")
             parts = [rows(read(self._ctx, layer), n, self._width) for layer in self._layers]
-            self.hidden.add(past, np.concatenate(parts, axis=1))
-        elif self.need == "nextn":
+            return np.concatenate(parts, axis=1)
+        if need == "nextn":
             states = function("llama_get_embeddings_nextn")(self._ctx)
-            self.hidden.add(past, rows(states, n, self._width_out))
-        elif self.need == "final_hidden" and all_rows:
+        else:
             states = ll.llama_get_embeddings(self._ctx)
-            self.hidden.add(past, rows(states, n, self._width_out))
+        found: Rows = rows(states, n, self._width_out)
+        return found
 
 
 def architecture(model: Any) -> str:

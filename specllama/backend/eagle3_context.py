@@ -25,17 +25,12 @@ import llama_cpp as ll
 import numpy as np
 import numpy.typing as npt
 
-from specllama.backend.base import Outputs
+from specllama.backend.base import Lane, Outputs
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_context import (
-    SEQ,
-    LlamaContext,
-    decode_error,
-    require_running,
-    stop_on,
-)
+from specllama.backend.llama_cache import decode_error, require_running, stop_on
 from specllama.backend.llama_log import last_words, recent
+from specllama.backend.llama_pool import LlamaPool
 from specllama.backend.symbols import function
 from specllama.backend.symbols import rows as view
 from specllama.errors import CannotLoad, ContextFull, EngineError
@@ -50,6 +45,7 @@ from specllama.speculative.types import Row, Rows
 if TYPE_CHECKING:
     from specllama.backend.loaded_target import LoadedTarget
 
+_SEQ = 0
 _BATCH = HEAD_BATCH
 _FLAGGED = 16  # a pass of up to as many rows gives all their logits, of which the last are used
 
@@ -66,9 +62,9 @@ def open_eagle3(path: Path, target: LoadedTarget) -> Proposer:
     header = read_header(path)
     facts = read_facts(header)
     check_target(facts, header, target.header)
-    target.context.offer_layers(facts.layers)
+    target.pool.offer_layers(facts.layers)
     if target.options.check_memory and target.model.gpu_layers == 0:
-        require_fit(estimate_head(header, target.header, n_ctx=target.context.n_ctx))
+        require_fit(estimate_head(header, target.header, n_ctx=target.lane.n_ctx))
     model = LlamaModel(
         path,
         pre=header.pre_tokenizer or "",
@@ -78,8 +74,8 @@ def open_eagle3(path: Path, target: LoadedTarget) -> Proposer:
         stop=target.model.stop,
     )
     target.on_close.callback(model.close)
-    context = EagleContext(model, target.context, facts, threads=target.threads)
-    return EagleProposer(context, n_vocab=target.context.n_vocab)
+    context = EagleContext(model, target.pool, target.lane, facts, threads=target.threads)
+    return EagleProposer(context, n_vocab=target.lane.n_vocab)
 
 
 class EagleContext:
@@ -88,14 +84,20 @@ class EagleContext:
     Of the tokens in the cache the first has no cell of its own: cell i holds token i + 1.
 
     Args:
-        model: the head. target: the context whose hidden states it reads.
+        model: the head. target: the lane whose hidden states it reads, in ``pool``.
     """
 
     max_rows = 1
     max_leaves = 1
 
     def __init__(
-        self, model: LlamaModel, target: LlamaContext, facts: EagleFacts, *, threads: int
+        self,
+        model: LlamaModel,
+        pool: LlamaPool,
+        target: Lane,
+        facts: EagleFacts,
+        *,
+        threads: int,
     ) -> None:
         self.base = 0
         self._target = target
@@ -112,9 +114,9 @@ class EagleContext:
         params.n_batch = params.n_ubatch = _BATCH
         params.n_threads = params.n_threads_batch = threads
         params.no_perf = True
-        self._stop = target.model.stop
+        self._stop = pool.model.stop
         stop_on(self._stop, params)
-        params.ctx_other = target.handle  # whose matrices the head may borrow
+        params.ctx_other = pool.handle  # whose matrices the head may borrow
         recent.clear()
         self._ctx = ll.llama_init_from_model(model.handle, params)
         if not self._ctx:
@@ -151,7 +153,7 @@ class EagleContext:
     @property
     def n_past(self) -> int:
         self._require_open()
-        cells = int(ll.llama_memory_seq_pos_max(self._memory, SEQ)) + 1
+        cells = int(ll.llama_memory_seq_pos_max(self._memory, _SEQ)) + 1
         return cells + 1 if self._tokens else 0
 
     def _require_open(self) -> None:
@@ -200,11 +202,11 @@ class EagleContext:
         n = len(features)
         batch = self._features
         self._floats(batch.embd, n, self._wide)[:] = features
-        past = int(ll.llama_memory_seq_pos_max(self._memory, SEQ)) + 1
+        past = int(ll.llama_memory_seq_pos_max(self._memory, _SEQ)) + 1
         for i in range(n):
             batch.pos[i] = past + i
             batch.n_seq_id[i] = 1
-            batch.seq_id[i][0] = SEQ
+            batch.seq_id[i][0] = _SEQ
             batch.logits[i] = 1
         batch.n_tokens = n
         require_running(self._stop)
@@ -254,7 +256,7 @@ class EagleContext:
             self._ids[i] = text[at + i]
             batch.pos[i] = at + i - 1
             batch.n_seq_id[i] = 1
-            batch.seq_id[i][0] = SEQ
+            batch.seq_id[i][0] = _SEQ
             batch.logits[i] = last
         batch.n_tokens = n
         require_running(self._stop)
@@ -303,7 +305,7 @@ class EagleContext:
             raise ValueError(f"cannot roll back to {keep_len} of {len(self._tokens)} tokens")
         if keep_len <= 1:
             ll.llama_memory_clear(self._memory, False)
-        elif not ll.llama_memory_seq_rm(self._memory, SEQ, keep_len - 1, -1):
+        elif not ll.llama_memory_seq_rm(self._memory, _SEQ, keep_len - 1, -1):
             ll.llama_memory_clear(self._memory, False)
             keep_len = 0
         self._tokens = self._tokens[:keep_len]

@@ -10,14 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from specllama.backend.base import Outputs, SpecialToken
-from specllama.backend.hidden import HiddenRows
+from specllama.backend.base import SpecialToken
+from specllama.backend.batch import Batch
+from specllama.backend.cache import Shape
+from specllama.backend.kernels import Kernels
+from specllama.backend.lane import CellLane
+from specllama.backend.pool import CellPool
 from specllama.cancel import StopFlag
 from specllama.errors import Cancelled, ContextFull, EngineError
 from specllama.interface import EngineInfo, ModelInfo
-from specllama.speculative.tree import layout
-from specllama.speculative.types import HiddenNeed, Row, Rows
+from specllama.speculative.types import HiddenNeed, IntArray, Row, Rows
 
 _EOG = 0
 _WIDTH = 8  # of a hidden state
@@ -107,8 +111,227 @@ class FakeTable:
         return found
 
 
-class FakeContext:
-    """A KV cache that is a list; refuses everything llama.cpp would refuse or abort on."""
+class FakeCache:
+    """A KV cache of llama.cpp in miniature, over a table instead of a model.
+
+    Cells are taken, shared, freed and filled again as ``llama_kv_cache`` does. A row is a function
+    of the cells that its token sees, in the order in which they lie.
+
+    Args:
+        by_order: False takes them in the order of their positions, as in exact arithmetic.
+    """
+
+    def __init__(
+        self, table: FakeTable, shape: Shape, stop: StopFlag, *, by_order: bool = True
+    ) -> None:
+        self.batch = Batch(shape.n_batch, shape.max_leaves)
+        self.passes: list[int] = []  # tokens of each
+        self.closed = False
+        self._table = table
+        self._shape = shape
+        self.stop = stop
+        self._by_order = by_order
+        n = shape.n_ctx
+        self._token: IntArray = np.zeros(n, np.int32)
+        self._position: IntArray = np.full(n, -1, np.int32)
+        self._owners: npt.NDArray[np.uint64] = np.zeros(n, np.uint64)  # a bit a sequence
+        self._displaced: IntArray = np.zeros(n, np.int32)  # how a tile found the cell
+        self._head = 0
+        self._needs: set[HiddenNeed] = set()
+        self._states: Rows = np.empty((0, _WIDTH), np.float32)
+        self._handed_out: Rows = np.empty((0, table.n_vocab), np.float32)
+
+    @property
+    def n_cells(self) -> int:
+        return len(self._token)
+
+    def require_open(self) -> None:
+        if self.closed:
+            raise EngineError("the context is closed")
+
+    def require_running(self) -> None:
+        if self.stop.is_set():
+            raise Cancelled("the pass was cancelled")
+
+    # -- passes --
+
+    def decode(self, *, tiled: bool) -> None:
+        batch = self.batch
+        n = batch.n
+        several = batch.n_sequences[:n].max() > 1
+        self._require_valid()
+        self._handed_out.fill(np.nan)
+        cells = self._slot(n)
+        self._token[cells] = batch.token[:n]
+        self._position[cells] = batch.position[:n]
+        self._owners[cells] = np.uint64(1) << batch.sequences[:n, 0].astype(np.uint64)
+        for i in range(n) if several else ():
+            for s in batch.sequences[i, 1 : batch.n_sequences[i]]:
+                self._owners[cells[i]] |= np.uint64(1 << int(s))
+        self._displaced[cells] = cells - batch.position[:n] if tiled else 0
+        self.passes.append(n)
+        seen = {int(s): self._text(int(s)) for s in set(batch.sequences[:n, 0].tolist())}
+        states, rows = [], []
+        for i in range(n) if self._needs else np.flatnonzero(batch.output[:n]).tolist():
+            row = self._row(seen[int(batch.sequences[i, 0])], int(batch.position[i]))
+            states.append(row[:_WIDTH])
+            if batch.output[i]:
+                rows.append(row)
+        if self._needs:
+            self._states = np.array(states, np.float32)
+        self._handed_out = np.array(rows, np.float32).reshape(len(rows), self._table.n_vocab)
+
+    def _text(self, sequence: int) -> tuple[list[int], IntArray, IntArray]:
+        """Tokens, positions and displacements of a sequence, in the order in which they lie."""
+        cells = self._cells(sequence, 0, -1)
+        if not self._by_order:
+            cells = cells[np.argsort(self._position[cells], kind="stable")]
+        return self._token[cells].tolist(), self._position[cells], self._displaced[cells]
+
+    def _row(self, text: tuple[list[int], IntArray, IntArray], position: int) -> Row:
+        tokens, positions, displaced = text
+        end = position - int(positions[0]) + 1
+        if end > len(tokens) or positions[end - 1] != position or positions[:end].max() > position:
+            visible = np.flatnonzero(positions <= position)  # they lie in another order
+            tokens, displaced, end = (
+                [tokens[i] for i in visible],
+                displaced[visible],
+                int(visible.size),
+            )
+        row = self._table.row(tokens[:end])
+        moved = int(displaced[:end].sum())
+        return row + np.float32(1e-3 * moved) if moved else row
+
+    def _require_valid(self) -> None:
+        """What ends the process, or fails, in llama.cpp."""
+        batch = self.batch
+        n = batch.n
+        assert 0 < n <= self._shape.n_batch
+        assert int(np.count_nonzero(batch.output[:n])) <= self._shape.max_rows
+        last: dict[int, int] = {}
+        for i, (many, position) in enumerate(
+            zip(batch.n_sequences[:n].tolist(), batch.position[:n].tolist(), strict=True)
+        ):
+            for s in batch.sequences[i, :many].tolist():
+                assert 0 <= s < self._shape.sequences
+                before = last[s] if s in last else self.end(s) - 1
+                assert position == before + 1, "positions of a sequence must go on"
+                last[s] = position
+
+    def _slot(self, n: int) -> IntArray:
+        """The free cells that ``n`` tokens go to."""
+        free = self._owners == 0
+        used = len(free) - int(free.sum())
+        if self._head > used + 2 * n:
+            self._head = 0
+        found = np.flatnonzero(free)
+        found = np.concatenate((found[found >= self._head], found[found < self._head]))[:n]
+        if len(found) < n:
+            raise ContextFull(f"no room left in the KV cache of {len(free)} tokens")
+        self._head = int(found[-1]) + 1
+        return found.astype(np.int32)
+
+    def rows(self, n: int) -> Rows:
+        return self._handed_out[:n]
+
+    def want(self, needs: set[HiddenNeed]) -> None:
+        self._needs = set(needs)
+
+    def prepare(self, *, every_row: bool) -> None:
+        pass
+
+    def states(self, need: HiddenNeed, n: int) -> Rows:
+        """A state is the first logits of its row: whoever reads it can be checked against them."""
+        return self._states[:n]
+
+    # -- sequences --
+
+    def copy(self, sequence: int, to: int, begin: int, end: int) -> None:
+        self._owners[self._cells(sequence, begin, end)] |= np.uint64(1 << to)
+
+    def remove(self, sequence: int, begin: int) -> bool:
+        cells = self._cells(sequence, begin, -1)
+        self._owners[cells] &= ~np.uint64(1 << sequence)
+        freed = cells[self._owners[cells] == 0]
+        self._position[freed] = -1
+        if len(freed):
+            self._head = min(self._head, int(freed[0]))
+        return True
+
+    def _cells(self, sequence: int, begin: int, end: int) -> npt.NDArray[np.int64]:
+        assert 0 <= sequence < self._shape.sequences
+        here = (self._owners & np.uint64(1 << sequence) != 0) & (self._position >= begin)
+        return np.flatnonzero(here if end < 0 else here & (self._position < end))
+
+    def clear(self) -> None:
+        self._owners[:] = 0
+        self._position[:] = -1
+        self._head = 0
+
+    def end(self, sequence: int) -> int:
+        cells = self._cells(sequence, 0, -1)
+        return int(self._position[cells].max()) + 1 if len(cells) else 0
+
+    def state(self, sequence: int) -> bytes:
+        return self._written(self._cells(sequence, 0, -1)).tobytes()
+
+    def _written(self, cells: npt.NDArray[np.int64]) -> IntArray:
+        return np.stack((self._token[cells], self._position[cells], self._displaced[cells]))
+
+    def restore(self, sequence: int, state: bytes) -> bool:
+        token, position, displaced = np.frombuffer(state, np.int32).reshape(3, -1)
+        cells = self._slot(len(token))
+        self._token[cells], self._position[cells] = token, position
+        self._owners[cells], self._displaced[cells] = 1 << sequence, displaced
+        return True
+
+    def rewrite(self) -> bool:
+        kept = np.flatnonzero(self._owners)
+        state, owners = self._written(kept), self._owners[kept]
+        self.clear()
+        n = len(kept)
+        self._token[:n], self._position[:n], self._displaced[:n] = state
+        self._owners[:n] = owners
+        return True
+
+    def beside(self, shape: Shape) -> FakeCache:
+        return FakeCache(self._table, shape, self.stop, by_order=self._by_order)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakePool(CellPool):
+    """A pool over a table; refuses everything that llama.cpp would refuse or abort on.
+
+    Args:
+        in_order: False frees cells instead of leaving ghosts.
+        by_order: see ``FakeCache``.
+        tiles: long reads are computed in tiles, which see where cells lie.
+    """
+
+    def __init__(
+        self,
+        table: FakeTable,
+        *,
+        n_ctx: int = 512,
+        lanes: int = 4,
+        max_rows: int = 65,
+        n_batch: int = 512,
+        max_leaves: int = 16,
+        stop: StopFlag | None = None,
+        in_order: bool = True,
+        by_order: bool = True,
+        tiles: bool = False,
+    ) -> None:
+        shape = Shape(n_ctx, lanes, max_rows, max_leaves, n_batch)
+        self.fake = FakeCache(table, shape, stop or StopFlag(), by_order=by_order)
+        kernels = Kernels(tiles=tiles, exact_rows=max_rows, exact_trees=True)
+        super().__init__(self.fake, shape, table.n_vocab, kernels, in_order=in_order)
+
+
+class FakeContext(CellLane):
+    """The only lane of a fake pool."""
 
     def __init__(
         self,
@@ -120,123 +343,18 @@ class FakeContext:
         max_leaves: int = 16,
         stop: StopFlag | None = None,
     ) -> None:
-        self._table = table
-        self._n_ctx = n_ctx
-        self._max_rows = max_rows
-        self._n_batch = n_batch
-        self._max_leaves = max_leaves
-        self._stop = stop or StopFlag()
-        self._tokens: list[int] = []
-        self._tree: tuple[int, list[int], list[int]] | None = None
-        self._handed_out: Rows | None = None
-        self._need: HiddenNeed = "nothing"
-        self.hidden = HiddenRows()
-        self.passes: list[int] = []
-        self.closed = False
-
-    @property
-    def n_ctx(self) -> int:
-        return self._n_ctx
-
-    @property
-    def n_vocab(self) -> int:
-        return self._table.n_vocab
-
-    @property
-    def n_batch(self) -> int:
-        return self._n_batch
-
-    @property
-    def max_rows(self) -> int:
-        return self._max_rows
-
-    @property
-    def max_leaves(self) -> int:
-        return self._max_leaves
-
-    @property
-    def tokens(self) -> list[int]:
-        return self._tokens
-
-    @property
-    def n_past(self) -> int:
-        if self.closed:
-            raise EngineError("the context is closed")
-        return len(self._tokens)
-
-    def forward(
-        self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
-    ) -> Rows:
-        n = len(tokens)
-        if self.closed:
-            raise EngineError("the context is closed")
-        if self._stop.is_set():
-            raise Cancelled("the pass was cancelled")
-        if not 0 < n <= self._n_batch:
-            raise ValueError(f"a pass takes 1 to {self._n_batch} tokens, got {n}")
-        if outputs == "all" and n > self._max_rows:
-            raise ValueError(f"a pass returns at most {self._max_rows} rows, got {n}")
-        if len(self._tokens) + n > self._n_ctx:
-            raise ContextFull(f"the context of {self._n_ctx} tokens is full")
-        if any(not 0 <= t < self.n_vocab for t in tokens):
-            raise EngineError(f"a token is outside the vocabulary of {self.n_vocab}")
-        if self._tree is not None:
-            raise EngineError("a tree pass must be settled with keep_path")
-        if self._handed_out is not None:
-            self._handed_out.fill(np.nan)
-        above = list(range(-1, n - 1)) if parents is None else list(parents)
-        if parents is not None and layout(above).n_leaves > self._max_leaves:
-            raise ValueError(f"a tree has at most {self._max_leaves} leaves")
-        paths: list[list[int]] = []
-        for token, parent in zip(tokens, above, strict=True):
-            paths.append([*(paths[parent] if parent >= 0 else self._tokens), int(token)])
-        if parents is None:
-            self._tokens = paths[-1]
-        else:
-            self._tree = (len(self._tokens), [int(t) for t in tokens], above)
-        self.passes.append(n)
-        given = len(paths) if outputs == "all" else int(outputs == "last")
-        if self._need != "final_hidden":
-            given = len(paths) if self._need != "nothing" else 0
-        if given:
-            states = np.array([self._table.row(p)[:_WIDTH] for p in paths[-given:]], np.float32)
-            self.hidden.add(len(paths[0]) - 1 + len(paths) - given, states)
-        wanted = paths if outputs == "all" else paths[-1:] if outputs == "last" else []
-        rows = np.array([self._table.row(p) for p in wanted], np.float32)
-        self._handed_out = rows.reshape(len(wanted), self.n_vocab)
-        return self._handed_out
-
-    def keep_path(self, path: Sequence[int]) -> None:
-        if self._tree is None:
-            raise EngineError("there is no tree pass to settle")
-        _, tokens, above = self._tree
-        before = -1
-        for node in path:
-            if above[node] != before:
-                raise ValueError("not a path from the root of the tree")
-            before = node
-        self.hidden.keep_path(len(self._tokens), path)
-        self._tokens = self._tokens + [tokens[i] for i in path]
-        self._tree = None
-
-    def capture(self, need: HiddenNeed) -> None:
-        """A state is the first logits of its row: whoever reads it can be checked against them."""
-        if need != self._need:
-            self._need = need
-            self.hidden.clear()
-
-    def rollback(self, keep_len: int) -> None:
-        if self.closed:
-            raise EngineError("the context is closed")
-        if self._tree is not None:
-            self.keep_path(())
-        if not 0 <= keep_len <= len(self._tokens):
-            raise ValueError(f"cannot roll back to {keep_len} of {len(self._tokens)} tokens")
-        del self._tokens[keep_len:]
-        self.hidden.cut(keep_len)
-
-    def close(self) -> None:
-        self.closed = True
+        pool = FakePool(
+            table,
+            n_ctx=n_ctx,
+            lanes=1,
+            max_rows=max_rows,
+            n_batch=n_batch,
+            max_leaves=max_leaves,
+            stop=stop,
+        )
+        super().__init__(pool, pool.take_sequence())
+        pool.seat(self)
+        self.passes = pool.fake.passes
 
 
 def fake_info(n_ctx: int = 512, n_vocab: int = 64, *, exact_rows: int = 65) -> EngineInfo:

@@ -77,5 +77,13 @@ class HiddenRows:
             self._first += drop
             self._n = left
 
+    def copy(self) -> HiddenRows:
+        """The same states, to go on in another way."""
+        other = HiddenRows()
+        other._first, other._n = self._first, self._n
+        if self._rows is not None:
+            other._rows = self._rows[: self._n].copy()
+        return other
+
     def clear(self, first: int = 0) -> None:
         self._first, self._n = first, 0

@@ -16,8 +16,9 @@ from typing import Any
 import llama_cpp as ll
 import numpy as np
 
-from specllama.backend.llama_context import LlamaContext, decode_error
+from specllama.backend.llama_cache import decode_error
 from specllama.backend.llama_log import last_words, recent
+from specllama.backend.llama_pool import LlamaPool
 from specllama.errors import CannotLoad, ContextFull, EngineError
 from specllama.models.pruned import runs
 from specllama.speculative.types import IntArray
@@ -55,14 +56,14 @@ class SkippingContext:
     """A cache of its own of a loaded model, any of whose layers can be left out of a text.
 
     Args:
-        target: a cache of the model, whose settings are taken over; it must outlive this.
+        target: a pool of the model, whose settings are taken over; it must outlive this.
         n_ctx: tokens of the longest text.
 
     Raises:
         CannotLoad: no memory for the cache, or this build cannot do it.
     """
 
-    def __init__(self, target: LlamaContext, *, n_ctx: int) -> None:
+    def __init__(self, target: LlamaPool, *, n_ctx: int) -> None:
         self._g = _ggml()
         self._n_vocab = target.n_vocab
         params = target.settings()

@@ -1,9 +1,8 @@
-"""llama.cpp through the low-level API of llama-cpp-python (pinned): models, and their contexts.
+"""llama.cpp through the low-level API of llama-cpp-python (pinned): models.
 
 llama.cpp ends the process on some bad calls (``GGML_ASSERT``), so everything it would assert on is
-checked before the call. Nothing is printed. The ``llama_*`` neighbours hold contexts, tree passes,
-the log, the vocabulary and grammars; outside this folder nothing in the run-time path imports the
-binding.
+checked before the call. Nothing is printed. The ``llama_*`` neighbours hold caches, pools, the log,
+the vocabulary and grammars; outside this folder nothing in the run-time path imports the binding.
 """
 
 from __future__ import annotations
@@ -12,23 +11,22 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import llama_cpp as ll
 
-from specllama.backend.llama_context import LlamaContext
 from specllama.backend.llama_log import last_words, recent, start, supports_gpu
 from specllama.backend.llama_vocab import LlamaVocab
 from specllama.cancel import StopFlag
 from specllama.errors import Cancelled, CannotLoad, UnsupportedModel
-from specllama.params import EngineOptions
 
-if TYPE_CHECKING:
-    from specllama.backend.watch import Watch
+
+class Closing(Protocol):
+    def close(self) -> None: ...
 
 
 class LlamaModel:
-    """A loaded GGUF file. Contexts made from it share its weights.
+    """A loaded GGUF file. Pools made from it share its weights.
 
     Args:
         split: offloaded layers per GPU; llama.cpp's own choice unless given.
@@ -110,7 +108,7 @@ class LlamaModel:
                 f"{path.name} is an encoder-decoder or embedding model; specllama generates text "
                 "with decoder-only models"
             )
-        self._contexts: list[LlamaContext] = []
+        self._parts: list[Closing] = []
 
     @property
     def handle(self) -> Any:
@@ -121,50 +119,18 @@ class LlamaModel:
         """Whether a partial rollback is a metadata change (attention) rather than a replay."""
         return not (self.is_recurrent or self.is_hybrid)
 
-    def context(
-        self,
-        *,
-        n_ctx: int,
-        max_rows: int,
-        threads: int,
-        options: EngineOptions,
-        flash: str,
-        max_leaves: int = 1,
-        alike: bool = True,
-        watch: Watch | None = None,
-    ) -> LlamaContext:
-        """A KV cache; ``max_leaves`` above 1 asks for tree passes, where the model can do them.
+    def adopt(self, part: Closing) -> None:
+        """Close this before the model, whose weights it reads."""
+        self._parts.append(part)
 
-        ``alike``: see ``LlamaContext``.
-        """
-        if max_leaves > 1 and self.can_roll_back:
-            from specllama.backend.llama_tree import LlamaTreeContext
-
-            kind: type[LlamaContext] = LlamaTreeContext
-        else:
-            kind, max_leaves = LlamaContext, 1
-        context = kind(
-            self,
-            n_ctx=n_ctx,
-            max_rows=max_rows,
-            threads=threads,
-            options=options,
-            flash=flash,
-            max_leaves=max_leaves,
-            alike=alike,
-            watch=watch,
-        )
-        self._contexts.append(context)
-        return context
-
-    def drop(self, context: LlamaContext) -> None:
-        """Close one context before the model is."""
-        self._contexts.remove(context)
-        context.close()
+    def drop(self, part: Closing) -> None:
+        """Close one part before the model is."""
+        self._parts.remove(part)
+        part.close()
 
     def close(self) -> None:
-        for context in getattr(self, "_contexts", []):
-            context.close()
+        for part in getattr(self, "_parts", []):
+            part.close()
         if self._model:
             if hasattr(self, "vocab"):
                 self.vocab.close()

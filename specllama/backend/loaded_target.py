@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from specllama.backend.lane import CellLane
     from specllama.backend.llama import LlamaModel
-    from specllama.backend.llama_context import LlamaContext
+    from specllama.backend.llama_pool import LlamaPool
     from specllama.models.gguf import GgufHeader
     from specllama.params import EngineOptions
 
@@ -22,7 +23,8 @@ class LoadedTarget:
 
     header: GgufHeader
     model: LlamaModel
-    context: LlamaContext
+    pool: LlamaPool
+    lane: CellLane  # the conversation that is drafted for
     options: EngineOptions
     threads: int
     on_close: ExitStack

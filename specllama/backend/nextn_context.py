@@ -17,7 +17,7 @@ import llama_cpp as ll
 import numpy as np
 import numpy.typing as npt
 
-from specllama.backend.llama_context import SEQ, decode_error, require_running
+from specllama.backend.llama_cache import decode_error, require_running
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.symbols import function, rows
 from specllama.errors import CannotLoad, ContextFull, EngineError
@@ -26,8 +26,10 @@ from specllama.speculative.types import IntArray, Row, Rows
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
-    from specllama.backend.llama_context import LlamaContext
+    from specllama.backend.llama_pool import LlamaPool
     from specllama.backend.loaded_target import LoadedTarget
+
+_SEQ = 0
 
 
 class LlamaNextn:
@@ -36,14 +38,14 @@ class LlamaNextn:
     Args:
         model: loaded with its NextN blocks; ``nextn.why_not`` has nothing against it, or
             llama.cpp ends the process.
-        target: settings are taken over from this context, which must outlive this one.
+        target: settings are taken over from this pool, which must outlive this one.
         n_ctx: most pairs.
 
     Raises:
         CannotLoad: no memory, or functions that this libllama lacks.
     """
 
-    def __init__(self, model: LlamaModel, target: LlamaContext, *, n_ctx: int) -> None:
+    def __init__(self, model: LlamaModel, target: LlamaPool, *, n_ctx: int) -> None:
         for name in ("llama_set_embeddings_nextn", "llama_get_embeddings_nextn"):
             function(name)
         self._stop = model.stop
@@ -79,7 +81,7 @@ class LlamaNextn:
         self._batch.token = self._b_token.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
         as_array(self._batch.n_seq_id, (self._n_batch,))[:] = 1
         for i in range(self._n_batch):
-            self._batch.seq_id[i][0] = SEQ
+            self._batch.seq_id[i][0] = _SEQ
 
     # -- facts --
 
@@ -106,7 +108,7 @@ class LlamaNextn:
     @property
     def n_past(self) -> int:
         """One past the last position, as the cache itself reports it; 0 when it is empty."""
-        return int(ll.llama_memory_seq_pos_max(self._memory, SEQ)) + 1
+        return int(ll.llama_memory_seq_pos_max(self._memory, _SEQ)) + 1
 
     # -- passes --
 
@@ -150,7 +152,7 @@ class LlamaNextn:
     def _cut(self, end: int) -> None:
         if end == self._first:
             self.begin_at(end)
-        elif ll.llama_memory_seq_rm(self._memory, SEQ, end, -1):
+        elif ll.llama_memory_seq_rm(self._memory, _SEQ, end, -1):
             self._end = end
         else:
             self.begin_at(0)
@@ -170,6 +172,6 @@ def open_mtp(target: LoadedTarget) -> MtpProposer:
     Raises:
         CannotLoad: see ``LlamaNextn``.
     """
-    context = LlamaNextn(target.model, target.context, n_ctx=target.context.n_ctx)
+    context = LlamaNextn(target.model, target.pool, n_ctx=target.lane.n_ctx)
     target.on_close.callback(context.close)
-    return MtpProposer(context, target.context, n_vocab=target.context.n_vocab)
+    return MtpProposer(context, target.lane, n_vocab=target.lane.n_vocab)

@@ -35,9 +35,9 @@ def open_medusa(path: Path, target: LoadedTarget) -> Proposer:
     Raises:
         PairIncompatible, BadGguf, UnsupportedModel: see ``load_heads``.
     """
-    states = target.context.hidden
 
     def hidden(cached: Sequence[int]) -> Vector | None:
+        states = target.lane.hidden
         last = len(cached) - 1
         rows = states.rows(last, last + 1)
         states.forget(last)

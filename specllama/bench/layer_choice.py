@@ -118,11 +118,11 @@ def choose_layers(
         CannotLoad: no memory for a second cache.
     """
     from specllama.backend.layer_skip import SkippingContext
-    from specllama.backend.llama_context import LlamaContext
+    from specllama.backend.llama_pool import LlamaPool
 
     if reason := pruned.why_not(header):
         raise UnsupportedModel(f"there is no draft in this target: {reason}")
-    if not isinstance(engine.target, LlamaContext):
+    if not isinstance(engine.target.pool, LlamaPool):
         raise UnsupportedModel("layers can be left out of models that llama.cpp runs only")
     begin = monotonic()
 
@@ -137,7 +137,7 @@ def choose_layers(
     seen = [text for i, text in enumerate(texts) if i % 3 != 2]
     few = [text for i, text in enumerate(seen) if _tokens(seen[:i]) < FEW]
     scorer = Scorer(lambda drop: pruned.draft_work(header, drop), passes or assumed_passes())
-    context = SkippingContext(engine.target, n_ctx=max(len(p) + len(r) for p, r in texts))
+    context = SkippingContext(engine.target.pool, n_ctx=max(len(p) + len(r) for p, r in texts))
 
     def look(drop: Drop, over: Sequence[Text] = few) -> Trial:
         return scorer.trial(drop, [_agreement(context, text, drop) for text in over])

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from specllama.backend.base import Capturing
 from specllama.cancel import Cancel
 from specllama.engine.profiles import Windows
 from specllama.engine.reply import Reply
@@ -83,8 +82,7 @@ class RequestRun:
         chain = engine.chain(params, self._seed, ids)
         tokenized = perf_counter()
 
-        if isinstance(self._target, Capturing):
-            self._target.capture(proposer.needs)
+        self._target.capture(proposer.needs)
         self._proposer = proposer
         reason: FinishReason | None = None
         try:

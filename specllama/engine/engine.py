@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from specllama.backend.base import Context, Vocab
+from specllama.backend.base import Lane, Vocab
 from specllama.cancel import Cancel, StopFlag
 from specllama.chat import render
 from specllama.engine.conversation import RequestRun
@@ -40,7 +40,7 @@ class Engine:
     ``Engine.load`` opens model files; the constructor takes ready parts (tests, other backends).
 
     Args:
-        target: the target's KV cache.
+        target: a lane in the target's pool.
         vocab: the target's vocabulary.
         proposers: drafting methods by name; "none" is always there.
         info: what to show people.
@@ -55,7 +55,7 @@ class Engine:
     def __init__(
         self,
         *,
-        target: Context,
+        target: Lane,
         vocab: Vocab,
         info: EngineInfo,
         proposers: dict[str, Proposer] | None = None,
@@ -133,7 +133,7 @@ class Engine:
         return self._vocab
 
     @property
-    def target(self) -> Context:
+    def target(self) -> Lane:
         return self._target
 
     @property

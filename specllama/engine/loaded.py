@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specllama.backend.base import Context, Vocab
+    from specllama.backend.base import Lane, Vocab
     from specllama.interface import EngineInfo
     from specllama.params import GenerateParams
     from specllama.speculative.drafting.drafter import Proposer
@@ -20,7 +20,7 @@ class Loaded:
     """The parts of an engine, from model files or from wherever a test takes them.
 
     Attributes:
-        target: the target's KV cache.
+        target: a lane in the target's pool.
         vocab: the target's vocabulary.
         info: what to show people.
         proposers: drafting methods by name, without "none".
@@ -30,7 +30,7 @@ class Loaded:
         on_close: frees the models.
     """
 
-    target: Context
+    target: Lane
     vocab: Vocab
     info: EngineInfo
     proposers: Mapping[str, Proposer] = field(default_factory=dict)

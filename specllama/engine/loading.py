@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -19,16 +20,17 @@ from specllama.params import EngineOptions, GenerateParams
 from specllama.speculative.drafting.method import Facts
 
 if TYPE_CHECKING:
-    from specllama.backend.base import Context
+    from specllama.backend.base import Context, Pool
     from specllama.backend.devices import OffloadPlan, Placement
     from specllama.backend.llama import LlamaModel
-    from specllama.backend.llama_context import LlamaContext
+    from specllama.backend.llama_pool import LlamaPool
     from specllama.models.gguf import GgufHeader
     from specllama.speculative.sampling import Constraint
 
 logger = logging.getLogger("specllama.engine.loading")
 
 DEFAULT_CTX = 8192
+LANES = 4  # conversations that a pool has room for
 PAST_TOKENS = 32768  # of kept texts, read when a model is loaded
 
 
@@ -101,6 +103,7 @@ def load_parts(
     from specllama.backend.cores import physical_cores
     from specllama.backend.devices import fewer_layers
     from specllama.backend.llama_grammar import LlamaGrammar
+    from specllama.backend.llama_pool import open_pool
     from specllama.backend.loaded_target import LoadedTarget
     from specllama.engine.heads import open_heads
     from specllama.engine.probing import exactness_of
@@ -144,9 +147,11 @@ def load_parts(
 
     def open_pair(
         plan: OffloadPlan | None,
-    ) -> tuple[LlamaModel, LlamaContext, LlamaModel | None, LlamaContext | None]:
+    ) -> tuple[LlamaModel, LlamaPool, LlamaModel | None, LlamaPool | None]:
         target_model = open_model(target_header, "target", plan.target if plan else None)
-        target = target_model.context(
+        target = open_pool(
+            target_model,
+            lanes=LANES,
             n_ctx=_context_length(options.n_ctx, target_header),
             max_rows=options.max_rows,
             threads=threads,
@@ -157,7 +162,9 @@ def load_parts(
         if draft_header is None:
             return target_model, target, None, None
         draft_model = open_model(draft_header, "draft", plan.draft if plan else None)
-        draft = draft_model.context(
+        draft = open_pool(
+            draft_model,
+            lanes=LANES,
             n_ctx=min(
                 options.draft_ctx or target.n_ctx, draft_header.context_length or target.n_ctx
             ),
@@ -184,24 +191,30 @@ def load_parts(
                 opened.clear()
                 plan = fewer
                 require_ram(plan)
-        for context in (target, draft):
-            if context is not None:
-                _warm_up(context)
+        for pool in (target, draft):
+            if pool is not None:
+                _warm_up(pool)
         exactness = exactness_of(target_header, target_model, target, options)
+        target.kernels = replace(
+            target.kernels, exact_rows=exactness.rows, exact_trees=exactness.trees
+        )
         if options.threads is None:
             target.choose_threads()
             if draft is not None and options.draft_threads is None:
                 draft.choose_threads()
         past, remember = _corpus(target_header) if options.keep_texts else ((), None)
-        speaker: Context | RetokenizeProposer | None = draft
-        if translated and draft is not None and draft_model is not None:
-            speaker = join_vocabularies(draft, target_model.vocab, draft_model.vocab)
+        lane = target.open()
+        speaker: Context | RetokenizeProposer | None = None
+        if draft is not None and draft_model is not None:
+            speaker = beside = draft.open()
+            if translated:
+                speaker = join_vocabularies(beside, target_model.vocab, draft_model.vocab)
         heads = open_heads(
-            LoadedTarget(target_header, target_model, target, options, threads, heads_open),
+            LoadedTarget(target_header, target_model, target, lane, options, threads, heads_open),
             options.heads,
         )
         proposers = make_proposers(
-            target, speaker, past=past, remember=remember, extra=heads.proposers
+            lane, speaker, past=past, remember=remember, extra=heads.proposers
         )
     except BaseException:
         close_all()
@@ -220,7 +233,7 @@ def load_parts(
         measured=exactness.measured,
         device="GPU" if target_model.gpu_layers else "CPU",
         threads=threads,
-        flash_attn=target.flash != "off",
+        flash_attn=target.kernels.flash != "off",
         load_ms=(perf_counter() - begin) * 1e3,
         has_chat_template=target_header.chat_template is not None,
         methods=methods(
@@ -242,7 +255,7 @@ def load_parts(
         return None
 
     return Loaded(
-        target=target,
+        target=lane,
         vocab=vocab,
         info=info,
         proposers=proposers,
@@ -309,10 +322,11 @@ def _corpus(
     return corpus.texts(key, most=PAST_TOKENS), remember
 
 
-def _warm_up(context: Context) -> None:
+def _warm_up(pool: Pool) -> None:
     """Let one pass fetch the weights and start the threads: a first reply is timed, too."""
-    context.forward([0], outputs="last")
-    context.rollback(0)
+    lane = pool.open()
+    lane.forward([0], outputs="last")
+    lane.close()
 
 
 def _context_length(asked: int | None, header: GgufHeader) -> int:
@@ -328,7 +342,7 @@ def _context_length(asked: int | None, header: GgufHeader) -> int:
 
 
 def _model_info(
-    header: GgufHeader, model: LlamaModel, context: LlamaContext, options: EngineOptions
+    header: GgufHeader, model: LlamaModel, pool: LlamaPool, options: EngineOptions
 ) -> ModelInfo:
     from specllama.models.memory import kv_bytes
 
@@ -339,12 +353,10 @@ def _model_info(
         quantization=header.quantization,
         n_params=model.n_params,
         file_bytes=header.file_bytes,
-        n_ctx=context.n_ctx,
+        n_ctx=pool.n_ctx,
         n_ctx_train=model.n_ctx_train,
-        n_vocab=context.n_vocab,
-        kv_bytes=kv_bytes(
-            header, context.n_ctx, type_k=options.kv_type_k, type_v=options.kv_type_v
-        ),
+        n_vocab=pool.n_vocab,
+        kv_bytes=kv_bytes(header, pool.n_ctx, type_k=options.kv_type_k, type_v=options.kv_type_v),
         gpu_layers=min(model.gpu_layers, model.n_layer + 1),
         kv_types=f"{options.kv_type_k}/{options.kv_type_v}",
     )

@@ -10,7 +10,7 @@ from specllama.exactness import Exactness, measured
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
-    from specllama.backend.llama_context import LlamaContext
+    from specllama.backend.llama_pool import LlamaPool
     from specllama.models.gguf import GgufHeader
     from specllama.params import EngineOptions
 
@@ -20,7 +20,7 @@ FAR_BYTES = 1 << 30  # weights of models whose passes of up to 65 rows are compa
 
 
 def exactness_of(
-    header: GgufHeader, model: LlamaModel, target: LlamaContext, options: EngineOptions
+    header: GgufHeader, model: LlamaModel, target: LlamaPool, options: EngineOptions
 ) -> Exactness:
     """How far the target's passes equal single steps; kept in the profiles once it is known.
 
@@ -39,7 +39,7 @@ def exactness_of(
 
 
 def _key(
-    header: GgufHeader, model: LlamaModel, target: LlamaContext, options: EngineOptions
+    header: GgufHeader, model: LlamaModel, target: LlamaPool, options: EngineOptions
 ) -> dict[str, Any]:
     """All that chooses kernels."""
     from specllama.backend import devices
@@ -55,9 +55,9 @@ def _key(
             *(d.description for d in devices.gpus(devices.devices())),
         ],
         "gpu_layers": model.gpu_layers,
-        "threads": target.threads,
-        "flash_attn": target.flash,
-        "alike": target.rows_alike,
+        "threads": target.kernels.threads,
+        "flash_attn": target.kernels.flash,
+        "alike": target.kernels.alike,
         "kv": [options.kv_type_k, options.kv_type_v],
         "mmap": options.use_mmap,
         "rows": target.max_rows,
@@ -65,29 +65,33 @@ def _key(
     }
 
 
-def _measure(model: LlamaModel, target: LlamaContext, options: EngineOptions) -> Exactness:
+def _measure(model: LlamaModel, target: LlamaPool, options: EngineOptions) -> Exactness:
     """In a context of its own, made like the target's, which can be looked into."""
-    from specllama.backend.kernels import CELLS, COPIES, NARROW, probe
+    from specllama.backend.llama_pool import open_pool
+    from specllama.backend.probe import CELLS, COPIES, NARROW, probe
     from specllama.backend.watch import Watch
 
     # a GPU runs other kernels where it is stopped to be looked at
     watch = Watch() if model.gpu_layers == 0 else None
-    context = model.context(
+    pool = open_pool(
+        model,
         n_ctx=CELLS,
+        lanes=COPIES + 2,
         max_rows=max(target.max_rows, NARROW[-1]),
-        threads=target.threads,
+        threads=target.kernels.threads,
         options=options,
-        flash=target.flash,
-        max_leaves=COPIES + 2,
+        flash=target.kernels.flash,
+        max_leaves=2,
         watch=watch,
     )
+    lane = pool.open()
+
+    def fill(copies: int) -> None:
+        copy = pool.park(pool.fork(lane, lane.n_past))
+        for _ in range(copies):
+            pool.resume(copy)
+
     try:
-        return probe(
-            context,
-            watch,
-            context.fill,
-            trained=model.n_ctx_train,
-            far=model.n_bytes <= FAR_BYTES,
-        )
+        return probe(lane, watch, fill, trained=model.n_ctx_train, far=model.n_bytes <= FAR_BYTES)
     finally:
-        model.drop(context)
+        model.drop(pool)

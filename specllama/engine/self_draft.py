@@ -80,6 +80,7 @@ class SelfProposer:
 
     def _open(self) -> DraftModelProposer:
         from specllama.backend.llama import LlamaModel
+        from specllama.backend.llama_pool import open_pool
 
         target, options = self._target, self._target.options
         drop, speed = _layers(target.header)
@@ -95,17 +96,19 @@ class SelfProposer:
             use_mlock=options.use_mlock,
         )
         target.on_close.callback(model.close)
-        context = model.context(
-            n_ctx=target.context.n_ctx,
+        pool = open_pool(
+            model,
+            n_ctx=target.lane.n_ctx,
             max_rows=1,
             threads=options.draft_threads or target.threads,
             options=options,
-            flash=target.context.flash,
+            flash=target.pool.kernels.flash,
             alike=False,
         )
+        context = pool.open()
         return DraftModelProposer(
             context,
-            n_vocab=target.context.n_vocab,
+            n_vocab=target.lane.n_vocab,
             batch=min(512, context.n_batch),
             name=self.name,
         )
@@ -133,7 +136,7 @@ def _advice(drop: Sequence[int], work: float, speed: float | None) -> str:
 def _require_memory(header: GgufHeader, target: LoadedTarget) -> None:
     options = target.options
     needed = header.file_bytes + memory.kv_bytes(
-        header, target.context.n_ctx, type_k=options.kv_type_k, type_v=options.kv_type_v
+        header, target.lane.n_ctx, type_k=options.kv_type_k, type_v=options.kv_type_v
     )
     free = memory.available_memory()
     if 0 < free < needed:

@@ -1,58 +1,8 @@
-"""Token trees: how they are laid out for one target pass, and how proposers build them.
-
-A pass over a tree gives every leaf a sequence id of its own; a node carries the ids of all leaves
-below it, so a query that looks for its first id sees exactly its ancestors (the layout of SpecInfer
-and Medusa, in llama.cpp's terms). A chain is the special case of one leaf.
-"""
+"""Token trees: how drafters build them. How a pass takes them is ``backend.layout``'s affair."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
-
-from specllama.speculative.types import Draft, IntArray, Law
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where the nodes of a pass stand.
-
-    ``depth[i]`` counts the nodes above i, so its position is the cached length plus that;
-    ``leaves[i]`` are the ascending numbers of the leaves below node i (of a leaf: its own).
-    """
-
-    depth: IntArray  # [n]
-    leaves: tuple[tuple[int, ...], ...]
-    n_leaves: int
-
-
-def layout(parents: Sequence[int]) -> Layout:
-    """The layout of a tree or forest; ``parents[i] == -1`` hangs node i on the cached prefix.
-
-    Raises:
-        ValueError: a parent does not precede its child.
-    """
-    n = len(parents)
-    depth = np.zeros(n, np.int32)
-    is_leaf = [True] * n
-    for i, parent in enumerate(parents):
-        if not -1 <= parent < i:
-            raise ValueError("a node's parent must precede it")
-        if parent >= 0:
-            depth[i] = depth[parent] + 1
-            is_leaf[parent] = False
-    below: list[list[int]] = [[] for _ in range(n)]
-    n_leaves = 0
-    for i in range(n):
-        if is_leaf[i]:
-            below[i].append(n_leaves)
-            n_leaves += 1
-    for i in range(n - 1, -1, -1):
-        if parents[i] >= 0:
-            below[parents[i]] += below[i]
-    return Layout(depth, tuple(tuple(sorted(leaves)) for leaves in below), n_leaves)
+from specllama.speculative.types import Draft, Law
 
 
 class TreeBuilder:

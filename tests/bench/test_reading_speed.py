@@ -26,8 +26,9 @@ from time import perf_counter
 
 import pytest
 
+from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_context import LlamaContext
+from specllama.backend.llama_pool import open_pool
 from specllama.params import EngineOptions
 
 ENV = {
@@ -51,7 +52,7 @@ pytestmark = [
     pytest.mark.skipif(not MODEL, reason="needs a model"),
 ]
 
-Arms = dict[str, LlamaContext]
+Arms = dict[str, CellLane]
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +60,10 @@ def arms() -> Iterator[Arms]:
     model = LlamaModel(Path(str(MODEL)), gpu_layers="0")
     n_ctx = max([*LENGTHS, *(d + TOKENS for d in DEPTHS)]) + 8
 
-    def context(keys: str, n_batch: int | None, alike: bool) -> LlamaContext:
+    def context(keys: str, n_batch: int | None, alike: bool) -> CellLane:
         options = EngineOptions(kv_type_k=keys, kv_type_v="f16", n_batch=n_batch)
-        return model.context(
+        pool = open_pool(
+            model,
             n_ctx=n_ctx,
             max_rows=16,
             threads=THREADS,
@@ -69,6 +71,7 @@ def arms() -> Iterator[Arms]:
             flash="on",
             alike=alike,
         )
+        return pool.open()
 
     yield {
         OURS: context("f16", None, alike=True),
@@ -82,12 +85,12 @@ def text(arms: Arms, n: int) -> list[int]:
     return [300 + 7919 * i % (arms[OURS].n_vocab - 600) for i in range(n)]
 
 
-def turns(arms: Arms) -> list[tuple[str, LlamaContext]]:
+def turns(arms: Arms) -> list[tuple[str, CellLane]]:
     """The arms in a new order."""
     return random.sample(list(arms.items()), len(arms))
 
 
-def read(context: LlamaContext, tokens: list[int], *, row: bool) -> float:
+def read(context: CellLane, tokens: list[int], *, row: bool) -> float:
     """Seconds of reading ``tokens``, with ``row`` up to the row behind them."""
     begin = perf_counter()
     for i in range(0, len(tokens), context.n_batch):

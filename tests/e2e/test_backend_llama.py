@@ -17,9 +17,10 @@ import pytest
 from ggufs import write_llama, write_mamba, write_spm
 from spelling import lets_through
 
+from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_context import LlamaContext
 from specllama.backend.llama_grammar import LlamaGrammar
+from specllama.backend.llama_pool import open_pool
 from specllama.engine.engine import Engine
 from specllama.errors import Cancelled, CannotLoad, ContextFull, EngineError, UsageError
 from specllama.events import Finished, RoundDone
@@ -45,31 +46,32 @@ def mamba(files: Path) -> Iterator[LlamaModel]:
     model.close()
 
 
-Opener = Callable[..., LlamaContext]
+Opener = Callable[..., CellLane]
 
 
 @pytest.fixture
 def opener() -> Iterator[Opener]:
-    opened: list[LlamaContext] = []
+    opened: list[CellLane] = []
 
     def make(model: LlamaModel, n_ctx: int = 256, max_rows: int = 17, n_batch: int = 32) -> Any:
         opened.append(
-            model.context(
+            open_pool(
+                model,
                 n_ctx=n_ctx,
                 max_rows=max_rows,
                 threads=1,
                 options=EngineOptions(n_batch=n_batch),
                 flash="off",
-            )
+            ).open()
         )
         return opened[-1]
 
     yield make
     for context in opened:
-        context.close()
+        context.pool.close()
 
 
-def feed(context: LlamaContext, tokens: Sequence[int]) -> Row:
+def feed(context: CellLane, tokens: Sequence[int]) -> Row:
     """One token at a time, as plain decoding does; the row after the last."""
     for token in tokens:
         rows = context.forward([token], outputs="last")
@@ -77,7 +79,7 @@ def feed(context: LlamaContext, tokens: Sequence[int]) -> Row:
     return row
 
 
-def check_cache(context: LlamaContext, tokens: Sequence[int]) -> None:
+def check_cache(context: CellLane, tokens: Sequence[int]) -> None:
     assert context.tokens == list(tokens)
     assert context.n_past == len(tokens)
 
@@ -315,7 +317,9 @@ def test_everything_is_refused_after_close(llama_file: Path) -> None:
     """Use after free would be a crash of the process."""
     model = LlamaModel(llama_file, pre="gpt-2")
     options = EngineOptions(n_batch=32)
-    context = model.context(n_ctx=256, max_rows=4, threads=1, options=options, flash="off")
+    context = open_pool(
+        model, n_ctx=256, max_rows=4, threads=1, options=options, flash="off"
+    ).open()
     grammar = LlamaGrammar(model.vocab, 'root ::= "a"')
     context.forward([5, 6], outputs="all")
     context.close()
@@ -333,7 +337,7 @@ def test_everything_is_refused_after_close(llama_file: Path) -> None:
     refused(lambda: grammar.allowed(np.array([5], np.int32)))
     refused(lambda: LlamaGrammar(vocab, 'root ::= "a"'))
     with pytest.raises(CannotLoad):
-        model.context(n_ctx=256, max_rows=4, threads=1, options=options, flash="off")
+        open_pool(model, n_ctx=256, max_rows=4, threads=1, options=options, flash="off").open()
 
 
 # -- grammars ------------------------------------------------------------------------------------
@@ -560,8 +564,8 @@ def test_a_failed_load_says_why_and_stays_quiet(
 def test_a_quantized_value_cache_needs_flash_attention(llama: LlamaModel) -> None:
     options = EngineOptions(kv_type_v="q8_0", n_batch=32)
     with pytest.raises(UsageError, match="flash"):
-        llama.context(n_ctx=256, max_rows=4, threads=1, options=options, flash="off")
-    context = llama.context(n_ctx=256, max_rows=4, threads=1, options=options, flash="on")
+        open_pool(llama, n_ctx=256, max_rows=4, threads=1, options=options, flash="off").open()
+    context = open_pool(llama, n_ctx=256, max_rows=4, threads=1, options=options, flash="on").open()
     context.forward([5, 6], outputs="last")
     context.close()
 

@@ -9,7 +9,7 @@ import pytest
 from eagle_files import NumpyHead, write_eagle3
 
 from specllama.backend.eagle3_context import EagleContext
-from specllama.backend.llama_context import LlamaContext
+from specllama.backend.lane import CellLane
 from specllama.bench.proof import prove
 from specllama.cli import invoke
 from specllama.engine.engine import Engine
@@ -38,7 +38,7 @@ def test_its_logits_are_those_of_numpy(tiny: Engine) -> None:
     """
     tiny.reset()
     target, head = tiny.target, tiny.proposer("eagle3").context  # type: ignore[attr-defined]
-    assert isinstance(target, LlamaContext)
+    assert isinstance(target, CellLane)
     assert isinstance(head, EagleContext)
     reference = NumpyHead(head_file(), resolve("tiny-target"))
     target.capture("layer_inputs")

@@ -10,9 +10,10 @@ import ggufs
 import numpy as np
 import pytest
 
+from specllama.backend.lane import CellLane
 from specllama.backend.layer_skip import SkippingContext
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_context import LlamaContext
+from specllama.backend.llama_pool import open_pool
 from specllama.bench.layer_choice import choose_layers, write_texts
 from specllama.cli import invoke
 from specllama.engine.engine import Engine
@@ -29,9 +30,9 @@ OPTIONS = EngineOptions(threads=1, n_ctx=512).resolved(on_gpu=False)
 BLOCKS = 5
 
 
-def open_context(path: Path) -> tuple[LlamaModel, LlamaContext]:
+def open_context(path: Path) -> tuple[LlamaModel, CellLane]:
     model = LlamaModel(path)
-    context = model.context(n_ctx=512, max_rows=8, threads=1, options=OPTIONS, flash="on")
+    context = open_pool(model, n_ctx=512, max_rows=8, threads=1, options=OPTIONS, flash="on").open()
     return model, context
 
 
@@ -62,7 +63,7 @@ def test_a_layer_left_out_is_a_layer_cut_out(
     text = [5 + (i * 37) % 300 for i in range(180)]
     prompt, reply = text[:100], text[100:]
     model, context = open_context(target)
-    skipping = SkippingContext(context, n_ctx=256)
+    skipping = SkippingContext(context.pool, n_ctx=256)
     found = skipping.choices(prompt, reply, drop)
     whole = skipping.choices(prompt, reply, ())
     skipping.close()
@@ -81,7 +82,7 @@ def test_a_layer_left_out_is_a_layer_cut_out(
 
 def test_what_cannot_be_asked(target: Path) -> None:
     model, context = open_context(target)
-    skipping = SkippingContext(context, n_ctx=256)
+    skipping = SkippingContext(context.pool, n_ctx=256)
     with pytest.raises(ContextFull, match="256"):
         skipping.choices([5] * 200, [6] * 100, (1,))
     with pytest.raises(EngineError, match="a prompt"):
@@ -100,7 +101,7 @@ def test_what_cannot_be_asked(target: Path) -> None:
 
 def test_an_interrupt_in_a_pass_is_not_lost(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, context = open_context(target)
-    skipping = SkippingContext(context, n_ctx=256)
+    skipping = SkippingContext(context.pool, n_ctx=256)
 
     def interrupted(tensor: int) -> None:
         raise KeyboardInterrupt

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specllama.backend import attention, llama_context
+from specllama.backend import attention, llama_pool
 from specllama.backend.attention import can_switch
+from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_context import LlamaContext
+from specllama.backend.llama_pool import open_pool
 from specllama.backend.threads import ThreadChoice
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
@@ -36,20 +37,20 @@ def model() -> Iterator[LlamaModel]:
     loaded.close()
 
 
-def context(model: LlamaModel, **changes: object) -> LlamaContext:
+def context(model: LlamaModel, **changes: object) -> CellLane:
     options = OPTIONS
     if changes:
         options = EngineOptions(threads=2, **changes).resolved(on_gpu=False)  # type: ignore[arg-type]
-    return model.context(
-        n_ctx=2048, max_rows=64, threads=2, options=options, flash="on", max_leaves=4
-    )
+    return open_pool(
+        model, n_ctx=2048, max_rows=64, threads=2, options=options, flash="on", max_leaves=4
+    ).open()
 
 
 def text(n: int, seed: int = 1) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(300, 4000, n)]
 
 
-def read(c: LlamaContext, tokens: Sequence[int]) -> Row:
+def read(c: CellLane, tokens: Sequence[int]) -> Row:
     """As a request reads a prompt; the row behind it."""
     chunk = c.n_batch
     last = (len(tokens) - 1) // chunk * chunk
@@ -64,7 +65,7 @@ def test_rows_behind_a_long_prompt_do_not_depend_on_the_width_of_their_pass(
     model: LlamaModel, n: int
 ) -> None:
     c = context(model)
-    assert c.rows_alike
+    assert c.pool.kernels.alike
     read(c, text(n))
     tail = text(64, seed=2)
     alone = np.stack([c.forward([t], outputs="all")[0].copy() for t in tail])
@@ -111,7 +112,7 @@ def test_caches_that_are_never_tiled_need_no_switch(
     model: LlamaModel, types: tuple[str, str]
 ) -> None:
     c = context(model, kv_type_k=types[0], kv_type_v=types[1])
-    assert c.rows_alike
+    assert c.pool.kernels.alike
     read(c, text(600))
     alone = [c.forward([t], outputs="all")[0].copy() for t in text(4, seed=2)]
     c.rollback(600)
@@ -119,8 +120,10 @@ def test_caches_that_are_never_tiled_need_no_switch(
 
 
 def test_a_draft_models_context_is_left_as_fast_as_it_can_be(model: LlamaModel) -> None:
-    c = model.context(n_ctx=1024, max_rows=4, threads=2, options=OPTIONS, flash="on", alike=False)
-    assert not c.rows_alike
+    c = open_pool(
+        model, n_ctx=1024, max_rows=4, threads=2, options=OPTIONS, flash="on", alike=False
+    ).open()
+    assert not c.pool.kernels.alike
     read(c, text(600))
     alone = [c.forward([t], outputs="all")[0].copy() for t in text(4, seed=2)]
     c.rollback(600)
@@ -236,8 +239,8 @@ def test_where_attention_cannot_be_switched_the_cache_types_are_apart(
     monkeypatch.setattr(attention, "_functions", missing)
     with Engine.load("tiny", None, EngineOptions(n_ctx=1024, threads=2)) as engine:
         target = engine.target
-        assert isinstance(target, LlamaContext)
-        assert target.rows_alike
+        assert isinstance(target, CellLane)
+        assert target.pool.kernels.alike
         read(target, text(600))
         alone = [target.forward([t], outputs="all")[0].copy() for t in text(4, seed=2)]
         target.rollback(600)
@@ -255,15 +258,18 @@ class EveryOther(ThreadChoice):
 def test_the_number_of_threads_changes_no_bit(model: LlamaModel, monkeypatch: Any) -> None:
     prompt, ahead = text(700), text(8, seed=2)
     fixed, varied = context(model), context(model)
-    monkeypatch.setattr(llama_context, "ThreadChoice", EveryOther)
-    varied.choose_threads()
+    monkeypatch.setattr(llama_pool, "ThreadChoice", EveryOther)
+    pool = varied.pool
+    varied.close()
+    pool.choose_threads()
+    varied = pool.open()
     for c in (fixed, varied):
         read(c, prompt)
     for width in (1, 1, 2, 4):
         rows = fixed.forward(ahead[:width], outputs="all").copy()
         np.testing.assert_array_equal(varied.forward(ahead[:width], outputs="all"), rows)
-    assert varied._choice is not None
-    assert varied._choice.passes >= 4  # type: ignore[attr-defined]
+    assert pool._llama.choice is not None
+    assert pool._llama.choice.passes >= 4  # type: ignore[attr-defined]
 
 
 def test_passes_on_a_cpu_are_short_unless_asked_for(model: LlamaModel) -> None:
@@ -273,7 +279,7 @@ def test_passes_on_a_cpu_are_short_unless_asked_for(model: LlamaModel) -> None:
 
 def test_a_count_that_was_asked_for_stays(model: LlamaModel) -> None:
     with Engine.load("tiny", options=EngineOptions(threads=2)) as engine:
-        assert engine.target._choice is None  # type: ignore[attr-defined]
+        assert engine.target.pool._llama.choice is None  # type: ignore[attr-defined]
     with Engine.load("tiny") as engine:
         cores = engine.info.threads
-        assert (engine.target._choice is not None) is (cores > 1)  # type: ignore[attr-defined]
+        assert (engine.target.pool._llama.choice is not None) is (cores > 1)  # type: ignore[attr-defined]

@@ -9,12 +9,13 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from specllama.backend.llama_context import LlamaContext
+from specllama.backend.lane import CellLane
+from specllama.backend.layout import layout
+from specllama.backend.llama_pool import open_pool
 from specllama.bench.proof import prove
 from specllama.engine.engine import Engine
 from specllama.params import EngineOptions, GenerateParams
 from specllama.prompts import Prompt
-from specllama.speculative.tree import layout
 
 pytestmark = pytest.mark.e2e
 
@@ -68,7 +69,7 @@ def test_the_cache_after_trees_is_that_of_a_fresh_context(
     """
     tiny.reset()
     target = tiny.target
-    assert isinstance(target, LlamaContext)
+    assert isinstance(target, CellLane)
     exact = tiny.info.exact_rows > 1
     ids = tiny.encode(prompts[0].content)[0][:60]
     rng = random.Random(0)
@@ -109,12 +110,17 @@ def test_the_cache_after_trees_is_that_of_a_fresh_context(
     tiny.reset()
 
 
-def _plain_context(target: LlamaContext, *, on_gpu: bool) -> LlamaContext:
+def _plain_context(target: CellLane, *, on_gpu: bool) -> CellLane:
     """A cache of the same model and settings that only takes chains."""
     options = EngineOptions().resolved(on_gpu=on_gpu)
-    return target.model.context(
-        n_ctx=512, max_rows=1, threads=target.threads, options=options, flash=target.flash
-    )
+    return open_pool(
+        target.pool.model,
+        n_ctx=512,
+        max_rows=1,
+        threads=target.pool.kernels.threads,
+        options=options,
+        flash=target.pool.kernels.flash,
+    ).open()
 
 
 def _parents(rng: random.Random, n: int, shape: str, max_leaves: int) -> list[int]:

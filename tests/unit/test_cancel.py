@@ -54,7 +54,9 @@ def test_a_cancel_stops_the_next_pass_of_either_model_and_nothing_after_its_requ
         stop = Counting()
         draft = engine.proposer("draft")
         assert isinstance(draft, DraftModelProposer)
-        engine._stop = engine.target._stop = draft.context._stop = stop  # type: ignore[attr-defined]
+        engine._stop = stop
+        for lane in (engine.target, draft.context):
+            lane.pool.fake.stop = stop  # type: ignore[attr-defined]
         stop.cancel, stop.at = Cancel(), at
         events = list(engine.generate(prompt, p, cancel=stop.cancel))
         finished = check_laws(events)

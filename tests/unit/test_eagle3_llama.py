@@ -17,8 +17,9 @@ from ggufs import bpe_tokens, write_llama
 
 from specllama.backend import capture
 from specllama.backend.eagle3_context import EagleContext
+from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_context import LlamaContext
+from specllama.backend.llama_pool import open_pool
 from specllama.engine.engine import Engine
 from specllama.errors import BadGguf, CannotLoad, PairIncompatible, SpecllamaError
 from specllama.events import Finished, RoundDone
@@ -49,19 +50,25 @@ def target_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def target(target_file: Path) -> Iterator[LlamaContext]:
+def target(target_file: Path) -> Iterator[CellLane]:
     model = LlamaModel(target_file)
-    yield model.context(
-        n_ctx=256, max_rows=32, threads=1, options=OPTIONS, flash=OPTIONS.flash_attn, max_leaves=8
-    )
+    yield open_pool(
+        model,
+        n_ctx=256,
+        max_rows=32,
+        threads=1,
+        options=OPTIONS,
+        flash=OPTIONS.flash_attn,
+        max_leaves=8,
+    ).open()
     model.close()
 
 
-def open_head(path: Path, target: LlamaContext) -> EagleContext:
+def open_head(path: Path, target: CellLane) -> EagleContext:
     facts = read_facts(read_header(path))
-    target.offer_layers(facts.layers)
+    target.pool.offer_layers(facts.layers)
     target.capture("layer_inputs")
-    return EagleContext(LlamaModel(path, head=True), target, facts, threads=1)
+    return EagleContext(LlamaModel(path, head=True), target.pool, target, facts, threads=1)
 
 
 def texts(seed: int, n: int) -> list[int]:
@@ -73,7 +80,7 @@ def texts(seed: int, n: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_numpy(
-    target: LlamaContext, target_file: Path, tmp_path: Path, kind: str
+    target: CellLane, target_file: Path, tmp_path: Path, kind: str
 ) -> None:
     """Known text with the target's states, then a guessed branch on the head's own, then another.
 
@@ -112,7 +119,7 @@ def same(got: Rows, wanted: Rows) -> None:
 
 
 def test_a_branch_read_at_once_gives_the_same_as_step_by_step(
-    target: LlamaContext, tmp_path: Path
+    target: CellLane, tmp_path: Path
 ) -> None:
     head = open_head(write_eagle3(tmp_path / "head.gguf"), target)
     text = texts(2, 20)
@@ -126,7 +133,7 @@ def test_a_branch_read_at_once_gives_the_same_as_step_by_step(
 
 
 def test_after_any_rounds_the_cache_is_that_of_a_fresh_head(
-    target: LlamaContext, tmp_path: Path
+    target: CellLane, tmp_path: Path
 ) -> None:
     """Drafts with own states, rejected and accepted, edits and deep rollbacks, by chance."""
     path = write_eagle3(tmp_path / "head.gguf")
@@ -162,10 +169,15 @@ def test_after_any_rounds_the_cache_is_that_of_a_fresh_head(
 class LlamaFresh:
     """The head's answer to a text that a new target context has just read."""
 
-    def __init__(self, like: LlamaContext, text: list[int], head: Path) -> None:
-        target = like.model.context(
-            n_ctx=256, max_rows=32, threads=1, options=OPTIONS, flash=OPTIONS.flash_attn
-        )
+    def __init__(self, like: CellLane, text: list[int], head: Path) -> None:
+        target = open_pool(
+            like.pool.model,
+            n_ctx=256,
+            max_rows=32,
+            threads=1,
+            options=OPTIONS,
+            flash=OPTIONS.flash_attn,
+        ).open()
         context = open_head(head, target)
         target.forward(text[:-1], outputs="none")
         context.fuse()
@@ -178,10 +190,8 @@ class LlamaFresh:
 
 
 @pytest.mark.parametrize("need", ["final_hidden", "layer_inputs"])
-def test_taking_states_out_changes_no_bit_of_the_logits(
-    target: LlamaContext, need: HiddenNeed
-) -> None:
-    target.offer_layers((1, 2, 3))
+def test_taking_states_out_changes_no_bit_of_the_logits(target: CellLane, need: HiddenNeed) -> None:
+    target.pool.offer_layers((1, 2, 3))
 
     def passes() -> list[Rows]:
         target.rollback(0)
@@ -200,10 +210,10 @@ def test_taking_states_out_changes_no_bit_of_the_logits(
         assert (a == c).all()
 
 
-def test_states_belong_to_their_positions(target: LlamaContext, target_file: Path) -> None:
+def test_states_belong_to_their_positions(target: CellLane, target_file: Path) -> None:
     """Through a chain, a tree and rollbacks: the input of layer 0 is the token's embedding."""
     table = read_tensor(read_header(target_file), "token_embd.weight")
-    target.offer_layers((0, 1, 2))
+    target.pool.offer_layers((0, 1, 2))
     target.capture("layer_inputs")
     target.forward(texts(5, 20), outputs="none")
     target.forward([4, 5, 6, 7, 8], outputs="all", parents=[-1, 0, 0, 2, 1])
@@ -222,7 +232,7 @@ def test_states_belong_to_their_positions(target: LlamaContext, target_file: Pat
     assert np.array_equal(kept[:, : table.shape[1]], table[target.tokens[10:]])
 
 
-def test_final_states_give_the_logits(target: LlamaContext, target_file: Path) -> None:
+def test_final_states_give_the_logits(target: CellLane, target_file: Path) -> None:
     output = read_tensor(read_header(target_file), "output.weight")
     target.capture("final_hidden")
     target.forward(texts(6, 20), outputs="none")

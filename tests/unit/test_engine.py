@@ -46,10 +46,10 @@ class Forgetful(FakeContext):
     replayed = 0
 
     def rollback(self, keep_len: int) -> None:
-        if not 0 <= keep_len <= len(self._tokens):
+        if not 0 <= keep_len <= len(self.tokens):
             raise ValueError("beyond the end")
-        kept = self._tokens[:keep_len]
-        if keep_len == len(self._tokens) and self._tree is None:
+        kept = self.tokens[:keep_len]
+        if keep_len == len(self.tokens) and self.tree is None:
             return
         super().rollback(0)
         if kept:

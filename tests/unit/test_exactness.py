@@ -10,7 +10,7 @@ import pytest
 
 from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakeTable
-from specllama.backend.kernels import CELLS, HEAD, LONG, probe
+from specllama.backend.probe import CELLS, HEAD, LONG, probe
 from specllama.errors import EngineError
 from specllama.exactness import Exactness, measured
 from specllama.params import DRAFT_MAX

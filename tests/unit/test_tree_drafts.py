@@ -13,6 +13,7 @@ from oracle import Oracle, Tokens, bias
 from test_loop import FULL, SAMPLERS, ChainToy, NotTwice, Setup, V, is_eog
 
 from specllama.backend.fake import FakeContext, FakeTable
+from specllama.backend.layout import layout
 from specllama.params import VerifyRule
 from specllama.speculative.drafting.draft_model import DraftModelProposer
 from specllama.speculative.drafting.draft_tree import DraftTreeProposer
@@ -22,7 +23,7 @@ from specllama.speculative.drafting.ngram import NgramProposer
 from specllama.speculative.round import Round, SpeculativeLoop
 from specllama.speculative.rules import RandomCoins
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.tree import TreeBuilder, layout
+from specllama.speculative.tree import TreeBuilder
 from specllama.speculative.types import Draft, HiddenNeed, Room, Verdict
 from specllama.speculative.window import FixedWindow
 

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 from ggufs import write_llama, write_mamba
 
+from specllama.backend.lane import CellLane
+from specllama.backend.layout import layout
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_context import LlamaContext
+from specllama.backend.llama_pool import open_pool
 from specllama.errors import Cancelled, ContextFull, EngineError
 from specllama.params import EngineOptions
-from specllama.speculative.tree import layout
 
 OPTIONS = EngineOptions(n_ctx=256)
 
@@ -39,10 +40,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Llama
         model.close()
 
 
-def context(model: LlamaModel, leaves: int = 1, flash: str = "off") -> LlamaContext:
-    return model.context(
-        n_ctx=256, max_rows=33, threads=1, options=OPTIONS, flash=flash, max_leaves=leaves
-    )
+def context(model: LlamaModel, leaves: int = 1, flash: str = "off") -> CellLane:
+    return open_pool(
+        model, n_ctx=256, max_rows=33, threads=1, options=OPTIONS, flash=flash, max_leaves=leaves
+    ).open()
 
 
 def tree(rng: random.Random, n: int, leaves: int) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from specllama.backend.base import Capturing
+from specllama.backend.hidden import HiddenRows
 from specllama.errors import ContextFull, EngineError
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import Method, with_own
@@ -84,11 +84,14 @@ class Nextn(Protocol):
     def close(self) -> None: ...
 
 
-class Reading(Capturing, Protocol):
+class Reading(Protocol):
     """A target that keeps states: of ``tokens``, those in its cache."""
 
     @property
     def tokens(self) -> list[int]: ...
+
+    @property
+    def hidden(self) -> HiddenRows: ...
 
 
 class MtpProposer:

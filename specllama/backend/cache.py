@@ -1,0 +1,112 @@
+"""What a pool asks of the library that keeps its cells and runs its passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from specllama.backend.batch import Batch
+from specllama.speculative.types import HiddenNeed, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large a pool is.
+
+    Attributes:
+        n_ctx: most tokens of a lane, and of all lanes together.
+        lanes: most conversations at once.
+        max_rows: most rows with logits in a pass.
+        max_leaves: most branches of a token tree; 1 takes chains only.
+        n_batch: most tokens in a pass.
+    """
+
+    n_ctx: int
+    lanes: int = 4
+    max_rows: int = 1
+    max_leaves: int = 1
+    n_batch: int = 512
+
+    @property
+    def sequences(self) -> int:
+        """Ids that lanes and leaves take, and the two that the pool keeps to itself."""
+        return (
+            self.lanes + self.max_leaves - 1 + (2 if self.lanes > 1 or self.max_leaves > 1 else 0)
+        )
+
+
+class Cache(Protocol):
+    """One KV cache. A cell holds a token at a position, for one sequence or for several.
+
+    A token goes to the first free cell behind the last one that was filled, or behind the first one
+    that was freed since if that comes earlier. A query sees the cells of its first sequence.
+    """
+
+    batch: Batch
+
+    @property
+    def n_cells(self) -> int: ...
+
+    def require_open(self) -> None:
+        """Raises EngineError when the cache is closed."""
+        ...
+
+    def require_running(self) -> None:
+        """Raises Cancelled when the engine is to stop."""
+        ...
+
+    def decode(self, *, tiled: bool) -> None:
+        """Run the pass in the batch, or raise what ``Context.forward`` raises.
+
+        Args:
+            tiled: long reads may be computed in tiles, see ``kernels``.
+        """
+        ...
+
+    def rows(self, n: int) -> Rows:
+        """The first ``n`` rows of the last pass, in the order of the batch; a view."""
+        ...
+
+    def want(self, needs: set[HiddenNeed]) -> None:
+        """Keep these hidden states from the next pass on."""
+        ...
+
+    def prepare(self, *, every_row: bool) -> None:
+        """The next pass returns every row, or does not."""
+        ...
+
+    def states(self, need: HiddenNeed, n: int) -> Rows:
+        """Hidden states [n, width] of the last pass, in the order of the batch; a view."""
+        ...
+
+    def copy(self, sequence: int, to: int, begin: int, end: int) -> None:
+        """Give another sequence the cells of positions ``begin`` to ``end - 1`` as well."""
+        ...
+
+    def remove(self, sequence: int, begin: int) -> bool:
+        """Take the cells from position ``begin`` on from a sequence; False where it cannot be."""
+        ...
+
+    def clear(self) -> None: ...
+
+    def end(self, sequence: int) -> int:
+        """One past the last position of a sequence."""
+        ...
+
+    def state(self, sequence: int) -> bytes:
+        """All that a sequence holds; empty where the library does not give it away."""
+        ...
+
+    def restore(self, sequence: int, state: bytes) -> bool:
+        """Fill an empty sequence with what ``state`` gave."""
+        ...
+
+    def rewrite(self) -> bool:
+        """Write all cells out and read them back, in order, into the first ones."""
+        ...
+
+    def beside(self, shape: Shape) -> Cache:
+        """An empty cache of another shape on the same model, computed alike."""
+        ...
+
+    def close(self) -> None: ...

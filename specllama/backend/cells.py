@@ -1,0 +1,144 @@
+"""The books of a pool: which of its cells are held, by whom, and where the next ones go.
+
+A row's bits depend on the order in which its lane's cells lie, and on nothing else in the pool (see
+``attention``). New cells therefore go behind all others: below the tail everything is occupied. A
+cell that is given up below a living one cannot be freed, since the next token, whoever's it is,
+would fill the gap: it stays as a *ghost*. Ghosts go when nothing living lies above any of them, or
+when the pool is compacted.
+
+Where order does not count (draft models, GPUs) cells are freed and filled again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Places = npt.NDArray[np.int64]  # indices of cells
+
+_FEW = 16  # cells that are looked at one by one: most passes are cut by no more
+
+
+class Cells:
+    """The cells of one pool.
+
+    Args:
+        n: how many there are.
+        in_order: keep every lane's cells in the order of its tokens.
+    """
+
+    def __init__(self, n: int, *, in_order: bool) -> None:
+        self.n = n
+        self.in_order = in_order
+        self.tail = 0  # in order: every cell below is held or a ghost, every other one is free
+        self._holders: npt.NDArray[np.int32] = np.zeros(n, np.int32)  # lanes that hold each cell
+        self._ghost: npt.NDArray[np.bool_] = np.zeros(n, np.bool_)
+        self.haunted = False  # there are ghosts
+
+    @property
+    def held(self) -> int:
+        """Cells that lanes hold; a shared one counts once."""
+        return int(np.count_nonzero(self._holders))
+
+    @property
+    def ghosts(self) -> int:
+        """Cells that nobody holds and nothing may fill."""
+        return self.tail - self.held if self.in_order else 0
+
+    @property
+    def room(self) -> int:
+        """Cells that the next pass may fill."""
+        return self.n - (self.tail if self.in_order else self.held)
+
+    def take(self, n: int) -> Places:
+        """The next ``n`` cells, held from here on. There must be room."""
+        if not self.in_order:
+            free: Places = np.flatnonzero(self._holders == 0)[:n]
+            self._holders[free] = 1
+            return free
+        begin, self.tail = self.tail, self.tail + n
+        self._holders[begin : self.tail] = 1
+        return np.arange(begin, self.tail)
+
+    def untake(self, places: Places) -> None:
+        """Give back the cells of the last ``take``: its pass failed."""
+        self._holders[self._where(places)] -= 1
+        if self.in_order:
+            self.tail -= len(places)
+
+    def share(self, places: Places) -> None:
+        """One more lane holds these."""
+        self._holders[self._where(places)] += 1
+
+    def drop(self, places: Places) -> None:
+        """One lane less holds these. ``settle`` must follow before the next ``take``."""
+        self._holders[self._where(places)] -= 1
+
+    def settle(self) -> bool:
+        """Bring the tail down after some ``drop``; whether every ghost is to be freed.
+
+        Dropped cells below the tail become ghosts: see ``gaps`` and ``haunt``.
+        """
+        if not self.in_order:
+            return False
+        top = self._top()
+        if not self.haunted:
+            self.tail = top
+            return False
+        if self._ghost[:top].any():
+            self.tail = max(top, _end(self._ghost[: self.tail]))
+            return False
+        self._ghost[:] = self.haunted = False
+        self.tail = top
+        return True
+
+    def _top(self) -> int:
+        """One past the last cell that somebody holds."""
+        top = self.tail
+        for _ in range(_FEW):
+            if not top or self._holders[top - 1]:
+                return top
+            top -= 1
+        return _end(self._holders[:top] > 0)
+
+    def gaps(self, places: Places) -> tuple[int, int]:
+        """The range of ``places``, ascending and dropped, that has to become ghosts; (0, 0): none.
+
+        The range may include cells that others hold.
+        """
+        if not self.in_order or not len(places) or places[0] >= self.tail:
+            return 0, 0
+        below = np.flatnonzero((places < self.tail) & (self._holders[places] == 0))
+        return (int(below[0]), int(below[-1]) + 1) if len(below) else (0, 0)
+
+    def haunt(self, places: Places) -> None:
+        """These are ghosts from here on."""
+        self._ghost[places] = self.haunted = True
+
+    def _where(self, places: Places) -> slice | Places:
+        """As a slice where they lie side by side."""
+        n = len(places)
+        if self.in_order and n and places[-1] - places[0] == n - 1:  # they ascend
+            return slice(int(places[0]), int(places[0]) + n)
+        return places
+
+    def compact(self) -> Places:
+        """Close every gap; where each cell below the old tail lies now (for those held)."""
+        held = self._holders[: self.tail] > 0
+        moved: Places = np.cumsum(held) - 1
+        kept = self._holders[: self.tail][held]
+        self._holders[:] = 0
+        self._holders[: len(kept)] = kept
+        self._ghost[:] = self.haunted = False
+        self.tail = len(kept)
+        return moved
+
+    def clear(self) -> None:
+        self.tail = 0
+        self._holders[:] = 0
+        self._ghost[:] = self.haunted = False
+
+
+def _end(marks: npt.NDArray[np.bool_]) -> int:
+    """One past the last True."""
+    return len(marks) - int(marks[::-1].argmax()) if marks.any() else 0

@@ -1,0 +1,193 @@
+"""A conversation's place in a pool: its text, its cells, and what was decided but not yet done.
+
+Decisions (``rollback``, ``keep_path``, ``close``) change the lane's text at once and the cache when
+the pool settles, before its next pass: then it is known of every lane which cells die.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from specllama.backend.base import Outputs, Part, Pool
+from specllama.backend.cells import Places
+from specllama.backend.hidden import HiddenRows
+from specllama.backend.layout import Layout
+from specllama.errors import EngineError
+from specllama.speculative.history import History
+from specllama.speculative.types import HiddenNeed, Rows
+
+
+class Home(Pool, Protocol):
+    """What a lane asks of its pool."""
+
+    @property
+    def n_ctx(self) -> int: ...
+
+    @property
+    def n_vocab(self) -> int: ...
+
+    @property
+    def max_leaves(self) -> int: ...
+
+    def decided(self, lane: CellLane) -> None:
+        """The lane's text is not what the cache holds."""
+        ...
+
+    def end_of(self, lane: CellLane) -> int:
+        """One past the last position of the lane, as the library reports it."""
+        ...
+
+    def choose_states(self) -> None:
+        """A lane wants other hidden states than before."""
+        ...
+
+    def require_open(self) -> None: ...
+
+
+@dataclass(slots=True)
+class TreePass:
+    """A tree in the cache. ``path``: the nodes that stay; None until that is decided."""
+
+    tokens: list[int]
+    parents: tuple[int, ...]
+    layout: Layout
+    sequences: list[int]  # of the leaves; the first is the lane's own
+    places: Places  # of the nodes
+    path: list[int] | None = None
+
+    def above(self, leaf: int) -> list[int]:
+        """The nodes from the root to a leaf."""
+        return [i for i, leaves in enumerate(self.layout.leaves) if leaf in leaves]
+
+    def is_path(self, path: Sequence[int]) -> bool:
+        above = -1
+        for node in path:
+            if not 0 <= node < len(self.parents) or self.parents[node] != above:
+                return False
+            above = node
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A lane outside its pool; see ``base.Blob``."""
+
+    tokens: Sequence[int]
+    state: bytes
+    hidden: HiddenRows = field(default_factory=HiddenRows)
+    need: HiddenNeed = "nothing"
+
+    @property
+    def n_bytes(self) -> int:
+        return len(self.state)
+
+
+class CellLane:
+    """See ``base.Lane``. Pools make them."""
+
+    def __init__(self, pool: Home, sequence: int) -> None:
+        self._pool = pool
+        self.sequence = sequence
+        self.text = History()
+        self.places: Places = np.empty(pool.n_ctx, np.int64)  # of the cells, by position
+        self.n_cells = 0  # of them that the cache holds, a tree apart
+        self.tree: TreePass | None = None
+        self.hidden = HiddenRows()
+        self.need: HiddenNeed = "nothing"
+        self.closed = False
+
+    # -- facts --
+
+    @property
+    def pool(self) -> Home:
+        return self._pool
+
+    @property
+    def n_ctx(self) -> int:
+        return self._pool.n_ctx
+
+    @property
+    def n_vocab(self) -> int:
+        return self._pool.n_vocab
+
+    @property
+    def n_batch(self) -> int:
+        return self._pool.n_batch
+
+    @property
+    def max_rows(self) -> int:
+        return self._pool.max_rows
+
+    @property
+    def max_leaves(self) -> int:
+        return self._pool.max_leaves
+
+    @property
+    def tokens(self) -> History:
+        return self.text
+
+    @property
+    def n_past(self) -> int:
+        self._require_open()
+        return self._pool.end_of(self)
+
+    def _require_open(self) -> None:
+        self._pool.require_open()
+        if self.closed:
+            raise EngineError("the lane is closed")
+
+    # -- passes and what stays of them --
+
+    def forward(
+        self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
+    ) -> Rows:
+        return self._pool.run((Part(self, tokens, outputs, parents),))[0]
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        self._require_open()
+        tree = self.tree
+        if tree is None or tree.path is not None:
+            raise EngineError("there is no tree pass to settle")
+        if not tree.is_path(path):
+            raise ValueError("not a path from the root of the tree")
+        tree.path = list(path)
+        self.hidden.keep_path(len(self.text), path)
+        self.text.extend([tree.tokens[node] for node in path])
+        self._pool.decided(self)
+
+    def rollback(self, keep_len: int) -> None:
+        self._require_open()
+        if not 0 <= keep_len <= len(self.text):
+            raise ValueError(f"cannot roll back to {keep_len} of {len(self.text)} tokens")
+        if self.tree is not None and self.tree.path is None:
+            self.keep_path(())
+        if keep_len < len(self.text):
+            self.text.cut(keep_len)
+            self.hidden.cut(keep_len)
+            self._pool.decided(self)
+
+    def capture(self, need: HiddenNeed) -> None:
+        self._require_open()
+        if need != self.need:
+            before, self.need = self.need, need
+            try:
+                self._pool.choose_states()
+            except BaseException:
+                self.need = before
+                raise
+            self.hidden.clear()
+
+    def close(self) -> None:
+        """Give the place back; nothing happens where that was done."""
+        if self.closed:
+            return
+        if self.tree is not None and self.tree.path is None:
+            self.tree.path = []
+        self.text.clear()
+        self.hidden.clear()
+        self.closed = True
+        self._pool.decided(self)

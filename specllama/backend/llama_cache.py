@@ -1,0 +1,314 @@
+"""A KV cache of llama.cpp as a pool sees it: its passes, its sequences, its state."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from functools import cache
+from time import perf_counter
+from typing import Any
+
+import llama_cpp as ll
+import numpy as np
+
+from specllama.backend.attention import FLOATS, one_by_one
+from specllama.backend.batch import Batch
+from specllama.backend.cache import Shape
+from specllama.backend.capture import Capture
+from specllama.backend.kernels import TILE, Kernels
+from specllama.backend.llama import LlamaModel
+from specllama.backend.llama_log import last_words, recent
+from specllama.backend.threads import ThreadChoice
+from specllama.backend.watch import Watch
+from specllama.cancel import StopFlag
+from specllama.errors import (
+    Cancelled,
+    CannotLoad,
+    ContextFull,
+    EngineError,
+    UnsupportedModel,
+    UsageError,
+)
+from specllama.speculative.types import HiddenNeed, Rows
+
+PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part of a sequence's state
+_ABORTED = 2  # llama_decode's word for a pass that the abort callback ended
+_CONTEXT_PAD = 256
+
+_KV_TYPES = {
+    "auto": ll.GGML_TYPE_F16,
+    "f32": ll.GGML_TYPE_F32,
+    "f16": ll.GGML_TYPE_F16,
+    "bf16": getattr(ll, "GGML_TYPE_BF16", 30),
+    "q8_0": ll.GGML_TYPE_Q8_0,
+    "q4_0": ll.GGML_TYPE_Q4_0,
+    "q4_1": ll.GGML_TYPE_Q4_1,
+    "q5_0": ll.GGML_TYPE_Q5_0,
+    "q5_1": ll.GGML_TYPE_Q5_1,
+    "iq4_nl": ll.GGML_TYPE_IQ4_NL,
+}
+_FLASH = {"auto": -1, "off": 0, "on": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the passes of a cache are computed.
+
+    Attributes:
+        flash: flash attention, "on", "off" or "auto".
+        kv: types of K and V.
+        alike: compute a row alike in passes of every width where that takes a switch; else, passes
+            are as fast as they can be.
+        watch: looks into the passes.
+    """
+
+    threads: int
+    flash: str
+    kv: tuple[str, str] = ("f16", "f16")
+    alike: bool = True
+    watch: Watch | None = None
+
+
+class LlamaCache:
+    """See ``backend.cache.Cache``. One thread at a time.
+
+    Raises:
+        CannotLoad: no memory, or settings that llama.cpp does not accept.
+        UnsupportedModel: the model keeps no cache.
+        UsageError: a value cache that needs flash attention.
+    """
+
+    def __init__(self, model: LlamaModel, shape: Shape, settings: Settings) -> None:
+        self.model = model
+        self.shape = shape
+        self.settings = settings
+        self._ctx: Any = None
+        params = self.params = _params(model, shape, settings)
+        recent.clear()
+        self._ctx = ll.llama_init_from_model(model.handle, params)
+        if not self._ctx:
+            reason = last_words() or "not enough memory, or settings llama.cpp does not accept"
+            room = any(word in reason for word in ("memory", "alloc", "n_ctx"))
+            raise CannotLoad(
+                f"cannot create a context of {params.n_ctx} tokens for {model.path.name}: {reason}",
+                "try a smaller --ctx-size"
+                if room
+                else "leave --cache-type-k, --cache-type-v and --flash-attn out",
+            )
+        self._memory = ll.llama_get_memory(self._ctx)
+        if not self._memory:
+            self.close()
+            raise UnsupportedModel(f"{model.path.name} keeps no KV cache: not a text generator")
+        one_float = params.type_k == params.type_v and params.type_k in FLOATS
+        on_cpu = model.gpu_layers == 0 and settings.flash == "on"
+        self._one_by_one = (
+            one_by_one(self._ctx) if settings.alike and on_cpu and one_float else None
+        )
+        self.kernels = Kernels(
+            on_cpu=model.gpu_layers == 0,
+            threads=settings.threads,
+            flash=settings.flash,
+            kv=settings.kv,
+            alike=on_cpu and (not one_float or self._one_by_one is not None),
+            tiles=self._one_by_one is not None,
+        )
+        self.capture = Capture(model.handle, self._ctx)
+        self.choice: ThreadChoice | None = None
+        self._threads_now = settings.threads
+        self._n_vocab = model.vocab.n_tokens
+        self.batch = Batch(shape.n_batch, shape.max_leaves)
+        self._native = _native(self.batch)
+        self._rows_at = 0
+        self._rows_view: Rows = np.empty((0, self._n_vocab), np.float32)
+
+    # -- facts --
+
+    @property
+    def n_cells(self) -> int:
+        return int(ll.llama_n_ctx_seq(self._ctx))
+
+    @property
+    def handle(self) -> Any:
+        """llama.cpp's own context."""
+        self.require_open()
+        return self._ctx
+
+    def require_open(self) -> None:
+        """llama.cpp would read freed memory."""
+        if not self._ctx:
+            raise EngineError("the context is closed")
+
+    def require_running(self) -> None:
+        require_running(self.model.stop)
+
+    # -- passes --
+
+    def decode(self, *, tiled: bool) -> None:
+        if self._one_by_one is not None:
+            self._one_by_one(not tiled)
+        n = self.batch.n
+        self._native.n_tokens = n
+        choice = self.choice
+        begin = 0.0
+        if choice is not None:
+            self.compute_with(self.settings.threads if n >= TILE else choice.choose(n))
+            begin = perf_counter()
+        status = int(ll.llama_decode(self._ctx, self._native))
+        if status != 0:
+            raise decode_error(status, self.shape.n_ctx)
+        if choice is not None and n < TILE:
+            choice.took(n, perf_counter() - begin)
+
+    def compute_with(self, threads: int) -> None:
+        if threads != self._threads_now:
+            ll.llama_set_n_threads(self._ctx, threads, threads)
+            self._threads_now = threads
+
+    def rows(self, n: int) -> Rows:
+        if n == 0:
+            return self._rows_view[:0]
+        pointer = ll.llama_get_logits(self._ctx)
+        address = ctypes.addressof(pointer.contents)
+        if address != self._rows_at:
+            most = int(self.params.n_outputs_max)
+            self._rows_view = np.ctypeslib.as_array(pointer, (most, self._n_vocab))
+            self._rows_at = address
+        return self._rows_view[:n]
+
+    # -- hidden states --
+
+    def want(self, needs: set[HiddenNeed]) -> None:
+        self.require_open()
+        self.capture.choose(needs)
+
+    def prepare(self, *, every_row: bool) -> None:
+        self.capture.prepare(every_row)
+
+    def states(self, need: HiddenNeed, n: int) -> Rows:
+        return self.capture.rows(need, n)
+
+    # -- sequences --
+
+    def copy(self, sequence: int, to: int, begin: int, end: int) -> None:
+        ll.llama_memory_seq_cp(self._memory, sequence, to, begin, end)
+
+    def remove(self, sequence: int, begin: int) -> bool:
+        return bool(ll.llama_memory_seq_rm(self._memory, sequence, begin, -1))
+
+    def clear(self) -> None:
+        ll.llama_memory_clear(self._memory, False)
+
+    def end(self, sequence: int) -> int:
+        return int(ll.llama_memory_seq_pos_max(self._memory, sequence)) + 1
+
+    def state(self, sequence: int, flags: int = 0) -> bytes:
+        size = int(ll.llama_state_seq_get_size_ext(self._ctx, sequence, flags))
+        buffer = (ctypes.c_uint8 * max(size, 1))()
+        n = int(ll.llama_state_seq_get_data_ext(self._ctx, buffer, size, sequence, flags))
+        return bytes(memoryview(buffer)[:n])
+
+    def restore(self, sequence: int, state: bytes, flags: int = 0) -> bool:
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        return bool(ll.llama_state_seq_set_data_ext(self._ctx, buffer, len(state), sequence, flags))
+
+    def rewrite(self) -> bool:
+        size = int(ll.llama_state_get_size(self._ctx))
+        buffer = (ctypes.c_uint8 * size)()
+        written = int(ll.llama_state_get_data(self._ctx, buffer, size))
+        return 0 < written == int(ll.llama_state_set_data(self._ctx, buffer, written))
+
+    def beside(self, shape: Shape) -> LlamaCache:
+        return LlamaCache(self.model, shape, self.settings)
+
+    def close(self) -> None:
+        if self._ctx:
+            ll.llama_free(self._ctx)
+            self._ctx = None
+
+
+def _params(model: LlamaModel, shape: Shape, settings: Settings) -> Any:
+    kv_k, kv_v = settings.kv
+    if kv_v not in ("auto", "f16", "f32", "bf16") and settings.flash == "off":
+        raise UsageError(
+            f"a {kv_v} value cache needs flash attention",
+            "add --flash-attn on, or use --cache-type-v f16",
+        )
+    params = ll.llama_context_default_params()
+    params.n_ctx = -(-shape.n_ctx // _CONTEXT_PAD) * _CONTEXT_PAD
+    params.n_batch = params.n_ubatch = shape.n_batch
+    params.n_seq_max = shape.sequences
+    params.kv_unified = shape.sequences > 1  # cells for all, which sequences can share
+    params.n_outputs_max = max(shape.max_rows, shape.sequences)
+    params.n_threads = params.n_threads_batch = settings.threads
+    params.flash_attn_type = _FLASH[settings.flash]
+    params.type_k, params.type_v = _KV_TYPES[kv_k], _KV_TYPES[kv_v]
+    params.no_perf = True
+    stop_on(model.stop, params)
+    if settings.watch is not None:
+        params.cb_eval = settings.watch.function
+    return params
+
+
+def _native(batch: Batch) -> Any:
+    """llama.cpp's view of a batch, whose memory stays ours."""
+
+    def pointer(array: Any, kind: Any) -> Any:
+        return array.ctypes.data_as(ctypes.POINTER(kind))
+
+    i32 = ctypes.c_int32
+    base, (step, _) = batch.sequences.ctypes.data, batch.sequences.strides
+    n = len(batch.token)
+    rows = (ctypes.c_void_p * n)(*range(base, base + n * step, step))
+    return ll.llama_batch(
+        token=pointer(batch.token, i32),
+        pos=pointer(batch.position, i32),
+        n_seq_id=pointer(batch.n_sequences, i32),
+        seq_id=ctypes.cast(rows, ctypes.POINTER(ctypes.POINTER(i32))),
+        logits=pointer(batch.output, ctypes.c_int8),
+    )
+
+
+def decode_error(status: int, n_ctx: int) -> Exception:
+    if status == 1:
+        return ContextFull(
+            f"no room left in the KV cache of {n_ctx} tokens",
+            "start a new chat, raise --ctx-size, or use --on-full shift",
+        )
+    if status == _ABORTED:
+        return Cancelled("the pass was cancelled")
+    return EngineError(f"llama.cpp could not evaluate the tokens (code {status}): {last_words()}")
+
+
+def require_running(stop: StopFlag) -> None:
+    """Before a pass: not every device stops within one.
+
+    Raises:
+        Cancelled: the engine is to stop.
+    """
+    if stop.is_set():
+        raise decode_error(_ABORTED, 0)
+
+
+def stop_on(stop: StopFlag, params: Any) -> None:
+    """Let the passes of a context to be made end when ``stop`` is set (on CPUs, within a pass).
+
+    The flag must outlive the context.
+    """
+    if (reader := _native_flag_reader()) is not None:
+        params.abort_callback = reader
+        params.abort_callback_data = stop.address
+
+
+@cache
+def _native_flag_reader() -> Any:
+    """A C function ``bool f(void *flag)`` for llama.cpp's abort callback, without the GIL.
+
+    It is called for every graph node, too often for a Python callback. libc's strlen is that
+    function: 0 for an empty string, 1 for one of one character.
+    """
+    try:
+        libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.CDLL("msvcrt")
+        return ctypes.cast(libc.strlen, ll.ggml_abort_callback)
+    except (OSError, AttributeError):
+        return None

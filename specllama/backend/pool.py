@@ -1,0 +1,428 @@
+"""The laws of a pool, whatever runs its passes: who is in it, what a pass takes, what is refused.
+
+The rows of a pass lie depth first of all: every lane's first token, then every second one, so that
+what is rejected gathers at the end. What becomes of it is ``settling``'s affair.
+
+The library ends the process on some bad calls: what it would not take is refused here before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from specllama.backend.base import Blob, Lane, Outputs, Part
+from specllama.backend.cache import Cache, Shape
+from specllama.backend.cells import Places
+from specllama.backend.kernels import TILE, Kernels
+from specllama.backend.lane import CellLane, Parked, TreePass
+from specllama.backend.layout import Layout, layout
+from specllama.backend.reading import ReadingRoom
+from specllama.backend.settling import Settling
+from specllama.errors import Cancelled, ContextFull, EngineError
+from specllama.speculative.types import Rows
+
+
+@dataclass(slots=True)
+class Piece:
+    """A part of a pass, checked."""
+
+    lane: CellLane
+    tokens: Sequence[int]
+    outputs: Outputs
+    parents: tuple[int, ...] = ()
+    laid: Layout | None = None
+    sequences: Sequence[int] = ()  # of a tree's leaves
+    rows: Rows | None = None  # what the pass returned for it
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.tokens) if self.outputs == "all" else int(self.outputs == "last")
+
+    @property
+    def gives_final(self) -> bool:
+        """Whether final hidden states are kept of it."""
+        return self.lane.need == "final_hidden" and self.n_rows == len(self.tokens)
+
+
+class CellPool(Settling):
+    """See ``base.Pool``.
+
+    Args:
+        cache: empty, with ``shape.sequences`` sequences.
+        in_order: keep the order of every lane's cells (see ``cells``).
+    """
+
+    def __init__(
+        self, cache: Cache, shape: Shape, n_vocab: int, kernels: Kernels, *, in_order: bool
+    ) -> None:
+        super().__init__(cache, shape, in_order=in_order)
+        self.shape = shape
+        self.kernels = kernels
+        self.n_vocab = n_vocab
+        self.n_ctx = shape.n_ctx
+        self.n_batch = shape.n_batch
+        self.max_rows = shape.max_rows
+        self.max_leaves = shape.max_leaves
+        self._no_rows: Rows = np.empty((0, n_vocab), np.float32)
+        self._reading = ReadingRoom(
+            self._make_room, lambda lane: self.cache.state(lane.sequence), shape.n_ctx
+        )
+
+    # -- facts --
+
+    @property
+    def lanes(self) -> int:
+        return self.shape.lanes
+
+    @property
+    def open_lanes(self) -> int:
+        return len(self._lanes)
+
+    @property
+    def free_cells(self) -> int:
+        self.settle()
+        return self.cells.room
+
+    @property
+    def ghosts(self) -> int:
+        self.settle()
+        return self.cells.ghosts
+
+    @property
+    def free_leaves(self) -> int:
+        self.settle()
+        return min(self.max_leaves - 1, len(self._free))
+
+    def require_open(self) -> None:
+        self.cache.require_open()
+
+    def end_of(self, lane: CellLane) -> int:
+        self.settle()
+        return self.cache.end(lane.sequence)
+
+    # -- lanes --
+
+    def open(self) -> CellLane:
+        lane = CellLane(self, self.take_sequence())
+        self.seat(lane)
+        return lane
+
+    def take_sequence(self) -> int:
+        """The id of a lane to be made."""
+        self.require_open()
+        self.settle()
+        if len(self._lanes) >= self.lanes:
+            raise EngineError(
+                f"all {self.lanes} lanes are taken"
+                if self.lanes > 1
+                else "this model takes one conversation at a time"
+            )
+        if not self._free:
+            raise EngineError("trees hold all sequences: settle them first")
+        return self._free.pop()
+
+    def seat(self, lane: CellLane) -> None:
+        self._lanes.append(lane)
+
+    def fork(self, lane: Lane, keep: int) -> CellLane:
+        mine = self._mine(lane)
+        if mine.tree is not None and mine.tree.path is None:
+            raise EngineError("a tree pass must be settled with keep_path")
+        if not 0 <= keep <= len(mine.text):
+            raise ValueError(f"cannot fork behind {keep} of {len(mine.text)} tokens")
+        new = self.open()
+        if keep:
+            self.cache.copy(mine.sequence, new.sequence, 0, keep)
+            self.cells.share(mine.places[:keep])
+            new.places[:keep] = mine.places[:keep]
+        new.n_cells = keep
+        new.text.extend(mine.text[:keep])
+        new.need, new.hidden = mine.need, mine.hidden.copy()
+        new.hidden.cut(keep)
+        return new
+
+    def park(self, lane: Lane) -> Parked:
+        mine = self._mine(lane)
+        if mine.tree is not None and mine.tree.path is None:
+            raise EngineError("a tree pass must be settled with keep_path")
+        self.settle()
+        state = self.cache.state(mine.sequence) if mine.n_cells else b""
+        if mine.n_cells and not state:
+            raise EngineError("the library does not give the state of a lane away")
+        parked = Parked(list(mine.text), state, mine.hidden, mine.need)
+        mine.hidden = type(mine.hidden)()
+        mine.close()
+        return parked
+
+    def resume(self, blob: Blob) -> CellLane:
+        parked = cast(Parked, blob)
+        lane = self.open()
+        try:
+            n = len(parked.tokens)
+            if n:
+                self._fit(n)
+                places = self.cells.take(n)
+                if not self.cache.restore(lane.sequence, parked.state):
+                    self.cache.remove(lane.sequence, 0)
+                    self.cells.untake(places)
+                    raise EngineError("the library does not take the state of a parked lane")
+                lane.places[:n] = places
+                lane.n_cells = n
+                lane.text.extend(parked.tokens)
+            lane.hidden = parked.hidden.copy()
+            if parked.need != "nothing":
+                lane.need = parked.need
+                self.choose_states()
+        except BaseException:
+            lane.close()
+            raise
+        return lane
+
+    def _mine(self, lane: Lane) -> CellLane:
+        self.cache.require_open()
+        if not isinstance(lane, CellLane) or lane.closed or lane.pool is not self:
+            raise EngineError("the lane is closed, or of another pool")
+        return lane
+
+    # -- passes --
+
+    def run(self, parts: Sequence[Part]) -> list[Rows]:
+        pieces = self._check(parts)
+        self.settle()
+        past = [len(piece.lane.text) for piece in pieces]
+        try:
+            together = [piece for piece in pieces if not self._read_first(piece)]
+            if together:
+                self._pass(together)
+        except BaseException:
+            for piece, n in zip(pieces, past, strict=True):
+                if len(piece.lane.text) > n:
+                    with suppress(Cancelled):  # a running state that would have to be read again
+                        piece.lane.rollback(n)
+            raise
+        return [self._no_rows if piece.rows is None else piece.rows for piece in pieces]
+
+    def _check(self, parts: Sequence[Part]) -> list[Piece]:
+        """Refuse what the library would not take."""
+        self.require_open()
+        pieces: list[Piece] = []
+        n = n_rows = leaves = 0
+        for part in parts:
+            lane = self._mine(part.lane)
+            if lane.tree is not None and lane.tree.path is None:
+                raise EngineError("a tree pass must be settled with keep_path")
+            if len(parts) > 1 and any(lane is piece.lane for piece in pieces):
+                raise ValueError("a lane has one part in a pass")
+            piece = Piece(lane, part.tokens, part.outputs)
+            if part.parents is not None:
+                if self.max_leaves == 1:
+                    raise EngineError("this pool takes chains, no tree passes")
+                if len(part.parents) != len(part.tokens):
+                    raise ValueError(f"{len(part.tokens)} tokens with {len(part.parents)} parents")
+                piece.parents, piece.laid = tuple(part.parents), layout(part.parents)
+                if piece.laid.n_leaves > self.max_leaves:
+                    raise ValueError(
+                        f"a tree has at most {self.max_leaves} leaves, not {piece.laid.n_leaves}"
+                    )
+                leaves += piece.laid.n_leaves - 1
+            size = len(part.tokens)
+            if size == 0:
+                raise ValueError("a pass needs at least one token")
+            if len(lane.text) + size > self.n_ctx:
+                raise ContextFull(
+                    f"the context of {self.n_ctx} tokens is full",
+                    "start a new chat, raise --ctx-size, or use --on-full shift",
+                )
+            pieces.append(piece)
+            n, n_rows = n + size, n_rows + piece.n_rows
+        if n > self.n_batch:
+            raise ValueError(f"a pass takes at most {self.n_batch} tokens, got {n}")
+        if n_rows > self.max_rows:
+            raise ValueError(f"a pass returns at most {self.max_rows} rows, got {n_rows}")
+        if leaves and leaves > self.free_leaves:
+            raise EngineError(f"trees of one pass have at most {self.free_leaves} branches more")
+        return pieces
+
+    def _read_first(self, piece: Piece) -> bool:
+        """Read what has to be read in a pass of its own; whether that was all of it.
+
+        Text in tiles, and all before a last row whose bits must be those of a later pass over the
+        same text, or whose hidden state is given away of passes that return every row.
+        """
+        n, tiled = len(piece.tokens), self.kernels.tiles and len(piece.tokens) >= TILE
+        if piece.laid is not None:
+            return False
+        if piece.outputs == "last" and n > 1 and (tiled or piece.lane.need == "final_hidden"):
+            before = Piece(piece.lane, piece.tokens[:-1], "none")
+            if not self._read_first(before):
+                self._pass([before])
+            piece.tokens, piece.outputs = piece.tokens[-1:], "all"
+        elif piece.outputs == "none" and tiled:
+            if self.cells.haunted and self.cells.held == piece.lane.n_cells:
+                self.compact()
+            if self.cells.tail == piece.lane.n_cells or not self.cells.in_order:
+                self._pass([piece], tiled=True)
+            else:
+                self._read_apart(piece)
+            return True
+        return False
+
+    def _pass(self, pieces: Sequence[Piece], *, tiled: bool = False) -> None:
+        """One pass of the library."""
+        self.cache.require_running()
+        sizes = [len(piece.tokens) for piece in pieces]
+        n = sum(sizes)
+        self._fit(n)
+        at = _lay(sizes)
+        batch = self.cache.batch
+        for piece, rows, size in zip(pieces, at, sizes, strict=True):
+            if not batch.write(rows, piece.tokens):
+                batch.token[rows] = -1
+            past, laid = len(piece.lane.text), piece.laid
+            batch.position[rows] = (
+                np.arange(past, past + size) if laid is None else laid.depth + past
+            )
+            batch.output[rows] = piece.outputs == "all"
+            if piece.outputs == "last":
+                batch.output[size - 1 if isinstance(rows, slice) else rows[-1]] = 1
+        batch.n = n
+        ids = batch.token[:n]
+        if ids.min() < 0 or ids.max() >= self.n_vocab:
+            raise EngineError(f"a token is outside the vocabulary of {self.n_vocab}")
+        every = "final_hidden" in self._needs and any(piece.gives_final for piece in pieces)
+        if every and len(pieces) > 1:
+            if n > self.max_rows:
+                raise ValueError(f"a pass that keeps final states returns {self.max_rows} rows")
+            batch.output[:n] = 1
+        with self._lock:
+            if self._needs:
+                self.cache.prepare(every_row=every)
+            places = self.cells.take(n)
+            try:
+                for piece, rows in zip(pieces, at, strict=True):
+                    self._address(piece, rows)
+                self.cache.decode(tiled=tiled)
+            except BaseException as error:
+                self.cells.untake(places)
+                self._undo(pieces, error)
+                raise
+            finally:
+                batch.n_sequences[:n] = 1
+            self._take(pieces, at, places)
+
+    def _address(self, piece: Piece, rows: slice | Places) -> None:
+        """Say in the batch which sequences the tokens of a piece are for."""
+        lane, batch, laid = piece.lane, self.cache.batch, piece.laid
+        batch.sequences[rows, 0] = lane.sequence
+        if laid is None:
+            return
+        leaves = [self._free.pop() for _ in range(laid.n_leaves - 1)]
+        for leaf in leaves:
+            self.cache.copy(lane.sequence, leaf, -1, -1)
+        ids = np.array([lane.sequence, *leaves])
+        piece.sequences = ids.tolist()
+        n = len(piece.tokens)
+        for i, below in zip(
+            np.arange(n) if isinstance(rows, slice) else rows, laid.leaves, strict=True
+        ):
+            batch.n_sequences[i] = len(below)
+            batch.sequences[i, : len(below)] = ids[list(below)]
+
+    def _undo(self, pieces: Sequence[Piece], error: BaseException) -> None:
+        """The pass failed: the cache of every lane is as it was before."""
+        for piece in pieces:
+            for leaf in piece.sequences[1:]:
+                self.cache.remove(leaf, 0)
+                self._free.append(leaf)
+            self.cache.remove(piece.lane.sequence, len(piece.lane.text))
+
+    def _take(self, pieces: Sequence[Piece], at: Sequence[slice | Places], places: Places) -> None:
+        """Enter a pass into the books."""
+        batch = self.cache.batch
+        n = batch.n
+        order = np.cumsum(batch.output[:n], dtype=np.int64) - 1 if len(pieces) > 1 else None
+        total = pieces[0].n_rows if order is None else int(order[-1]) + 1
+        given = self.cache.rows(total)
+        for piece, rows in zip(pieces, at, strict=True):
+            lane, size, past = piece.lane, len(piece.tokens), len(piece.lane.text)
+            if order is None:
+                piece.rows = given
+            else:
+                piece.rows = _pick(given, order[rows][size - piece.n_rows :])
+            if lane.need == "final_hidden":
+                if piece.gives_final:
+                    states = self.cache.states(lane.need, total)
+                    lane.hidden.add(past, states if order is None else states[order[rows]])
+            elif lane.need != "nothing":
+                lane.hidden.add(past, self.cache.states(lane.need, n)[rows])
+            tokens = batch.token[rows].tolist()
+            if piece.laid is not None:
+                lane.tree = TreePass(
+                    tokens, piece.parents, piece.laid, list(piece.sequences), places[rows]
+                )
+            else:
+                lane.places[past : past + size] = places[rows]
+                lane.n_cells += size
+                lane.text.extend(tokens)
+
+    # -- reading apart --
+
+    def _read_apart(self, piece: Piece) -> None:
+        """Read a text in the reading room, and take its cells over."""
+        lane, past, n = piece.lane, len(piece.lane.text), len(piece.tokens)
+        self._fit(n)
+        state, hidden = self._reading.read(lane, piece.tokens)
+        places = self.cells.take(n)
+        if not state or not self.cache.restore(self._spare, state):
+            self.cache.remove(self._spare, 0)
+            self.cells.untake(places)
+            self._reading.close()
+            raise EngineError("llama.cpp does not take over what was read apart")
+        self.cache.copy(self._spare, lane.sequence, -1, -1)
+        self.cache.remove(self._spare, 0)
+        lane.places[past : past + n] = places
+        lane.n_cells += n
+        lane.text.extend(int(token) for token in piece.tokens)
+        if (states := hidden.rows(past, past + n)) is not None:
+            lane.hidden.add(past, states)
+        self._reading.taken(lane)
+
+    def _make_room(self, n_ctx: int) -> CellPool:
+        shape = replace(self.shape, n_ctx=n_ctx, lanes=2, max_leaves=1)
+        return CellPool(self.cache.beside(shape), shape, self.n_vocab, self.kernels, in_order=True)
+
+    def state_behind(self, lane: CellLane, past: int) -> bytes:
+        """What the cache holds of a lane from position ``past`` on."""
+        self.cache.copy(lane.sequence, self._spare, past, -1)
+        state = self.cache.state(self._spare)
+        self.cache.remove(self._spare, 0)
+        return state
+
+    def close(self) -> None:
+        self._reading.close()
+        with self._lock:
+            self.cache.close()
+
+
+def _lay(sizes: Sequence[int]) -> list[slice | Places]:
+    """The rows in the batch of each of some pieces: every first token, then every second one."""
+    if len(sizes) == 1:
+        return [slice(0, sizes[0])]
+    nth = np.concatenate([np.arange(size) for size in sizes])
+    piece = np.repeat(np.arange(len(sizes)), sizes)
+    at = np.empty(len(nth), np.int64)
+    at[np.lexsort((piece, nth))] = np.arange(len(nth))
+    return list(np.split(at, np.cumsum(sizes)[:-1]))
+
+
+def _pick(rows: Rows, which: Places) -> Rows:
+    """Some rows, ascending; a view where they are evenly spaced."""
+    steps = np.diff(which)
+    if len(which) and (steps == (step := int(steps[0]) if len(steps) else 1)).all():
+        return rows[which[0] : which[-1] + 1 : step]
+    return rows[which]

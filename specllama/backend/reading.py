@@ -1,0 +1,89 @@
+"""Where a long text is read while others are in the pool.
+
+Attention in tiles depends on where cells lie (``kernels``). A lane among others has its text read
+in a pool of its own, where it lies as if it were alone, and takes the new cells over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from specllama.backend.hidden import HiddenRows
+from specllama.backend.lane import CellLane, Parked
+from specllama.speculative.history import Mark
+
+
+class _Room(Protocol):
+    """A pool for reading."""
+
+    @property
+    def n_ctx(self) -> int: ...
+
+    def resume(self, blob: Parked) -> CellLane: ...
+
+    def state_behind(self, lane: CellLane, past: int) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Reader:
+    room: _Room
+    lane: CellLane
+    of: CellLane  # whose text it holds
+    mark: Mark  # and up to where
+
+
+class ReadingRoom:
+    """Reads for the lanes of a pool of up to ``n_ctx`` tokens.
+
+    Args:
+        make: an empty pool for so many tokens, computed alike.
+        state: what the cache holds of a lane.
+    """
+
+    def __init__(
+        self, make: Callable[[int], _Room], state: Callable[[CellLane], bytes], n_ctx: int
+    ) -> None:
+        self._make = make
+        self._state = state
+        self._n_ctx = n_ctx
+        self._reader: _Reader | None = None
+
+    def read(self, lane: CellLane, tokens: Sequence[int]) -> tuple[bytes, HiddenRows]:
+        """Read ``tokens`` behind the lane's text; the state of their cells, and hidden states."""
+        past = len(lane.text)
+        reader = self._reader
+        if reader is not None and reader.room.n_ctx < past + len(tokens):
+            self.close()
+            reader = None
+        room = reader.room if reader is not None else self._make(self._size(past + len(tokens)))
+        if reader is None or not self._holds(reader, lane):
+            if reader is not None:
+                reader.lane.close()
+            state = self._state(lane) if past else b""
+            copy = room.resume(Parked(list(lane.text), state))
+            reader = self._reader = _Reader(room, copy, lane, lane.text.mark())
+        reader.lane.capture(lane.need)
+        reader.lane.forward(tokens, outputs="none")
+        return room.state_behind(reader.lane, past), reader.lane.hidden
+
+    def _size(self, n: int) -> int:
+        return min(2 * n, self._n_ctx)
+
+    @staticmethod
+    def _holds(reader: _Reader, lane: CellLane) -> bool:
+        n = len(lane.text)
+        return reader.of is lane and len(reader.lane.text) == n == lane.text.kept(reader.mark)
+
+    def taken(self, lane: CellLane) -> None:
+        """The lane took what was read for it last."""
+        if self._reader is not None:
+            self._reader.mark = lane.text.mark()
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.room.close()
+            self._reader = None

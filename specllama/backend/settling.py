@@ -1,0 +1,174 @@
+"""How a pool keeps its promise of order: what lanes decided is carried out for all of them at once.
+
+settle   dead cells behind the last living one are freed, those before it become ghosts
+         (``cells``); only then comes the next pass
+compact  drop the ghosts, write the state out and read it back: the order of cells stays
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from specllama.backend.cache import Cache, Shape
+from specllama.backend.cells import Cells, Places
+from specllama.backend.lane import CellLane
+from specllama.errors import ContextFull, EngineError
+from specllama.speculative.history import common_prefix
+from specllama.speculative.types import HiddenNeed
+
+_HAUNTED = 256  # ghosts that are always worth their keep
+
+
+@dataclass(frozen=True, slots=True)
+class _Dead:
+    """Cells that a lane gave up, by ascending position, still under one of its sequences."""
+
+    sequence: int
+    position: int  # of the first
+    places: Places
+
+
+class Settling:
+    """The books of a pool: its cells, its lanes, their sequences.
+
+    Args:
+        cache: empty, with ``shape.sequences`` sequences.
+        in_order: keep the order of every lane's cells (see ``cells``).
+    """
+
+    def __init__(self, cache: Cache, shape: Shape, *, in_order: bool) -> None:
+        self.cache = cache
+        self.cells = Cells(cache.n_cells, in_order=in_order)
+        n = shape.sequences
+        self._free = list(range(n - 1, -1, -1))  # sequence ids, the lowest last
+        if n > 1:
+            self._ghost, self._spare = self._free.pop(0), self._free.pop(0)
+        self._lanes: list[CellLane] = []
+        self._decided: list[CellLane] = []
+        self._needs: set[HiddenNeed] = set()
+        self._lock = threading.RLock()  # two passes at once abort the process
+
+    def decided(self, lane: CellLane) -> None:
+        if lane not in self._decided:
+            self._decided.append(lane)
+
+    def choose_states(self) -> None:
+        needs: set[HiddenNeed] = {lane.need for lane in self._lanes}
+        needs.discard("nothing")
+        if needs != self._needs:
+            with self._lock:
+                self.cache.want(needs)
+            self._needs = needs
+
+    def settle(self) -> None:
+        if not self._decided:
+            return
+        self.cache.require_open()
+        lanes, self._decided = self._decided, []
+        with self._lock:
+            dead = [(lane, self._give_up(lane)) for lane in lanes]
+            if self.cells.settle():
+                self.cache.remove(self._ghost, 0)
+            for lane, parts in dead:
+                for part in parts:
+                    self._haunt(part)
+                self._carry_out(lane)
+
+    def _haunt(self, dead: _Dead) -> None:
+        """Make ghosts of cells that living ones lie behind."""
+        begin, end = self.cells.gaps(dead.places)
+        if end:
+            at = dead.position
+            self.cache.copy(dead.sequence, self._ghost, at + begin, at + end)
+            self.cells.haunt(dead.places[begin:end])
+
+    def _give_up(self, lane: CellLane) -> list[_Dead]:
+        """Take what the lane no longer wants out of the books; what that was."""
+        tree, keep = lane.tree, len(lane.text)
+        found: list[_Dead] = []
+        if tree is not None and tree.path is not None:
+            path = tree.path = tree.path[: max(0, keep - lane.n_cells)]
+            for leaf, sequence in enumerate(tree.sequences):
+                along = tree.above(leaf)
+                same = common_prefix(along, path)
+                found.append(_Dead(sequence, lane.n_cells + same, tree.places[along[same:]]))
+            gone = np.ones(len(tree.tokens), np.bool_)
+            gone[path] = False
+            self.cells.drop(tree.places[gone])
+        if keep < lane.n_cells:
+            places = lane.places[keep : lane.n_cells]
+            self.cells.drop(places)
+            found.append(_Dead(lane.sequence, keep, places))
+        return found
+
+    def _carry_out(self, lane: CellLane) -> None:
+        """Make the cache hold of this lane what its text says."""
+        tree, keep = lane.tree, len(lane.text)
+        if tree is not None and tree.path is not None:
+            path = tree.path
+            winner = tree.layout.leaves[path[-1]][0] if path else 0
+            for leaf, sequence in enumerate(tree.sequences):
+                if leaf != winner:
+                    self.cache.remove(sequence, 0)
+                    self._free.append(sequence)
+            lane.sequence = tree.sequences[winner]
+            end = lane.n_cells + len(path)
+            if len(path) < len(tree.above(winner)):
+                self.cache.remove(lane.sequence, end)
+            lane.places[lane.n_cells : end] = tree.places[path]
+            lane.n_cells, lane.tree = end, None
+        if keep < lane.n_cells:
+            self._cut(lane, keep)
+        if lane.closed and lane in self._lanes:
+            self._lanes.remove(lane)
+            self._free.append(lane.sequence)
+            self.choose_states()
+
+    def _cut(self, lane: CellLane, keep: int) -> None:
+        """Cut the cache of a lane to its first ``keep`` tokens."""
+        lane.n_cells = keep
+        if not self.cache.remove(lane.sequence, keep):
+            self._lose()
+            raise EngineError("llama.cpp refused to roll the KV cache back; it was cleared")
+
+    def _lose(self) -> None:
+        """Empty the cache and every lane."""
+        self.cache.clear()
+        self.cells.clear()
+        for lane in self._lanes:
+            if lane.tree is not None:
+                self._free += lane.tree.sequences[1:]
+            lane.text.clear()
+            lane.hidden.clear()
+            lane.n_cells, lane.tree = 0, None
+
+    # -- room --
+
+    def compact(self) -> None:
+        self.settle()
+        if not self.cells.ghosts:
+            return
+        with self._lock:
+            self.cache.remove(self._ghost, 0)
+            if not self.cache.rewrite():
+                self._lose()
+                raise EngineError("llama.cpp refused to compact the KV cache; it was cleared")
+            moved = self.cells.compact()
+            for lane in self._lanes:
+                lane.places[: lane.n_cells] = moved[lane.places[: lane.n_cells]]
+                if lane.tree is not None:
+                    lane.tree.places = moved[lane.tree.places]
+
+    def _fit(self, n: int) -> None:
+        """Make sure that ``n`` cells are free."""
+        cells = self.cells
+        if cells.haunted and (cells.room < n or cells.ghosts > max(_HAUNTED, cells.held)):
+            self.compact()
+        if cells.room < n:
+            raise ContextFull(
+                f"no room left in the KV cache of {cells.n} tokens",
+                "start a new chat, raise --ctx-size, or use --on-full shift",
+            )

@@ -1,0 +1,75 @@
+"""Conversations beside each other on the bundled target: each row is that of the lane alone."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pool_machine import Alone, Machine
+
+from specllama.backend import llama_pool
+from specllama.backend.llama import LlamaModel
+from specllama.backend.llama_pool import LlamaPool, open_pool
+from specllama.models.refs import bundled
+from specllama.params import EngineOptions
+
+pytestmark = pytest.mark.e2e
+
+RUNS = int(os.environ.get("SPECLLAMA_POOL_RUNS", "3"))
+APART = EngineOptions(threads=1, kv_type_k="bf16", kv_type_v="f16").resolved(on_gpu=False)
+ALIKE = EngineOptions(threads=1).resolved(on_gpu=False)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[LlamaModel]:
+    loaded = LlamaModel(bundled("tiny-target"), gpu_layers="0")
+    yield loaded
+    loaded.close()
+
+
+def pool(model: LlamaModel, options: EngineOptions, **more: Any) -> LlamaPool:
+    settings = {"n_ctx": 512, "lanes": 4, "max_rows": 64, "max_leaves": 8, "threads": 1, **more}
+    return open_pool(model, options=options, flash=options.flash_attn, **settings)
+
+
+def play(model: LlamaModel, options: EngineOptions, seed: int, *, long: bool) -> Machine:
+    tried, one = pool(model, options), pool(model, options, lanes=1)
+    rng = random.Random(seed)
+    tokens = [rng.randrange(300, 4000) for _ in range(200)]
+    machine = Machine(tried, Alone(one), tokens, long=long)
+    try:
+        for _ in range(80):
+            machine.step(rng)
+        machine.finish()
+    finally:
+        model.drop(tried)
+        model.drop(one)
+    return machine
+
+
+@pytest.mark.parametrize("options", [APART, ALIKE], ids=["types apart", "read in tiles"])
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_every_row_is_that_of_its_lane_alone(
+    model: LlamaModel, options: EngineOptions, seed: int
+) -> None:
+    machine = play(model, options, seed, long=True)
+    print(f"{machine.rows} rows, {machine.wrong} differ")
+    assert machine.wrong == 0
+
+
+def test_a_pool_that_frees_its_cells_is_caught(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: without ghosts other tokens fill the gaps, and bits change."""
+    init = llama_pool.CellPool.__init__
+
+    def frees(self: LlamaPool, *args: Any, **options: Any) -> None:
+        init(self, *args, **{**options, "in_order": False})
+
+    monkeypatch.setattr(llama_pool.CellPool, "__init__", frees)
+    machine = play(model, APART, 0, long=False)
+    print(f"{machine.rows} rows, {machine.wrong} differ")
+    assert machine.wrong > machine.rows / 10

@@ -1,0 +1,235 @@
+"""The laws of a pool on the table model: order, books, refusals, and what would break them."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pool_machine import Alone, Machine
+
+from specllama.backend.base import Part
+from specllama.backend.fake import FakePool, FakeTable
+from specllama.backend.kernels import TILE
+from specllama.cancel import StopFlag
+from specllama.errors import Cancelled, ContextFull, EngineError
+
+V = 24
+RUNS = int(os.environ.get("SPECLLAMA_POOL_RUNS", "60"))
+TABLE = FakeTable(V, seed=3, order=6)
+
+
+def pool(**options: object) -> FakePool:
+    chosen = {"n_ctx": 160, "lanes": 4, "max_rows": 64, "max_leaves": 8, **options}
+    return FakePool(TABLE, **chosen)  # type: ignore[arg-type]
+
+
+def alone(*, tiles: bool = False, n_ctx: int = 160) -> Alone:
+    return Alone(pool(lanes=1, tiles=tiles, n_ctx=n_ctx))
+
+
+def play(machine: Machine, seed: int, steps: int) -> Machine:
+    rng = random.Random(seed)
+    for _ in range(steps):
+        machine.step(rng)
+    machine.finish()
+    return machine
+
+
+@settings(max_examples=RUNS, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 60))
+def test_every_row_is_that_of_its_lane_alone(seed: int, steps: int) -> None:
+    machine = play(Machine(pool(), alone(), range(1, V)), seed, steps)
+    assert machine.wrong == 0
+
+
+@settings(max_examples=RUNS // 3, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 40))
+def test_long_reads_among_others_are_those_of_a_lane_alone(seed: int, steps: int) -> None:
+    machine = Machine(
+        pool(n_ctx=600, tiles=True), alone(tiles=True, n_ctx=600), range(1, V), long=True
+    )
+    assert play(machine, seed, steps).wrong == 0
+
+
+@settings(max_examples=RUNS // 3, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 60))
+def test_a_pool_of_drafts_frees_its_cells(seed: int, steps: int) -> None:
+    """Where order does not count: right rows, no ghosts, no compaction."""
+    freeing = pool(in_order=False, by_order=False)
+    machine = play(Machine(freeing, alone(), range(1, V)), seed, steps)
+    assert (machine.wrong, freeing.ghosts) == (0, 0)
+
+
+def test_a_pool_that_frees_where_order_counts_is_caught() -> None:
+    """Negative control."""
+    wrong = rows = 0
+    for seed in range(6):
+        machine = Machine(pool(in_order=False), alone(), range(1, V))
+        play(machine, seed, 60)
+        wrong, rows = wrong + machine.wrong, rows + machine.rows
+    assert rows > 500
+    assert wrong > rows / 20
+
+
+def test_long_reads_that_ignore_where_cells_lie_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Negative control: read in tiles among others, in place."""
+    monkeypatch.setattr(
+        FakePool, "_read_apart", lambda self, piece: self._pass([piece], tiled=True)
+    )
+    machine = Machine(
+        pool(n_ctx=600, tiles=True), alone(tiles=True, n_ctx=600), range(1, V), long=True
+    )
+    assert play(machine, 1, 80).wrong > 0
+
+
+# -- room ---------------------------------------------------------------------------------------
+
+
+def test_a_lane_alone_leaves_no_ghosts_behind_chains() -> None:
+    p = pool()
+    lane = p.open()
+    for _ in range(30):
+        lane.forward([1, 2, 3, 4], outputs="all")
+        lane.rollback(len(lane.tokens) - 2)
+        assert (p.ghosts, p.cells.tail) == (0, len(lane.tokens))
+
+
+def test_rejects_behind_the_last_living_cell_are_freed() -> None:
+    """Rows lie depth first, so what two lanes reject gathers at the end."""
+    p = pool()
+    a, b = p.open(), p.open()
+    p.run([Part(a, [1, 2, 3]), Part(b, [4, 5, 6])])
+    assert a.places[:3].tolist() == [0, 2, 4]
+    assert b.places[:3].tolist() == [1, 3, 5]
+    a.rollback(1)
+    b.rollback(1)
+    assert (p.ghosts, p.free_cells) == (0, p.cells.n - 2)
+    p.run([Part(a, [1, 2, 3]), Part(b, [4])])
+    a.rollback(1)
+    assert p.ghosts == 1, "b's token lies behind a's first reject"
+    b.rollback(1)
+    assert p.ghosts == 0, "nothing living is behind it any more"
+
+
+def test_room_is_made_where_it_is_needed() -> None:
+    p = pool(n_ctx=64)
+    a, b = p.open(), p.open()
+    for _ in range(40):
+        p.run([Part(a, [1, 2, 3]), Part(b, [1, 2])])
+        a.rollback(len(a.tokens) - 3)
+        if len(b.tokens) > 20:
+            b.rollback(4)
+    full = p.cells.n - len(b.tokens)
+    for _ in range(full - len(a.tokens)):
+        a.forward([1], outputs="none")
+    with pytest.raises(ContextFull):
+        a.forward([1], outputs="none")
+    assert p.free_cells == 0
+    assert p.ghosts == 0
+
+
+def test_forks_share_cells_and_part_ways() -> None:
+    p = pool()
+    a = p.open()
+    a.forward([1, 2, 3, 4, 5, 6], outputs="none")
+    b, c = p.fork(a, 4), p.fork(a, 6)
+    assert p.cells.held == 6
+    rows = [r.copy() for r in p.run([Part(a, [7]), Part(b, [7]), Part(c, [8])])]
+    assert p.cells.held == 9
+    fresh = pool(lanes=1).open()
+    for text, row in (([1, 2, 3, 4, 5, 6, 7], rows[0]), ([1, 2, 3, 4, 7], rows[1])):
+        fresh.rollback(0)
+        np.testing.assert_array_equal(fresh.forward(text, outputs="last"), row)
+    a.close()
+    assert (b.tokens, c.tokens) == ([1, 2, 3, 4, 7], [1, 2, 3, 4, 5, 6, 8])
+    b.close()
+    c.close()
+    assert p.free_cells == p.cells.n
+
+
+# -- refusals: what llama.cpp would abort on ------------------------------------------------------
+
+
+def test_more_lanes_than_there_are() -> None:
+    p = pool(lanes=2)
+    p.open()
+    p.open()
+    with pytest.raises(EngineError, match="2 lanes"):
+        p.open()
+
+
+def test_bad_passes_change_nothing() -> None:
+    p = pool(lanes=3, n_batch=32, max_rows=8, max_leaves=4)
+    a, b, other = p.open(), p.open(), pool().open()
+    p.run([Part(a, [1, 2]), Part(b, [3])])
+    bad: list[tuple[list[Part], type[Exception], str]] = [
+        ([Part(a, []), Part(b, [1])], ValueError, "at least one"),
+        ([Part(a, [1]), Part(a, [2])], ValueError, "one part"),
+        ([Part(a, [1]), Part(other, [2])], EngineError, "another pool"),
+        ([Part(a, [1]), Part(b, [V])], EngineError, "vocabulary"),
+        ([Part(a, [1]), Part(b, [2**40])], EngineError, "vocabulary"),
+        ([Part(a, [1] * 5), Part(b, [1] * 4)], ValueError, "8 rows"),
+        ([Part(a, [1] * 20, "none"), Part(b, [1] * 13, "none")], ValueError, "32 tokens"),
+        ([Part(a, [1, 2], "all", [-1])], ValueError, "parents"),
+        ([Part(a, [1, 2], "all", [0, 0])], ValueError, "precede"),
+        ([Part(a, [1, 2, 3, 4, 5, 6], "all", [-1, 0, 0, 0, 0, 0])], ValueError, "4 leaves"),
+        ([Part(x, [1, 2, 3, 4], "all", [-1, 0, 0, 0]) for x in (a, b)], EngineError, "branches"),
+    ]
+    for parts, kind, message in bad:
+        with pytest.raises(kind, match=message):
+            p.run(parts)
+        assert (a.tokens, b.tokens, p.ghosts, p.cells.held) == ([1, 2], [3], 0, 3)
+    a.forward([1, 2, 3], outputs="all", parents=[-1, 0, 0])
+    for call in (lambda: p.fork(a, 1), lambda: p.park(a), lambda: a.forward([1], outputs="all")):
+        with pytest.raises(EngineError, match="settled"):
+            call()
+    a.keep_path([0, 2])
+    assert p.fork(a, 4).tokens == [1, 2, 1, 3]
+    p.close()
+    for call in (p.open, lambda: a.rollback(0), lambda: p.run([Part(a, [1])])):
+        with pytest.raises(EngineError, match="closed"):
+            call()
+
+
+def test_a_stopped_pass_changes_no_lane() -> None:
+    stop = StopFlag()
+    p = pool(stop=stop, tiles=True, n_ctx=512)
+    a, b = p.open(), p.open()
+    p.run([Part(a, [1, 2, 3]), Part(b, [4, 5])])
+    stop.set()
+    long = [1 + i % 5 for i in range(TILE + 3)]
+    for part in (Part(a, long, "last"), Part(a, [1, 2], "all", [-1, -1]), Part(a, [3])):
+        with pytest.raises(Cancelled):
+            p.run([part, Part(b, [9])])
+    stop.clear()
+    assert (a.tokens, b.tokens, p.cells.held) == ([1, 2, 3], [4, 5], 5)
+    assert (a.n_past, b.n_past) == (3, 2)
+    p.run([Part(a, long, "last"), Part(b, [9])])
+
+
+# -- hidden states --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("need", ["final_hidden", "layer_inputs"])
+def test_states_belong_to_their_lanes(need: str) -> None:
+    p = pool()
+    a, b, c = p.open(), p.open(), p.open()
+    a.capture(need)  # type: ignore[arg-type]
+    b.capture("layer_inputs")
+    rows = p.run([Part(a, [1, 2, 3]), Part(b, [4, 5]), Part(c, [6], "last")])
+    for lane, mine in ((a, rows[0]), (b, rows[1])):
+        states = lane.hidden.rows(0, len(lane.tokens))
+        assert states is not None
+        np.testing.assert_array_equal(states, mine[:, : states.shape[1]])
+    assert c.hidden.rows(0, 1) is None
+    blob = p.park(a)
+    again = p.resume(blob)
+    kept = again.hidden.rows(0, 3)
+    assert kept is not None
+    assert again.need == need
