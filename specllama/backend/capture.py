@@ -34,7 +34,7 @@ class Capture:
         self._needs: set[HiddenNeed] = set()
         self._model = model
         self._ctx = ctx
-        self._layers: tuple[int, ...] = ()
+        self.layers: tuple[int, ...] = ()
         self._width = int(ll.llama_model_n_embd(model))
         self._width_out = int(ll.llama_model_n_embd_out(model))
 
@@ -61,18 +61,18 @@ class Capture:
                 "use a head that was trained for this target",
             )
         function("llama_set_embeddings_layer_inp")
-        self._layers = tuple(layers)
+        self.layers = tuple(layers)
 
     def choose(self, needs: set[HiddenNeed]) -> None:
         """Give these states away from the next pass on, and no others."""
-        if "layer_inputs" in needs and not self._layers:
+        if "layer_inputs" in needs and not self.layers:
             raise ValueError("layer_inputs before offer_layers")
         if "final_hidden" in needs and int(ll.llama_pooling_type(self._ctx)) != 0:
             raise PairIncompatible("this target pools its hidden states")
         for need in needs ^ self._needs:
             on = need in needs
             if need == "layer_inputs":
-                for layer in self._layers:
+                for layer in self.layers:
                     function("llama_set_embeddings_layer_inp")(self._ctx, layer, on)
             elif need == "nextn":
                 function("llama_set_embeddings_nextn")(self._ctx, on, False)
@@ -89,7 +89,7 @@ class Capture:
         """States [n, width] of the tokens of the last pass; of "layer_inputs" no view."""
         if need == "layer_inputs":
             read = function("llama_get_embeddings_layer_inp")
-            parts = [rows(read(self._ctx, layer), n, self._width) for layer in self._layers]
+            parts = [rows(read(self._ctx, layer), n, self._width) for layer in self.layers]
             return np.concatenate(parts, axis=1)
         if need == "nextn":
             states = function("llama_get_embeddings_nextn")(self._ctx)

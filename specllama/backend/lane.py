@@ -90,7 +90,7 @@ class CellLane:
     """See ``base.Lane``. Pools make them."""
 
     def __init__(self, pool: Home, sequence: int) -> None:
-        self._pool = pool
+        self.pool = pool
         self.sequence = sequence
         self.text = History()
         self.places: Places = np.empty(pool.n_ctx, np.int64)  # of the cells, by position
@@ -103,28 +103,24 @@ class CellLane:
     # -- facts --
 
     @property
-    def pool(self) -> Home:
-        return self._pool
-
-    @property
     def n_ctx(self) -> int:
-        return self._pool.n_ctx
+        return self.pool.n_ctx
 
     @property
     def n_vocab(self) -> int:
-        return self._pool.n_vocab
+        return self.pool.n_vocab
 
     @property
     def n_batch(self) -> int:
-        return self._pool.n_batch
+        return self.pool.n_batch
 
     @property
     def max_rows(self) -> int:
-        return self._pool.max_rows
+        return self.pool.max_rows
 
     @property
     def max_leaves(self) -> int:
-        return self._pool.max_leaves
+        return self.pool.max_leaves
 
     @property
     def tokens(self) -> History:
@@ -133,10 +129,10 @@ class CellLane:
     @property
     def n_past(self) -> int:
         self._require_open()
-        return self._pool.end_of(self)
+        return self.pool.end_of(self)
 
     def _require_open(self) -> None:
-        self._pool.require_open()
+        self.pool.require_open()
         if self.closed:
             raise EngineError("the lane is closed")
 
@@ -145,7 +141,7 @@ class CellLane:
     def forward(
         self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
     ) -> Rows:
-        return self._pool.run((Part(self, tokens, outputs, parents),))[0]
+        return self.pool.run((Part(self, tokens, outputs, parents),))[0]
 
     def keep_path(self, path: Sequence[int]) -> None:
         self._require_open()
@@ -157,7 +153,7 @@ class CellLane:
         tree.path = list(path)
         self.hidden.keep_path(len(self.text), path)
         self.text.extend([tree.tokens[node] for node in path])
-        self._pool.decided(self)
+        self.pool.decided(self)
 
     def rollback(self, keep_len: int) -> None:
         self._require_open()
@@ -168,14 +164,14 @@ class CellLane:
         if keep_len < len(self.text):
             self.text.cut(keep_len)
             self.hidden.cut(keep_len)
-            self._pool.decided(self)
+            self.pool.decided(self)
 
     def capture(self, need: HiddenNeed) -> None:
         self._require_open()
         if need != self.need:
             before, self.need = self.need, need
             try:
-                self._pool.choose_states()
+                self.pool.choose_states()
             except BaseException:
                 self.need = before
                 raise
@@ -190,4 +186,4 @@ class CellLane:
         self.text.clear()
         self.hidden.clear()
         self.closed = True
-        self._pool.decided(self)
+        self.pool.decided(self)

@@ -98,6 +98,7 @@ class LlamaModel:
         self.vocab = LlamaVocab(self._model, pre)
         self.is_recurrent = bool(ll.llama_model_is_recurrent(self._model))
         self.is_hybrid = bool(ll.llama_model_is_hybrid(self._model))
+        self.has_windows = int(ll.llama_model_n_swa(self._model)) > 0
         self.n_ctx_train = int(ll.llama_model_n_ctx_train(self._model))
         self.n_params = int(ll.llama_model_n_params(self._model))
         self.n_bytes = int(ll.llama_model_size(self._model))

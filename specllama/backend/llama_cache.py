@@ -116,6 +116,9 @@ class LlamaCache:
         self.capture = Capture(model.handle, self._ctx)
         self.choice: ThreadChoice | None = None
         self._threads_now = settings.threads
+        # After a rewrite llama.cpp looks for room from the first cell on and would take cells that
+        # have left a sliding window, unless a second sequence holds them until the next pass.
+        self._pin, self._pinned = shape.sequences, False
         self._n_vocab = model.vocab.n_tokens
         self.batch = Batch(shape.n_batch, shape.max_leaves)
         self._native = _native(self.batch)
@@ -155,6 +158,9 @@ class LlamaCache:
             self.compute_with(self.settings.threads if n >= TILE else choice.choose(n))
             begin = perf_counter()
         status = int(ll.llama_decode(self._ctx, self._native))
+        if self._pinned:
+            self.remove(self._pin, 0)
+            self._pinned = False
         if status != 0:
             raise decode_error(status, self.shape.n_ctx)
         if choice is not None and n < TILE:
@@ -216,10 +222,18 @@ class LlamaCache:
         size = int(ll.llama_state_get_size(self._ctx))
         buffer = (ctypes.c_uint8 * size)()
         written = int(ll.llama_state_get_data(self._ctx, buffer, size))
-        return 0 < written == int(ll.llama_state_set_data(self._ctx, buffer, written))
+        done = 0 < written == int(ll.llama_state_set_data(self._ctx, buffer, written))
+        if done and self.model.has_windows:
+            for sequence in range(self.shape.sequences):
+                self.copy(sequence, self._pin, -1, -1)
+            self._pinned = True
+        return done
 
     def beside(self, shape: Shape) -> LlamaCache:
-        return LlamaCache(self.model, shape, self.settings)
+        other = LlamaCache(self.model, shape, self.settings)
+        if self.capture.layers:
+            other.capture.offer_layers(self.capture.layers)
+        return other
 
     def close(self) -> None:
         if self._ctx:

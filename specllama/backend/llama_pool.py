@@ -1,8 +1,8 @@
 """Pools of llama.cpp: several conversations over one model, or one over a running state.
 
-Models with attention only take as many lanes as they are made for. A running state (recurrent and
-hybrid models) is not a set of cells: it takes one lane, cannot be forked or parked, and is set back
-by a checkpoint, behind which committed tokens are read again.
+Models with full attention take as many lanes as they are made for, those with sliding windows one.
+A running state (recurrent and hybrid models) is not a set of cells: it takes one lane, cannot be
+forked or parked, and is set back by a checkpoint, behind which committed tokens are read again.
 """
 
 from __future__ import annotations
@@ -159,7 +159,9 @@ def open_pool(
     alike: bool = True,
     watch: Watch | None = None,
 ) -> LlamaPool:
-    """A pool of a loaded model, of one lane and for chains only where its state is a running one.
+    """A pool of a loaded model.
+
+    Models with sliding windows take one lane, those with a running state chains only, too.
 
     Args:
         alike: see ``Settings``.
@@ -167,6 +169,8 @@ def open_pool(
     Raises what ``LlamaCache`` raises.
     """
     kind = LlamaPool if model.can_roll_back else RunningPool
+    if model.has_windows:
+        lanes = 1  # what has left a window is not part of a lane's state
     rows = max(max_rows, lanes)
     shape = Shape(
         n_ctx=n_ctx,
@@ -176,7 +180,7 @@ def open_pool(
         n_batch=max(options.batch(on_gpu=model.gpu_layers != 0), rows),
     )
     most = int(ll.llama_max_parallel_sequences())
-    if shape.sequences > most:
+    if shape.sequences + model.has_windows > most:
         raise UsageError(
             f"{lanes} conversations and {max_leaves} branches need {shape.sequences} sequences, "
             f"llama.cpp has {most}",

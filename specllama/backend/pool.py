@@ -209,7 +209,6 @@ class CellPool(Settling):
 
     def _check(self, parts: Sequence[Part]) -> list[Piece]:
         """Refuse what the library would not take."""
-        self.require_open()
         pieces: list[Piece] = []
         n = n_rows = leaves = 0
         for part in parts:
