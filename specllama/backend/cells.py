@@ -50,6 +50,12 @@ class Cells:
         """Cells that the next pass may fill."""
         return self.n - (self.tail if self.in_order else self.held)
 
+    def fill(self, n: int) -> None:
+        """One lane holds the first ``n`` cells, and nothing else is there."""
+        self.clear()
+        self._holders[:n] = 1
+        self.tail = n if self.in_order else 0
+
     def take(self, n: int) -> Places:
         """The next ``n`` cells, held from here on. There must be room."""
         if not self.in_order:

@@ -94,6 +94,9 @@ class RunningPool(LlamaPool):
         super().decided(lane)
         self.settle()  # it may have to read again, which the caller should hear of
 
+    def _seek_only(self) -> None:
+        pass  # every pass may have to leave a checkpoint
+
     def fork(self, lane: Any, keep: int) -> CellLane:
         raise EngineError("a running state cannot be shared")
 

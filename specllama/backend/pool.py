@@ -102,7 +102,10 @@ class CellPool(Settling):
         self.cache.require_open()
 
     def end_of(self, lane: CellLane) -> int:
-        self.settle()
+        if lane is self._only and not lane.closed:
+            self._settle_only(lane)
+        else:
+            self.settle()
         return self.cache.end(lane.sequence)
 
     # -- lanes --
@@ -192,6 +195,8 @@ class CellPool(Settling):
     # -- passes --
 
     def run(self, parts: Sequence[Part]) -> list[Rows]:
+        if self._only is not None and len(parts) == 1 and self._is_step(parts[0]):
+            return [self._step(parts[0])]
         pieces = self._check(parts)
         self.settle()
         past = [len(piece.lane.text) for piece in pieces]
@@ -205,7 +210,52 @@ class CellPool(Settling):
                     with suppress(Cancelled):  # a running state that would have to be read again
                         piece.lane.rollback(n)
             raise
+        self._seek_only()
         return [self._no_rows if piece.rows is None else piece.rows for piece in pieces]
+
+    def _is_step(self, part: Part) -> bool:
+        """Whether this is a pass of a lane alone that nothing speaks against, and short."""
+        lane, n = part.lane, len(part.tokens)
+        most = self.max_rows if part.outputs == "all" else self.n_batch
+        return (
+            lane is self._only
+            and not lane.closed
+            and part.parents is None
+            and 0 < n <= most
+            and n < TILE
+            and len(lane.text) + n <= self.n_ctx
+            and not self._needs
+        )
+
+    def _step(self, part: Part) -> Rows:
+        """Such a pass: what many conversations need costs one nothing."""
+        cache, batch = self.cache, self.cache.batch
+        cache.require_open()
+        cache.require_running()
+        lane, tokens, outputs = cast(CellLane, part.lane), part.tokens, part.outputs
+        n = len(tokens)
+        with self._lock:
+            self._settle_only(lane)
+            past = lane.n_cells
+            if not batch.write(slice(0, n), tokens):
+                batch.token[0] = -1
+            ids = batch.token[:n]
+            if ids.min() < 0 or ids.max() >= self.n_vocab:
+                raise EngineError(f"a token is outside the vocabulary of {self.n_vocab}")
+            batch.position[:n] = np.arange(past, past + n)
+            batch.sequences[:n, 0] = lane.sequence
+            batch.output[:n] = outputs == "all"
+            if outputs == "last":
+                batch.output[n - 1] = 1
+            batch.n = n
+            try:
+                cache.decode(tiled=False)
+            except BaseException:
+                cache.remove(lane.sequence, past)
+                raise
+            lane.n_cells = past + n
+            lane.text.extend(ids.tolist())
+            return cache.rows(n if outputs == "all" else int(outputs == "last"))
 
     def _check(self, parts: Sequence[Part]) -> list[Piece]:
         """Refuse what the library would not take."""

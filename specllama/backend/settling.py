@@ -48,6 +48,8 @@ class Settling:
             self._ghost, self._spare = self._free.pop(0), self._free.pop(0)
         self._lanes: list[CellLane] = []
         self._decided: list[CellLane] = []
+        # the only lane, while its cells are the first ones and the books need not name them
+        self._only: CellLane | None = None
         self._needs: set[HiddenNeed] = set()
         self._lock = threading.RLock()  # two passes at once abort the process
 
@@ -63,7 +65,25 @@ class Settling:
                 self.cache.want(needs)
             self._needs = needs
 
+    def _seek_only(self) -> None:
+        """Whether a lane is alone from here on."""
+        if len(self._lanes) == 1 and not self.cells.haunted and not self._decided:
+            lane = self._lanes[0]
+            if lane.tree is None and self.cells.held == lane.n_cells:
+                self._only = lane
+
+    def _settle_only(self, lane: CellLane) -> None:
+        """Settle a lane that is alone."""
+        if self._decided:
+            self._decided.clear()
+            if (keep := len(lane.text)) < lane.n_cells:
+                self._cut(lane, keep)
+
     def settle(self) -> None:
+        if (lane := self._only) is not None:
+            self._only = None
+            lane.places[: lane.n_cells] = np.arange(lane.n_cells)
+            self.cells.fill(lane.n_cells)
         if not self._decided:
             return
         self.cache.require_open()
@@ -138,6 +158,7 @@ class Settling:
         """Empty the cache and every lane."""
         self.cache.clear()
         self.cells.clear()
+        self._only = None
         for lane in self._lanes:
             if lane.tree is not None:
                 self._free += lane.tree.sequences[1:]
