@@ -9,7 +9,7 @@ import ggufs
 import pytest
 from ggufs_latent import write_latent
 
-from specllama.backend import devices, kernels
+from specllama.backend import devices, probe
 from specllama.engine.engine import Engine
 from specllama.models.refs import bundled
 from specllama.params import EngineOptions
@@ -28,13 +28,13 @@ def info(path: Path = TARGET, **options: Any) -> Any:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
-    probe = kernels.probe
+    measure = probe.probe
 
     def counting(*arguments: Any, **more: Any) -> Any:
         counted.append(1)
-        return probe(*arguments, **more)
+        return measure(*arguments, **more)
 
-    monkeypatch.setattr(kernels, "probe", counting)
+    monkeypatch.setattr(probe, "probe", counting)
     return counted
 
 
@@ -78,9 +78,9 @@ def test_latent_attention_is_measured_like_any_other(tmp_path: Path) -> None:
 
 def test_a_failed_measurement_claims_nothing_and_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any, **more: Any) -> Any:
-        raise kernels.EngineError("no passes today")
+        raise probe.EngineError("no passes today")
 
-    monkeypatch.setattr(kernels, "probe", refuse)
+    monkeypatch.setattr(probe, "probe", refuse)
     found = info()
     assert found.exact_rows == 1
     assert "no passes today" in found.measured
