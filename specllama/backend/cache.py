@@ -87,6 +87,10 @@ class Cache(Protocol):
         """Take the cells from position ``begin`` on from a sequence; False where it cannot be."""
         ...
 
+    def keep(self, sequence: int) -> None:
+        """Free every cell that this sequence does not have."""
+        ...
+
     def clear(self) -> None: ...
 
     def end(self, sequence: int) -> int:

@@ -263,6 +263,12 @@ class FakeCache:
         here = (self._owners & np.uint64(1 << sequence) != 0) & (self._position >= begin)
         return np.flatnonzero(here if end < 0 else here & (self._position < end))
 
+    def keep(self, sequence: int) -> None:
+        self._owners &= np.uint64(1 << sequence)
+        free = self._owners == 0
+        self._position[free] = -1
+        self._head = min(self._head, int(free.argmax()) if free.any() else len(free))
+
     def clear(self) -> None:
         self._owners[:] = 0
         self._position[:] = -1

@@ -59,9 +59,20 @@ class TreePass:
     places: Places  # of the nodes
     path: list[int] | None = None
 
+    @property
+    def rest(self) -> Places:
+        """The nodes that do not stay."""
+        stays = np.zeros(len(self.tokens), np.bool_)
+        stays[self.path] = True
+        return np.flatnonzero(~stays)
+
     def above(self, leaf: int) -> list[int]:
         """The nodes from the root to a leaf."""
-        return [i for i, leaves in enumerate(self.layout.leaves) if leaf in leaves]
+        node, path = self.layout.ends[leaf], list[int]()
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
 
     def is_path(self, path: Sequence[int]) -> bool:
         above = -1

@@ -25,7 +25,11 @@ class Layout:
 
     depth: IntArray  # [n]
     leaves: tuple[tuple[int, ...], ...]
-    n_leaves: int
+    ends: tuple[int, ...]  # the node that each leaf is
+
+    @property
+    def n_leaves(self) -> int:
+        return len(self.ends)
 
 
 def layout(parents: Sequence[int]) -> Layout:
@@ -44,12 +48,10 @@ def layout(parents: Sequence[int]) -> Layout:
             depth[i] = depth[parent] + 1
             is_leaf[parent] = False
     below: list[list[int]] = [[] for _ in range(n)]
-    n_leaves = 0
-    for i in range(n):
-        if is_leaf[i]:
-            below[i].append(n_leaves)
-            n_leaves += 1
+    ends = [i for i in range(n) if is_leaf[i]]
+    for leaf, end in enumerate(ends):
+        below[end].append(leaf)
     for i in range(n - 1, -1, -1):
         if parents[i] >= 0:
             below[parents[i]] += below[i]
-    return Layout(depth, tuple(tuple(sorted(leaves)) for leaves in below), n_leaves)
+    return Layout(depth, tuple(tuple(sorted(leaves)) for leaves in below), tuple(ends))

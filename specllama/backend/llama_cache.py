@@ -202,6 +202,9 @@ class LlamaCache:
     def remove(self, sequence: int, begin: int) -> bool:
         return bool(ll.llama_memory_seq_rm(self._memory, sequence, begin, -1))
 
+    def keep(self, sequence: int) -> None:
+        ll.llama_memory_seq_keep(self._memory, sequence)
+
     def clear(self) -> None:
         ll.llama_memory_clear(self._memory, False)
 

@@ -8,7 +8,6 @@ compact  drop the ghosts, write the state out and read it back: the order of cel
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,15 +19,6 @@ from specllama.speculative.history import common_prefix
 from specllama.speculative.types import HiddenNeed
 
 _HAUNTED = 256  # ghosts that are always worth their keep
-
-
-@dataclass(frozen=True, slots=True)
-class _Dead:
-    """Cells that a lane gave up, by ascending position, still under one of its sequences."""
-
-    sequence: int
-    position: int  # of the first
-    places: Places
 
 
 class Settling:
@@ -89,40 +79,44 @@ class Settling:
         self.cache.require_open()
         lanes, self._decided = self._decided, []
         with self._lock:
-            dead = [(lane, self._give_up(lane)) for lane in lanes]
+            for lane in lanes:
+                self._give_up(lane)
             if self.cells.settle():
                 self.cache.remove(self._ghost, 0)
-            for lane, parts in dead:
-                for part in parts:
-                    self._haunt(part)
+            for lane in lanes:
+                self._haunt(lane)
                 self._carry_out(lane)
 
-    def _haunt(self, dead: _Dead) -> None:
-        """Make ghosts of cells that living ones lie behind."""
-        begin, end = self.cells.gaps(dead.places)
-        if end:
-            at = dead.position
-            self.cache.copy(dead.sequence, self._ghost, at + begin, at + end)
-            self.cells.haunt(dead.places[begin:end])
-
-    def _give_up(self, lane: CellLane) -> list[_Dead]:
-        """Take what the lane no longer wants out of the books; what that was."""
+    def _give_up(self, lane: CellLane) -> None:
+        """Take what the lane no longer wants out of the books."""
         tree, keep = lane.tree, len(lane.text)
-        found: list[_Dead] = []
         if tree is not None and tree.path is not None:
-            path = tree.path = tree.path[: max(0, keep - lane.n_cells)]
+            tree.path = tree.path[: max(0, keep - lane.n_cells)]
+            self.cells.drop(tree.places[tree.rest])
+        if keep < lane.n_cells:
+            self.cells.drop(lane.places[keep : lane.n_cells])
+
+    def _haunt(self, lane: CellLane) -> None:
+        """Make ghosts of what the lane gave up before living cells."""
+        tree, keep = lane.tree, len(lane.text)
+        if (
+            tree is not None
+            and tree.path is not None
+            and self.cells.gaps(tree.places[tree.rest])[1]
+        ):
             for leaf, sequence in enumerate(tree.sequences):
                 along = tree.above(leaf)
-                same = common_prefix(along, path)
-                found.append(_Dead(sequence, lane.n_cells + same, tree.places[along[same:]]))
-            gone = np.ones(len(tree.tokens), np.bool_)
-            gone[path] = False
-            self.cells.drop(tree.places[gone])
+                same = common_prefix(along, tree.path)
+                self._leave(sequence, lane.n_cells + same, tree.places[along[same:]])
         if keep < lane.n_cells:
-            places = lane.places[keep : lane.n_cells]
-            self.cells.drop(places)
-            found.append(_Dead(lane.sequence, keep, places))
-        return found
+            self._leave(lane.sequence, keep, lane.places[keep : lane.n_cells])
+
+    def _leave(self, sequence: int, position: int, places: Places) -> None:
+        """Of these dead cells of a sequence, those before living ones become ghosts."""
+        begin, end = self.cells.gaps(places)
+        if end:
+            self.cache.copy(sequence, self._ghost, position + begin, position + end)
+            self.cells.haunt(places[begin:end])
 
     def _carry_out(self, lane: CellLane) -> None:
         """Make the cache hold of this lane what its text says."""
@@ -130,14 +124,15 @@ class Settling:
         if tree is not None and tree.path is not None:
             path = tree.path
             winner = tree.layout.leaves[path[-1]][0] if path else 0
-            for leaf, sequence in enumerate(tree.sequences):
-                if leaf != winner:
-                    self.cache.remove(sequence, 0)
-                    self._free.append(sequence)
-            lane.sequence = tree.sequences[winner]
             end = lane.n_cells + len(path)
-            if len(path) < len(tree.above(winner)):
-                self.cache.remove(lane.sequence, end)
+            lane.sequence = tree.sequences.pop(winner)
+            if len(self._lanes) == 1 and not self.cells.haunted:
+                self.cache.keep(lane.sequence)  # sequence by sequence takes longer
+            else:
+                for sequence in tree.sequences:
+                    self.cache.remove(sequence, 0)
+            self._free += tree.sequences
+            self.cache.remove(lane.sequence, end)
             lane.places[lane.n_cells : end] = tree.places[path]
             lane.n_cells, lane.tree = end, None
         if keep < lane.n_cells:
