@@ -15,12 +15,17 @@ from typing import Any, Literal
 from specllama.errors import UsageError
 from specllama.speculative.drafting import registry
 
-VerifyRule = Literal["match", "rejection", "block"]
+VerifyRule = str  # one of VERIFY_RULES
 FlashAttention = Literal["auto", "on", "off"]
 OnFull = Literal["stop", "shift"]
 WindowKind = Literal["auto", "fixed"]
 
-VERIFY_RULES: tuple[VerifyRule, ...] = ("match", "rejection", "block")
+# where each rule is; those who list rules need not import them
+VERIFY_RULES: dict[VerifyRule, str] = {
+    "match": "specllama.speculative.rules:MATCH",
+    "rejection": "specllama.speculative.rules:REJECTION",
+    "block": "specllama.speculative.rules:BLOCK",
+}
 WINDOWS: tuple[WindowKind, ...] = ("auto", "fixed")
 PROPOSERS = ("auto", *registry.names(), "none")
 KV_TYPES = ("auto", "f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
@@ -118,7 +123,7 @@ class GenerateParams:
             drafts ``draft_max``.
         min_speculative_tokens: below this ``max_tokens`` speculation is skipped.
         ignore_eos: go on after the model's end token; a grammar that is complete still ends.
-        exact: cut target passes to the row count that is bit-identical to single-row decoding.
+        exact: no pass of the target is wider than those that are bit-identical to single steps.
         grammar: GBNF text. json_schema: JSON schema text. At most one of the two.
     """
 

@@ -243,13 +243,13 @@ SCHEMA: tuple[Setting, ...] = (
         "generate.verify",
         "Verification rule; match gives the text of plain decoding, the others its distribution.",
         _S,
-        choices=VERIFY_RULES,
+        choices=tuple(VERIFY_RULES),
     ),
     Setting(
         "exact",
         "bool",
         "generate.exact",
-        "Cut target passes so that every row is computed as in plain decoding.",
+        "No target pass wider than those whose rows are computed as in plain decoding.",
         _S,
     ),
     Setting(

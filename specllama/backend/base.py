@@ -71,6 +71,11 @@ class Context(Protocol):
     """A cache of one text, and passes over it: a lane, or what stands in for one of a draft."""
 
     @property
+    def pool(self) -> Pool | None:
+        """Whose passes it can share with others; None for one that runs alone."""
+        ...
+
+    @property
     def n_ctx(self) -> int:
         """Most tokens of the text."""
         ...

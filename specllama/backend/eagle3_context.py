@@ -7,8 +7,8 @@ The head is one decoder layer. At position j it reads the token x[j+1] and a sta
     guessed text  g[j] is the head's own state after position j - 1 (what its training unrolled)
 
 ``forward`` takes tokens only and looks the states up, so the drafting code is that of any draft
-model. Positions that were read with the head's own states are dropped by ``settle`` as soon as the
-target's are there: only accepted tokens are read again.
+model. Positions that were read with the head's own states are dropped as soon as the target's are
+there: only accepted tokens are read again.
 
 llama.cpp copies the first rows of a pass whatever their flags say (the graph selects none), so a
 pass flags all of its rows or none.
@@ -37,8 +37,8 @@ from specllama.errors import CannotLoad, ContextFull, EngineError
 from specllama.models.eagle3_file import EagleFacts, check_target, read_facts
 from specllama.models.gguf import read_header
 from specllama.models.memory import HEAD_BATCH, estimate_head, require_fit
-from specllama.speculative.drafting.drafter import Proposer
-from specllama.speculative.drafting.eagle3 import EagleProposer
+from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.eagle3 import EagleDrafter
 from specllama.speculative.history import History, common_prefix
 from specllama.speculative.types import Row, Rows
 
@@ -50,7 +50,7 @@ _BATCH = HEAD_BATCH
 _FLAGGED = 16  # a pass of up to as many rows gives all their logits, of which the last are used
 
 
-def open_eagle3(path: Path, target: LoadedTarget) -> Proposer:
+def open_eagle3(path: Path, target: LoadedTarget) -> Drafter:
     """A proposer that drafts with the head of ``path``.
 
     Raises:
@@ -75,7 +75,7 @@ def open_eagle3(path: Path, target: LoadedTarget) -> Proposer:
     )
     target.on_close.callback(model.close)
     context = EagleContext(model, target.pool, target.lane, facts, threads=target.threads)
-    return EagleProposer(context, n_vocab=target.lane.n_vocab)
+    return EagleDrafter(context, n_vocab=target.lane.n_vocab)
 
 
 class EagleContext:
@@ -173,8 +173,14 @@ class EagleContext:
         """One past the last position of the target's text whose state is known."""
         return self._fused.end
 
+    @property
+    def settled(self) -> int:
+        """Tokens of the cache that were read with states of the target."""
+        return self._true
+
     def fuse(self) -> None:
-        """Take what the target's passes gave away since the last call."""
+        """Take what the target's passes gave away since the last call: a new round may begin."""
+        self._own.clear()
         hidden, text = self._target.hidden, self._target.tokens
         same = common_prefix(self._read, text)
         self._fused.cut(min(same, hidden.first, self._fused.end))
@@ -190,11 +196,6 @@ class EagleContext:
     def covers(self, tokens: Sequence[int]) -> int:
         """How many of the first of these tokens belong to the text that was fused."""
         return common_prefix(self._read, tokens)
-
-    def settle(self) -> None:
-        """Drop what was read with guessed states: a new round begins."""
-        self._own.clear()
-        self.rollback(min(self._true, len(self._tokens)))
 
     def _encode(self, features: Rows) -> Rows:
         """Fused states [n, width] of the target's states [n, 3 * target_width]."""

@@ -21,7 +21,7 @@ from specllama.backend.llama_cache import decode_error, require_running
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.symbols import function, rows
 from specllama.errors import CannotLoad, ContextFull, EngineError
-from specllama.speculative.drafting.mtp import MtpProposer
+from specllama.speculative.drafting.mtp import MtpDrafter
 from specllama.speculative.types import IntArray, Row, Rows
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class LlamaNextn:
         after: Rows = rows(function("llama_get_embeddings_nextn")(self._ctx), n, self._width)
         return logits, after[n - 1].copy()
 
-    def rollback(self, end: int) -> None:
+    def rollback_to(self, end: int) -> None:
         if not self._first <= end <= self._end:
             raise ValueError(f"cannot roll back to {end} of {self._first} to {self._end}")
         if end < self._end:
@@ -166,7 +166,7 @@ class LlamaNextn:
             self._ctx = None
 
 
-def open_mtp(target: LoadedTarget) -> MtpProposer:
+def open_mtp(target: LoadedTarget) -> MtpDrafter:
     """The NextN layer of a loaded target, ready to draft.
 
     Raises:
@@ -174,4 +174,4 @@ def open_mtp(target: LoadedTarget) -> MtpProposer:
     """
     context = LlamaNextn(target.model, target.pool, n_ctx=target.lane.n_ctx)
     target.on_close.callback(context.close)
-    return MtpProposer(context, target.lane, n_vocab=target.lane.n_vocab)
+    return MtpDrafter(context, target.lane, n_vocab=target.lane.n_vocab)

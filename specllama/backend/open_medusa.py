@@ -19,8 +19,8 @@ from specllama.models.medusa_file import (
     read_output_ids,
 )
 from specllama.models.tensors import read_tensor
-from specllama.speculative.drafting.drafter import Proposer
-from specllama.speculative.drafting.medusa import MedusaProposer
+from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.medusa import MedusaDrafter
 from specllama.speculative.drafting.medusa_heads import Head, Heads, HeadSource, Vector
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("specllama.backend")
 
 
-def open_medusa(path: Path, target: LoadedTarget) -> Proposer:
+def open_medusa(path: Path, target: LoadedTarget) -> Drafter:
     """A proposer that drafts with the heads of ``path``.
 
     Raises:
@@ -43,7 +43,7 @@ def open_medusa(path: Path, target: LoadedTarget) -> Proposer:
         states.forget(last)
         return None if rows is None else rows[0]
 
-    return MedusaProposer(_open(path, target), hidden)
+    return MedusaDrafter(_open(path, target), hidden)
 
 
 def _open(path: Path, target: LoadedTarget) -> HeadSource:

@@ -241,18 +241,18 @@ def make_useless(engine: Engine) -> None:
 
     The worst case of a comparison: the scores of each pass are shifted by one token id.
     """
-    from specllama.speculative.drafting.draft_model import DraftModelProposer
+    from specllama.speculative.drafting.draft_model import ChainDrafter
 
-    for name in engine.proposers:
-        proposer = engine.proposer(name)
-        if isinstance(proposer, DraftModelProposer):
-            context: Any = proposer.context
-            forward = context.forward
+    for name in engine.drafters:
+        drafter = engine.drafter(name)
+        if isinstance(drafter, ChainDrafter):
+            lane: Any = drafter.lane
+            forward = lane.forward
 
             def shifted(tokens: Sequence[int], *, forward: Any = forward, **kwargs: Any) -> Any:
                 return np.roll(forward(tokens, **kwargs), 1, axis=1)
 
-            context.forward = shifted
+            lane.forward = shifted
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:

@@ -88,7 +88,7 @@ class Case:
 def available(engine: Engine, wanted: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """Which of the wanted proposers this engine has, and by name why it lacks the others."""
     known = {m.name: m.reason for m in engine.info.methods}
-    have = tuple(p for p in wanted if p == "auto" or p in engine.proposers)
+    have = tuple(p for p in wanted if p == "auto" or p in engine.drafters)
     missing = {p: known.get(p) or "unknown to this engine" for p in wanted if p not in have}
     return have, missing
 
@@ -196,8 +196,8 @@ def random_pauses(engine: Engine, longest_ms: float, *, seed: int = 0) -> Iterat
 
     try:
         slow(engine.target, "forward", 1.0)
-        for name in engine.proposers:
-            slow(engine.proposer(name), "propose", 0.1)
+        for name in engine.drafters:
+            slow(engine.drafter(name), "propose", 0.1)
         yield
     finally:
         for owner, name in slowed:

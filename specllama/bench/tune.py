@@ -33,7 +33,7 @@ from specllama.models.quantize import FLOATS
 from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import Prompt
 from specllama.speculative.cost import best_plan, plans
-from specllama.speculative.drafting.draft_model import DraftModelProposer
+from specllama.speculative.drafting.draft_model import ChainDrafter
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 LAYER_SECONDS = 20.0
@@ -130,10 +130,10 @@ class Tuning:
 
 def draft_context(engine: Engine) -> Any:
     """The draft model's context, None without one."""
-    for name in engine.proposers:
-        proposer = engine.proposer(name)
-        if isinstance(proposer, DraftModelProposer):
-            return proposer.context
+    for name in engine.drafters:
+        drafter = engine.drafter(name)
+        if isinstance(drafter, ChainDrafter):
+            return drafter.lane
     return None
 
 
@@ -349,7 +349,7 @@ def own_layers(
     progress: Progress | None = None,
 ) -> Choice | str:
     """The best draft within the target itself at measured costs, or why there is none."""
-    if "self" not in engine.proposers:
+    if "self" not in engine.drafters:
         known = (method.reason for method in engine.info.methods if method.name == "self")
         return next(known, "") or "layers cannot be dropped from this target"
     try:

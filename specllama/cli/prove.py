@@ -143,7 +143,7 @@ def command(
             why = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
             raise UsageError(
                 f"none of these can draft here ({why})",
-                f"this pair has {', '.join(p for p in engine.proposers if p != 'none')}",
+                f"this pair has {', '.join(p for p in engine.drafters if p != 'none')}",
             )
         if not as_json:
             diagnostics.say(headline(engine, names, len(chosen)))

@@ -1,15 +1,22 @@
-"""One request, from its prompt to ``Finished``: reuse, prefill, rounds, stops, a full context."""
+"""One request, from its prompt to ``Finished``: reuse, prefill, rounds, stops, a full context.
+
+A generator: it yields events for people, and asks (``speculative.asking``) for whoever drives it.
+"""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Any
 
 from specllama.cancel import Cancel
 from specllama.engine.profiles import Windows
+from specllama.engine.prompting import Prompt, Prompting
 from specllama.engine.reply import Reply
+from specllama.engine.sampler_chains import SamplerChains
+from specllama.engine.slot import Slot
 from specllama.errors import Cancelled, ContextFull, PromptTooLong
 from specllama.events import (
     Event,
@@ -22,22 +29,18 @@ from specllama.events import (
     TextDelta,
     Timings,
 )
-from specllama.interface import Message
+from specllama.interface import EngineInfo
 from specllama.params import SEED_DRAWN, GenerateParams
 from specllama.speculative.adaptive import AdaptiveWindow
-from specllama.speculative.drafting.drafter import Advising, PromptReader, Proposer, Request
-from specllama.speculative.drafting.merged import MergedProposer
-from specllama.speculative.drafting.mixed import MixedProposer
+from specllama.speculative.asking import Ask, Asking, Cut, Pass
+from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.history import History, common_prefix
-from specllama.speculative.round import Round, SpeculativeLoop
-from specllama.speculative.rules import RandomCoins
-from specllama.speculative.types import Row
+from specllama.speculative.round import Round, Rounds
+from specllama.speculative.rules import RandomCoins, rule_of
+from specllama.speculative.types import Row, Rows
 from specllama.speculative.window import FixedWindow, Window
 from specllama.stats import SpecStats
 from specllama.text import passage_ending
-
-if TYPE_CHECKING:
-    from specllama.engine.engine import Engine
 
 # A lead below this, in logits before the temperature, can flip when a pass of another width rounds
 # differently (measured: up to 0.1 on CPUs).
@@ -45,51 +48,65 @@ NEAR_TIE = 0.1
 
 PREFILL_CHUNK = 512
 _SAID_AGAIN = 8  # reading fewer tokens again than this is not worth a word
-_FREE = ("ngram", "suffix", "lookahead")  # proposers without a draft model
+
+WindowMaker = Callable[[GenerateParams], Window]
+Saying = Generator[Event | Ask, Any, None]
 
 
-class RequestRun:
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What every conversation of an engine needs beside its slot."""
+
+    info: EngineInfo
+    prompting: Prompting
+    chains: SamplerChains
+    windows: WindowMaker
+
+
+class Conversation:
     """One request from prompt to Finished."""
 
-    def __init__(self, engine: Engine, params: GenerateParams, cancel: Cancel) -> None:
-        self._engine = engine
-        self._target = engine.target
-        self._vocab = engine.vocab
+    def __init__(self, means: Means, slot: Slot, params: GenerateParams, cancel: Cancel) -> None:
+        self._means = means
+        self._slot = slot
+        self._target = slot.target
+        self._vocab = means.prompting.vocab
         self._params = params
         self._cancel = cancel
         self._seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
         self._stats = SpecStats()
-        self._reply = Reply(params, engine.vocab)  # until the prompt says how to read it
+        self._reply = Reply(params, self._vocab)  # until the prompt says how to read it
         self._tokens = History()
         self._prompt_n = self._cached_n = 0
         self._rounds_s = self._deliver_s = 0.0  # in rounds, and of that until events were taken
-        self._proposer: Proposer = engine.proposer("none")
+        self._drafter = slot.drafters["none"]
         self._window: Window | None = None
         self._first: Row | None = None  # behind the prompt, until its token is drawn
 
-    def events(self, prompt: str | Sequence[int] | Sequence[Message]) -> Iterator[Event]:
+    def run(self, prompt: Prompt) -> Saying:
         begin = perf_counter()
-        engine, params = self._engine, self._params
-        ids, notice = engine.encode(prompt)
-        self._reply = Reply(params, engine.vocab, engine.reader(prompt, ids, params))
+        means, slot, params = self._means, self._slot, self._params
+        ids, notice = means.prompting.encode(prompt)
+        self._reply = Reply(params, self._vocab, means.prompting.reader(prompt, ids, params))
         n_ctx = self._target.n_ctx
         if len(ids) > n_ctx:
             raise PromptTooLong(
                 f"the prompt has {len(ids)} tokens, the context {n_ctx}",
                 "shorten it, or raise --ctx-size",
             )
-        proposer, skipped = engine.choose_proposer(params)
-        chain = engine.chain(params, self._seed, ids)
+        drafter, skipped = slot.drafter_for(params, means.info)
+        chain = means.chains.chain(params, self._seed, ids)
+        rule = rule_of(params.verify, greedy=chain.greedy)
         tokenized = perf_counter()
 
-        self._target.capture(proposer.needs)
-        self._proposer = proposer
+        self._target.capture(drafter.needs)
+        self._drafter = drafter
         reason: FinishReason | None = None
         try:
-            cached, again = self._reuse(ids)
+            cached, again = yield from self._reuse(ids)
         except Cancelled:  # a model that cannot roll back reads again
             cached, again, reason = 0, 0, "cancelled"
-        self._tokens = engine.history
+        self._tokens = slot.history
         self._tokens.replace(ids)
         self._prompt_n = len(ids)
         self._cached_n = cached
@@ -98,10 +115,10 @@ class RequestRun:
             cached_n=cached,
             n_ctx=n_ctx,
             seed=self._seed,
-            proposer=proposer.name,
+            proposer=drafter.name,
             verify=params.verify,
-            draft_max=params.reach(engine.info.exact_rows) if proposer.name != "none" else 0,
-            exactness=engine.info.exactness,
+            draft_max=self._reach() if drafter.name != "none" else 0,
+            exactness=means.info.exactness,
         )
         if notice:
             yield Notice(message=notice, level="warning", topic="template")
@@ -109,61 +126,62 @@ class RequestRun:
             yield Notice(message=skipped, topic="routing")
         if again > _SAID_AGAIN:
             yield Notice(
-                message=f"reading {again} tokens again: {proposer.name} draws on what the target "
-                "makes of them",
+                message=f"reading {again} tokens again: {drafter.name} needs the target's hidden "
+                "states",
                 topic="routing",
             )
 
         started = perf_counter()
         try:
-            for done in self._prefill(ids if reason is None else [], cached, row=True):
+            done = cached
+            while reason is None and done < len(ids):
+                done = yield from self._read(ids, done, row=True)
                 yield PrefillProgress(done=done, total=len(ids), cached=cached)
                 if self._cancel.is_set():
                     reason = "cancelled"
-                    break
         except Cancelled:
             reason = "cancelled"
         prefilled = perf_counter()
 
-        proposer.start(
+        pass_rows = self._pass_rows
+        trees = not rule.chains_only and (means.info.exact_trees or not params.exact)
+        drafter.start(
             Request(
                 seed=self._seed,
-                rule=params.verify,
+                rule=rule,
                 coins=RandomCoins((self._seed, 2)),
                 is_eog=self._reply.is_stop,
                 p_min=params.draft_p_min,
-                # a tree is one pass: it cannot be cut into groups that are bit-identical
-                leaves=1 if params.exact else self._target.max_leaves,
-                pass_rows=self._target.max_rows,
+                leaves=self._target.max_leaves if trees else 1,
+                pass_rows=pass_rows,
                 n_ctx=n_ctx,
                 ending=self._ending,
             )
         )
-        if isinstance(proposer, Advising) and (advice := proposer.advice()):
+        if advice := drafter.advice():
             yield Notice(message=advice, topic="routing")
-        window = FixedWindow(0) if proposer.name == "none" else engine.windows(params)
+        window = FixedWindow(0) if drafter.name == "none" else means.windows(params)
         self._window = window
-        if isinstance(engine.windows, Windows) and (trouble := engine.windows.trouble()):
+        if isinstance(means.windows, Windows) and (trouble := means.windows.trouble()):
             yield Notice(message=trouble, level="warning", topic="profile")
         read_ms = (prefilled - started) * 1e3
         if isinstance(window, AdaptiveWindow):
-            paid = _paid(proposer)
-            window.drafts_with(proposer.name, paid, copies=_copies(proposer))
+            window.drafts_with(drafter.name, drafter.paid, copies=drafter.copies)
             if reason is None:  # else it would take a part for the whole
                 window.prefilled(len(ids) - cached, read_ms)
-            if paid and (why := window.cannot_gain()):
+            if drafter.paid and (why := window.cannot_gain()):
                 yield Notice(message=why, topic="routing")
-        loop = SpeculativeLoop(
+        rounds = Rounds(
             target=self._target,
-            proposer=proposer,
+            drafter=drafter,
             tokens=self._tokens,
             chain=chain,
             window=window,
-            rule=params.verify,
+            rule=rule,
             seed=self._seed,
             coins=RandomCoins((self._seed, 1)),
             is_stop=self._reply.is_stop,
-            exact_rows=engine.info.exact_rows if params.exact else 0,
+            pass_rows=pass_rows,
         )
         first_s: float | None = None
         first_at = prefilled
@@ -178,25 +196,25 @@ class RequestRun:
                     message = f"the context of {n_ctx} tokens is full"
                     break
                 try:
-                    shifted = self._shift(loop)
+                    shifted = yield from self._shift()
                 except Cancelled:
                     reason = "cancelled"
                     break
                 yield Notice(message=shifted, level="warning", topic="context")
             begun = perf_counter()
             try:
-                done_round = loop.round(self._reply.remaining, first=self._first)
+                done_round = yield from rounds.round(self._reply.remaining, first=self._first)
+                text, event, reason = yield from self._commit(rounds, done_round, begin)
             except ContextFull as full:
                 reason, message = "context", full.message
                 break
             except Cancelled:
                 reason = "cancelled"
                 break
-            now = perf_counter()
             if first_s is None:
-                first_s, first_at = now - prefilled, now
+                first_at = begin + event.t_s
+                first_s = first_at - prefilled
                 self._first = None
-            text, event, reason = self._commit(loop, done_round, now - begin)
             handed = perf_counter()
             if text:
                 yield TextDelta(text=text)
@@ -217,52 +235,62 @@ class RequestRun:
             first_at=first_at,
         )
 
+    @property
+    def _pass_rows(self) -> int:
+        """Rows of the widest pass; with ``exact``, one that is bit-identical to single steps."""
+        most = self._target.max_rows
+        return min(most, self._means.info.exact_rows) if self._params.exact else most
+
+    def _reach(self) -> int:
+        return min(self._params.reach(self._means.info.exact_rows), self._pass_rows - 1)
+
     # -- steps --
 
-    def _reuse(self, ids: list[int]) -> tuple[int, int]:
+    def _reuse(self, ids: list[int]) -> Asking[tuple[int, int]]:
         """Keep the cached prefix of the prompt; its last token is always evaluated, for its row.
 
         Returns the tokens kept, and how many more are in the cache but have to be read again
-        because the proposer needs the hidden states that such a pass gives away.
+        because the drafter needs the hidden states that such a pass gives away.
         """
-        cached = keep = min(common_prefix(self._target.tokens, ids), len(ids) - 1)
-        if isinstance(self._proposer, PromptReader):
-            keep = self._proposer.reusable(ids, cached)
-        self._target.rollback(keep)
-        self._engine.kept(keep)
+        cached = min(common_prefix(self._target.tokens, ids), len(ids) - 1)
+        keep = self._drafter.reusable(ids, cached)
+        yield Cut(self._target, keep)
+        self._slot.kept(keep)
         return keep, cached - keep
 
     def _ending(self, before: int, after: int) -> float:
         piece = self._vocab.piece
         return passage_ending(piece(before), piece(after))
 
-    def _prefill(self, ids: list[int], done: int, *, row: bool) -> Iterator[int]:
-        """Read ``ids`` behind the first ``done``; with ``row`` keep the row behind the last."""
-        while done < len(ids):
-            part = ids[done : done + min(PREFILL_CHUNK, self._target.n_batch)]
-            if row and done + len(part) == len(ids):
-                self._first = self._target.forward(part, outputs="last")[0]
-            else:
-                self._target.forward(part, outputs="none")
-            if isinstance(self._proposer, PromptReader):
-                self._proposer.read_prompt()
-            done += len(part)
-            yield done
+    def _read(self, ids: list[int], done: int, *, row: bool) -> Asking[int]:
+        """Read a part of ``ids`` behind the first ``done``: how many are read now.
+
+        With ``row`` keep the row behind the last of all.
+        """
+        part = ids[done : done + min(PREFILL_CHUNK, self._target.n_batch)]
+        end = done + len(part)
+        last = row and end == len(ids)
+        rows: Rows = yield Pass(self._target, part, "last" if last else "none")
+        if last:
+            self._first = rows[0].copy()  # a pass of somebody else may come before it is drawn from
+        yield from self._drafter.read_prompt()
+        return end
 
     def _commit(
-        self, loop: SpeculativeLoop, done: Round, t_s: float
-    ) -> tuple[str, RoundDone, FinishReason | None]:
+        self, rounds: Rounds, done: Round, begin: float
+    ) -> Asking[tuple[str, RoundDone, FinishReason | None]]:
         """Emit a round's tokens up to a stop; cut the caches where the reply ends."""
+        t_s = perf_counter() - begin
         taken = self._reply.take(done.tokens)
         if taken.kept < len(done.tokens):
-            loop.cut_back(len(self._tokens) - (len(done.tokens) - taken.kept))
+            yield from rounds.cut_back(len(self._tokens) - (len(done.tokens) - taken.kept))
         accepted = min(len(done.verdict.path), taken.kept)
         emitted = done.tokens[: taken.kept]
         draft, verdict = done.draft, done.verdict
         piece = self._vocab.piece
-        rows = 1 if self._params.exact and draft.is_line else len(draft) + 1
-        if rows > 1 and not self._engine.info.alike(rows, line=draft.is_line):
-            self._engine.rounded(done.n_past)
+        rows = len(draft) + 1
+        if rows > 1 and not self._means.info.alike(rows, line=draft.is_line):
+            self._slot.rounded(done.n_past)
         gap = verdict.gap
         event = RoundDone(
             index=self._stats.rounds,
@@ -295,14 +323,14 @@ class RequestRun:
             verify_ms=done.verify_ms,
             other_ms=done.other_ms,
             # later steps read what a pass of another width left in the cache
-            near_tie=self._engine.may_round and gap is not None and gap < NEAR_TIE,
+            near_tie=self._slot.may_round and gap is not None and gap < NEAR_TIE,
             sources=draft.sources,
             read=done.read,
         )
         self._stats.observe(event)
         return taken.text, event, taken.reason
 
-    def _shift(self, loop: SpeculativeLoop) -> str:
+    def _shift(self) -> Asking[str]:
         """Make room: keep the head of the prompt and the newer half of the rest, read them again.
 
         Reading again, rather than moving the cache, keeps every position's numbers as a fresh
@@ -313,10 +341,11 @@ class RequestRun:
         tail = (n_ctx - head) // 2
         dropped = len(self._tokens) - head - tail
         self._tokens.replace([*self._tokens[:head], *self._tokens[-tail:]])
-        self._target.rollback(min(common_prefix(self._target.tokens, self._tokens), head))
-        self._engine.kept(len(self._target.tokens))
-        for _ in self._prefill(self._tokens[:-1], self._target.n_past, row=False):
-            pass
+        yield Cut(self._target, min(common_prefix(self._target.tokens, self._tokens), head))
+        done = len(self._target.tokens)
+        self._slot.kept(done)
+        while done < len(self._tokens) - 1:
+            done = yield from self._read(self._tokens[:-1], done, row=False)
         return f"context full: dropped {dropped} older tokens, kept {len(self._tokens)}"
 
     def _finished(
@@ -345,16 +374,16 @@ class RequestRun:
             prompt_n=self._prompt_n,
             cached_n=self._cached_n,
             n_ctx=self._target.n_ctx,
-            proposer=self._proposer.name,
+            proposer=self._drafter.name,
             verify=self._params.verify,
-            exactness=self._engine.info.exactness,
+            exactness=self._means.info.exactness,
             acceptance_rate=stats.acceptance_rate,
             mean_acceptance_length=stats.mean_acceptance_length,
             accepted_per_position=tuple(stats.accepted_at),
             drafted_per_position=tuple(stats.drafted_at),
             near_ties=stats.near_ties,
             timings=Timings(
-                load_ms=self._engine.info.load_ms,
+                load_ms=self._means.info.load_ms,
                 tokenize_ms=tokenize_s * 1e3,
                 prefill_ms=prefill_s * 1e3,
                 first_decode_ms=(first_s or 0.0) * 1e3,
@@ -369,30 +398,14 @@ class RequestRun:
             message=message,
         )
 
-    def settle(self) -> None:
-        """Whatever happened, leave the target's cache within the committed text."""
+    def settle(self) -> list[Cut]:
+        """However it ended: what leaves the target's lane within the committed text."""
         if isinstance(self._window, AdaptiveWindow):
             self._window.finish()
-        if not self._tokens or self._engine.closed:
-            return  # refused before the cache was touched, or nothing left to settle
-        n_past = self._target.n_past
         agreed = common_prefix(self._target.tokens, self._tokens)
-        if n_past != len(self._target.tokens) or agreed < len(self._target.tokens):
-            self._target.rollback(min(agreed, len(self._target.tokens)))
-
-
-def _paid(proposer: Proposer) -> str:
-    """The source of a proposer that costs time, "" if all it does is copy."""
-    if isinstance(proposer, MixedProposer):
-        return proposer.paid
-    return "" if proposer.name in _FREE else proposer.name
-
-
-def _copies(proposer: Proposer) -> bool:
-    """Whether it copies from the text, among other things."""
-    if isinstance(proposer, MixedProposer):
-        return proposer.copies
-    return isinstance(proposer, MergedProposer)
+        if not self._tokens:
+            return []  # refused before the lane was touched
+        return [Cut(self._target, agreed)]
 
 
 def _show(piece: bytes) -> str:

@@ -1,37 +1,32 @@
-"""The engine: a target, its proposers and their caches; ``generate`` yields events.
+"""The engine: a target, its slots and their drafters; ``generate`` yields events.
 
-One request at a time. Everything a request decides is visible in its events; nothing is printed.
+``submit`` begins a conversation, ``step`` goes on with all that are running, ``cancel`` ends one;
+``generate`` is these for one. Everything a request decides is visible in its events; nothing is
+printed.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from specllama.backend.base import Lane, Vocab
 from specllama.cancel import Cancel, StopFlag
-from specllama.chat import render
-from specllama.engine.conversation import RequestRun
-from specllama.engine.encoding import encode_segments
-from specllama.errors import EngineError, PairIncompatible, UsageError
-from specllama.events import (
-    Event,
-)
-from specllama.interface import EngineInfo, Message
+from specllama.engine.conversation import Conversation, Means
+from specllama.engine.prompting import Prompt, Prompting
+from specllama.engine.sampler_chains import ConstraintMaker, SamplerChains
+from specllama.engine.scheduler import Scheduler
+from specllama.engine.slot import Slot
+from specllama.errors import EngineError
+from specllama.events import Event
+from specllama.interface import EngineInfo
 from specllama.params import EngineOptions, GenerateParams
-from specllama.speculative.drafting.draft_model import DraftModelProposer
-from specllama.speculative.drafting.drafter import NoProposer, Proposer, Remembering
-from specllama.speculative.drafting.method import NO_DRAFT, NO_HEAD
-from specllama.speculative.history import History
-from specllama.speculative.sampling import Constraint, SamplerChain
+from specllama.speculative.asking import grant
+from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.window import FixedWindow, Window
-from specllama.thoughts import Reader, reader
-
-_TAIL = 16  # tokens at the end of a prompt, where a tag may be open
-
-ConstraintMaker = Callable[[GenerateParams], Constraint | None]
 
 
 class Engine:
@@ -42,14 +37,15 @@ class Engine:
     Args:
         target: a lane in the target's pool.
         vocab: the target's vocabulary.
-        proposers: drafting methods by name; "none" is always there.
+        drafters: drafting methods by name; "none" is always there.
         info: what to show people.
         template: Jinja chat template, or None for raw prompts.
         bos, eos: special token texts for the template.
         make_constraint: builds the grammar of a request.
         make_window: the draft window of a request.
+        more: further slots, each for a conversation beside the first.
         on_close: frees the models.
-        stop: what the contexts look at; a request's cancel sets it.
+        stop: what the lanes look at; the cancel of a request that runs alone sets it.
     """
 
     def __init__(
@@ -58,32 +54,31 @@ class Engine:
         target: Lane,
         vocab: Vocab,
         info: EngineInfo,
-        proposers: dict[str, Proposer] | None = None,
+        drafters: Mapping[str, Drafter] | None = None,
         template: str | None = None,
         bos: str = "",
         eos: str = "",
         make_constraint: ConstraintMaker | None = None,
         make_window: Callable[[GenerateParams], Window] | None = None,
+        more: Sequence[Slot] = (),
         on_close: Callable[[], None] | None = None,
         stop: StopFlag | None = None,
     ) -> None:
-        self._target = target
-        self._vocab = vocab
-        self._info = info
-        self._proposers: dict[str, Proposer] = {"none": NoProposer(), **(proposers or {})}
-        self._template = template
-        self._bos = bos
-        self._eos = eos
-        self._make_constraint = make_constraint
-        self._make_window = make_window or _fixed_window
+        self._means = Means(
+            info,
+            Prompting(vocab, template, bos, eos),
+            SamplerChains(vocab, make_constraint),
+            make_window or _fixed_window,
+        )
+        self._slots = [Slot(target, drafters or {}), *more]
+        self._free = list(self._slots)
+        self._scheduler = Scheduler(target.pool)
+        self._ids = itertools.count()
+        self._cancels: dict[int, Cancel] = {}
         self._on_close = on_close
         self._stop = stop or StopFlag()
-        self.history = History()  # the text of the present request, and of the last one until then
         self._busy = threading.Lock()
-        self._eog_bias: dict[int, float] | None = None
-        self._breakers: dict[tuple[str, ...], frozenset[int]] = {}
         self._closed = False
-        self._rounded: int | None = None
 
     @classmethod
     def load(
@@ -112,7 +107,7 @@ class Engine:
             target=parts.target,
             vocab=parts.vocab,
             info=parts.info,
-            proposers=dict(parts.proposers),
+            drafters=parts.drafters,
             template=parts.template,
             bos=parts.bos,
             eos=parts.eos,
@@ -126,31 +121,38 @@ class Engine:
 
     @property
     def info(self) -> EngineInfo:
-        return self._info
+        return self._means.info
 
     @property
     def vocab(self) -> Vocab:
-        return self._vocab
+        return self._means.prompting.vocab
 
     @property
     def target(self) -> Lane:
-        return self._target
+        """The lane of the first slot."""
+        return self._slots[0].target
 
     @property
     def closed(self) -> bool:
         return self._closed
 
     @property
-    def proposers(self) -> tuple[str, ...]:
-        return tuple(self._proposers)
+    def drafters(self) -> tuple[str, ...]:
+        return tuple(self._slots[0].drafters)
 
-    def proposer(self, name: str) -> Proposer:
-        return self._proposers[name]
+    def drafter(self, name: str) -> Drafter:
+        """That of the first slot."""
+        return self._slots[0].drafters[name]
 
     @property
     def windows(self) -> Callable[[GenerateParams], Window]:
         """What makes the draft window of a request."""
-        return self._make_window
+        return self._means.windows
+
+    @property
+    def may_round(self) -> bool:
+        """Whether a row of the first slot can differ from that of plain decoding by rounding."""
+        return self._slots[0].may_round
 
     def __enter__(self) -> Engine:
         return self
@@ -162,196 +164,105 @@ class Engine:
         if self._closed:
             return
         self._closed = True
-        for proposer in self._proposers.values():
-            proposer.close()
-        self._target.close()
+        for slot in self._slots:
+            slot.close()
         if self._on_close is not None:
             self._on_close()
 
     def abort(self) -> None:
-        """Stop whatever pass is running, from any thread; a request ends as cancelled."""
+        """Stop whatever pass is running, from any thread; all requests end as cancelled."""
         self._stop.set()
+        for cancel in tuple(self._cancels.values()):
+            cancel.set()
 
     def reset(self) -> None:
-        """Forget every cached prompt, so that the next request reads its prompt afresh."""
-        self._target.rollback(0)
-        self.kept(0)
-        for proposer in self._proposers.values():
-            if isinstance(proposer, DraftModelProposer):
-                proposer.context.rollback(0)
-            elif isinstance(proposer, Remembering):
-                proposer.forget()
-
-    # -- cells that a pass of another width wrote --
-
-    def rounded(self, at: int) -> None:
-        """From position ``at`` on, the cache may differ from that of single steps by rounding."""
-        self._rounded = min(at, at if self._rounded is None else self._rounded)
-
-    def kept(self, n: int) -> None:
-        """The cache was cut to its first ``n`` tokens."""
-        if self._rounded is not None and n <= self._rounded:
-            self._rounded = None
-
-    @property
-    def may_round(self) -> bool:
-        """Whether a row can differ from that of plain decoding by rounding."""
-        return self._rounded is not None
+        """Forget every text, so that the next request reads its prompt afresh."""
+        for slot in self._slots:
+            slot.reset()
 
     # -- prompts --
 
-    def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> tuple[list[int], str]:
-        """Token ids of a prompt, and a notice about the template ('' if none).
+    def encode(self, prompt: Prompt) -> tuple[list[int], str]:
+        """See ``Prompting.encode``."""
+        return self._means.prompting.encode(prompt)
 
-        Chat prompts are what llama.cpp makes of the same text, except that contents of messages
-        cannot forge turns.
-
-        Raises:
-            UsageError: the prompt is empty or an id is outside the vocabulary.
-        """
-        notice = ""
-        if isinstance(prompt, str):
-            ids = self._vocab.tokenize(prompt, add_special=True, parse_special=True)
-        elif prompt and isinstance(prompt[0], Message):
-            messages = [m for m in prompt if isinstance(m, Message)]
-            rendered = render(
-                self._template,
-                messages,
-                bos=self._bos,
-                eos=self._eos,
-                continue_last=messages[-1].role == "assistant",
-            )
-            notice = rendered.notice or ""
-            ids = encode_segments(
-                self._vocab, rendered.segments, bos=self._bos, template=self._template or ""
-            )
-        else:
-            ids = [int(t) for t in prompt if not isinstance(t, Message)]
-            bad = next((t for t in ids if not 0 <= t < self._vocab.n_tokens), None)
-            if bad is not None:
-                raise UsageError(f"token {bad} is outside the vocabulary")
-        if not ids:
-            raise UsageError("the prompt is empty", "give some text to continue or to answer")
-        return ids, notice
-
-    def reader(
-        self,
-        prompt: str | Sequence[int] | Sequence[Message],
-        ids: Sequence[int],
-        params: GenerateParams,
-    ) -> Reader | None:
-        """How to read the reply to a chat prompt of these tokens; None if it is shown as it is."""
-        last = prompt[-1] if prompt else None
-        constrained = params.grammar is not None or params.json_schema is not None
-        if not isinstance(last, Message) or constrained:
-            return None
-        end = b"".join(self._vocab.piece(t, special=True) for t in ids[-_TAIL:])
-        return reader(
-            self._template,
-            end.decode("utf-8", "replace"),
-            last.content if last.role == "assistant" else "",
-        )
-
-    def count_tokens(self, prompt: str | Sequence[Message]) -> int:
+    def count_tokens(self, prompt: Prompt) -> int:
         return len(self.encode(prompt)[0])
+
+    def chain(self, params: GenerateParams, seed: int, tokens: Sequence[int]) -> SamplerChain:
+        """See ``SamplerChains.chain``."""
+        return self._means.chains.chain(params, seed, tokens)
 
     # -- generation --
 
+    def submit(
+        self, prompt: Prompt, params: GenerateParams | None = None, *, cancel: Cancel | None = None
+    ) -> int:
+        """Begin a conversation in a free slot; its events come from ``step`` under this id.
+
+        Raises:
+            EngineError: the engine is closed, or every slot is taken.
+        """
+        if self._closed:
+            raise EngineError("the engine is closed")
+        if not self._free:
+            raise EngineError("the engine is busy with another request")
+        slot, id, cancel = self._free.pop(0), next(self._ids), cancel or Cancel()
+        conversation = Conversation(self._means, slot, params or GenerateParams(), cancel)
+
+        def end() -> None:
+            del self._cancels[id]
+            self._free.insert(0, slot)
+            asks = conversation.settle()
+            if not self._closed:
+                for ask in asks:  # may have to read tokens again, which is not to be stopped
+                    grant(ask)
+
+        self._cancels[id] = cancel
+        self._scheduler.add(id, conversation.run(prompt), end)
+        return id
+
+    def step(self) -> list[tuple[int, Event | Exception]]:
+        """Go on with every conversation until one of them has something to say.
+
+        Returns its id with the event, or with the error that ended it; [] when no conversation is
+        left. One call at a time. A cancel stops the pass that is running where no other
+        conversation shares it.
+        """
+        if len(self._cancels) != 1:
+            return self._scheduler.step()
+        [cancel] = self._cancels.values()
+        with self._stop.obeying(cancel):
+            return self._scheduler.step()
+
+    def cancel(self, id: int) -> None:
+        """End a conversation; unless it is over already, its last event comes with a ``step``."""
+        if id in self._cancels:
+            self._cancels[id].set()
+
+    def drop(self, id: int) -> None:
+        """End a conversation that nobody listens to: it says nothing more."""
+        self._scheduler.end(id)
+
     def generate(
         self,
-        prompt: str | Sequence[int] | Sequence[Message],
+        prompt: Prompt,
         params: GenerateParams | None = None,
         *,
         cancel: Cancel | None = None,
     ) -> Iterator[Event]:
         """See ``EngineLike.generate``."""
-        if self._closed:
-            raise EngineError("the engine is closed")
-        if not self._busy.acquire(blocking=False):
-            raise EngineError("the engine is busy with another request")
+        id = self.submit(prompt, params, cancel=cancel)
         try:
-            cancel = cancel or Cancel()
-            run = RequestRun(self, params or GenerateParams(), cancel)
-            try:
-                with self._stop.obeying(cancel):
-                    yield from run.events(prompt)
-            finally:
-                run.settle()  # may have to read tokens again, which is not to be stopped
+            while id in self._scheduler:
+                for whose, said in self.step():
+                    if whose != id:
+                        continue
+                    if isinstance(said, Exception):
+                        raise said
+                    yield said
         finally:
-            self._busy.release()
-
-    # -- parts of a request (used by RequestRun) --
-
-    def choose_proposer(self, params: GenerateParams) -> tuple[Proposer, str]:
-        """The proposer of a request and, when it is not drafting, why not.
-
-        Raises:
-            UsageError: a proposer was named that this engine does not have.
-            PairIncompatible: NextN layers were asked of a target that has none to run.
-        """
-        none = self._proposers["none"]
-        if not params.speculate or params.proposer == "none":
-            return none, ""
-        if params.draft_max == 0:
-            return none, ""
-        if params.max_tokens is not None and params.max_tokens < params.min_speculative_tokens:
-            return none, (
-                f"speculation skipped: {params.max_tokens} tokens asked for, "
-                f"it starts to pay at {params.min_speculative_tokens}"
-            )
-        name = params.proposer
-        if name == "auto":
-            name = next(n for n in ("mixed", "ngram", "none") if n in self._proposers)
-        if name not in self._proposers:
-            have = ", ".join(sorted(self._proposers))
-            reason = next((m.reason for m in self._info.methods if m.name == name), "")
-            hint = f"here: {have}"
-            if name in ("draft", "mixed") or reason == NO_DRAFT:
-                hint = "give a draft model with -d"
-            elif reason == NO_HEAD:
-                hint = "give a head that was trained for this target with --head FILE"
-            why = f": {reason}" if reason else ""
-            if name == "mtp":  # the file decides, not the command line
-                raise PairIncompatible(f"the proposer 'mtp' cannot draft{why}", hint)
-            raise UsageError(f"the proposer {name!r} is not available for this pair{why}", hint)
-        return self._proposers[name], ""
-
-    def chain(self, params: GenerateParams, seed: int, tokens: Sequence[int]) -> SamplerChain:
-        sampling = params.sampling
-        if params.ignore_eos:
-            bias = {**self._all_eog(), **sampling.logit_bias}
-            sampling = dataclasses.replace(sampling, logit_bias=bias)
-        breakers: frozenset[int] = frozenset()
-        if sampling.dry_multiplier > 0:
-            strings = sampling.dry_sequence_breakers
-            if strings not in self._breakers:
-                wanted = [s.encode() for s in strings]
-                self._breakers[strings] = frozenset(
-                    t
-                    for t in range(self._vocab.n_tokens)
-                    if any(w in self._vocab.piece(t) for w in wanted)
-                )
-            breakers = self._breakers[strings]
-        constraint = None
-        if params.constrained:
-            if self._make_constraint is None:
-                raise UsageError("this engine has no grammar support")
-            constraint = self._make_constraint(params)
-        return SamplerChain(
-            sampling,
-            seed=seed,
-            tokens=tokens,
-            breakers=breakers,
-            constraint=constraint,
-            is_end=self._vocab.is_eog,
-        )
-
-    def _all_eog(self) -> dict[int, float]:
-        if self._eog_bias is None:
-            self._eog_bias = {
-                t: float("-inf") for t in range(self._vocab.n_tokens) if self._vocab.is_eog(t)
-            }
-        return self._eog_bias
+            self.drop(id)
 
 
 def _fixed_window(params: GenerateParams) -> Window:

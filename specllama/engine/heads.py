@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specllama.interface import MethodInfo
     from specllama.models.gguf import GgufHeader
     from specllama.models.library import LocalModel
-    from specllama.speculative.drafting.drafter import Proposer
+    from specllama.speculative.drafting.drafter import Drafter
 
 logger = logging.getLogger("specllama.engine.heads")
 
@@ -33,13 +33,13 @@ KINDS = sidecars.HEAD_KINDS
 class OpenedHeads:
     """``reasons`` says by method why one that was looked for is not there."""
 
-    proposers: dict[str, Proposer] = field(default_factory=dict)
+    drafters: dict[str, Drafter] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
     @property
     def own(self) -> dict[str, str]:
         """See ``Facts.own``."""
-        return {**self.reasons, **dict.fromkeys(self.proposers, "")}
+        return {**self.reasons, **dict.fromkeys(self.drafters, "")}
 
 
 def open_heads(target: LoadedTarget, files: Sequence[str]) -> OpenedHeads:
@@ -53,7 +53,7 @@ def open_heads(target: LoadedTarget, files: Sequence[str]) -> OpenedHeads:
         PairIncompatible: it is not a head, belongs to another target, or two are of one kind.
         CannotLoad: it cannot be read.
     """
-    from specllama.engine.self_draft import SelfProposer
+    from specllama.engine.self_draft import SelfDrafter
     from specllama.models import pruned
     from specllama.models.gguf import read_header
     from specllama.models.nextn import why_not
@@ -65,14 +65,14 @@ def open_heads(target: LoadedTarget, files: Sequence[str]) -> OpenedHeads:
         header = read_header(path)
         _require_head(header)
         kind = header.architecture
-        if kind in opened.proposers:
+        if kind in opened.drafters:
             raise PairIncompatible(f"two {kind} heads were given", "give one of each kind")
-        opened.proposers[kind] = _open(kind, path, target)
+        opened.drafters[kind] = _open(kind, path, target)
     for path in bundled_heads(target.header.path):
         kind = read_header(path).architecture
-        if kind in KINDS and kind not in opened.proposers:
+        if kind in KINDS and kind not in opened.drafters:
             try:
-                opened.proposers[kind] = _open(kind, path, target)
+                opened.drafters[kind] = _open(kind, path, target)
             except SpecllamaError as error:  # nobody asked for it: the target works without
                 logger.warning("%s", error)
                 opened.reasons[kind] = error.message
@@ -82,14 +82,14 @@ def open_heads(target: LoadedTarget, files: Sequence[str]) -> OpenedHeads:
         from specllama.backend.nextn_context import open_mtp
 
         try:
-            opened.proposers["mtp"] = open_mtp(target)
+            opened.drafters["mtp"] = open_mtp(target)
         except SpecllamaError as error:
             logger.warning("%s", error)
             opened.reasons["mtp"] = error.message
     if reason := pruned.why_not(target.header):
         opened.reasons["self"] = reason
     else:
-        opened.proposers["self"] = SelfProposer(target)
+        opened.drafters["self"] = SelfDrafter(target)
     return opened
 
 
@@ -186,7 +186,7 @@ def bundled_heads(target: Path) -> list[Path]:
     return [path for kind in KINDS for path in sorted(folder.glob(f"tiny-{kind}*.gguf"))]
 
 
-def _open(kind: str, path: Path, target: LoadedTarget) -> Proposer:
+def _open(kind: str, path: Path, target: LoadedTarget) -> Drafter:
     if kind == "eagle3":
         from specllama.backend.eagle3_context import open_eagle3
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from specllama.backend.base import Lane, Vocab
     from specllama.interface import EngineInfo
     from specllama.params import GenerateParams
-    from specllama.speculative.drafting.drafter import Proposer
+    from specllama.speculative.drafting.drafter import Drafter
     from specllama.speculative.sampling import Constraint
     from specllama.speculative.window import Window
 
@@ -23,7 +23,7 @@ class Loaded:
         target: a lane in the target's pool.
         vocab: the target's vocabulary.
         info: what to show people.
-        proposers: drafting methods by name, without "none".
+        drafters: drafting methods by name, without "none".
         make_window: the draft window of a request; None: of a fixed length.
         make_constraint: the grammar of a request; None: this engine has none.
         template: Jinja chat template, None for raw prompts; ``bos`` and ``eos``: texts for it.
@@ -33,7 +33,7 @@ class Loaded:
     target: Lane
     vocab: Vocab
     info: EngineInfo
-    proposers: Mapping[str, Proposer] = field(default_factory=dict)
+    drafters: Mapping[str, Drafter] = field(default_factory=dict)
     make_window: Callable[[GenerateParams], Window] | None = None
     make_constraint: Callable[[GenerateParams], Constraint | None] | None = None
     template: str | None = None

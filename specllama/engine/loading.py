@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from specllama.cancel import StopFlag
 from specllama.engine.loaded import Loaded
-from specllama.engine.methods import make_proposers, methods
+from specllama.engine.methods import make_drafters, methods
 from specllama.errors import CannotLoad, StoreError
 from specllama.events import Event, LoadProgress
 from specllama.interface import EngineInfo, ModelInfo
@@ -108,7 +108,7 @@ def load_parts(
     from specllama.engine.heads import open_heads
     from specllama.engine.probing import exactness_of
     from specllama.engine.profiles import Windows, open_profile
-    from specllama.speculative.drafting.translate import RetokenizeProposer, join_vocabularies
+    from specllama.speculative.drafting.translate import RetokenizingDrafter, join_vocabularies
 
     def report(role: str, path: Path) -> Callable[[float], None]:
         def progress(fraction: float) -> None:
@@ -204,7 +204,7 @@ def load_parts(
                 draft.choose_threads()
         past, remember = _corpus(target_header) if options.keep_texts else ((), None)
         lane = target.open()
-        speaker: Context | RetokenizeProposer | None = None
+        speaker: Context | RetokenizingDrafter | None = None
         if draft is not None and draft_model is not None:
             speaker = beside = draft.open()
             if translated:
@@ -213,9 +213,7 @@ def load_parts(
             LoadedTarget(target_header, target_model, target, lane, options, threads, heads_open),
             options.heads,
         )
-        proposers = make_proposers(
-            lane, speaker, past=past, remember=remember, extra=heads.proposers
-        )
+        drafters = make_drafters(lane, speaker, past=past, remember=remember, extra=heads.drafters)
     except BaseException:
         close_all()
         raise
@@ -239,7 +237,7 @@ def load_parts(
         methods=methods(
             Facts(
                 draft=speaker is not None,
-                laws=not isinstance(speaker, RetokenizeProposer),
+                laws=not isinstance(speaker, RetokenizingDrafter),
                 trees=target.max_leaves > 1,
                 own=heads.own,
             )
@@ -258,7 +256,7 @@ def load_parts(
         target=lane,
         vocab=vocab,
         info=info,
-        proposers=proposers,
+        drafters=drafters,
         make_window=Windows(open_profile(info), info),
         make_constraint=make_constraint,
         template=target_header.chat_template,

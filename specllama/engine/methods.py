@@ -11,61 +11,61 @@ from specllama.speculative.drafting.method import Facts
 
 if TYPE_CHECKING:
     from specllama.backend.base import Context
-    from specllama.speculative.drafting.drafter import Proposer
-    from specllama.speculative.drafting.translate import RetokenizeProposer
+    from specllama.speculative.drafting.drafter import Drafter
+    from specllama.speculative.drafting.translate import RetokenizingDrafter
 
 
-def make_proposers(
+def make_drafters(
     target: Context,
-    draft: Context | RetokenizeProposer | None,
+    draft: Context | RetokenizingDrafter | None,
     *,
     past: Iterable[Sequence[int]] = (),
     remember: Callable[[Sequence[int]], None] | None = None,
-    extra: Mapping[str, Proposer] | None = None,
-) -> dict[str, Proposer]:
-    """The proposers of a pair of caches, by name.
+    extra: Mapping[str, Drafter] | None = None,
+) -> dict[str, Drafter]:
+    """The drafters of a pair of caches, by name.
 
     Args:
         draft: a draft model that speaks the target's token ids, or a proposer that translates
             the text of one that does not, or None.
         past: earlier texts to copy from.
         remember: told every text that ended.
-        extra: proposers of the target's own heads.
+        extra: drafters of the target's own heads.
     """
     from specllama.speculative.drafting.copying import Reader
-    from specllama.speculative.drafting.draft_model import DraftModelProposer
-    from specllama.speculative.drafting.draft_tree import DraftTreeProposer
-    from specllama.speculative.drafting.lookahead import LookaheadProposer
-    from specllama.speculative.drafting.merged import MergedProposer
-    from specllama.speculative.drafting.mixed import MixedProposer
-    from specllama.speculative.drafting.ngram import NgramProposer
-    from specllama.speculative.drafting.suffix import SuffixProposer
-    from specllama.speculative.drafting.translate import RetokenizeProposer
+    from specllama.speculative.drafting.draft_model import ChainDrafter
+    from specllama.speculative.drafting.draft_tree import TreeDrafter
+    from specllama.speculative.drafting.lookahead import LookaheadDrafter
+    from specllama.speculative.drafting.merged import MergedDrafter
+    from specllama.speculative.drafting.mixed import MixedDrafter
+    from specllama.speculative.drafting.ngram import NgramDrafter
+    from specllama.speculative.drafting.suffix import SuffixDrafter
+    from specllama.speculative.drafting.translate import RetokenizingDrafter
 
     heads = dict(extra or {})
     reader = Reader()
     trees = target.max_leaves > 1
-    proposers: dict[str, Proposer] = {
-        "ngram": NgramProposer(reader=reader),
-        "suffix": SuffixProposer(past=past, remember=remember, reader=reader),
+    drafters: dict[str, Drafter] = {
+        "ngram": NgramDrafter(reader=reader),
+        "suffix": SuffixDrafter(past=past, remember=remember, reader=reader),
     }
-    copiers = [proposers["suffix"], proposers["ngram"]]
+    copiers = [drafters["suffix"], drafters["ngram"]]
     if trees:
-        proposers["lookahead"] = LookaheadProposer()
-    if isinstance(draft, RetokenizeProposer):
-        proposers["draft"] = draft
+        drafters["lookahead"] = LookaheadDrafter()
+    if isinstance(draft, RetokenizingDrafter):
+        drafters["draft"] = draft
     elif draft is not None:
         batch = min(512, draft.n_batch)
-        chain = DraftModelProposer(draft, n_vocab=target.n_vocab, batch=batch)
-        proposers["draft"] = chain
+        chain = ChainDrafter(draft, n_vocab=target.n_vocab, batch=batch)
+        drafters["draft"] = chain
         if trees:
-            tree = DraftTreeProposer(draft, n_vocab=target.n_vocab, batch=batch)
-            proposers["tree"] = tree
-            proposers["merged"] = MergedProposer(NgramProposer(n_min=3), tree)
-    name = paid_source({*proposers, *heads})
-    paid = [{**proposers, **heads}[name]] if name else []
-    proposers["mixed"] = MixedProposer([*copiers, *paid])
-    return {**proposers, **heads}
+            tree = TreeDrafter(draft, n_vocab=target.n_vocab, batch=batch)
+            drafters["tree"] = tree
+            drafters["merged"] = MergedDrafter(NgramDrafter(n_min=3), tree)
+    name = paid_source({*drafters, *heads})
+    paid = [{**drafters, **heads}[name]] if name else []
+    drafters["mixed"] = MixedDrafter([*copiers, *paid])
+    return {**drafters, **heads}
 
 
 def paid_source(available: Container[str]) -> str:

@@ -22,6 +22,7 @@ from specllama.params import GenerateParams
 from specllama.speculative.adaptive import AdaptiveWindow
 from specllama.speculative.cost import CostTable
 from specllama.speculative.learned import CREDIT_FIRST, Balance, Costs, Learned
+from specllama.speculative.rules import rule_of
 from specllama.speculative.window import FixedWindow, Window
 from specllama.store import profiles as store
 
@@ -300,7 +301,7 @@ class Windows:
             profile.learned(band(params)),
             draft_max=limit,
             draft_min=params.draft_min,
-            peek=params.verify == "match" or params.sampling.temperature == 0.0,
+            peek=rule_of(params.verify, greedy=params.sampling.temperature == 0.0).peek,
             steps=profile.costs.steps(params.proposer),
             tokens=params.max_tokens,
             on_finish=profile.save,

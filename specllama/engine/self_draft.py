@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from specllama.errors import DoesNotFit, EngineError
 from specllama.models import memory, pruned
-from specllama.speculative.drafting.draft_model import DraftModelProposer
-from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.asking import Asking
+from specllama.speculative.drafting.draft_model import ChainDrafter
+from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Draft, HiddenNeed, Room, Verdict
+from specllama.speculative.types import Draft, Room
 
 if TYPE_CHECKING:
     from specllama.backend.loaded_target import LoadedTarget
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 MUCH = 0.5  # of a target step; a draft that costs more hardly ever pays
 
 
-class SelfProposer:
+class SelfDrafter(Drafter):
     """Drafts with the target's own layers, opened at the first ``start``.
 
     Args:
@@ -32,11 +33,11 @@ class SelfProposer:
     """
 
     name = "self"
-    needs: HiddenNeed = "nothing"
+    paid = name
 
     def __init__(self, target: LoadedTarget) -> None:
         self._target = target
-        self._inner: DraftModelProposer | None = None
+        self._inner: ChainDrafter | None = None
         self._advice = ""
         self._closed = False
 
@@ -51,13 +52,14 @@ class SelfProposer:
             raise EngineError("the engine is closed")
         if self._inner is None:
             self._inner = self._open()
+            self.lanes = self._inner.lanes
+        super().start(request)
         self._inner.start(request)
 
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
-        return self._ready().propose(tokens, chain, room)
-
-    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
-        self._ready().commit(tokens, draft, verdict)
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        if self._inner is None:
+            raise EngineError("draft before start")
+        return (yield from self._inner.draft(tokens, chain, room))
 
     def advice(self) -> str:
         """What the draft is and costs; said once."""
@@ -66,19 +68,12 @@ class SelfProposer:
 
     def forget(self) -> None:
         if self._inner is not None:
-            self._inner.context.rollback(0)
+            self._inner.forget()
 
     def close(self) -> None:
         self._closed = True
-        if self._inner is not None:
-            self._inner.close()
 
-    def _ready(self) -> DraftModelProposer:
-        if self._inner is None:
-            raise EngineError("propose before start")
-        return self._inner
-
-    def _open(self) -> DraftModelProposer:
+    def _open(self) -> ChainDrafter:
         from specllama.backend.llama import LlamaModel
         from specllama.backend.llama_pool import open_pool
 
@@ -105,11 +100,11 @@ class SelfProposer:
             flash=target.pool.kernels.flash,
             alike=False,
         )
-        context = pool.open()
-        return DraftModelProposer(
-            context,
+        lane = pool.open()
+        return ChainDrafter(
+            lane,
             n_vocab=target.lane.n_vocab,
-            batch=min(512, context.n_batch),
+            batch=min(512, lane.n_batch),
             name=self.name,
         )
 

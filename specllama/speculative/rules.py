@@ -17,13 +17,16 @@ that biases the output. Stopping is allowed only on what was known before sampli
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from specllama.params import VERIFY_RULES
 from specllama.speculative.noise import draw
 from specllama.speculative.types import Draft, FloatArray, IntArray, Law, Verdict
 
@@ -79,6 +82,33 @@ class RandomCoins:
 
 
 IsStop = Callable[[int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How drafts are judged, and what that asks of whoever drafts.
+
+    Attributes:
+        common_noise: the target draws with noise that drafts share (its seed is all it needs), so
+            that a plain decoder writes the same text; else coins are thrown.
+        chains_only: it cannot judge branches.
+        peek: decisions about a draft may look at the tokens that were drawn for it. Where they may
+            not, dropping a token for its own value would bias the output.
+        judge: (draft, walk, seed, coins, is_stop) to a verdict.
+    """
+
+    name: str
+    common_noise: bool
+    chains_only: bool
+    peek: bool
+    judge: Callable[[Draft, Walk, int, Coins, IsStop], Verdict]
+
+
+def rule_of(name: str, *, greedy: bool = False) -> Rule:
+    """The rule of a request. A greedy target leaves no choice: every rule is ``match`` then."""
+    module, _, attribute = VERIFY_RULES["match" if greedy else name].partition(":")
+    found: Rule = getattr(importlib.import_module(module), attribute)
+    return found
 
 
 def _never(token: int) -> bool:
@@ -255,3 +285,26 @@ def _on(ids: IntArray, q: Law | None, token: int) -> FloatArray:
 def _excess(a: float, law: Law, q: Law | None, token: int) -> tuple[IntArray, FloatArray]:
     weights: FloatArray = np.maximum(a * law.probs - _on(law.ids, q, token), 0.0)
     return law.ids, weights
+
+
+MATCH = Rule(
+    "match",
+    common_noise=True,
+    chains_only=False,
+    peek=True,
+    judge=lambda draft, walk, seed, coins, is_stop: verify_match(draft, walk, seed, is_stop),
+)
+REJECTION = Rule(
+    "rejection",
+    common_noise=False,
+    chains_only=False,
+    peek=False,
+    judge=lambda draft, walk, seed, coins, is_stop: verify_rejection(draft, walk, coins, is_stop),
+)
+BLOCK = Rule(
+    "block",
+    common_noise=False,
+    chains_only=True,
+    peek=False,
+    judge=lambda draft, walk, seed, coins, is_stop: verify_block(draft, walk, coins, is_stop),
+)

@@ -98,6 +98,19 @@ class Draft:
             sources=(source,) * n,
         )
 
+    def first(self, n: int) -> Draft:
+        """Its first ``n`` nodes."""
+        if n >= len(self):
+            return self
+        return Draft(
+            self.tokens[:n],
+            self.parents[:n],
+            self.q[:n],
+            self.confidence[:n],
+            self.sources[:n],
+            self.scout[:n],
+        )
+
     def children(self, node: int) -> list[int]:
         return [i for i, parent in enumerate(self.parents) if parent == node]
 

@@ -15,12 +15,12 @@ import pytest
 
 from specllama.params import SamplingParams
 from specllama.speculative.drafting.copying import Reader
-from specllama.speculative.drafting.drafter import Copier, Proposer, Request
-from specllama.speculative.drafting.ngram import NgramProposer
-from specllama.speculative.drafting.suffix import SuffixProposer
+from specllama.speculative.drafting.drafter import Copier, Drafter, Request
+from specllama.speculative.drafting.ngram import NgramDrafter
+from specllama.speculative.drafting.suffix import SuffixDrafter
 from specllama.speculative.history import History
 from specllama.speculative.noise import draw
-from specllama.speculative.rules import RandomCoins
+from specllama.speculative.rules import MATCH, RandomCoins
 from specllama.speculative.sampling import SamplerChain
 
 pytestmark = pytest.mark.bench
@@ -48,9 +48,9 @@ def text_of(n: int) -> list[int]:
 @pytest.mark.parametrize("n", [8_000, 32_000, 128_000])
 def test_free_sources(n: int) -> None:
     tokens, reader = text_of(n + 2_000), Reader()
-    sources: list[Proposer] = [SuffixProposer(reader=reader), NgramProposer(reader=reader)]
+    sources: list[Drafter] = [SuffixDrafter(reader=reader), NgramDrafter(reader=reader)]
     for source in sources:
-        source.start(Request(seed=0, rule="match", coins=RandomCoins(0), is_eog=lambda t: False))
+        source.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=lambda t: False))
     text = History(tokens[:n])
 
     def ask() -> None:

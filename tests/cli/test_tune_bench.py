@@ -16,9 +16,9 @@ from specllama.cli import invoke
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile, Windows, open_profile
 from specllama.speculative.adaptive import AdaptiveWindow
-from specllama.speculative.drafting.draft_model import DraftModelProposer
-from specllama.speculative.drafting.mixed import MixedProposer
-from specllama.speculative.drafting.ngram import NgramProposer
+from specllama.speculative.drafting.draft_model import ChainDrafter
+from specllama.speculative.drafting.mixed import MixedDrafter
+from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.learned import CREDIT_FIRST, Balance
 from specllama.speculative.window import Plan
 
@@ -33,12 +33,12 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
         table = FakeTable(seed=3, order=1)
         model = FakeContext(FakeTable(seed=9, order=1, of=table, agreement=0.8), n_ctx=2048)
         info = fake_info(2048)
-        drafts = DraftModelProposer(model, n_vocab=64)
+        drafts = ChainDrafter(model, n_vocab=64)
         return Engine(
             target=FakeContext(table, n_ctx=2048),
             vocab=FakeVocab(),
             info=info,
-            proposers={"draft": drafts, "mixed": MixedProposer([NgramProposer(), drafts])},
+            drafters={"draft": drafts, "mixed": MixedDrafter([NgramDrafter(), drafts])},
             make_window=Windows(open_profile(info), info),
         )
 

@@ -26,7 +26,7 @@ def head_file() -> Path:
 
 
 def test_it_is_found_and_small(tiny: Engine) -> None:
-    assert "eagle3" in tiny.proposers
+    assert "eagle3" in tiny.drafters
     assert head_file().stat().st_size <= 1_300_000
     assert next(m for m in tiny.info.methods if m.name == "eagle3").available
 

@@ -26,7 +26,7 @@ from specllama.models.recipe.scale import TARGET_FILE
 from specllama.models.tensors import read_tensor
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.prompts import load_prompts
-from specllama.speculative.drafting.mtp import MtpProposer, Nextn
+from specllama.speculative.drafting.mtp import MtpDrafter, Nextn
 
 pytestmark = pytest.mark.e2e
 
@@ -57,8 +57,8 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 def block(engine: Engine) -> Nextn:
-    proposer = engine.proposer("mtp")
-    assert isinstance(proposer, MtpProposer)
+    proposer = engine.drafter("mtp")
+    assert isinstance(proposer, MtpDrafter)
     return proposer.nextn
 
 

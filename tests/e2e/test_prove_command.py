@@ -17,7 +17,7 @@ from specllama.engine.engine import Engine
 from specllama.errors import CannotLoad, UsageError
 from specllama.params import GenerateParams
 from specllama.prompts import Prompt
-from specllama.speculative.drafting.drafter import NoProposer, Request
+from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.window import FixedWindow, Plan
 
 pytestmark = pytest.mark.e2e
@@ -152,7 +152,7 @@ def test_a_prompt_that_is_not_there_cannot_be_the_first(tmp_path: Path) -> None:
     assert "there are 2 prompts" in err
 
 
-class Unopenable(NoProposer):
+class Unopenable(Drafter):
     def start(self, request: Request) -> None:
         raise CannotLoad("no room for a second model")
 
@@ -162,7 +162,7 @@ def test_a_method_that_cannot_be_opened_is_neither_passed_nor_failed() -> None:
         target=FakeContext(FakeTable(seed=3), n_ctx=256),
         vocab=FakeVocab(),
         info=fake_info(256),
-        proposers={"self": Unopenable()},
+        drafters={"self": Unopenable()},
     )
     assert available(engine, ("self", "mtp", "auto"))[0] == ("self", "auto")
     some = [Prompt(str(i), "own", text="the rain in spain") for i in range(2)]

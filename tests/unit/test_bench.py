@@ -40,8 +40,8 @@ from specllama.events import RoundDone
 from specllama.interface import Message, ModelInfo
 from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import SLICES, Prompt, half, load_prompts
-from specllama.speculative.drafting.draft_model import DraftModelProposer
-from specllama.speculative.drafting.ngram import NgramProposer
+from specllama.speculative.drafting.draft_model import ChainDrafter
+from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.learned import Costs
 
 PROMPTS = [
@@ -58,7 +58,7 @@ def engine() -> Engine:
         target=FakeContext(table),
         vocab=FakeVocab(),
         info=fake_info(),
-        proposers={"ngram": NgramProposer(), "draft": DraftModelProposer(draft, n_vocab=64)},
+        drafters={"ngram": NgramDrafter(), "draft": ChainDrafter(draft, n_vocab=64)},
     )
 
 
@@ -98,7 +98,7 @@ def test_arms_take_turns_and_write_the_same_text(engine: Engine) -> None:
 def test_every_run_reads_its_prompt_afresh(engine: Engine) -> None:
     """Time to the first token counts for target and draft alike."""
     arms = both(engine)
-    draft = engine.proposer("draft").context  # type: ignore[attr-defined]
+    draft = engine.drafter("draft").lane  # type: ignore[attr-defined]
     for _ in range(2):
         arms[1].run(tasks()[0], 0)
         assert max(draft.passes) >= 10, "the draft read the prompt"
@@ -261,7 +261,7 @@ def test_charts_are_valid_xml_and_empty_data_draws_nothing() -> None:
 
 
 def test_costs_are_measured_and_the_caches_left_empty(engine: Engine) -> None:
-    draft = engine.proposer("draft").context  # type: ignore[attr-defined]
+    draft = engine.drafter("draft").lane  # type: ignore[attr-defined]
     ticks: list[int] = []
     costs = measure_costs(
         engine.target, draft, [1, 2, 3, 4] * 10, repetitions=2, progress=lambda: ticks.append(1)

@@ -11,7 +11,7 @@ from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.cancel import Cancel, StopFlag
 from specllama.engine.engine import Engine
 from specllama.events import Event, RoundDone
-from specllama.speculative.drafting.draft_model import DraftModelProposer
+from specllama.speculative.drafting.draft_model import ChainDrafter
 
 
 def stoppable(**options: Any) -> tuple[Engine, StopFlag]:
@@ -25,7 +25,7 @@ def stoppable(**options: Any) -> tuple[Engine, StopFlag]:
         target=target,
         vocab=FakeVocab(),
         info=fake_info(target.n_ctx),
-        proposers={"draft": DraftModelProposer(draft, n_vocab=64, batch=16)},
+        drafters={"draft": ChainDrafter(draft, n_vocab=64, batch=16)},
         stop=stop,
     )
     return engine, stop
@@ -52,10 +52,10 @@ def test_a_cancel_stops_the_next_pass_of_either_model_and_nothing_after_its_requ
     for at in range(1, 60):
         engine, _ = stoppable()
         stop = Counting()
-        draft = engine.proposer("draft")
-        assert isinstance(draft, DraftModelProposer)
+        draft = engine.drafter("draft")
+        assert isinstance(draft, ChainDrafter)
         engine._stop = stop
-        for lane in (engine.target, draft.context):
+        for lane in (engine.target, draft.lane):
             lane.pool.fake.stop = stop  # type: ignore[attr-defined]
         stop.cancel, stop.at = Cancel(), at
         events = list(engine.generate(prompt, p, cancel=stop.cancel))

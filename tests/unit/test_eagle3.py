@@ -12,10 +12,11 @@ from test_tree_drafts import Leaves
 
 from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakeTable
+from specllama.speculative.asking import drive
 from specllama.speculative.drafting.drafter import Request
-from specllama.speculative.drafting.eagle3 import EagleProposer
-from specllama.speculative.round import SpeculativeLoop
-from specllama.speculative.rules import RandomCoins
+from specllama.speculative.drafting.eagle3 import EagleDrafter
+from specllama.speculative.round import Rounds
+from specllama.speculative.rules import MATCH, REJECTION, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room, Rows
 from specllama.speculative.window import FixedWindow
@@ -30,7 +31,7 @@ class FakeHead(FakeContext):
         self.read_again: list[int] = []  # tokens a round fed with the target's states
         self._of = target
         self._guessed = False
-        self._end = 0
+        self._true = self._end = 0
 
     @property
     def first_known(self) -> int:
@@ -42,13 +43,16 @@ class FakeHead(FakeContext):
 
     def fuse(self) -> None:
         self._end = self._of.hidden.end
-
-    def settle(self) -> None:
-        if self._guessed:
-            self.rollback(min(len(self.tokens), self._true))
-        self._guessed = False
-        self._before = len(self.tokens)
         self.read_again.append(0)
+
+    @property
+    def settled(self) -> int:
+        return min(len(self.tokens), self._true) if self._guessed else len(self.tokens)
+
+    def rollback(self, keep_len: int) -> None:
+        super().rollback(keep_len)
+        if keep_len <= self._true:
+            self._guessed = False
 
     def forward(
         self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
@@ -67,9 +71,9 @@ class FakeHead(FakeContext):
         return super().forward(tokens, outputs=outputs, parents=parents)
 
 
-def head_for(setup: Setup, target: FakeContext, agreement: float = 0.7) -> EagleProposer:
+def head_for(setup: Setup, target: FakeContext, agreement: float = 0.7) -> EagleDrafter:
     table = FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=agreement)
-    return EagleProposer(FakeHead(table, target), n_vocab=V)
+    return EagleDrafter(FakeHead(table, target), n_vocab=V)
 
 
 def run(setup: Setup, leaves: int, agreement: float = 0.7) -> tuple[list[int], list[Draft]]:
@@ -80,20 +84,21 @@ def run(setup: Setup, leaves: int, agreement: float = 0.7) -> tuple[list[int], l
     target.forward(tokens[:-1], outputs="none")
     proposer = Leaves(head_for(setup, target, agreement), leaves)
     coins = RandomCoins((setup.seed, 2))
-    proposer.start(Request(seed=setup.seed, rule=setup.rule, coins=coins, is_eog=is_eog))
-    loop = SpeculativeLoop(
+    proposer.start(Request(seed=setup.seed, rule=rule_of(setup.rule), coins=coins, is_eog=is_eog))
+    loop = Rounds(
         target=target,
-        proposer=proposer,
+        drafter=proposer,
         tokens=tokens,
         chain=SamplerChain(setup.sampling, seed=setup.seed, tokens=tokens),
         window=FixedWindow(setup.draft_max),
-        rule=setup.rule,
+        rule=rule_of(setup.rule),
         seed=setup.seed,
         coins=RandomCoins((setup.seed, 1)),
         is_stop=is_eog,
+        pass_rows=65,
     )
     while len(tokens) < 60 and not is_eog(tokens[-1]):
-        loop.round()
+        drive(loop.round())
     return tokens[:60], proposer.drafts
 
 
@@ -133,24 +138,30 @@ def test_rejection_is_exact(
         target = FakeContext(table, n_ctx=16)
         target.capture("layer_inputs")
         target.forward(tokens[:-1], outputs="none")
-        proposer = EagleProposer(FakeHead(other, target, 16), n_vocab=3, siblings=siblings)
+        proposer = EagleDrafter(FakeHead(other, target, 16), n_vocab=3, siblings=siblings)
         request = Request(
-            seed=0, rule="rejection", coins=oracle, is_eog=is_eog, leaves=leaves, pass_rows=16
+            seed=0,
+            rule=REJECTION,
+            coins=oracle,
+            is_eog=is_eog,
+            leaves=leaves,
+            pass_rows=16,
         )
         proposer.start(request)
-        loop = SpeculativeLoop(
+        loop = Rounds(
             target=target,
-            proposer=proposer,
+            drafter=proposer,
             tokens=tokens,
             chain=SamplerChain(sampling, tokens=tokens, constraint=NotTwice() if grammar else None),
             window=FixedWindow(nodes),
-            rule="rejection",
+            rule=REJECTION,
             seed=0,
             coins=oracle,
             is_stop=is_eog,
+            pass_rows=65,
         )
         while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            shapes.add(loop.round().draft.parents)
+            shapes.add(drive(loop.round()).draft.parents)
         return tuple(tokens[len(prompt) :])
 
     assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
@@ -159,10 +170,10 @@ def test_rejection_is_exact(
         assert any(parents.count(-1) > 1 for parents in shapes)
 
 
-def propose(proposer: EagleProposer, tokens: list[int]) -> Draft:
+def propose(proposer: EagleDrafter, tokens: list[int]) -> Draft:
     coins = RandomCoins((1,))
-    proposer.start(Request(seed=1, rule="match", coins=coins, is_eog=is_eog, leaves=4))
-    return proposer.propose(tokens, SamplerChain(FULL, seed=1, tokens=tokens), Room(4))
+    proposer.start(Request(seed=1, rule=MATCH, coins=coins, is_eog=is_eog, leaves=4))
+    return drive(proposer.draft(tokens, SamplerChain(FULL, seed=1, tokens=tokens), Room(4)))
 
 
 def test_only_what_was_accepted_is_read_again() -> None:
@@ -172,7 +183,7 @@ def test_only_what_was_accepted_is_read_again() -> None:
     target.capture("layer_inputs")
     target.forward([1, 2, 3, 4], outputs="none")
     proposer = head_for(setup, target)
-    head = proposer.context
+    head = proposer.lane
     assert isinstance(head, FakeHead)
     assert len(propose(proposer, [1, 2, 3, 4, 5])) == 4
     target.forward([5, 6, 7, 8], outputs="all")
@@ -198,7 +209,7 @@ def test_states_of_a_later_part_suffice() -> None:
     target.forward([5], outputs="all")
     proposer = head_for(setup, target)
     assert len(propose(proposer, [1, 2, 3, 4, 5, 6])) > 0
-    head = proposer.context
+    head = proposer.lane
     assert isinstance(head, FakeHead)
     assert head.base == 4
     target.forward([6, 7], outputs="all")

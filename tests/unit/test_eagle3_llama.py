@@ -27,7 +27,7 @@ from specllama.models.eagle3_file import read_facts
 from specllama.models.gguf import read_header
 from specllama.models.tensors import read_tensor
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.speculative.drafting.eagle3 import EagleProposer
+from specllama.speculative.drafting.eagle3 import EagleDrafter
 from specllama.speculative.types import HiddenNeed, Rows
 
 OPTIONS = EngineOptions(threads=1, check_memory=False).resolved(on_gpu=False)
@@ -368,8 +368,8 @@ def test_a_tree_is_drafted_where_the_target_takes_one(engine: Engine) -> None:
     events = list(engine.generate(texts(8, 30), params))
     rounds = [e for e in events if isinstance(e, RoundDone)]
     assert any(e.parents != tuple(range(-1, len(e.parents) - 1)) for e in rounds)
-    proposer = engine.proposer("eagle3")
-    assert isinstance(proposer, EagleProposer)
+    proposer = engine.drafter("eagle3")
+    assert isinstance(proposer, EagleDrafter)
     # another method in between: what the head knows of the text is out of date, and it copes
     list(engine.generate(texts(9, 20), params.replace(proposer="ngram")))
     again = finish(engine, params)

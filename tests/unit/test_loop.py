@@ -17,14 +17,15 @@ from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.errors import ContextFull, EngineError
 from specllama.params import SamplingParams, VerifyRule
-from specllama.speculative.drafting.draft_model import DraftModelProposer
-from specllama.speculative.drafting.drafter import NoProposer, Proposer, Request
-from specllama.speculative.drafting.mixed import MixedProposer
-from specllama.speculative.drafting.ngram import NgramProposer
-from specllama.speculative.round import Round, SpeculativeLoop, TargetRows
-from specllama.speculative.rules import Coins, RandomCoins
+from specllama.speculative.asking import Asking, drive
+from specllama.speculative.drafting.draft_model import ChainDrafter
+from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.mixed import MixedDrafter
+from specllama.speculative.drafting.ngram import NgramDrafter
+from specllama.speculative.round import Round, Rounds
+from specllama.speculative.rules import MATCH, Coins, RandomCoins, Rule, rule_of
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Draft, HiddenNeed, IntArray, Law, Room, Rows, Verdict
+from specllama.speculative.types import Draft, IntArray, Law, Room, Rows
 from specllama.speculative.window import FixedWindow, Outcome, Plan
 
 V = 16
@@ -39,23 +40,17 @@ def is_eog(token: int) -> bool:
 # -- proposers made to hurt ----------------------------------------------------------------------
 
 
-class Stub:
-    """A proposer with nothing to keep."""
+class Stub(Drafter):
+    """A drafter with nothing to keep."""
 
     name = "stub"
-    needs: HiddenNeed = "nothing"
 
-    def start(self, request: Request) -> None:
-        pass
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        yield from ()
+        return self.guess(tokens, chain, room)
 
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+    def guess(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
         return Draft()
-
-    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class RandomTree(Stub):
@@ -65,7 +60,7 @@ class RandomTree(Stub):
         self._rng = np.random.default_rng(0)
         self._truth = list(truth)
 
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+    def guess(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
         rng = self._rng
         n = int(rng.integers(0, room.n + 1))
         parents = tuple(int(rng.integers(-1, i)) if i else -1 for i in range(n))
@@ -94,7 +89,7 @@ class Cheat(Stub):
         self._shift = shift
         self._sometimes = sometimes
 
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+    def guess(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
         rest = self._truth[len(tokens) : len(tokens) + room.n]
         if self._sometimes and len(rest) > 1:
             rest[len(tokens) % len(rest)] += 1
@@ -107,7 +102,7 @@ class Ender(Stub):
     def __init__(self, truth: Sequence[int]) -> None:
         self._truth = list(truth)
 
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+    def guess(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
         rest = self._truth[len(tokens) : len(tokens) + room.n]
         at = len(tokens) % 3
         rest = [*rest[:at], 0, *rest[at:]]
@@ -154,26 +149,36 @@ class Setup:
     length: int = LENGTH
     table: FakeTable = dataclasses.field(init=False)
 
+    @property
+    def judge(self) -> Rule:
+        return rule_of(self.rule, greedy=self.sampling.temperature == 0.0)
+
     def __post_init__(self) -> None:
         self.table = FakeTable(V, seed=5, order=2, sharpness=1.5, eog_bias=self.eog_bias)
 
     def run(
         self,
-        proposer: Proposer | None = None,
-        each: Callable[[SpeculativeLoop, Round], None] | None = None,
+        proposer: Drafter | None = None,
+        each: Callable[[Rounds, Round], None] | None = None,
     ) -> list[int]:
         """Prompt and text. The caches are checked after every round."""
-        proposer = proposer or NoProposer()
+        proposer = proposer or Drafter()
         target = FakeContext(self.table, n_ctx=256)
         tokens = list(PROMPT)
         target.forward(tokens[:-1], outputs="none")
         coins = self.coins or RandomCoins((self.seed, 1))
         proposer.start(
-            Request(seed=self.seed, rule=self.rule, coins=coins, is_eog=is_eog, p_min=0.0)
+            Request(
+                seed=self.seed,
+                rule=self.judge,
+                coins=coins,
+                is_eog=is_eog,
+                p_min=0.0,
+            )
         )
-        loop = SpeculativeLoop(
+        loop = Rounds(
             target=target,
-            proposer=proposer,
+            drafter=proposer,
             tokens=tokens,
             chain=SamplerChain(
                 self.sampling,
@@ -183,16 +188,16 @@ class Setup:
                 constraint=NotTwice() if self.grammar else None,
             ),
             window=FixedWindow(self.draft_max),
-            rule=self.rule,
+            rule=self.judge,
             seed=self.seed,
             coins=coins,
             is_stop=is_eog,
-            exact_rows=self.exact_rows,
+            pass_rows=self.exact_rows or target.max_rows,
         )
         end = len(PROMPT) + self.length
         while len(tokens) < end and not is_eog(tokens[-1]):
             before = list(tokens)
-            done = loop.round(end - len(tokens))
+            done = drive(loop.round(end - len(tokens)))
             assert tokens == [*before, *done.tokens]
             assert target.n_past == len(tokens) - 1
             assert target.tokens == tokens[:-1]
@@ -211,17 +216,17 @@ class Setup:
         return tokens
 
 
-def draft_model(setup: Setup, agreement: float, **options: int) -> DraftModelProposer:
+def draft_model(setup: Setup, agreement: float, **options: int) -> ChainDrafter:
     table = FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=agreement)
-    return DraftModelProposer(FakeContext(table, n_ctx=256), n_vocab=V, **options)
+    return ChainDrafter(FakeContext(table, n_ctx=256), n_vocab=V, **options)
 
 
-PROPOSERS: dict[str, Callable[[Setup, list[int]], Proposer]] = {
+PROPOSERS: dict[str, Callable[[Setup, list[int]], Drafter]] = {
     "draft 0": lambda s, truth: draft_model(s, 0.0),
     "draft half": lambda s, truth: draft_model(s, 0.5),
     "draft same": lambda s, truth: draft_model(s, 1.0),
-    "ngram": lambda s, truth: NgramProposer(n_min=1),
-    "mixed": lambda s, truth: MixedProposer([NgramProposer(n_min=2), draft_model(s, 0.7)]),
+    "ngram": lambda s, truth: NgramDrafter(n_min=1),
+    "mixed": lambda s, truth: MixedDrafter([NgramDrafter(n_min=2), draft_model(s, 0.7)]),
     "random tree": lambda s, truth: RandomTree(truth),
     "always right": lambda s, truth: Cheat(truth),
     "always wrong": lambda s, truth: Cheat(truth, shift=1),
@@ -270,8 +275,8 @@ def test_every_sampler_gives_one_text(sampler: str, grammar: bool, exact_rows: i
 
 @pytest.mark.parametrize("name", PROPOSERS)
 @pytest.mark.parametrize("exact_rows", [1, 2, 3, 7])
-def test_exact_groups_change_nothing(name: str, exact_rows: int) -> None:
-    """Stop tokens at every depth of a group included: passes stay narrow, the text the same."""
+def test_narrow_passes_change_nothing(name: str, exact_rows: int) -> None:
+    """Stop tokens at every depth included: passes stay narrow, the text the same."""
     for seed in range(4):
         wide = Setup(seed=seed, draft_max=9, eog_bias=0.0)
         narrow = dataclasses.replace(wide, exact_rows=exact_rows)
@@ -279,10 +284,9 @@ def test_exact_groups_change_nothing(name: str, exact_rows: int) -> None:
         proposer = PROPOSERS[name](wide, plain)
         widths: list[int] = []
 
-        def look(loop: SpeculativeLoop, done: Round, widths: list[int] = widths) -> None:
+        def look(loop: Rounds, done: Round, widths: list[int] = widths) -> None:
             assert isinstance(loop.target, FakeContext)
-            if done.draft.is_chain:
-                widths.extend(loop.target.passes[1:])
+            widths.extend(loop.target.passes[1:])
             loop.target.passes[1:] = []
 
         assert narrow.run(proposer, look) == plain
@@ -344,7 +348,7 @@ def test_the_texts_differ_between_seeds_and_drafts_are_really_accepted() -> None
     for name, make in PROPOSERS.items():
         setup = Setup(seed=3)
 
-        def count(loop: SpeculativeLoop, done: Round, name: str = name) -> None:
+        def count(loop: Rounds, done: Round, name: str = name) -> None:
             accepted[name] = accepted.get(name, 0) + len(done.verdict.path)
 
         setup.run(make(setup, setup.run()), count)
@@ -393,21 +397,22 @@ def test_the_whole_loop_is_exact(rule: VerifyRule, grammar: bool, case: str) -> 
         tokens = list(prompt)
         target = FakeContext(table, n_ctx=16)
         target.forward(tokens[:-1], outputs="none")
-        proposer = DraftModelProposer(FakeContext(other, n_ctx=16), n_vocab=3)
-        proposer.start(Request(seed=0, rule=rule, coins=oracle, is_eog=is_eog))
-        loop = SpeculativeLoop(
+        proposer = ChainDrafter(FakeContext(other, n_ctx=16), n_vocab=3)
+        proposer.start(Request(seed=0, rule=rule_of(rule), coins=oracle, is_eog=is_eog))
+        loop = Rounds(
             target=target,
-            proposer=proposer,
+            drafter=proposer,
             tokens=tokens,
             chain=SamplerChain(sampling, tokens=tokens, constraint=NotTwice() if grammar else None),
             window=FixedWindow(2),
-            rule=rule,
+            rule=rule_of(rule),
             seed=0,
             coins=oracle,
             is_stop=is_eog,
+            pass_rows=16,
         )
         while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            loop.round()
+            drive(loop.round())
         return tuple(tokens[len(prompt) :])
 
     assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
@@ -417,66 +422,67 @@ def test_the_whole_loop_is_exact(rule: VerifyRule, grammar: bool, case: str) -> 
 
 
 def a_loop(
-    proposer: Proposer,
+    proposer: Drafter,
     *,
     n_ctx: int = 64,
     max_rows: int = 65,
     draft_max: int = 8,
     tokens: list[int] | None = None,
-) -> SpeculativeLoop:
+) -> Rounds:
     tokens = tokens if tokens is not None else list(PROMPT)
     table = FakeTable(V, seed=5, sharpness=1.5, eog_bias=-9.0)
     target = FakeContext(table, n_ctx=n_ctx, max_rows=max_rows)
     if len(tokens) > 1:
         target.forward(tokens[:-1], outputs="none")
-    proposer.start(Request(seed=1, rule="match", coins=RandomCoins(1), is_eog=is_eog))
-    return SpeculativeLoop(
+    proposer.start(Request(seed=1, rule=MATCH, coins=RandomCoins(1), is_eog=is_eog))
+    return Rounds(
         target=target,
-        proposer=proposer,
+        drafter=proposer,
         tokens=tokens,
         chain=SamplerChain(FULL, seed=1, tokens=tokens),
         window=FixedWindow(draft_max),
-        rule="match",
+        rule=MATCH,
         seed=1,
         coins=RandomCoins(1),
         is_stop=is_eog,
+        pass_rows=target.max_rows,
     )
 
 
 def truth(n: int) -> list[int]:
-    loop = a_loop(NoProposer(), n_ctx=512)
+    loop = a_loop(Drafter(), n_ctx=512)
     while len(loop.tokens) < len(PROMPT) + n:
-        loop.round()
+        drive(loop.round())
     return loop.tokens
 
 
 def test_a_draft_never_overshoots_what_is_wanted() -> None:
     for wanted in (1, 2, 3, 5, 9, 20):
         loop = a_loop(Cheat(truth(40)))
-        done = loop.round(wanted)
+        done = drive(loop.round(wanted))
         assert len(done.tokens) == min(wanted, 9)
         assert done.plan.draft_max == min(wanted - 1, 8)
-    assert a_loop(Cheat(truth(40))).round(1).plan.reason == "last token"
+    assert drive(a_loop(Cheat(truth(40))).round(1)).plan.reason == "last token"
 
 
 def test_a_draft_never_overshoots_the_context_or_the_rows() -> None:
     known = truth(60)
     loop = a_loop(Cheat(known), n_ctx=20)
     while loop.target.n_past < 20:
-        loop.round()
+        drive(loop.round())
         assert loop.target.n_past == len(loop.tokens) - 1
     assert loop.tokens == known[:21]
     with pytest.raises(ContextFull):
-        loop.round()
+        drive(loop.round())
     assert loop.target.tokens == known[:20]
     narrow = a_loop(Cheat(known), max_rows=3)
-    assert len(narrow.round().tokens) == 3
+    assert len(drive(narrow.round()).tokens) == 3
 
 
 def test_a_prompt_of_one_token_works() -> None:
-    loop = a_loop(NgramProposer(n_min=1), tokens=[4])
+    loop = a_loop(NgramDrafter(n_min=1), tokens=[4])
     for _ in range(8):
-        loop.round()
+        drive(loop.round())
         assert loop.target.tokens == loop.tokens[:-1]
 
 
@@ -484,29 +490,29 @@ def test_the_first_token_is_drawn_from_the_row_of_the_prompts_own_pass() -> None
     loop, plain = a_loop(Cheat(truth(9))), a_loop(Cheat(truth(9)))
     row = loop.target.forward(PROMPT[-1:], outputs="last")[0]
     passes = len(loop.target.passes)
-    done = loop.round(first=row)
+    done = drive(loop.round(first=row))
     assert (len(done.draft), done.plan.draft_max, done.verdict.kind) == (0, 0, "plain")
     assert done.plan.reason == "first token"
     assert len(loop.target.passes) == passes, "nothing was evaluated"
     assert loop.target.tokens == loop.tokens[:-1]
-    assert done.tokens == plain.round().tokens[:1]
+    assert done.tokens == drive(plain.round()).tokens[:1]
 
 
 def test_a_first_round_without_a_pass_tells_the_window_nothing() -> None:
     loop = a_loop(Cheat(truth(9)))
     seen: list[object] = []
     loop.window.observe = seen.append  # type: ignore[method-assign]
-    loop.round(first=loop.target.forward(PROMPT[-1:], outputs="last")[0])
+    drive(loop.round(first=loop.target.forward(PROMPT[-1:], outputs="last")[0]))
     assert seen == []
-    loop.round()
+    drive(loop.round())
     assert len(seen) == 1
 
 
 def test_cut_back_forgets_in_both_places() -> None:
     loop = a_loop(Cheat(truth(30)))
-    loop.round()
+    drive(loop.round())
     for n in (len(PROMPT) + 5, len(PROMPT) + 1, len(PROMPT)):
-        loop.cut_back(n)
+        drive(loop.cut_back(n))
         assert len(loop.tokens) == n
         assert loop.target.tokens == loop.tokens[:-1]
 
@@ -538,18 +544,17 @@ def test_a_failure_inside_a_round_leaves_the_caches_as_they_were(tree: bool, at:
 
     for poison in (False, True):
         known = truth(30)
-        proposer: Proposer = RandomTree(known) if tree else Cheat(known)
+        proposer: Drafter = RandomTree(known) if tree else Cheat(known)
         loop = a_loop(proposer, draft_max=6)
         target = Failing(FakeTable(V, seed=5, sharpness=1.5, eog_bias=-9.0))
         target.forward(PROMPT[:-1], outputs="none")
         loop.target = target
-        loop._group = 2 if not tree else loop._group
         target.poison = poison
         target.countdown = at
         before = list(loop.tokens)
         try:
             for _ in range(3):
-                loop.round()
+                drive(loop.round())
                 before = list(loop.tokens)
         except EngineError:
             assert loop.tokens == before
@@ -566,23 +571,10 @@ def test_a_cache_that_was_lost_ends_the_round_with_its_own_error() -> None:
             self.rollback(0)
             raise EngineError("lost")
 
-    loop = a_loop(NoProposer())
+    loop = a_loop(Drafter())
     loop.target = Losing(FakeTable(V, seed=5))
     with pytest.raises(EngineError, match="lost"):
-        loop.round()
-
-
-def test_rows_are_read_in_order_and_on_demand() -> None:
-    context = FakeContext(FakeTable(V, seed=1))
-    rows = TargetRows(context, [1, 2, 3, 4, 5], Draft.chain([2, 3, 4, 5], "x"), 2)
-    table = FakeTable(V, seed=1)
-    np.testing.assert_array_equal(rows(0), table.row([1]))
-    np.testing.assert_array_equal(rows(1), table.row([1, 2]))
-    assert context.passes == [2]
-    np.testing.assert_array_equal(rows(4), table.row([1, 2, 3, 4, 5]))
-    assert context.passes == [2, 2, 1]
-    with pytest.raises(EngineError, match="earlier group"):
-        rows(1)
+        drive(loop.round())
 
 
 def test_windows_learn_from_every_round() -> None:
@@ -594,8 +586,8 @@ def test_windows_learn_from_every_round() -> None:
 
     loop = a_loop(Cheat(truth(30)))
     loop.window = Watching(3)
-    first = loop.round()
-    second = loop.round(remaining=1)  # no room for a draft
+    first = drive(loop.round())
+    second = drive(loop.round(remaining=1))  # no room for a draft
     assert [o.source for o in seen] == ["stub", "none"]
     assert [o.drafted for o in seen] == [3, 0]
     assert [o.accepted for o in seen] == [len(first.verdict.path), 0]
@@ -623,11 +615,11 @@ def test_a_window_may_change_its_mind_every_round() -> None:
     plain = setup.run()
     for seed in range(5):
         loop = a_loop(draft_model(setup, 0.6), n_ctx=128)
-        reference = a_loop(NoProposer(), n_ctx=128)
+        reference = a_loop(Drafter(), n_ctx=128)
         loop.window = Erratic(seed)
         while len(loop.tokens) < 50:
-            loop.round()
+            drive(loop.round())
         while len(reference.tokens) < len(loop.tokens):
-            reference.round()
+            drive(reference.round())
         assert loop.tokens == reference.tokens
     assert len(plain) > len(PROMPT)

@@ -16,12 +16,13 @@ from test_tree_drafts import Leaves, weights
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.params import VerifyRule
 from specllama.speculative.adaptive import AdaptiveWindow
+from specllama.speculative.asking import drive
 from specllama.speculative.drafting.drafter import Request
-from specllama.speculative.drafting.medusa import MedusaProposer
+from specllama.speculative.drafting.medusa import MedusaDrafter
 from specllama.speculative.drafting.medusa_heads import Guess, Head, Heads, Vector, grow, silu
 from specllama.speculative.learned import Costs, Learned
-from specllama.speculative.round import Round, SpeculativeLoop
-from specllama.speculative.rules import RandomCoins
+from specllama.speculative.round import Round, Rounds
+from specllama.speculative.rules import REJECTION, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import TreeBuilder
 from specllama.speculative.types import Draft, Room
@@ -201,8 +202,8 @@ def knowing(table: FakeTable, depths: int = 3, noise: float = 0.0) -> Heads:
     return Heads(tuple(Head((), None, o) for o in outputs), None, None, V, NONE, NONE)
 
 
-def medusa(setup: Setup, noise: float = 0.0, ranks: int = 3) -> MedusaProposer:
-    return MedusaProposer(knowing(setup.table, noise=noise), state_of, ranks=ranks)
+def medusa(setup: Setup, noise: float = 0.0, ranks: int = 3) -> MedusaDrafter:
+    return MedusaDrafter(knowing(setup.table, noise=noise), state_of, ranks=ranks)
 
 
 def test_heads_that_know_the_future_are_accepted_whole() -> None:
@@ -213,10 +214,10 @@ def test_heads_that_know_the_future_are_accepted_whole() -> None:
     assert set(paths[1:-1]) == {3}
 
 
-def follow(paths: list[int]) -> Callable[[SpeculativeLoop, Round], None]:
+def follow(paths: list[int]) -> Callable[[Rounds, Round], None]:
     """Notes how far every round was accepted."""
 
-    def note(loop: SpeculativeLoop, done: Round) -> None:
+    def note(loop: Rounds, done: Round) -> None:
         paths.append(len(done.verdict.path))
 
     return note
@@ -269,23 +270,22 @@ def test_rejection_with_medusa_is_exact(leaves: int, nodes: int, grammar: bool) 
         tokens = list(prompt)
         target = FakeContext(table, n_ctx=16)
         target.forward(tokens[:-1], outputs="none")
-        proposer = MedusaProposer(heads, hidden)
-        proposer.start(
-            Request(seed=0, rule="rejection", coins=oracle, is_eog=is_eog, leaves=leaves)
-        )
-        loop = SpeculativeLoop(
+        proposer = MedusaDrafter(heads, hidden)
+        proposer.start(Request(seed=0, rule=REJECTION, coins=oracle, is_eog=is_eog, leaves=leaves))
+        loop = Rounds(
             target=target,
-            proposer=proposer,
+            drafter=proposer,
             tokens=tokens,
             chain=SamplerChain(sampling, tokens=tokens, constraint=NotTwice() if grammar else None),
             window=FixedWindow(nodes),
-            rule="rejection",
+            rule=REJECTION,
             seed=0,
             coins=oracle,
             is_stop=is_eog,
+            pass_rows=65,
         )
         while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            sizes.add(len(loop.round().draft))
+            sizes.add(len(drive(loop.round()).draft))
         return tuple(tokens[len(prompt) :])
 
     assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
@@ -294,7 +294,7 @@ def test_rejection_with_medusa_is_exact(leaves: int, nodes: int, grammar: bool) 
 
 def request(rule: VerifyRule = "match", leaves: int = 8, p_min: float = 0.0) -> Request:
     return Request(
-        seed=0, rule=rule, coins=RandomCoins(0), is_eog=is_eog, leaves=leaves, p_min=p_min
+        seed=0, rule=rule_of(rule), coins=RandomCoins(0), is_eog=is_eog, leaves=leaves, p_min=p_min
     )
 
 
@@ -318,9 +318,9 @@ def test_measured_accuracies_are_what_a_greedy_tree_is_made_of() -> None:
     tokens = [1, 2, 3]
     found = []
     for which in (sure, unsure):
-        proposer = MedusaProposer(which, state_of, ranks=3)
+        proposer = MedusaDrafter(which, state_of, ranks=3)
         proposer.start(request())
-        draft = proposer.propose(tokens, SamplerChain(greedy, tokens=tokens), Room(3))
+        draft = drive(proposer.draft(tokens, SamplerChain(greedy, tokens=tokens), Room(3)))
         found.append((draft.parents, draft.confidence))
     assert found[0] == ((-1, 0, 1), (0.9, 0.9, 0.9))
     assert found[1] == ((-1, -1, -1), (0.3, 0.2, 0.1))
@@ -329,16 +329,16 @@ def test_measured_accuracies_are_what_a_greedy_tree_is_made_of() -> None:
 def test_without_a_hidden_state_or_room_nothing_is_drafted() -> None:
     setup = Setup()
     chain = SamplerChain(FULL, tokens=[1, 2, 3])
-    blind = MedusaProposer(knowing(setup.table), lambda tokens: None)
+    blind = MedusaDrafter(knowing(setup.table), lambda tokens: None)
     blind.start(request())
-    assert len(blind.propose([1, 2, 3], chain, Room(4))) == 0
+    assert len(drive(blind.draft([1, 2, 3], chain, Room(4)))) == 0
     seeing = medusa(setup)
     seeing.start(request())
-    assert len(seeing.propose([1, 2, 3], chain, Room(0))) == 0
-    assert len(seeing.propose([1, 2, 3], chain, Room(4, begin=lambda source, lag: 0))) == 0
-    assert len(seeing.propose([1, 2, 3], chain, Room(4))) == 4
+    assert len(drive(seeing.draft([1, 2, 3], chain, Room(0)))) == 0
+    assert len(drive(seeing.draft([1, 2, 3], chain, Room(4, begin=lambda source, lag: 0)))) == 0
+    assert len(drive(seeing.draft([1, 2, 3], chain, Room(4)))) == 4
     seeing.start(request(p_min=1.1))
-    assert len(seeing.propose([1, 2, 3], chain, Room(4))) == 0
+    assert len(drive(seeing.draft([1, 2, 3], chain, Room(4)))) == 0
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection"])
@@ -360,7 +360,7 @@ def test_the_window_is_asked_before_each_head_and_shown_no_token_it_may_not_see(
         return True
 
     room = Room(30, keep_going, include=include, beside=lambda likely: False)
-    draft = proposer.propose([1, 2, 3], SamplerChain(FULL, tokens=[1, 2, 3]), room)
+    draft = drive(proposer.draft([1, 2, 3], SamplerChain(FULL, tokens=[1, 2, 3]), room))
     assert len(draft) == 2
     assert depths == [1, 2]
     if rule == "match":

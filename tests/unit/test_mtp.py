@@ -15,7 +15,7 @@ from specllama.engine.engine import Engine
 from specllama.errors import ContextFull
 from specllama.events import Finished
 from specllama.params import GenerateParams, SamplingParams
-from specllama.speculative.drafting.mtp import MtpProposer
+from specllama.speculative.drafting.mtp import MtpDrafter
 from specllama.speculative.types import Row, Rows
 
 V, WIDTH = 24, 8
@@ -51,7 +51,7 @@ class FakeNextn:
         row = self._table.row([token for token, _ in self.pairs])
         return row, np.ones(WIDTH, np.float32)
 
-    def rollback(self, end: int) -> None:
+    def rollback_to(self, end: int) -> None:
         assert self.first <= end <= self.end
         del self.pairs[end - self.first :]
 
@@ -75,7 +75,7 @@ def make(
         target=target,
         vocab=FakeVocab(V),
         info=fake_info(n_ctx, V),
-        proposers={"mtp": MtpProposer(nextn, target, n_vocab=V)},
+        drafters={"mtp": MtpDrafter(nextn, target, n_vocab=V)},
     )
     return engine, nextn, table
 

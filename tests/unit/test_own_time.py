@@ -17,7 +17,7 @@ from specllama.events import Finished, RoundDone
 from specllama.interface import Message
 from specllama.params import GenerateParams
 from specllama.prompts import Prompt
-from specllama.speculative.drafting.ngram import NgramProposer
+from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.store.rounds import RoundLog
 
 PASS, TAKE, LOG = 10.0, 3.0, 2.0  # plain steps, one a millisecond
@@ -45,7 +45,7 @@ def engine(clock: VirtualClock) -> Engine:
     target = Timed(FakeTable(seed=3))
     target.clock = clock
     return Engine(
-        target=target, vocab=FakeVocab(), info=fake_info(), proposers={"ngram": NgramProposer()}
+        target=target, vocab=FakeVocab(), info=fake_info(), drafters={"ngram": NgramDrafter()}
     )
 
 

@@ -14,7 +14,7 @@ from specllama.engine.engine import Engine
 from specllama.engine.profiles import PairKey, Profile, Windows, open_profile
 from specllama.events import Notice
 from specllama.params import GenerateParams
-from specllama.speculative.drafting.ngram import NgramProposer
+from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.learned import CREDIT_FIRST
 from specllama.store import profiles as store
 
@@ -129,7 +129,7 @@ def test_a_damaged_profile_is_said_once_and_begun_anew(home: Path) -> None:
         target=FakeContext(FakeTable(seed=3)),
         vocab=FakeVocab(),
         info=info,
-        proposers={"ngram": NgramProposer()},
+        drafters={"ngram": NgramDrafter()},
         make_window=Windows(open_profile(info, home), info),
     )
     params = GenerateParams(max_tokens=80, seed=1, proposer="ngram", ignore_eos=True)

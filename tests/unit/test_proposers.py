@@ -11,17 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.backend.fake import FakeContext, FakeTable
-from specllama.engine.methods import make_proposers
+from specllama.engine.methods import make_drafters
 from specllama.errors import EngineError
 from specllama.params import SamplingParams, VerifyRule
-from specllama.speculative.drafting.draft_model import DraftModelProposer
-from specllama.speculative.drafting.drafter import NoProposer, Proposer, Request
-from specllama.speculative.drafting.mixed import MixedProposer
-from specllama.speculative.drafting.ngram import NgramProposer
-from specllama.speculative.drafting.suffix import SuffixProposer
+from specllama.speculative.asking import Asking, drive
+from specllama.speculative.drafting.draft_model import ChainDrafter
+from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.mixed import MixedDrafter
+from specllama.speculative.drafting.ngram import NgramDrafter
+from specllama.speculative.drafting.suffix import SuffixDrafter
 from specllama.speculative.history import common_prefix
 from specllama.speculative.noise import draw
-from specllama.speculative.rules import RandomCoins
+from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Verdict
 
@@ -33,7 +34,7 @@ GREEDY = SamplingParams(temperature=0.0)
 def request(rule: VerifyRule = "match", **changes: float) -> Request:
     return Request(
         seed=7,
-        rule=rule,
+        rule=rule_of(rule),
         coins=RandomCoins(3),
         is_eog=lambda t: t == 0,
         p_min=changes.get("p_min", 0.0),
@@ -48,24 +49,24 @@ def table(**changes: float) -> FakeTable:
     return FakeTable(V, seed=1, sharpness=changes.get("sharpness", 2.0), eog_bias=-20.0)
 
 
-def model(n_ctx: int = 64, rule: VerifyRule = "match", **options: int) -> DraftModelProposer:
-    proposer = DraftModelProposer(FakeContext(table(), n_ctx=n_ctx), n_vocab=V, **options)
+def model(n_ctx: int = 64, rule: VerifyRule = "match", **options: int) -> ChainDrafter:
+    proposer = ChainDrafter(FakeContext(table(), n_ctx=n_ctx), n_vocab=V, **options)
     proposer.start(request(rule))
     return proposer
 
 
-def context_of(proposer: DraftModelProposer) -> FakeContext:
-    assert isinstance(proposer.context, FakeContext)
-    return proposer.context
+def context_of(proposer: ChainDrafter) -> FakeContext:
+    assert isinstance(proposer.lane, FakeContext)
+    return proposer.lane
 
 
 # -- none ----------------------------------------------------------------------------------------
 
 
 def test_no_proposer_never_drafts() -> None:
-    none = NoProposer()
+    none = Drafter()
     none.start(request())
-    assert none.propose([1, 2], chain([1, 2]), Room(9)) is EMPTY_DRAFT
+    assert drive(none.draft([1, 2], chain([1, 2]), Room(9))) is EMPTY_DRAFT
     none.close()
 
 
@@ -76,7 +77,7 @@ def test_a_draft_is_what_the_draft_model_alone_would_write() -> None:
     """Same noise, same chain: drafting is plain decoding of the draft model."""
     for sampling in (FREE, GREEDY, dataclasses.replace(FREE, repeat_penalty=1.5, top_k=4)):
         text = [3, 9, 4]
-        draft = model().propose(text, chain(text, sampling), Room(6))
+        draft = drive(model().draft(text, chain(text, sampling), Room(6)))
         expected: list[int] = []
         walking = chain(text, sampling)
         for _ in range(6):
@@ -93,7 +94,7 @@ def test_q_is_the_law_that_was_drawn_from() -> None:
     for rule in rules:
         text = [3, 9, 4]
         sampling = dataclasses.replace(FREE, top_k=3, temperature=0.6)
-        draft = model(rule=rule).propose(text, chain(text, sampling), Room(5))
+        draft = drive(model(rule=rule).draft(text, chain(text, sampling), Room(5)))
         walking = chain(text, sampling)
         for i, token in enumerate(draft.tokens):
             expected = walking.law(table().row(text + list(draft.tokens[:i])))
@@ -106,7 +107,7 @@ def test_q_is_the_law_that_was_drawn_from() -> None:
 
 
 def test_greedy_drafts_are_point_masses() -> None:
-    draft = model(rule="rejection").propose([3, 9], chain([3, 9], GREEDY), Room(4))
+    draft = drive(model(rule="rejection").draft([3, 9], chain([3, 9], GREEDY), Room(4)))
     assert draft.q == (None,) * 4
 
 
@@ -114,7 +115,7 @@ def test_the_chain_that_was_lent_is_not_moved() -> None:
     text = [3, 9, 4]
     lent = chain(text, dataclasses.replace(FREE, repeat_penalty=1.5))
     before = lent.law(table().row(text))
-    model().propose(text, lent, Room(6))
+    drive(model().draft(text, lent, Room(6)))
     assert lent.position == 3
     np.testing.assert_array_equal(lent.law(table().row(text)).probs, before.probs)
 
@@ -122,31 +123,31 @@ def test_the_chain_that_was_lent_is_not_moved() -> None:
 def test_only_unseen_tokens_are_evaluated() -> None:
     proposer = model()
     text = [3, 9, 4, 8, 2]
-    draft = proposer.propose(text, chain(text), Room(4))
+    draft = drive(proposer.draft(text, chain(text), Room(4)))
     context = context_of(proposer)
     assert context.passes == [5, 1, 1, 1]
     assert context.tokens == text + list(draft.tokens[:3])
     context.passes.clear()
     # two accepted, then another token: one new token is read
     text = [*text, *draft.tokens[:2], (draft.tokens[2] + 1) % V]
-    proposer.propose(text, chain(text), Room(2))
+    drive(proposer.draft(text, chain(text), Room(2)))
     assert context.passes == [1, 1]
     # all accepted and a bonus: the last draft was never evaluated, so two are read
-    draft = proposer.propose(text, chain(text), Room(3))
+    draft = drive(proposer.draft(text, chain(text), Room(3)))
     context.passes.clear()
     text = [*text, *draft.tokens, 5]
-    proposer.propose(text, chain(text), Room(1))
+    drive(proposer.draft(text, chain(text), Room(1)))
     assert context.passes == [2]
     # the same text again: its last token is evaluated anew, for its row
     context.passes.clear()
-    proposer.propose(text, chain(text), Room(1))
+    drive(proposer.draft(text, chain(text), Room(1)))
     assert context.passes == [1]
 
 
 def test_a_long_backlog_is_read_in_batches() -> None:
     proposer = model(n_ctx=128, batch=10)
     text = [1 + i % 9 for i in range(45)]
-    proposer.propose(text, chain(text), Room(2))
+    drive(proposer.draft(text, chain(text), Room(2)))
     assert context_of(proposer).passes == [10, 10, 10, 10, 5, 1]
 
 
@@ -155,9 +156,9 @@ def test_the_draft_context_bounds_the_draft(n_ctx: int) -> None:
     """The last draft needs no cell of its own."""
     text = [3, 9, 4]
     proposer = model(n_ctx=n_ctx)
-    draft = proposer.propose(text, chain(text), Room(6))
+    draft = drive(proposer.draft(text, chain(text), Room(6)))
     assert len(draft) == min(6, n_ctx - 2)
-    assert len(proposer.propose(text, chain(text), Room(0))) == 0
+    assert len(drive(proposer.draft(text, chain(text), Room(0)))) == 0
 
 
 @pytest.mark.parametrize("n_ctx", [4, 5, 8, 13])
@@ -166,8 +167,8 @@ def test_a_text_that_outgrows_the_cache_is_followed_from_its_newer_part(n_ctx: i
     small, large = model(n_ctx=n_ctx), model(n_ctx=256)
     text = [3, 9]
     for step in range(40):
-        expected = large.propose(text, chain(text), Room(3)).tokens
-        draft = small.propose(text, chain(text), Room(3)).tokens
+        expected = drive(large.draft(text, chain(text), Room(3))).tokens
+        draft = drive(small.draft(text, chain(text), Room(3))).tokens
         assert draft == expected[: len(draft)]
         assert len(draft) >= 1
         assert context_of(small).n_past <= n_ctx
@@ -175,8 +176,8 @@ def test_a_text_that_outgrows_the_cache_is_followed_from_its_newer_part(n_ctx: i
     # a new reply to a shorter text
     small.start(request())
     assert (
-        small.propose([3, 9], chain([3, 9]), Room(1)).tokens
-        == model().propose([3, 9], chain([3, 9]), Room(1)).tokens
+        drive(small.draft([3, 9], chain([3, 9]), Room(1))).tokens
+        == drive(model().draft([3, 9], chain([3, 9]), Room(1))).tokens
     )
 
 
@@ -186,25 +187,25 @@ def test_it_follows_any_history() -> None:
     used = model()
     for _ in range(40):
         text = rng.integers(1, 4, int(rng.integers(1, 12))).tolist()
-        fresh = model().propose(text, chain(text), Room(3))
-        assert used.propose(text, chain(text), Room(3)).tokens == fresh.tokens
+        fresh = drive(model().draft(text, chain(text), Room(3)))
+        assert drive(used.draft(text, chain(text), Room(3))).tokens == fresh.tokens
 
 
 def test_it_ends_at_an_end_of_turn() -> None:
     end = FakeTable(V, seed=1, eog_bias=50.0)
-    proposer = DraftModelProposer(FakeContext(end), n_vocab=V)
+    proposer = ChainDrafter(FakeContext(end), n_vocab=V)
     proposer.start(request())
-    assert proposer.propose([3], chain([3]), Room(9)).tokens == (0,)
+    assert drive(proposer.draft([3], chain([3]), Room(9))).tokens == (0,)
 
 
 def test_p_min_is_judged_before_the_draw() -> None:
     """The same number of drafts whatever the coins show at the last position."""
     flat = FakeContext(table(sharpness=0.1))
-    proposer = DraftModelProposer(flat, n_vocab=V)
+    proposer = ChainDrafter(flat, n_vocab=V)
     proposer.start(request("rejection", p_min=0.9))
-    assert len(proposer.propose([3], chain([3]), Room(5))) == 0
+    assert len(drive(proposer.draft([3], chain([3]), Room(5)))) == 0
     proposer.start(request("rejection", p_min=0.0))
-    draft = proposer.propose([3], chain([3]), Room(5))
+    draft = drive(proposer.draft([3], chain([3]), Room(5)))
     assert len(draft) == 5
     assert all(c is not None and 0 < c < 0.2 for c in draft.confidence)
 
@@ -216,33 +217,34 @@ def test_the_window_can_stop_it() -> None:
         asked.append(depth)
         return depth < 2
 
-    draft = model().propose([3, 4], chain([3, 4]), Room(6, keep_going))
+    draft = drive(model().draft([3, 4], chain([3, 4]), Room(6, keep_going)))
     assert len(draft) == 2
     assert asked == [1, 2]
 
 
 def test_unknown_tokens_silence_it() -> None:
-    proposer = DraftModelProposer(FakeContext(FakeTable(8)), n_vocab=V)
+    proposer = ChainDrafter(FakeContext(FakeTable(8)), n_vocab=V)
     proposer.start(request())
-    assert proposer.propose([3, 15], chain([3, 15]), Room(3)) == EMPTY_DRAFT
-    draft = proposer.propose([3, 5], chain([3, 5]), Room(3))
+    assert drive(proposer.draft([3, 15], chain([3, 15]), Room(3))) == EMPTY_DRAFT
+    draft = drive(proposer.draft([3, 5], chain([3, 5]), Room(3)))
     assert len(draft) > 0
     assert max(draft.tokens) < 8
-    larger = DraftModelProposer(FakeContext(FakeTable(60, seed=4)), n_vocab=V)
+    larger = ChainDrafter(FakeContext(FakeTable(60, seed=4)), n_vocab=V)
     larger.start(request())
     for first in range(1, V):
-        assert max(larger.propose([first], chain([first]), Room(4)).tokens, default=0) < V
+        assert max(drive(larger.draft([first], chain([first]), Room(4))).tokens, default=0) < V
 
 
-def test_propose_needs_a_request() -> None:
+def test_a_draft_needs_a_request() -> None:
     with pytest.raises(EngineError, match="start"):
-        DraftModelProposer(FakeContext(table()), n_vocab=V).propose([1], chain([1]), Room(1))
+        drive(ChainDrafter(FakeContext(table()), n_vocab=V).draft([1], chain([1]), Room(1)))
 
 
-def test_close_closes_the_context() -> None:
+def test_the_lane_is_for_the_engine_to_close() -> None:
     proposer = model()
+    assert proposer.lanes == (context_of(proposer),)
     proposer.close()
-    assert context_of(proposer).closed
+    assert not context_of(proposer).closed
 
 
 # -- n-gram --------------------------------------------------------------------------------------
@@ -271,45 +273,45 @@ def test_ngram_equals_a_naive_search(
     tokens: list[int], n_min: int, extra: int, room: int, step: int
 ) -> None:
     """Fed step by step, with detours to other texts on the way."""
-    proposer = NgramProposer(n_max=n_min + extra, n_min=n_min)
+    proposer = NgramDrafter(n_max=n_min + extra, n_min=n_min)
     proposer.start(request())
     for end in range(1, len(tokens) + 1, step):
         text = tokens[:end]
-        draft = proposer.propose(text, chain([]), Room(room))
+        draft = drive(proposer.draft(text, chain([]), Room(room)))
         assert list(draft.tokens) == naive(text, n_min + extra, n_min, room)
         if end % 3 == 0:
-            proposer.propose([9, *text[::-1]], chain([]), Room(room))
+            drive(proposer.draft([9, *text[::-1]], chain([]), Room(room)))
 
 
 def test_ngram_drafts_end_at_an_end_of_turn() -> None:
-    proposer = NgramProposer(n_min=2)
+    proposer = NgramDrafter(n_min=2)
     proposer.start(request())
-    assert proposer.propose([1, 2, 3, 0, 4, 5, 1, 2], chain([]), Room(6)).tokens == (3, 0)
+    assert drive(proposer.draft([1, 2, 3, 0, 4, 5, 1, 2], chain([]), Room(6))).tokens == (3, 0)
 
 
 def test_ngram_is_a_point_mass_that_learns_its_confidence() -> None:
-    proposer = NgramProposer(n_min=2)
+    proposer = NgramDrafter(n_min=2)
     proposer.start(request())
     text = [1, 2, 3, 4, 1, 2]
-    draft = proposer.propose(text, chain([]), Room(2))
+    draft = drive(proposer.draft(text, chain([]), Room(2)))
     assert draft.q == (None, None)
     assert draft.confidence == (0.5, 0.5)
     proposer.commit(text, draft, Verdict((0, 1), 1, "bonus"))
-    better = proposer.propose(text, chain([]), Room(2)).confidence[0]
+    better = drive(proposer.draft(text, chain([]), Room(2))).confidence[0]
     assert better is not None
     assert better > 0.5
     proposer.commit(text, draft, Verdict((), 1, "recovered"))
-    worse = proposer.propose(text, chain([]), Room(2)).confidence[0]
+    worse = drive(proposer.draft(text, chain([]), Room(2))).confidence[0]
     assert worse is not None
     assert worse < better
     proposer.start(request())
-    assert proposer.propose(text, chain([]), Room(2)).confidence == (0.5, 0.5)
+    assert drive(proposer.draft(text, chain([]), Room(2))).confidence == (0.5, 0.5)
 
 
 def test_ngram_sizes_are_checked() -> None:
     for n_max, n_min in ((2, 3), (1, 0), (0, 0)):
         with pytest.raises(ValueError):
-            NgramProposer(n_max=n_max, n_min=n_min)
+            NgramDrafter(n_max=n_max, n_min=n_min)
 
 
 # -- mixed ---------------------------------------------------------------------------------------
@@ -317,22 +319,21 @@ def test_ngram_sizes_are_checked() -> None:
 
 def test_mixed_takes_the_first_that_has_something() -> None:
     drafts = model()
-    proposer = MixedProposer([NgramProposer(n_min=3), drafts])
+    proposer = MixedDrafter([NgramDrafter(n_min=3), drafts])
     proposer.start(request())
     fresh = [1, 2, 3, 4, 5]
-    assert proposer.propose(fresh, chain(fresh), Room(3)).source == "draft"
+    assert drive(proposer.draft(fresh, chain(fresh), Room(3))).source == "draft"
     passes = len(context_of(drafts).passes)
     again = [1, 2, 3, 4, 5, 1, 2, 3]
-    draft = proposer.propose(again, chain(again), Room(2))
+    draft = drive(proposer.draft(again, chain(again), Room(2)))
     assert (draft.source, draft.tokens) == ("ngram", (4, 5))
     assert len(context_of(drafts).passes) == passes, "the model was not asked"
     proposer.commit(again, draft, Verdict((0, 1), 1, "bonus"))
     # the model catches up with all that it did not see
     later = [*again, 4, 5, 9]
-    alone = model().propose(later, chain(later), Room(3))
-    assert proposer.propose(later, chain(later), Room(3)).tokens == alone.tokens
-    proposer.close()
-    assert context_of(drafts).closed
+    alone = drive(model().draft(later, chain(later), Room(3)))
+    assert drive(proposer.draft(later, chain(later), Room(3))).tokens == alone.tokens
+    assert proposer.lanes == (context_of(drafts),)
 
 
 def test_all_copies_are_weighed_and_the_model_is_asked_only_without_one() -> None:
@@ -344,31 +345,31 @@ def test_all_copies_are_weighed_and_the_model_is_asked_only_without_one() -> Non
         return answers.pop(0)
 
     drafts = model()
-    proposer = MixedProposer([SuffixProposer(), NgramProposer(), drafts])
+    proposer = MixedDrafter([SuffixDrafter(), NgramDrafter(), drafts])
     assert proposer.paid == "draft"
     proposer.start(request())
     # the newest way on behind (2, 3) is 9, the most frequent one is 4
     text = [2, 3, 4, 5, 2, 3, 4, 6, 2, 3, 9, 8, 2, 3]
     answers = [(1, 2)]
-    draft = proposer.propose(text, chain(text), Room(4, pick=pick))
+    draft = drive(proposer.draft(text, chain(text), Room(4, pick=pick)))
     assert (draft.source, draft.tokens) == ("ngram", (9, 8))
     assert [(g.source, g.tokens[0]) for g in weighed[0]] == [("suffix", 4), ("ngram", 9)]
     frequent, newest = (guess.shares[0] for guess in weighed[0])
     assert frequent > 1.9 * newest > 0.0
     assert not context_of(drafts).passes
     answers = [(0, 0)]
-    assert proposer.propose(text, chain(text), Room(4, pick=pick)).source == "draft"
+    assert drive(proposer.draft(text, chain(text), Room(4, pick=pick))).source == "draft"
     # a model that stays out leaves the round to the copies again
     answers = [(0, 0), (0, 1)]
     silent = Room(4, pick=pick, begin=lambda source, lag: 0)
-    assert proposer.propose(text, chain(text), silent).tokens == (4,)
+    assert drive(proposer.draft(text, chain(text), silent)).tokens == (4,)
     assert not answers
     # with nobody to weigh them, a match has to be long to go before the model
-    assert proposer.propose(text, chain(text), Room(4)).source == "draft"
+    assert drive(proposer.draft(text, chain(text), Room(4))).source == "draft"
 
 
 def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
-    class Head(NoProposer):
+    class Head(Drafter):
         def __init__(self, name: str, needs: HiddenNeed) -> None:
             self.name, self.needs = name, needs
             self.read = 0
@@ -376,42 +377,43 @@ def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
         def reusable(self, tokens: Sequence[int], cached: int) -> int:
             return cached // 2
 
-        def read_prompt(self) -> None:
+        def read_prompt(self) -> Asking[None]:
+            yield from ()
             self.read += 1
 
     head = Head("eagle3", "layer_inputs")
-    mixed = make_proposers(FakeContext(FakeTable(V)), None, extra={"eagle3": head})["mixed"]
-    assert isinstance(mixed, MixedProposer)
+    mixed = make_drafters(FakeContext(FakeTable(V)), None, extra={"eagle3": head})["mixed"]
+    assert isinstance(mixed, MixedDrafter)
     assert (mixed.paid, mixed.needs) == ("eagle3", "layer_inputs")
-    mixed.read_prompt()
+    drive(mixed.read_prompt())
     assert head.read == 1
     assert mixed.reusable([1] * 9, 8) == 4
     assert "EAGLE-3" in mixed.advice()
     assert mixed.advice() == "", "said once"
 
     heads = {"eagle3": head, "mtp": Head("mtp", "nextn"), "self": Head("self", "nothing")}
-    best = make_proposers(FakeContext(FakeTable(V)), None, extra=heads)["mixed"]
+    best = make_drafters(FakeContext(FakeTable(V)), None, extra=heads)["mixed"]
     assert best.needs == "nextn"
-    pair = make_proposers(FakeContext(FakeTable(V)), FakeContext(FakeTable(V)), extra=heads)
-    assert isinstance(pair["mixed"], MixedProposer)
+    pair = make_drafters(FakeContext(FakeTable(V)), FakeContext(FakeTable(V)), extra=heads)
+    assert isinstance(pair["mixed"], MixedDrafter)
     assert (pair["mixed"].paid, pair["mixed"].needs) == ("draft", "nothing")
     assert pair["mixed"].advice() == ""
-    bare = make_proposers(FakeContext(FakeTable(V)), None)["mixed"]
-    assert isinstance(bare, MixedProposer)
+    bare = make_drafters(FakeContext(FakeTable(V)), None)["mixed"]
+    assert isinstance(bare, MixedDrafter)
     assert bare.paid == ""
     assert bare.reusable([1] * 9, 8) == 8
     assert bare.describe() == "copies of the text"
     with pytest.raises(ValueError, match="nextn"):
-        MixedProposer([heads["mtp"], head])
+        MixedDrafter([heads["mtp"], head])
 
 
 def test_mixed_of_nothing() -> None:
     with pytest.raises(ValueError):
-        MixedProposer([])
-    sources: list[Proposer] = [NgramProposer(), NgramProposer()]
-    proposer = MixedProposer(sources)
+        MixedDrafter([])
+    sources: list[Drafter] = [NgramDrafter(), NgramDrafter()]
+    proposer = MixedDrafter(sources)
     proposer.start(request())
-    assert proposer.propose([1, 2, 3], chain([]), Room(4)) == EMPTY_DRAFT
+    assert drive(proposer.draft([1, 2, 3], chain([]), Room(4))) == EMPTY_DRAFT
     assert proposer.sources == tuple(sources)
 
 

@@ -15,9 +15,9 @@ from specllama.engine.engine import Engine
 from specllama.events import Finished, RoundDone
 from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import Prompt
-from specllama.speculative.drafting.draft_model import DraftModelProposer
+from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.noise import exp_noise
-from specllama.speculative.round import TargetRows, TargetWalk
+from specllama.speculative.round import TargetWalk
 from specllama.speculative.rules import verify_match
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Rows
@@ -53,12 +53,12 @@ class Burst(FixedWindow):
 
 def engine(exact_rows: int, *, burst: bool = False) -> Engine:
     table = FakeTable(V, seed=3, **FLAT)
-    draft = DraftModelProposer(FakeContext(table), n_vocab=V)
+    draft = ChainDrafter(FakeContext(table), n_vocab=V)
     return Engine(
         target=Wobbly(table),
         vocab=FakeVocab(V),
         info=dataclasses.replace(fake_info(exact_rows=exact_rows), exact_rows=exact_rows),
-        proposers={"draft": draft},
+        drafters={"draft": draft},
         make_window=(lambda params: Burst()) if burst else None,
     )
 
@@ -80,11 +80,9 @@ def rounds(engine: Engine, prompt: list[int], **changes: object) -> list[RoundDo
 def test_a_gap_is_counted_in_logits_whatever_the_temperature(temperature: float) -> None:
     row = np.full(V, -1e3, np.float32)
     row[[5, 9]] = 1.0, 1.3
-    context = FakeContext(FakeTable(V))
-    context.forward = lambda tokens, **_: row[None]  # type: ignore[method-assign,assignment]
     sampling = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
     chain = SamplerChain(sampling, seed=4, tokens=[1, 2])
-    walk = TargetWalk(TargetRows(context, [2], EMPTY_DRAFT, 65), chain)
+    walk = TargetWalk(row[None], chain)
     verdict = verify_match(EMPTY_DRAFT, walk, 4)
     times = np.log(exp_noise(4, 2, np.array([5, 9], np.int32)))
     expected = abs((row[5] - temperature * times[0]) - (row[9] - temperature * times[1]))
@@ -123,6 +121,6 @@ def test_a_difference_is_explained_only_where_passes_may_round(exact_rows: int) 
 def test_a_probe_reads_in_passes_that_the_context_takes() -> None:
     table = FakeTable(V, seed=3, **FLAT)
     short = Engine(
-        target=FakeContext(table, n_batch=16), vocab=FakeVocab(V), info=fake_info(), proposers={}
+        target=FakeContext(table, n_batch=16), vocab=FakeVocab(V), info=fake_info(), drafters={}
     )
     assert probe_rows(short, [1, 2, 3, 4] * 10, (2, 4))

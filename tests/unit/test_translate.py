@@ -17,18 +17,19 @@ from specllama.engine.engine import Engine
 from specllama.errors import ContextFull, EngineError, PairIncompatible
 from specllama.events import Finished
 from specllama.params import EngineOptions, GenerateParams, SamplingParams, VerifyRule
+from specllama.speculative.asking import drive
 from specllama.speculative.drafting import translate
-from specllama.speculative.drafting.draft_model import DraftModelProposer
-from specllama.speculative.drafting.draft_tree import DraftTreeProposer
-from specllama.speculative.drafting.drafter import Proposer, Request
+from specllama.speculative.drafting.draft_model import ChainDrafter
+from specllama.speculative.drafting.draft_tree import TreeDrafter
+from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.translate import (
-    RetokenizeProposer,
+    RetokenizingDrafter,
     TokenMap,
     TranslatedContext,
     join_vocabularies,
 )
-from specllama.speculative.round import Round, SpeculativeLoop
-from specllama.speculative.rules import RandomCoins
+from specllama.speculative.round import Round, Rounds
+from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Room
 from specllama.speculative.window import FixedWindow
@@ -125,10 +126,10 @@ def test_words_that_take_more_draft_tokens_fill_the_draft_context_earlier() -> N
     assert context.n_ctx == 20 - 7
     with pytest.raises(ContextFull):
         context.forward([27, 27], outputs="none")
-    proposer = DraftModelProposer(context, n_vocab=target.n_tokens)
-    proposer.start(Request(seed=0, rule="match", coins=RandomCoins(0), is_eog=is_eog))
+    proposer = ChainDrafter(context, n_vocab=target.n_tokens)
+    proposer.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=is_eog))
     tokens = [27, 27, 27, 1]  # 25 letters in a context of 20
-    assert not len(proposer.propose(tokens, SamplerChain(FULL, tokens=tokens), Room(4)))
+    assert not len(drive(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(4))))
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -136,7 +137,7 @@ def test_words_that_take_more_draft_tokens_fill_the_draft_context_earlier() -> N
 def test_shared_tokens_give_one_text(sampler: str, temperature: float) -> None:
     accepted = 0
 
-    def count(loop: SpeculativeLoop, done: Round) -> None:
+    def count(loop: Rounds, done: Round) -> None:
         nonlocal accepted
         accepted += len(done.verdict.path)
 
@@ -147,8 +148,8 @@ def test_shared_tokens_give_one_text(sampler: str, temperature: float) -> None:
             draft_max=5,
         )
         for proposer in (
-            DraftModelProposer(shared(setup, 0.8), n_vocab=V),
-            DraftTreeProposer(shared(setup, 0.8), n_vocab=V),
+            ChainDrafter(shared(setup, 0.8), n_vocab=V),
+            TreeDrafter(shared(setup, 0.8), n_vocab=V),
         ):
             assert setup.run(proposer, count) == setup.run()
     assert accepted > 20
@@ -169,21 +170,22 @@ def test_shared_tokens_are_exact_under_sampling_rules(rule: VerifyRule) -> None:
         context = TranslatedContext(
             FakeContext(FakeTable(4, seed=3, sharpness=1.0), n_ctx=32), TokenMap(ours, theirs)
         )
-        proposer = DraftModelProposer(context, n_vocab=3)
-        proposer.start(Request(seed=0, rule=rule, coins=oracle, is_eog=is_eog))
-        loop = SpeculativeLoop(
+        proposer = ChainDrafter(context, n_vocab=3)
+        proposer.start(Request(seed=0, rule=rule_of(rule), coins=oracle, is_eog=is_eog))
+        loop = Rounds(
             target=target,
-            proposer=proposer,
+            drafter=proposer,
             tokens=tokens,
             chain=SamplerChain(FULL, tokens=tokens),
             window=FixedWindow(2),
-            rule=rule,
+            rule=rule_of(rule),
             seed=0,
             coins=oracle,
             is_stop=is_eog,
+            pass_rows=65,
         )
         while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            loop.round()
+            drive(loop.round())
         return tuple(tokens[len(prompt) :])
 
     assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
@@ -199,7 +201,7 @@ def test_cut_anew_gives_one_text_and_byte_exact_guesses() -> None:
         setup = Setup(
             sampling=dataclasses.replace(FULL, temperature=temperature), seed=seed, draft_max=5
         )
-        proposer = RetokenizeProposer(
+        proposer = RetokenizingDrafter(
             FakeContext(FakeTable(draft.n_tokens, seed=4), n_ctx=256), OURS, draft, mapped
         )
         assert setup.run(proposer) == setup.run()
@@ -209,7 +211,7 @@ def test_cut_anew_gives_one_text_and_byte_exact_guesses() -> None:
 
 def test_a_guess_is_cut_as_the_target_would_cut_it() -> None:
     target, draft = Words([*ASCII, "the", " model", "el"]), Words([*ASCII, " mod"])
-    proposer = RetokenizeProposer(
+    proposer = RetokenizingDrafter(
         FakeContext(FakeTable(draft.n_tokens), n_ctx=64), target, draft, TokenMap(target, draft)
     )
     the, model = target.n_tokens - 3, target.n_tokens - 2
@@ -224,7 +226,7 @@ def test_neither_way_is_refused() -> None:
     context = FakeContext(FakeTable(8))
     wide, other = Words(ASCII), Words([*ASCII[:60], *(f"word{i}" for i in range(40)), *ASCII[60:]])
     assert isinstance(join_vocabularies(context, wide, wide), TranslatedContext)
-    assert isinstance(join_vocabularies(context, wide, other), RetokenizeProposer)
+    assert isinstance(join_vocabularies(context, wide, other), RetokenizingDrafter)
     with pytest.raises(PairIncompatible, match="share"):
         join_vocabularies(context, wide, Words(["word", "another", "third"]))
 
@@ -286,8 +288,8 @@ def test_real_files_with_other_tokenizers(
         assert names["tree"].available == (kind == "shared")
         if kind != "shared":
             assert "anew" in names["tree"].reason
-        proposer: Proposer = engine.proposer("draft")
-        assert isinstance(proposer, RetokenizeProposer) == (kind != "shared")
+        proposer: Drafter = engine.drafter("draft")
+        assert isinstance(proposer, RetokenizingDrafter) == (kind != "shared")
         for temperature in (0.0, 0.9):
             plain = texts(engine, "none", temperature)
             for name in ("draft", "mixed", *(("tree",) if kind == "shared" else ())):

@@ -15,35 +15,33 @@ from test_loop import FULL, SAMPLERS, ChainToy, NotTwice, Setup, V, is_eog
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.backend.layout import layout
 from specllama.params import VerifyRule
-from specllama.speculative.drafting.draft_model import DraftModelProposer
-from specllama.speculative.drafting.draft_tree import DraftTreeProposer
-from specllama.speculative.drafting.drafter import Proposer, Request
-from specllama.speculative.drafting.merged import MergedProposer
-from specllama.speculative.drafting.ngram import NgramProposer
-from specllama.speculative.round import Round, SpeculativeLoop
-from specllama.speculative.rules import RandomCoins
+from specllama.speculative.asking import Asking, drive
+from specllama.speculative.drafting.draft_model import ChainDrafter
+from specllama.speculative.drafting.draft_tree import TreeDrafter
+from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.merged import MergedDrafter
+from specllama.speculative.drafting.ngram import NgramDrafter
+from specllama.speculative.round import Round, Rounds
+from specllama.speculative.rules import MATCH, REJECTION, RandomCoins
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import TreeBuilder
-from specllama.speculative.types import Draft, HiddenNeed, Room, Verdict
+from specllama.speculative.types import Draft, Room, Verdict
 from specllama.speculative.window import FixedWindow
 
 
-class Leaves:
+class Leaves(Drafter):
     """A proposer on a target that takes trees."""
 
-    def __init__(self, inner: Proposer, leaves: int = 8) -> None:
+    def __init__(self, inner: Drafter, leaves: int = 8) -> None:
         self.inner, self._leaves = inner, leaves
         self.name, self.needs = inner.name, inner.needs
         self.drafts: list[Draft] = []
 
-    name: str
-    needs: HiddenNeed
-
     def start(self, request: Request) -> None:
         self.inner.start(dataclasses.replace(request, leaves=self._leaves, pass_rows=65))
 
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
-        draft = self.inner.propose(tokens, chain, room)
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        draft = yield from self.inner.draft(tokens, chain, room)
         assert len(draft) <= room.n
         assert layout((-1, *(p + 1 for p in draft.parents))).n_leaves <= self._leaves
         assert len(set(zip(draft.parents, draft.tokens, strict=True))) == len(draft)
@@ -57,17 +55,17 @@ class Leaves:
         self.inner.close()
 
 
-def grower(setup: Setup, agreement: float, siblings: int = 3) -> DraftTreeProposer:
+def grower(setup: Setup, agreement: float, siblings: int = 3) -> TreeDrafter:
     table = FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=agreement)
-    return DraftTreeProposer(FakeContext(table, n_ctx=256), n_vocab=V, siblings=siblings)
+    return TreeDrafter(FakeContext(table, n_ctx=256), n_vocab=V, siblings=siblings)
 
 
-PROPOSERS: dict[str, Callable[[Setup], Proposer]] = {
+PROPOSERS: dict[str, Callable[[Setup], Drafter]] = {
     "tree 0": lambda s: grower(s, 0.0),
     "tree half": lambda s: grower(s, 0.5),
     "tree same": lambda s: grower(s, 1.0),
     "pairs": lambda s: grower(s, 0.6, siblings=2),
-    "merged": lambda s: MergedProposer(NgramProposer(n_min=1), grower(s, 0.6)),
+    "merged": lambda s: MergedDrafter(NgramDrafter(n_min=1), grower(s, 0.6)),
 }
 
 
@@ -141,11 +139,17 @@ def test_the_tree_holds_the_likeliest_nodes_of_all() -> None:
     sampling = dataclasses.replace(FULL, temperature=0.0)
     for n, last in itertools.product((1, 3, 6, 10), range(1, 4)):
         tokens = [2, last]
-        proposer = DraftTreeProposer(FakeContext(table, n_ctx=64), n_vocab=4, siblings=4, floor=0.0)
+        proposer = TreeDrafter(FakeContext(table, n_ctx=64), n_vocab=4, siblings=4, floor=0.0)
         proposer.start(
-            Request(seed=0, rule="match", coins=RandomCoins(0), is_eog=lambda t: False, leaves=64)
+            Request(
+                seed=0,
+                rule=MATCH,
+                coins=RandomCoins(0),
+                is_eog=lambda t: False,
+                leaves=64,
+            )
         )
-        draft = proposer.propose(tokens, SamplerChain(sampling, tokens=tokens), Room(n))
+        draft = drive(proposer.draft(tokens, SamplerChain(sampling, tokens=tokens), Room(n)))
         every: list[float] = []
         level: list[tuple[list[int], float]] = [(tokens, 1.0)]
         for _ in range(6):
@@ -164,15 +168,17 @@ def test_the_tree_holds_the_likeliest_nodes_of_all() -> None:
 def test_only_nodes_that_can_still_matter_are_read() -> None:
     setup = Setup(sampling=dataclasses.replace(FULL, temperature=0.0))
     proposer = grower(setup, 0.5)
-    proposer.start(Request(seed=0, rule="match", coins=RandomCoins(0), is_eog=is_eog, leaves=8))
+    proposer.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=is_eog, leaves=8))
     tokens = [1, 2, 3]
-    context = proposer.context
+    context = proposer.lane
     assert isinstance(context, FakeContext)
-    proposer.propose(tokens, SamplerChain(setup.sampling, tokens=tokens), Room(8))
+    drive(proposer.draft(tokens, SamplerChain(setup.sampling, tokens=tokens), Room(8)))
     assert len(context.passes) <= 1 + 8
     context.passes.clear()
-    stopped = proposer.propose(
-        tokens, SamplerChain(setup.sampling, tokens=tokens), Room(8, lambda depth, c: False)
+    stopped = drive(
+        proposer.draft(
+            tokens, SamplerChain(setup.sampling, tokens=tokens), Room(8, lambda depth, c: False)
+        )
     )
     assert len(context.passes) == 1  # the window forbade a second step
     assert set(stopped.parents) == {-1}
@@ -181,9 +187,9 @@ def test_only_nodes_that_can_still_matter_are_read() -> None:
 def test_one_leaf_makes_a_chain() -> None:
     setup = Setup()
     proposer = grower(setup, 0.5)
-    proposer.start(Request(seed=0, rule="match", coins=RandomCoins(0), is_eog=is_eog))
+    proposer.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=is_eog))
     tokens = [1, 2, 3]
-    draft = proposer.propose(tokens, SamplerChain(FULL, tokens=tokens), Room(6))
+    draft = drive(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(6)))
     assert draft.is_chain
     assert len(draft) > 2
 
@@ -210,11 +216,11 @@ def test_every_sampler_gives_one_text(sampler: str, grammar: bool) -> None:
         assert setup.run(Leaves(PROPOSERS[name](setup))) == setup.run(), name
 
 
-def accepted(setup: Setup, proposer: Proposer) -> float:
+def accepted(setup: Setup, proposer: Drafter) -> float:
     """Mean tokens accepted per round."""
     counts: list[int] = []
 
-    def count(loop: SpeculativeLoop, done: Round) -> None:
+    def count(loop: Rounds, done: Round) -> None:
         counts.append(len(done.verdict.path))
 
     setup.run(proposer, count)
@@ -234,7 +240,7 @@ def test_a_tree_is_accepted_further_than_a_chain(temperature: float, chain_nodes
         trees += accepted(setup, Leaves(grower(setup, 0.6)))
         setup = dataclasses.replace(setup, draft_max=chain_nodes)
         table = FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=0.6)
-        chains += accepted(setup, DraftModelProposer(FakeContext(table, n_ctx=256), n_vocab=V))
+        chains += accepted(setup, ChainDrafter(FakeContext(table, n_ctx=256), n_vocab=V))
     assert trees > chains
 
 
@@ -242,9 +248,12 @@ def test_a_tree_is_accepted_further_than_a_chain(temperature: float, chain_nodes
 def test_sampled_rules_run_on_trees(rule: VerifyRule) -> None:
     for seed, name in itertools.product(range(4), PROPOSERS):
         setup = Setup(seed=seed, rule=rule, draft_max=6)
-        proposer = Leaves(PROPOSERS[name](setup))
+        chains = setup.judge.chains_only
+        proposer = Leaves(PROPOSERS[name](setup), 1 if chains else 8)
         setup.run(proposer)
-        assert any(not draft.is_chain for draft in proposer.drafts) or name == "tree 0"
+        assert sum(map(len, proposer.drafts)) > 0
+        branched = any(not draft.is_chain for draft in proposer.drafts)
+        assert branched is not chains or name == "tree 0"
 
 
 # -- rejection, exactly -------------------------------------------------------------------------
@@ -275,24 +284,25 @@ def test_rejection_on_grown_trees_is_exact(
         tokens = list(prompt)
         target = FakeContext(table, n_ctx=16)
         target.forward(tokens[:-1], outputs="none")
-        model = DraftTreeProposer(FakeContext(other, n_ctx=16), n_vocab=3, siblings=siblings)
-        proposer: Proposer = model
+        model = TreeDrafter(FakeContext(other, n_ctx=16), n_vocab=3, siblings=siblings)
+        proposer: Drafter = model
         if name == "merged":
-            proposer = MergedProposer(NgramProposer(n_min=1), model)
-        proposer.start(Request(seed=0, rule="rejection", coins=oracle, is_eog=is_eog, leaves=4))
-        loop = SpeculativeLoop(
+            proposer = MergedDrafter(NgramDrafter(n_min=1), model)
+        proposer.start(Request(seed=0, rule=REJECTION, coins=oracle, is_eog=is_eog, leaves=4))
+        loop = Rounds(
             target=target,
-            proposer=proposer,
+            drafter=proposer,
             tokens=tokens,
             chain=SamplerChain(sampling, tokens=tokens, constraint=NotTwice() if grammar else None),
             window=FixedWindow(nodes),
-            rule="rejection",
+            rule=REJECTION,
             seed=0,
             coins=oracle,
             is_stop=is_eog,
+            pass_rows=65,
         )
         while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            shapes.add(loop.round().draft.parents)
+            shapes.add(drive(loop.round()).draft.parents)
         return tuple(tokens[len(prompt) :])
 
     assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
@@ -307,8 +317,8 @@ def test_a_copy_and_the_model_share_nodes_and_the_copy_learns() -> None:
     setup = Setup(
         sampling=dataclasses.replace(FULL, temperature=0.0), eog_bias=-20.0, length=150
     )  # long enough for a greedy text to run in circles
-    copier = NgramProposer(n_min=1)
-    proposer = Leaves(MergedProposer(copier, grower(setup, 0.6)))
+    copier = NgramDrafter(n_min=1)
+    proposer = Leaves(MergedDrafter(copier, grower(setup, 0.6)))
     setup.run(proposer)
     sources = {source for draft in proposer.drafts for source in draft.sources}
     assert sources == {"tree", "ngram"}
@@ -320,10 +330,10 @@ def test_a_copy_and_the_model_share_nodes_and_the_copy_learns() -> None:
 
 def test_the_model_goes_on_where_the_copy_ends() -> None:
     setup = Setup(sampling=dataclasses.replace(FULL, temperature=0.0), eog_bias=-20.0)
-    proposer = MergedProposer(NgramProposer(n_min=1), grower(setup, 1.0))
-    proposer.start(Request(seed=0, rule="match", coins=RandomCoins(0), is_eog=is_eog, leaves=4))
+    proposer = MergedDrafter(NgramDrafter(n_min=1), grower(setup, 1.0))
+    proposer.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=is_eog, leaves=4))
     tokens = [4, 5, 4]  # the copy is one token long: 5, then 4 and the end of the text
-    draft = proposer.propose(tokens, SamplerChain(setup.sampling, tokens=tokens), Room(12))
+    draft = drive(proposer.draft(tokens, SamplerChain(setup.sampling, tokens=tokens), Room(12)))
     copied = [i for i, source in enumerate(draft.sources) if source == "ngram"]
     assert copied
     assert any(draft.parents[i] in copied and draft.sources[i] == "tree" for i in range(len(draft)))

@@ -11,14 +11,15 @@ from test_translate import LETTERS, OURS, Words
 
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.params import VerifyRule
-from specllama.speculative.drafting.draft_model import DraftModelProposer, ShortReading
-from specllama.speculative.drafting.draft_tree import DraftTreeProposer
-from specllama.speculative.drafting.drafter import Proposer, Request
-from specllama.speculative.drafting.lookahead import LookaheadProposer
-from specllama.speculative.drafting.merged import MergedProposer
-from specllama.speculative.drafting.ngram import NgramProposer
-from specllama.speculative.drafting.translate import RetokenizeProposer, TokenMap
-from specllama.speculative.rules import RandomCoins
+from specllama.speculative.asking import drive
+from specllama.speculative.drafting.draft_model import ChainDrafter, ShortReading
+from specllama.speculative.drafting.draft_tree import TreeDrafter
+from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.lookahead import LookaheadDrafter
+from specllama.speculative.drafting.merged import MergedDrafter
+from specllama.speculative.drafting.ngram import NgramDrafter
+from specllama.speculative.drafting.translate import RetokenizingDrafter, TokenMap
+from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room
 
@@ -61,16 +62,18 @@ class Asked:
         return self._beside
 
 
-def tree() -> DraftTreeProposer:
+def tree() -> TreeDrafter:
     table = FakeTable(V, seed=6, sharpness=1.5, of=Setup().table, agreement=0.6)
-    return DraftTreeProposer(FakeContext(table, n_ctx=256), n_vocab=V)
+    return TreeDrafter(FakeContext(table, n_ctx=256), n_vocab=V)
 
 
-def propose(proposer: Proposer, asked: Asked, rule: VerifyRule = "match") -> Draft:
+def propose(proposer: Drafter, asked: Asked, rule: VerifyRule = "match") -> Draft:
     proposer.start(
-        Request(seed=3, rule=rule, coins=RandomCoins(1), is_eog=is_eog, leaves=8, pass_rows=65)
+        Request(
+            seed=3, rule=rule_of(rule), coins=RandomCoins(1), is_eog=is_eog, leaves=8, pass_rows=65
+        )
     )
-    return proposer.propose(TEXT, SamplerChain(FULL, seed=3, tokens=TEXT), asked.room)
+    return drive(proposer.draft(TEXT, SamplerChain(FULL, seed=3, tokens=TEXT), asked.room))
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection"])
@@ -101,7 +104,7 @@ def test_the_trunk_ends_where_the_window_says() -> None:
 
 
 def test_a_branch_is_kept_out_where_the_window_wants_the_copy_alone() -> None:
-    proposer = MergedProposer(NgramProposer(n_min=3), tree())
+    proposer = MergedDrafter(NgramDrafter(n_min=3), tree())
     draft = propose(proposer, Asked(n=2, read=False))
     assert draft.tokens == (4, 5)
     assert set(draft.sources) == {"ngram"}
@@ -109,17 +112,17 @@ def test_a_branch_is_kept_out_where_the_window_wants_the_copy_alone() -> None:
 
 @pytest.mark.parametrize("most", [5, 9, 20, 40])
 def test_lookahead_keeps_to_the_rows_it_is_given(most: int) -> None:
-    proposer = started(LookaheadProposer())
+    proposer = started(LookaheadDrafter())
     chain = SamplerChain(FULL, tokens=TEXT)
-    draft = proposer.propose(TEXT, chain, Room(8, rows=lambda rows: min(rows, most)))
+    draft = drive(proposer.draft(TEXT, chain, Room(8, rows=lambda rows: min(rows, most))))
     assert len(draft) + 1 <= most
 
 
 def test_a_backlog_in_other_tokens_is_read_over_several_rounds() -> None:
     words = Words([*LETTERS, "ab", "cd", " "])
     context = FakeContext(FakeTable(words.n_tokens, seed=4), n_ctx=256)
-    proposer = RetokenizeProposer(context, OURS, words, TokenMap(OURS, words))
-    proposer.start(Request(seed=1, rule="match", coins=RandomCoins(1), is_eog=is_eog))
+    proposer = RetokenizingDrafter(context, OURS, words, TokenMap(OURS, words))
+    proposer.start(Request(seed=1, rule=MATCH, coins=RandomCoins(1), is_eog=is_eog))
     chain = SamplerChain(FULL, tokens=TEXT)
     lags: list[int] = []
 
@@ -127,7 +130,7 @@ def test_a_backlog_in_other_tokens_is_read_over_several_rounds() -> None:
         lags.append(lag)
         return 3
 
-    drafts = [proposer.propose(TEXT, chain, Room(4, begin=begin)) for _ in range(4)]
+    drafts = [drive(proposer.draft(TEXT, chain, Room(4, begin=begin))) for _ in range(4)]
     assert lags[0] > 3
     assert lags[:2] == [lags[0], lags[0] - 3]
     assert not len(drafts[0])
@@ -182,7 +185,7 @@ def test_reading_token_by_token_gives_the_same_draft() -> None:
             FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=0.95), n_ctx=256
         )
         context.sizes = []
-        proposer = DraftModelProposer(context, n_vocab=V, clock=clock)
+        proposer = ChainDrafter(context, n_vocab=V, clock=clock)
         return setup.run(proposer), context.sizes
 
     text, sizes = run(iter(range(100_000)).__next__)  # every reading takes one second

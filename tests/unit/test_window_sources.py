@@ -23,12 +23,12 @@ from specllama.engine.profiles import Profile, band
 from specllama.events import Finished, PrefillProgress, RoundDone
 from specllama.params import GenerateParams, SamplingParams
 from specllama.speculative.adaptive import AdaptiveWindow
-from specllama.speculative.drafting.draft_model import DraftModelProposer
-from specllama.speculative.drafting.drafter import Proposer
-from specllama.speculative.drafting.lookahead import LookaheadProposer
-from specllama.speculative.drafting.mixed import MixedProposer
-from specllama.speculative.drafting.ngram import NgramProposer
-from specllama.speculative.drafting.suffix import SuffixProposer
+from specllama.speculative.drafting.draft_model import ChainDrafter
+from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.lookahead import LookaheadDrafter
+from specllama.speculative.drafting.mixed import MixedDrafter
+from specllama.speculative.drafting.ngram import NgramDrafter
+from specllama.speculative.drafting.suffix import SuffixDrafter
 from specllama.speculative.types import Row, Rows
 from specllama.speculative.window import Window
 
@@ -153,20 +153,20 @@ class Bench:
             on_finish=profile.save,
         )
 
-    def proposers(self, spoken: Talk) -> dict[str, Proposer]:
+    def proposers(self, spoken: Talk) -> dict[str, Drafter]:
         text = spoken.prompt + spoken.reply
         right = [True] * len(spoken.prompt) + spoken.right
         reading = [0.0, *(self.step * (1 + 0.35 * i) for i in range(1024))]
         script = Script(text, right)
-        model = DraftModelProposer(Timed(script, self.clock, reading), n_vocab=V, clock=self.clock)
+        model = ChainDrafter(Timed(script, self.clock, reading), n_vocab=V, clock=self.clock)
         script.start = lambda: model._start
-        copies: list[Proposer] = [SuffixProposer(), NgramProposer()]
+        copies: list[Drafter] = [SuffixDrafter(), NgramDrafter()]
         return {
             "suffix": copies[0],
             "ngram": copies[1],
             "draft": model,
-            "mixed": MixedProposer([*copies, model]),
-            "lookahead": LookaheadProposer(),
+            "mixed": MixedDrafter([*copies, model]),
+            "lookahead": LookaheadDrafter(),
         }
 
     def reply(self, spoken: Talk) -> None:
@@ -175,7 +175,7 @@ class Bench:
             target=Timed(table, self.clock, self.verify),
             vocab=FakeVocab(V),
             info=fake_info(4096, V),
-            proposers=self.proposers(spoken),
+            drafters=self.proposers(spoken),
             make_window=self.window,
         )
         params = GenerateParams(

@@ -21,10 +21,10 @@ from specllama.params import GenerateParams, SamplingParams
 from specllama.speculative.adaptive import AdaptiveWindow
 from specllama.speculative.calibrate import draft_features
 from specllama.speculative.cost import CostTable
-from specllama.speculative.drafting.draft_model import DraftModelProposer
-from specllama.speculative.drafting.mixed import MixedProposer
-from specllama.speculative.drafting.ngram import NgramProposer
-from specllama.speculative.drafting.suffix import SuffixProposer
+from specllama.speculative.drafting.draft_model import ChainDrafter
+from specllama.speculative.drafting.mixed import MixedDrafter
+from specllama.speculative.drafting.ngram import NgramDrafter
+from specllama.speculative.drafting.suffix import SuffixDrafter
 from specllama.speculative.types import Rows
 from specllama.speculative.window import FixedWindow
 
@@ -53,16 +53,16 @@ def make(
     draft_table = FakeTable(seed=9, of=table, agreement=agreement)
     draft = Sleepy(draft_table, n_ctx=n_ctx)
     target.longest_s = draft.longest_s = longest_s
-    model = DraftModelProposer(draft, n_vocab=64)
+    model = ChainDrafter(draft, n_vocab=64)
     info = fake_info(n_ctx)
     engine = Engine(
         target=target,
         vocab=FakeVocab(),
         info=info,
-        proposers={
-            "ngram": NgramProposer(),
+        drafters={
+            "ngram": NgramDrafter(),
             "draft": model,
-            "mixed": MixedProposer([SuffixProposer(), NgramProposer(), model]),
+            "mixed": MixedDrafter([SuffixDrafter(), NgramDrafter(), model]),
         },
         make_window=Windows(profile, info),
     )
@@ -150,7 +150,7 @@ def test_a_short_memory_of_the_text_never_changes_a_token() -> None:
             target=FakeContext(table),
             vocab=FakeVocab(),
             info=fake_info(),
-            proposers={"draft": DraftModelProposer(draft, n_vocab=64)},
+            drafters={"draft": ChainDrafter(draft, n_vocab=64)},
         )
         spec, _ = ask(engine, proposer="draft", window="fixed")
         assert spec.token_ids == plain.token_ids

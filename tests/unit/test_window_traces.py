@@ -201,7 +201,7 @@ def test_twenty_logged_runs_replay_within_the_credit(tmp_path: Path) -> None:
     from specllama.engine.engine import Engine
     from specllama.events import RoundDone
     from specllama.params import GenerateParams, SamplingParams
-    from specllama.speculative.drafting.draft_model import DraftModelProposer
+    from specllama.speculative.drafting.draft_model import ChainDrafter
 
     for n in range(20):
         table = FakeTable(seed=n, order=1)
@@ -210,7 +210,7 @@ def test_twenty_logged_runs_replay_within_the_credit(tmp_path: Path) -> None:
             target=FakeContext(table),
             vocab=FakeVocab(),
             info=fake_info(),
-            proposers={"draft": DraftModelProposer(draft, n_vocab=64)},
+            drafters={"draft": ChainDrafter(draft, n_vocab=64)},
         )
         params = GenerateParams(
             sampling=SamplingParams(temperature=0.5 * (n % 3)),

@@ -1,10 +1,10 @@
 """A small model of the same vocabulary drafts a chain, one token a step.
 
-It keeps the KV of its accepted drafts: after a round only the tokens it has not seen are fed (the
+Its lane keeps its accepted drafts: after a round only the tokens it has not seen are fed (the
 target token, and the last draft after a full acceptance). Where the window finds a long backlog
-too dear, it reads the newest part of the text only. Its sampler chain is a fork of the
-target's, so temperature, truncation, penalties and grammar shape the draft as they shape the
-target, and under ``match`` both draw with the same noise.
+too dear, the newest part of the text is read only. Its sampler chain is a fork of the target's, so
+temperature, truncation, penalties and grammar shape the draft as they shape the target, and where
+the rule has common noise both draw with it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from specllama.backend.base import Context
 from specllama.errors import ContextFull, EngineError
-from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.asking import Asking, Pass, Place
+from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Method, with_draft
 from specllama.speculative.history import History, common_prefix
 from specllama.speculative.noise import draw
 from specllama.speculative.sampling import SamplerChain, confidence
-from specllama.speculative.types import EMPTY_DRAFT, Draft, HiddenNeed, Law, Room, Row, Verdict
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room, Row, Rows
 
 _SHORT = 3  # tokens; a longer backlog is one pass
 _TRIALS = 3  # of both ways before one is preferred; the first one warms up
@@ -59,73 +59,22 @@ class ShortReading:
             self._mean[way] = known + _WEIGHT * (min(seconds, 2 * known) - known)
 
 
-class DraftModelProposer:
-    """Drafts with a second model.
+class Extending(Drafter):
+    """Draws a token, has it evaluated, and so on: a chain."""
 
-    Args:
-        context: the draft model's own KV cache, any size.
-        n_vocab: vocabulary size of the target; ids at or above it are never proposed.
-        batch: most tokens fed in one pass when catching up.
-        clock: seconds; injected in tests.
-        name: the source that drafts are booked under; default: the class's.
-    """
+    _n_vocab: int  # of the target
 
-    name = "draft"
-    needs: HiddenNeed = "nothing"
-
-    def __init__(
-        self,
-        context: Context,
-        *,
-        n_vocab: int,
-        batch: int = 512,
-        clock: Callable[[], float] = perf_counter,
-        name: str | None = None,
-    ) -> None:
-        self.name = name or type(self).name
-        self._context = context
-        self._clock = clock
-        self._short = ShortReading()
-        self._n_vocab = min(n_vocab, context.n_vocab)
-        self._batch = batch
-        self._request: Request | None = None
-        self._start = 0  # index of the cache's first token in the text
-
-    @property
-    def context(self) -> Context:
-        return self._context
-
-    def start(self, request: Request) -> None:
-        self._request = request
-        if self._start:  # a part of another text, or of this one before it was edited
-            self._start = 0
-            self._context.rollback(0)
-
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
-        request = self._request
-        if request is None:
-            raise EngineError("propose before start")
-        unread, fits = self._unread(tokens)
-        # step i evaluates one more token, so the last draft needs no place in the cache
-        n = min(room.n, fits)
-        if n <= 0:
-            return EMPTY_DRAFT
-        read = min(room.begin(self.name, unread), unread)
-        try:
-            row = self._catch_up(tokens, unread, read) if read > 0 else None
-        except ContextFull:
-            row = None  # a draft model of another vocabulary may need more tokens for this text
-        if row is None:
-            return EMPTY_DRAFT
-        ahead = chain.fork()
-        drawn = request.rule == "match" or ahead.greedy
+    def _extend(self, row: Row, ahead: SamplerChain, room: Room, n: int) -> Asking[Draft]:
+        """Draw a token, evaluate it, and so on."""
+        request = self.request
+        drawn = request.drawn(ahead)
         drafted: list[int] = []
         laws: list[Law | None] = []
         scores: list[float | None] = []
         while True:
             score = confidence(row)
             # judged on the law alone, before the token is drawn: allowed under every rule
-            if score < request.p_min:
+            if not score >= request.p_min:
                 break
             if not drawn and not room.include(score, None, None):
                 break
@@ -151,54 +100,125 @@ class DraftModelProposer:
                 break
             ahead.advance(token)
             try:
-                row = self._context.forward([token], outputs="last")[0, : self._n_vocab]
+                row = yield from self._evaluate(token)
             except ContextFull:
                 break
         return Draft.chain(drafted, self.name, q=laws, confidence=scores)
 
-    def _unread(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """(tokens not in the cache yet, drafts that fit after them).
+    def _evaluate(self, token: int) -> Asking[Row]:
+        """The logits [n_vocab] behind a drafted token.
 
-        When the text outgrows the cache, the newer half of what fits is read again.
+        Raises:
+            ContextFull: there is no room for it.
         """
-        n_ctx = self._context.n_ctx
+        raise NotImplementedError
+
+
+class ChainDrafter(Extending):
+    """Drafts with a second model.
+
+    Args:
+        lane: the draft model's own, any size.
+        n_vocab: vocabulary size of the target; ids at or above it are never proposed.
+        batch: most tokens fed in one pass when catching up.
+        clock: seconds; injected in tests.
+        name: the source that drafts are booked under; default: the class's.
+    """
+
+    name = "draft"
+
+    def __init__(
+        self,
+        lane: Place,
+        *,
+        n_vocab: int,
+        batch: int = 512,
+        clock: Callable[[], float] = perf_counter,
+        name: str | None = None,
+    ) -> None:
+        self.name = self.paid = name or type(self).name
+        self.lane = lane
+        self.lanes = (lane,)
+        self._clock = clock
+        self._short = ShortReading()
+        self._n_vocab = min(n_vocab, lane.n_vocab)
+        self._batch = batch
+        self._start = 0  # index of the lane's first token in the text
+
+    def start(self, request: Request) -> None:
+        super().start(request)
+        self._start = 0
+
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        unread, fits = self._unread(tokens)
+        # step i evaluates one more token, so the last draft needs no place in the lane
+        n = min(room.n, fits)
+        if n <= 0:
+            return EMPTY_DRAFT
+        row = yield from self._catch_up(tokens, room, unread)
+        if row is None:
+            return EMPTY_DRAFT
+        return (yield from self._extend(row, chain.fork(), room, n))
+
+    def _evaluate(self, token: int) -> Asking[Row]:
+        """The logits behind a drafted token."""
+        rows: Rows = yield Pass(self.lane, [token])
+        return rows[0, : self._n_vocab]
+
+    def _unread(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """(tokens that the lane does not hold yet, drafts that fit after them).
+
+        When the text outgrows the lane, the newer half of what fits is read again.
+        """
+        n_ctx = self.lane.n_ctx
         length = len(tokens) - self._start
         if length <= 0 or length > n_ctx:
             length = min(len(tokens), max(n_ctx // 2, 1))
             self._start = len(tokens) - length
-            self._context.rollback(0)
         text = tokens if self._start == 0 else History(tokens[self._start :])
-        agreed = min(common_prefix(self._context.tokens, text), length - 1)
+        agreed = min(common_prefix(self.lane.tokens, text), length - 1)
         return length - agreed, n_ctx - length + 1
 
-    def _catch_up(self, tokens: Sequence[int], unread: int, read: int) -> Row | None:
-        """Bring the cache to the end of ``tokens`` and return the logits after the last one.
+    def _catch_up(self, tokens: Sequence[int], room: Room, unread: int) -> Asking[Row | None]:
+        """Bring the lane to the end of ``tokens``: the logits after the last one.
 
-        With ``read < unread`` the cache starts over from the newest ``read`` tokens: a shorter
-        memory is cheaper than reading everything that was missed.
+        The window says how much may be read; where that is not all, the lane starts over from the
+        newest tokens: a shorter memory is cheaper than reading everything that was missed. None if
+        nothing may be read, or the text cannot be followed.
         """
+        read = min(room.begin(self.name, unread), unread)
+        if not self._can_start(read, unread):
+            return None
         lag = tokens[len(tokens) - read :]
-        if max(lag) >= self._context.n_vocab:
+        if max(lag) >= self.lane.n_vocab:
             return None  # a token the draft model does not know: it cannot follow this text
         if read < unread:
-            self._start = len(tokens) - read
-        self._context.rollback(len(tokens) - read - self._start)
+            self._start_at(len(tokens) - read)
+        keep: int | None = len(tokens) - read - self._start
         begin = self._clock()
         singly = self._short.singly(read)
         size = 1 if singly else self._batch
-        for i in range(0, read, size):
-            part = lag[i : i + size]
-            last = i + len(part) == read
-            rows = self._context.forward(part, outputs="last" if last else "none")
+        try:
+            for i in range(0, read, size):
+                part = lag[i : i + size]
+                last = i + len(part) == read
+                rows: Rows = yield Pass(self.lane, part, "last" if last else "none", keep)
+                keep = None
+        except ContextFull:
+            return None  # a draft model of another vocabulary may need more tokens for this text
         self._short.took(read, singly, self._clock() - begin)
         return rows[0, : self._n_vocab]
 
-    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
-        # rejected drafts are cut when the next round compares the cache with the text
-        pass
+    def _can_start(self, read: int, unread: int) -> bool:
+        """Whether reading so many of the unread tokens is enough to draft behind them."""
+        return read > 0
 
-    def close(self) -> None:
-        self._context.close()
+    def _start_at(self, index: int) -> None:
+        """The lane's first token is this one of the text."""
+        self._start = index
+
+    def forget(self) -> None:
+        self._start = 0
 
 
 METHOD = Method(

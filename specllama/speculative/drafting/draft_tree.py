@@ -1,9 +1,9 @@
-"""A draft model grows a token tree: the best nodes by path probability, not the longest chain.
+"""A drafting model grows a token tree: the best nodes by path probability, not the longest chain.
 
     heap    nodes that could be added and nodes that could be read further, by the probability that
             the target follows the path there
     add     the best candidate joins the tree
-    read    the draft model evaluates a node; its likeliest continuations become candidates
+    read    the drafting model evaluates a node; its likeliest continuations become candidates
 
 A child is never likelier than its parent, so the n nodes that leave the heap first are the best n
 nodes there are (EAGLE-2, OPT-Tree; Sequoia's dynamic programme finds the same). A node is read only
@@ -25,77 +25,81 @@ from typing import Literal
 
 import numpy as np
 
-from specllama.backend.base import Context
 from specllama.errors import ContextFull, EngineError
-from specllama.speculative.drafting.draft_model import DraftModelProposer
+from specllama.speculative.asking import Asking, Pass, Place
+from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import Facts, Method, with_draft, with_trees
 from specllama.speculative.history import common_prefix
 from specllama.speculative.noise import exp_noise
 from specllama.speculative.sampling import SamplerChain, confidence
 from specllama.speculative.tree import TreeBuilder
-from specllama.speculative.types import EMPTY_DRAFT, Draft, FloatArray, IntArray, Law, Room, Row
+from specllama.speculative.types import (
+    EMPTY_DRAFT,
+    Draft,
+    FloatArray,
+    IntArray,
+    Law,
+    Room,
+    Row,
+    Rows,
+)
 
 _ROOT = -1
 _BESIDE = 0.1  # what a further sampled or fixed sibling must have left to catch
 _NEAR = 8.0  # logits; a token farther below the best is never a greedy sibling
 
 
-class DraftTreeProposer(DraftModelProposer):
+class TreeDrafter(ChainDrafter):
     """Drafts a tree with a second model.
 
     Args:
-        context: the draft model's own KV cache, any size; it evaluates chains only.
+        lane: the draft model's own, any size; it evaluates chains only.
         n_vocab: vocabulary size of the target.
         siblings: most children that one reading of the draft model gives.
         floor: path probability below which a node is not worth a row of the target.
     """
 
     name = "tree"
+    branches = "may"
 
     def __init__(
         self,
-        context: Context,
+        lane: Place,
         *,
         n_vocab: int,
         batch: int = 512,
         siblings: int = 3,
         floor: float = 0.02,
+        name: str | None = None,
     ) -> None:
-        super().__init__(context, n_vocab=n_vocab, batch=batch)
+        super().__init__(lane, n_vocab=n_vocab, batch=batch, name=name)
         self.siblings = siblings
         self.floor = floor
 
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
-        return self.grow(tokens, chain, room, EMPTY_DRAFT)
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        return (yield from self.grow(tokens, chain, room, EMPTY_DRAFT))
 
-    def grow(self, tokens: Sequence[int], chain: SamplerChain, room: Room, guess: Draft) -> Draft:
+    def grow(
+        self, tokens: Sequence[int], chain: SamplerChain, room: Room, guess: Draft
+    ) -> Asking[Draft]:
         """The best tree of at most ``room.n`` nodes from the draft model and ``guess``.
 
         Args:
             guess: a chain of point masses with confidences that costs nothing, or no draft.
         """
-        request = self._request
-        if request is None:
-            raise EngineError("propose before start")
         if room.n <= 0:
             return EMPTY_DRAFT
         unread, fits = self._unread(tokens)
         row: Row | None = None
-        read = min(room.begin(self.name, unread), unread) if fits > 0 else 0
-        if read > 0:
-            try:
-                row = self._catch_up(tokens, unread, read)
-            except ContextFull:
-                row = None  # the draft model spells this text in more tokens than it can hold
-        return _Growth(self, request, chain, room, guess, fits, row).run()
+        if fits > 0:
+            row = yield from self._catch_up(tokens, room, unread)
+        return (yield from _Growth(self, self.request, chain, room, guess, fits, row).run())
 
-    def row_after(self, base: int, path: list[int]) -> Row:
-        """Logits after the text and then ``path``; the cache holds the text as ``base`` tokens."""
-        cached = self._context.tokens
-        keep = base + min(common_prefix(cached[base:], path), len(path) - 1)
-        self._context.rollback(keep)
-        rows = self._context.forward(path[keep - base :], outputs="last")
+    def row_after(self, base: int, path: list[int]) -> Asking[Row]:
+        """Logits after the text and then ``path``; the lane holds the text as ``base`` tokens."""
+        keep = base + min(common_prefix(self.lane.tokens[base:], path), len(path) - 1)
+        rows: Rows = yield Pass(self.lane, path[keep - base :], keep=keep)
         return rows[0, : self._n_vocab]
 
 
@@ -104,7 +108,7 @@ class _Growth:
 
     def __init__(
         self,
-        proposer: DraftTreeProposer,
+        drafter: TreeDrafter,
         request: Request,
         chain: SamplerChain,
         room: Room,
@@ -112,13 +116,13 @@ class _Growth:
         fits: int,
         row: Row | None,
     ) -> None:
-        self._proposer = proposer
+        self._drafter = drafter
         self._request = request
         self._room = room
         self._guess = guess
         self._fits = fits
         self._first_row = row
-        self._base = len(proposer.context.tokens)
+        self._base = len(drafter.lane.tokens)
         self._tree = TreeBuilder(max_nodes=room.n, max_leaves=request.leaves)
         self._chains: dict[int, SamplerChain] = {_ROOT: chain.fork()}
         self._weight: dict[int, float] = {_ROOT: 1.0}
@@ -130,21 +134,21 @@ class _Growth:
         self._laws: dict[int, Law] = {}  # the draft's law after a node that was read
         self._heap: list[tuple[float, int, Literal["add", "read"], int, int, float]] = []
         self._pushed = 0
-        self._race = request.rule == "match" or chain.greedy
+        self._race = request.drawn(chain)
 
-    def run(self) -> Draft:
+    def run(self) -> Asking[Draft]:
         self._offer_guess(_ROOT)
         self._push("read", _ROOT, 0, 1.0, self._weight[_ROOT])
         while self._heap and self._tree.room > 0:
             weight, _, action, node, token, share = heapq.heappop(self._heap)
-            if -weight < self._proposer.floor and len(self._tree):
+            if -weight < self._drafter.floor and len(self._tree):
                 break
             if action == "add":
                 source = self._source(node, token)
-                if source != self._proposer.name or self._wanted(node, token, -weight):
+                if source != self._drafter.name or self._wanted(node, token, -weight):
                     self._add(node, token, share, source, self._laws.get(node))
             elif self._reading and self._may_read(node):
-                self._read(node)
+                yield from self._read(node)
         return self._tree.build()
 
     def _wanted(self, parent: int, token: int, weight: float) -> bool:
@@ -184,7 +188,7 @@ class _Growth:
 
     def _source(self, node: int, token: int) -> str:
         own = self._guess_at(node) != token
-        return self._proposer.name if own else self._guess.sources[self._guessed[node]]
+        return self._drafter.name if own else self._guess.sources[self._guessed[node]]
 
     def _add(
         self, parent: int, token: int, share: float, source: str, q: Law | None = None
@@ -218,16 +222,16 @@ class _Growth:
             self._reading = False
         return self._reading
 
-    def _read(self, node: int) -> None:
+    def _read(self, node: int) -> Asking[None]:
         """Evaluate ``node`` with the draft model and offer what may follow it."""
-        proposer = self._proposer
+        drafter = self._drafter
         try:
             ahead = self._chain_at(node)
             if node == _ROOT:
                 assert self._first_row is not None
                 row = self._first_row
             else:
-                row = proposer.row_after(self._base, self._tree.path(node))
+                row = yield from drafter.row_after(self._base, self._tree.path(node))
             score = confidence(row)
             if score < self._request.p_min:
                 return
@@ -237,7 +241,7 @@ class _Growth:
         if self._race:
             if not ahead.greedy:
                 self._laws[node] = law
-            seed, most = self._request.seed, proposer.siblings
+            seed, most = self._request.seed, drafter.siblings
             found = _finishers(law, row, ahead, seed, most)
             if node == self._trunk:
                 lead = math.log(found[0][1] / found[1][1]) if len(found) > 1 else None
@@ -260,7 +264,7 @@ class _Growth:
     def _draw(self, node: int, law: Law) -> None:
         """One sampled child and the likeliest other tokens beside it, all settled from the law."""
         tree, weight = self._tree, self._weight[node]
-        most = min(self._proposer.siblings, tree.room, 1 + tree.spare_leaves)
+        most = min(self._drafter.siblings, tree.room, 1 + tree.spare_leaves)
         guess = self._guess_at(node)
         fixed: list[int] = [] if guess is None or most < 2 else [guess]
         left = 1.0 - sum(law.prob(t) for t in fixed)
@@ -279,7 +283,7 @@ class _Growth:
             token = self._request.coins.pick(outside.ids, outside.probs)
             if node == self._trunk:
                 self._trunk = len(tree)
-            self._add(node, token, max(left, 0.0), self._proposer.name, outside)
+            self._add(node, token, max(left, 0.0), self._drafter.name, outside)
         for token in fixed:
             share = law.prob(token)
             if token == guess:

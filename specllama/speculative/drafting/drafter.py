@@ -1,31 +1,32 @@
-"""Where drafts come from, as a protocol. A proposer is any deterministic or sampled guesser."""
+"""Where drafts come from: one drafter per method and conversation, deterministic or sampled."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
-from specllama.params import VerifyRule
-from specllama.speculative.rules import Coins
+from specllama.errors import EngineError
+from specllama.speculative.asking import Asking, Place
+from specllama.speculative.rules import Coins, Rule
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Row, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What stays fixed while one reply is generated.
+    """What stays fixed while one reply is written.
 
-    ``coins`` are the draft's own; under ``match`` drafts are drawn with the common noise instead.
-    ``leaves`` is how many leaves a tree may have: 1 where the target takes chains only, or where
-    passes are cut to exact groups, which a tree cannot be. ``pass_rows`` is the widest pass and
-    ``n_ctx`` the target's context: scouts are bounded by these, not by the draft window.
+    ``coins`` are the draft's own; where the rule draws with common noise, drafts do, too.
+    ``leaves`` is how many leaves a tree may have: 1 where the target or the rule takes chains only.
+    ``pass_rows`` is the widest pass and ``n_ctx`` the target's context: scouts are bounded by
+    these, not by the draft window.
     ``ending(before, after)`` is how likely a passage ends between two tokens, from 0 to 1; None
     where nobody can tell.
     """
 
     seed: int
-    rule: VerifyRule
+    rule: Rule
     coins: Coins
     is_eog: Callable[[int], bool]
     p_min: float = 0.0
@@ -33,6 +34,11 @@ class Request:
     pass_rows: int = 1
     n_ctx: int = 0
     ending: Callable[[int, int], float] | None = None
+
+    def drawn(self, chain: SamplerChain) -> bool:
+        """Whether a draft's token is drawn as the target draws its own, so that it may be judged
+        for what it is; else it is sampled, and dropping it for its value would bias the output."""
+        return self.rule.common_noise or chain.greedy
 
     def endings(self, last: int, copied: Sequence[int]) -> tuple[float, ...]:
         """How likely what is copied after ``last`` ends before each of its tokens.
@@ -46,61 +52,84 @@ class Request:
         return tuple(0.0 if is_eog(after) else ending(before, after) for before, after in pairs)
 
 
-class Proposer(Protocol):
-    """One source of drafts.
+class Drafter:
+    """One source of drafts for one conversation; here, one that never drafts.
 
-    A proposer may keep state between rounds (its own KV cache, an index), synchronised from the
+    A drafter may keep state between rounds (its own lane, an index), synchronised from the
     ``tokens`` it is given: it must cope with any history, after edits, retries and cut replies.
+
+    Attributes:
+        name: what its drafts are booked under.
+        needs: hidden states that the target's passes have to give away.
+        paid: its source that costs time, "" where all it does is copy.
+        copies: whether it copies from the text.
+        branches: whether it drafts trees: "no", "may" (a chain where only chains can be judged),
+            or "must".
+        lanes: of its own, which whoever opened it closes.
     """
 
-    name: str
-    needs: HiddenNeed
+    name = "none"
+    needs: HiddenNeed = "nothing"
+    paid = ""
+    copies = False
+    branches: Literal["no", "may", "must"] = "no"
+    lanes: tuple[Place, ...] = ()
+
+    _request: Request | None = None
 
     def start(self, request: Request) -> None:
         """A new reply begins."""
-        ...
+        self._request = request
 
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+    @property
+    def request(self) -> Request:
+        """What the present reply asks for.
+
+        Raises:
+            EngineError: no reply was begun.
+        """
+        if self._request is None:
+            raise EngineError("draft before start")
+        return self._request
+
+    def advice(self) -> str:
+        """One sentence for the user, "" for none; asked after ``start``."""
+        return ""
+
+    def reusable(self, tokens: Sequence[int], cached: int) -> int:
+        """How many of the ``cached`` first tokens of a new prompt the target need not read again.
+
+        Where another drafter drafted in between, hidden states were not kept.
+        """
+        return cached
+
+    def read_prompt(self) -> Asking[None]:
+        """The target has read a further part of the prompt."""
+        yield from ()
+
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
         """Guess what follows ``tokens`` (whose last is pending: not yet seen by the target).
 
         ``chain`` is the target's sampler chain positioned at the next token; fork it, never
         advance it. At most ``room.n`` nodes that could be accepted.
         """
-        ...
+        yield from ()
+        return EMPTY_DRAFT
+
+    def read_rows(self, draft: Draft, row: Callable[[int], Row]) -> None:
+        """The draft was evaluated. ``row(node)``: the target's logits after a node, -1: pending.
+
+        Called before ``commit``; the rows are valid during the call only.
+        """
 
     def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
         """The round is over; ``tokens`` now include what was emitted."""
-        ...
 
-    def close(self) -> None: ...
+    def forget(self) -> None:
+        """Forget every text, its lanes were emptied: what follows is drafted as in a new engine."""
 
-
-@runtime_checkable
-class RowReader(Protocol):
-    """A proposer that learns from the target's logits at its own nodes."""
-
-    def read_rows(self, draft: Draft, row: Callable[[int], Row]) -> None:
-        """After verification, before ``commit``. ``row(node)``: logits after a node, -1: pending.
-
-        The rows are valid during the call only.
-        """
-        ...
-
-
-@runtime_checkable
-class PromptReader(Protocol):
-    """A proposer that takes hidden states of the prompt while it is read."""
-
-    def reusable(self, tokens: Sequence[int], cached: int) -> int:
-        """How many of the ``cached`` first tokens of a new prompt the target need not read again.
-
-        Where another proposer drafted in between, their states were not kept.
-        """
-        ...
-
-    def read_prompt(self) -> None:
-        """The target has read a further part of the prompt."""
-        ...
+    def close(self) -> None:
+        """The engine is closed."""
 
 
 @runtime_checkable
@@ -117,40 +146,3 @@ class Copier(Protocol):
         Where a window judges, other ways on may stand beside them if it finds them worth a row.
         """
         ...
-
-
-@runtime_checkable
-class Remembering(Protocol):
-    """A proposer that copies from earlier requests as well."""
-
-    def forget(self) -> None:
-        """Forget them: what follows is drafted as in a new engine."""
-        ...
-
-
-@runtime_checkable
-class Advising(Protocol):
-    """A proposer that has something to say to the user."""
-
-    def advice(self) -> str:
-        """One sentence, "" for none; asked after ``start``."""
-        ...
-
-
-class NoProposer:
-    """Plain decoding: never drafts."""
-
-    name = "none"
-    needs: HiddenNeed = "nothing"
-
-    def start(self, request: Request) -> None:
-        pass
-
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
-        return EMPTY_DRAFT
-
-    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

@@ -2,10 +2,10 @@
 
 The dynamic tree of EAGLE-2: nodes leave one heap by their cumulative confidence, the head reads a
 node when nothing likelier is left, and the best nodes over all levels make the draft. Where the
-target takes chains only, a chain.
+target or the rule takes chains only, a chain.
 
-The head's context looks up the states by itself (``EagleStates``); what is left to do here is to
-tell it when a round begins and never to draft for text whose states are not known.
+The head's lane looks up the states by itself (``EagleLane``); what is left to do here is to tell it
+when a round begins and never to draft for text whose states are not known.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from specllama.backend.base import Context
-from specllama.errors import EngineError
-from specllama.speculative.drafting.draft_model import DraftModelProposer
-from specllama.speculative.drafting.draft_tree import DraftTreeProposer
+from specllama.speculative.asking import Asking, Cut, Place
+from specllama.speculative.drafting.draft_model import ChainDrafter
+from specllama.speculative.drafting.draft_tree import TreeDrafter
 from specllama.speculative.drafting.method import NO_HEAD, Method, with_own
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Draft, HiddenNeed, Room, Row
+from specllama.speculative.types import Draft, Room
 
 _DEPTH = 8  # own states drift: no training goes further than this
 
 
-class EagleStates(Context, Protocol):
-    """A head's context: tokens in, logits out; the states beside them are its own affair.
+class EagleLane(Place, Protocol):
+    """A head's lane: tokens in, logits out; the states beside them are its own affair.
 
-    ``base`` is the index, in the target's text, of the cache's first token.
+    ``base`` is the index, in the target's text, of the lane's first token.
     """
 
     base: int
@@ -42,6 +41,11 @@ class EagleStates(Context, Protocol):
         """One past the last position whose state is known."""
         ...
 
+    @property
+    def settled(self) -> int:
+        """Tokens of the lane that were read with states of the target."""
+        ...
+
     def fuse(self) -> None:
         """Take the states of the target's passes since the last call."""
         ...
@@ -50,30 +54,24 @@ class EagleStates(Context, Protocol):
         """How many of the first of these tokens belong to the text that was fused."""
         ...
 
-    def settle(self) -> None:
-        """Drop what was read with guessed states."""
-        ...
 
-
-class EagleProposer(DraftTreeProposer):
+class EagleDrafter(TreeDrafter):
     """Drafts with an EAGLE-3 head.
 
     Args:
-        context: the head.
+        lane: the head's.
         n_vocab: vocabulary size of the target.
-        siblings, floor: as for ``DraftTreeProposer``.
+        siblings, floor: as for ``TreeDrafter``.
     """
 
     name = "eagle3"
-    needs: HiddenNeed = "layer_inputs"
+    needs = "layer_inputs"
 
     def __init__(
-        self, context: EagleStates, *, n_vocab: int, siblings: int = 3, floor: float = 0.02
+        self, lane: EagleLane, *, n_vocab: int, siblings: int = 3, floor: float = 0.02
     ) -> None:
-        self._states = context
-        super().__init__(
-            context, n_vocab=n_vocab, batch=context.n_ctx, siblings=siblings, floor=floor
-        )
+        self._states = lane
+        super().__init__(lane, n_vocab=n_vocab, batch=lane.n_ctx, siblings=siblings, floor=floor)
 
     def reusable(self, tokens: Sequence[int], cached: int) -> int:
         states = self._states
@@ -83,37 +81,38 @@ class EagleProposer(DraftTreeProposer):
             return cached
         return covered if states.first_known == 0 else 0
 
-    def read_prompt(self) -> None:
+    def read_prompt(self) -> Asking[None]:
         """Fuse the states of a part of the prompt, so that the target need not keep them."""
+        yield from ()
         self._states.fuse()
 
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
-        request = self._request
-        if request is None:
-            raise EngineError("propose before start")
-        if request.leaves > 1:
-            return super().propose(tokens, chain, room)
-        return DraftModelProposer.propose(self, tokens, chain, room)
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        states = self._states
+        states.fuse()
+        # a new round begins: what was read with guessed states goes
+        yield Cut(states, 0 if self._start < states.first_known else states.settled)
+        if self.request.leaves > 1:
+            return (yield from super().draft(tokens, chain, room))
+        return (yield from ChainDrafter.draft(self, tokens, chain, room))
 
     def _unread(self, tokens: Sequence[int]) -> tuple[int, int]:
         states = self._states
-        states.fuse()
-        states.settle()
         if states.known != len(tokens) - 1 or states.first_known >= len(tokens) - 1:
             return 0, 0  # the target gave no states of this text away
-        if self._start < states.first_known:
-            self._start = states.first_known
-            states.rollback(0)
+        self._start = max(self._start, states.first_known)
         unread, fits = super()._unread(tokens)
-        states.base = self._start
+        if states.base != self._start:  # what is held was read beside other states
+            states.base = self._start
+            unread = len(tokens) - self._start
         return unread, min(fits, _DEPTH)
 
-    def _catch_up(self, tokens: Sequence[int], unread: int, read: int) -> Row | None:
-        if read < unread:
-            if read < 2:
-                return None  # one token alone has no state beside it
-            self._states.base = len(tokens) - read
-        return super()._catch_up(tokens, unread, read)
+    def _can_start(self, read: int, unread: int) -> bool:
+        # one token alone has no state beside it
+        return read >= min(unread, 2)
+
+    def _start_at(self, index: int) -> None:
+        super()._start_at(index)
+        self._states.base = index
 
 
 METHOD = Method(

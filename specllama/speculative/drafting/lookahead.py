@@ -19,17 +19,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.asking import Asking
+from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Method, with_trees
 from specllama.speculative.history import History, common_prefix
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import TreeBuilder
-from specllama.speculative.types import EMPTY_DRAFT, Draft, HiddenNeed, Room, Row, Verdict
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Row, Verdict
 
 MIN_ROWS = 5  # below this a pass has no place for a window of two columns and one guess
 
 
-class LookaheadProposer:
+class LookaheadDrafter(Drafter):
     """Drafts from the target's own parallel guesses.
 
     Args:
@@ -39,23 +40,23 @@ class LookaheadProposer:
     """
 
     name = "lookahead"
-    needs: HiddenNeed = "nothing"
+    branches = "must"
 
     def __init__(self, *, window: int = 8, ngram: int = 4, guesses: int = 6) -> None:
         if window < 2 or ngram < 3 or guesses < 1:
             raise ValueError("lookahead needs window >= 2, ngram >= 3 and guesses >= 1")
         self._shape = (window, ngram, guesses)
-        self._request: Request | None = None
         self._pool: dict[int, list[tuple[int, ...]]] = {}
         self._levels: list[list[int]] = []  # [N - 1][W]; level 0, column 0 is the pending token
         self._text = History()
         self._columns: list[list[int]] = []  # this round: the nodes of each column, level 0 first
 
     def start(self, request: Request) -> None:
-        self._request = request
+        super().start(request)
         self._columns = []
 
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        yield from ()
         request = self._request
         self._columns = []
         if request is None or room.n <= 0 or request.leaves < 3:
@@ -163,9 +164,6 @@ class LookaheadProposer:
         self._pool.clear()
         self._levels, self._columns = [], []
         self._text.clear()
-
-    def close(self) -> None:
-        pass
 
 
 def _repeat(tokens: Sequence[int], n: int) -> list[int]:

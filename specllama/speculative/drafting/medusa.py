@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from specllama.errors import EngineError
-from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.asking import Asking
+from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.medusa_heads import Guess, HeadSource, Vector, grow
 from specllama.speculative.drafting.method import NO_HEAD, Method, with_own
 from specllama.speculative.noise import exp_noise
@@ -24,11 +25,9 @@ from specllama.speculative.types import (
     EMPTY_DRAFT,
     Draft,
     FloatArray,
-    HiddenNeed,
     Law,
     Room,
     Row,
-    Verdict,
 )
 
 _NEAR = 8.0  # logits; a token farther below the best is never a greedy guess
@@ -36,7 +35,7 @@ _NEAR = 8.0  # logits; a token farther below the best is never a greedy guess
 Hidden = Callable[[Sequence[int]], Vector | None]
 
 
-class MedusaProposer:
+class MedusaDrafter(Drafter):
     """Drafts with extra heads of the target.
 
     Args:
@@ -47,21 +46,18 @@ class MedusaProposer:
     """
 
     name = "medusa"
-    needs: HiddenNeed = "final_hidden"
+    branches = "may"
+    needs = "final_hidden"
+    paid = name
 
     def __init__(self, heads: HeadSource, hidden: Hidden, *, ranks: int = 4) -> None:
         self.heads = heads
         self._hidden = hidden
         self._ranks = ranks
-        self._request: Request | None = None
 
-    def start(self, request: Request) -> None:
-        self._request = request
-
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
-        request = self._request
-        if request is None:
-            raise EngineError("propose before start")
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        yield from ()
+        request = self.request
         if room.n <= 0 or len(tokens) < 2:
             return EMPTY_DRAFT
         hidden = self._hidden(tokens[:-1])
@@ -78,13 +74,6 @@ class MedusaProposer:
             beside=room.beside,
         )
         return tree.build()
-
-    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
-        # heads keep nothing: the next round reads the hidden state of the next pass
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class _Looks:
@@ -125,7 +114,7 @@ class _Looks:
             law = ahead.law(row)
         except EngineError:
             return []  # NaN, or a grammar with no way on
-        race = self._request.rule == "match" and not ahead.greedy
+        race = self._request.rule.common_noise and not ahead.greedy
         guesses, lead = self._rank(law, row, race)
         if ahead.greedy or race:
             wanted = room.include(score, min(lead, ahead.gap), guesses[0][0])

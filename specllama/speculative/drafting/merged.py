@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.speculative.drafting.draft_tree import DraftTreeProposer, why_no_tree
-from specllama.speculative.drafting.drafter import Proposer, Request
+from specllama.speculative.asking import Asking
+from specllama.speculative.drafting.draft_tree import TreeDrafter, why_no_tree
+from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Method
 from specllama.speculative.history import common_prefix
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Draft, HiddenNeed, Room, Verdict
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict
 
 
-class MergedProposer:
+class MergedDrafter(Drafter):
     """Drafts one tree from two sources.
 
     Args:
@@ -27,21 +28,25 @@ class MergedProposer:
     """
 
     name = "merged"
-    needs: HiddenNeed = "nothing"
+    branches = "may"
 
-    def __init__(self, copier: Proposer, model: DraftTreeProposer) -> None:
+    def __init__(self, copier: Drafter, model: TreeDrafter) -> None:
         self._copier = copier
         self._model = model
         self._guess = EMPTY_DRAFT
+        self.paid = self.name
+        self.copies = True
+        self.lanes = model.lanes
 
     def start(self, request: Request) -> None:
         self._guess = EMPTY_DRAFT
         self._copier.start(request)
         self._model.start(request)
 
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
-        self._guess = self._copier.propose(tokens, chain, Room(room.n, pick=room.pick))
-        return self._model.grow(tokens, chain, room, self._guess)
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        copying = Room(room.n, pick=room.pick)
+        self._guess = yield from self._copier.draft(tokens, chain, copying)
+        return (yield from self._model.grow(tokens, chain, room, self._guess))
 
     def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
         """Each source learns what became of its own guess, joined or beaten or left out."""
@@ -52,6 +57,10 @@ class MergedProposer:
             self._copier.commit(tokens, self._guess, own)
             self._guess = EMPTY_DRAFT
         self._model.commit(tokens, draft, verdict)
+
+    def forget(self) -> None:
+        self._copier.forget()
+        self._model.forget()
 
     def close(self) -> None:
         self._copier.close()

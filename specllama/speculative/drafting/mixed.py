@@ -13,16 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.speculative.drafting.drafter import (
-    Copier,
-    PromptReader,
-    Proposer,
-    Remembering,
-    Request,
-)
+from specllama.speculative.asking import Asking
+from specllama.speculative.drafting.drafter import Copier, Drafter, Request
 from specllama.speculative.drafting.method import Method, always
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Verdict
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
 
 CALM = 3  # tokens of a match that is taken where no window weighs it against the paying source
 
@@ -34,7 +29,7 @@ _WORDS = {
 }
 
 
-class MixedProposer:
+class MixedDrafter(Drafter):
     """Drafts from whichever of its sources promises most.
 
     Args:
@@ -43,9 +38,9 @@ class MixedProposer:
 
     name = "mixed"
 
-    def __init__(self, sources: Sequence[Proposer]) -> None:
+    def __init__(self, sources: Sequence[Drafter]) -> None:
         if not sources:
-            raise ValueError("a mixed proposer needs at least one source")
+            raise ValueError("a mixed drafter needs at least one source")
         self._sources = tuple(sources)
         self._said = False
         self._copiers = [source for source in sources if isinstance(source, Copier)]
@@ -53,21 +48,14 @@ class MixedProposer:
         needs = {source.needs for source in sources} - {"nothing"}
         if len(needs) > 1:
             raise ValueError(f"one pass cannot give {' and '.join(sorted(needs))}")
-        self.needs: HiddenNeed = needs.pop() if needs else "nothing"
+        self.needs = needs.pop() if needs else "nothing"
+        self.paid = self._paid[0].name if self._paid else ""
+        self.copies = bool(self._copiers)
+        self.lanes = tuple(lane for source in sources for lane in source.lanes)
 
     @property
-    def sources(self) -> tuple[Proposer, ...]:
+    def sources(self) -> tuple[Drafter, ...]:
         return self._sources
-
-    @property
-    def paid(self) -> str:
-        """Name of the source that costs time, "" without one."""
-        return self._paid[0].name if self._paid else ""
-
-    @property
-    def copies(self) -> bool:
-        """Whether a source copies from the text."""
-        return bool(self._copiers)
 
     def describe(self) -> str:
         """The sources in words."""
@@ -81,24 +69,23 @@ class MixedProposer:
         return "" if said else f"drafting from {self.describe()}"
 
     def start(self, request: Request) -> None:
+        super().start(request)
         for source in self._sources:
             source.start(request)
 
     def reusable(self, tokens: Sequence[int], cached: int) -> int:
-        readers = (source for source in self._paid if isinstance(source, PromptReader))
-        return min((reader.reusable(tokens, cached) for reader in readers), default=cached)
+        return min((s.reusable(tokens, cached) for s in self._paid), default=cached)
 
-    def read_prompt(self) -> None:
+    def read_prompt(self) -> Asking[None]:
         for source in self._paid:
-            if isinstance(source, PromptReader):
-                source.read_prompt()
+            yield from source.read_prompt()
 
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
         guesses, owners = self._guesses(tokens, room)
         which, length = room.pick(guesses) if guesses else (0, 0)
         if length == 0:
             for source in self._paid:
-                draft = source.propose(tokens, chain, room)
+                draft = yield from source.draft(tokens, chain, room)
                 if len(draft):
                     return draft
             if guesses and self._paid:
@@ -121,9 +108,8 @@ class MixedProposer:
             source.commit(tokens, draft, verdict)
 
     def forget(self) -> None:
-        for source in self._copiers:
-            if isinstance(source, Remembering):
-                source.forget()
+        for source in self._sources:
+            source.forget()
 
     def close(self) -> None:
         for source in self._sources:

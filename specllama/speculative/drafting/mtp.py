@@ -9,116 +9,50 @@ rolled back, and the accepted tokens are read again with the true states, nothin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from specllama.backend.hidden import HiddenRows
 from specllama.errors import ContextFull, EngineError
-from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.asking import Asking, Feed, Place, StateLane
+from specllama.speculative.drafting.draft_model import Extending
 from specllama.speculative.drafting.method import Method, with_own
 from specllama.speculative.history import History, common_prefix
-from specllama.speculative.noise import draw
-from specllama.speculative.sampling import SamplerChain, confidence
-from specllama.speculative.types import (
-    EMPTY_DRAFT,
-    Draft,
-    HiddenNeed,
-    Law,
-    Room,
-    Row,
-    Rows,
-    Verdict,
-)
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Row, Rows
+
+if TYPE_CHECKING:
+    from specllama.backend.hidden import HiddenRows
 
 
-class Nextn(Protocol):
-    """A NextN block with a cache of its own; pairs lie at the positions of their tokens."""
-
-    @property
-    def n_ctx(self) -> int:
-        """Most pairs."""
-        ...
-
-    @property
-    def n_batch(self) -> int: ...
-
-    @property
-    def width(self) -> int:
-        """Of a state."""
-        ...
-
-    @property
-    def first(self) -> int:
-        """Position of the first pair in the cache."""
-        ...
-
-    @property
-    def end(self) -> int:
-        """Position of the next pair."""
-        ...
-
-    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
-        """Read pairs at the end; ``states`` [n, width] belong to the tokens before.
-
-        Returns the logits [n_vocab] of what follows (a view, until the next call) and the state
-        [width] behind the last pair.
-
-        Raises:
-            ContextFull, EngineError: the cache is as it was, or empty.
-        """
-        ...
-
-    def rollback(self, end: int) -> None:
-        """Cut pairs from position ``end`` on, which is ``first`` or later.
-
-        Raises:
-            EngineError: it could not; the cache is empty and begins at 0.
-        """
-        ...
-
-    def begin_at(self, position: int) -> None:
-        """Empty the cache; the next pair lies at ``position``."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Reading(Protocol):
-    """A target that keeps states: of ``tokens``, those in its cache."""
-
-    @property
-    def tokens(self) -> list[int]: ...
+class Stated(Place, Protocol):
+    """A target's lane that keeps hidden states of its passes."""
 
     @property
     def hidden(self) -> HiddenRows: ...
 
 
-class MtpProposer:
+class MtpDrafter(Extending):
     """Drafts a chain with the target's NextN block.
 
     Args:
-        nextn: the block. The proposer closes it.
+        nextn: the block's lane, which is closed with the drafter.
         target: whose states it reads.
         n_vocab: of the target.
     """
 
     name = "mtp"
-    needs: HiddenNeed = "nextn"
+    needs = "nextn"
+    paid = name
 
-    def __init__(self, nextn: Nextn, target: Reading, *, n_vocab: int) -> None:
+    def __init__(self, nextn: StateLane, target: Stated, *, n_vocab: int) -> None:
         self._nextn = nextn
         self._target = target
         self._n_vocab = n_vocab
-        self._request: Request | None = None
         self._text = History()  # tokens up to the last pair that holds a state of the target
-
-    @property
-    def nextn(self) -> Nextn:
-        return self._nextn
-
-    def start(self, request: Request) -> None:
-        self._request = request
+        self._anew = False  # whether the lane has to begin anew
+        self._end = 0  # position of its next pair
+        self._state: Row = np.zeros(nextn.width, np.float32)  # behind the newest pair
 
     def reusable(self, tokens: Sequence[int], cached: int) -> int:
         # the first pair to be read needs the state before it
@@ -127,20 +61,17 @@ class MtpProposer:
         covered = min(common_prefix(self._text, tokens), self._nextn.end, cached) - 1
         return covered if self._nextn.first == 0 and covered > 0 else 0
 
-    def read_prompt(self) -> None:
+    def read_prompt(self) -> Asking[None]:
         """Take the states of the prompt while they come, so that they need not be kept."""
         tokens = self._target.tokens
         begin = self._begin(tokens, last=len(tokens))
         if begin is not None and begin < len(tokens):
             try:
-                self._read(tokens, begin)
+                yield from self._read(tokens, begin)
             except ContextFull:
                 self.forget()
 
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
-        request = self._request
-        if request is None:
-            raise EngineError("propose before start")
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
         length = len(tokens)
         # the pending token's pair is read again if need be: its logits are the first draft's
         begin = self._begin(tokens, last=length - 1)
@@ -152,56 +83,24 @@ class MtpProposer:
             return EMPTY_DRAFT
         if read < unread:  # a shorter memory is cheaper than all that was missed
             begin = length - read
-            self._restart(tokens, begin)
+            self._begin_anew(tokens, begin)
         try:
-            row, state = self._read(tokens, begin)
+            row = yield from self._read(tokens, begin)
         except ContextFull:
             self.forget()
             return EMPTY_DRAFT
-        return self._chain(row, state, chain, room, request)
+        return (yield from self._extend(row, chain.fork(), room, room.n))
 
-    def _chain(
-        self, row: Row, state: Row, chain: SamplerChain, room: Room, request: Request
-    ) -> Draft:
-        """Draw a token, hand it back with the state that led to it, and so on."""
-        ahead = chain.fork()
-        drawn = request.rule == "match" or ahead.greedy
-        drafted: list[int] = []
-        laws: list[Law | None] = []
-        scores: list[float | None] = []
-        while True:
-            row = row[: self._n_vocab]
-            score = confidence(row)
-            # judged on the law alone, before the token is drawn: allowed under every rule
-            if not score >= request.p_min:
-                break
-            if not drawn and not room.include(score, None, None):
-                break
-            try:
-                law = ahead.law(row)
-            except EngineError:
-                break  # NaN, or a grammar with no way on
-            if drawn:
-                token, lead = draw(law, request.seed, ahead.position)
-                if not room.include(score, min(lead, ahead.gap), token):
-                    break
-            else:
-                token = request.coins.pick(law.ids, law.probs)
-            drafted.append(token)
-            laws.append(None if ahead.greedy else law)
-            scores.append(score)
-            if (
-                len(drafted) == room.n
-                or request.is_eog(token)
-                or not room.keep_going(len(drafted), score)
-            ):
-                break
-            ahead.advance(token)
-            try:
-                row, state = self._nextn.feed([token], state[None])
-            except ContextFull:
-                break
-        return Draft.chain(drafted, self.name, q=laws, confidence=scores)
+    def _evaluate(self, token: int) -> Asking[Row]:
+        """Hand the token back with the state that led to it."""
+        return (yield from self._feed([token], self._state[None], self._end))
+
+    def _feed(self, tokens: Sequence[int], states: Rows, at: int) -> Asking[Row]:
+        anew, self._anew = self._anew, False
+        answer: tuple[Row, Row] = yield Feed(self._nextn, tokens, states, at, anew)
+        row, self._state = answer
+        self._end = at + len(tokens)
+        return row[: self._n_vocab]
 
     def _begin(self, tokens: Sequence[int], last: int) -> int | None:
         """Cut the cache to what holds for ``tokens``; the first position to read, at most ``last``.
@@ -215,21 +114,21 @@ class MtpProposer:
             return None
         begin = min(common_prefix(self._text, tokens), last)
         if nextn.first <= begin <= nextn.end and known.first <= begin:
-            nextn.rollback(begin)
-            del self._text[begin:]
+            self._text.cut(begin)
             return begin
         begin = known.first + 1 if known.first else 0
         if begin > last:
             return None
-        self._restart(tokens, begin)
+        self._begin_anew(tokens, begin)
         return begin
 
-    def _restart(self, tokens: Sequence[int], begin: int) -> None:
-        self._nextn.begin_at(begin)
+    def _begin_anew(self, tokens: Sequence[int], begin: int) -> None:
+        """What the lane holds is of no use: the next pair lies at ``begin``."""
+        self._anew = True
         self._text.replace(tokens[:begin])
 
-    def _read(self, tokens: Sequence[int], begin: int) -> tuple[Row, Row]:
-        """Read the pairs from ``begin``, the end of the cache, to the end of ``tokens``."""
+    def _read(self, tokens: Sequence[int], begin: int) -> Asking[Row]:
+        """Read the pairs from ``begin`` to the end of ``tokens``; the logits behind the last."""
         known, nextn = self._target.hidden, self._nextn
         for at in range(begin, len(tokens), nextn.n_batch):
             part = tokens[at : at + nextn.n_batch]
@@ -240,19 +139,14 @@ class MtpProposer:
                 if rows is None:
                     raise EngineError("hidden states of the target are missing")
                 states[lack:] = rows
-            answer = nextn.feed(part, states)
+            row = yield from self._feed(part, states, at)
             self._text += part
         known.forget(len(tokens) - 2)  # the last pair is read again when a round is retried
-        return answer
-
-    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
-        # what the block made of its own drafts is cut when the next round begins
-        pass
+        return row
 
     def forget(self) -> None:
         """Begin without any memory of a text."""
         self._text.clear()
-        self._nextn.begin_at(0)
 
     def close(self) -> None:
         self._nextn.close()

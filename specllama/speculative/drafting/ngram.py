@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.copying import Reader
-from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Method, always
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Verdict
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
 
 LONG_MATCH = 32  # beyond this a longer match says nothing more
 
 
-class NgramProposer:
+class NgramDrafter(Drafter):
     """Drafts by copying from the prompt and the reply so far.
 
     Args:
@@ -26,7 +27,7 @@ class NgramProposer:
     """
 
     name = "ngram"
-    needs: HiddenNeed = "nothing"
+    copies = True
 
     def __init__(self, *, n_max: int = 6, n_min: int = 2, reader: Reader | None = None) -> None:
         if not 1 <= n_min <= n_max:
@@ -36,13 +37,13 @@ class NgramProposer:
         self._hits: dict[int, list[int]] = {n: [0, 0] for n in self._sizes}
         self._found_size = 0  # of this round's match
         self._last_size = 0  # and of the one that was sent
-        self._request: Request | None = None
 
     def start(self, request: Request) -> None:
-        self._request = request
+        super().start(request)
         self._hits = {n: [0, 0] for n in self._sizes}
 
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        yield from ()
         guesses = self.guesses(tokens, room.n)
         if not guesses:
             return EMPTY_DRAFT
@@ -96,9 +97,6 @@ class NgramProposer:
             hits[0] += len(verdict.path)
             hits[1] += min(len(verdict.path) + 1, len(draft))
         self._last_size = 0
-
-    def close(self) -> None:
-        pass
 
 
 METHOD = Method(

@@ -18,14 +18,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.copying import Reader
-from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Method, always
 from specllama.speculative.history import History, Mark, common_prefix
 from specllama.speculative.matches import Matches
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import TreeBuilder
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Verdict
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
 
 BREAK = -1  # stands between texts; never proposed
 PAST = "suffix-past"  # guesses that continue as an earlier text did
@@ -88,7 +89,7 @@ class State:
         return path
 
 
-class SuffixProposer:
+class SuffixDrafter(Drafter):
     """Drafts by copying, in proportion to what the past says.
 
     Args:
@@ -100,7 +101,7 @@ class SuffixProposer:
     """
 
     name = "suffix"
-    needs: HiddenNeed = "nothing"
+    copies = True
 
     def __init__(
         self,
@@ -115,7 +116,6 @@ class SuffixProposer:
         self._given = [tuple(text) for text in past]
         self._remember = remember
         self._most = most
-        self._request: Request | None = None
         self._tested: list[list[float]] = [[0.0, 0.0] for _ in _RELIABLE]  # [hits, expected]
         self._used: int | None = None  # match length of this round's draft
         # of this round's guesses, the longest match first
@@ -127,10 +127,11 @@ class SuffixProposer:
         self._past = Matches(self._kept())
 
     def start(self, request: Request) -> None:
-        self._request = request
+        super().start(request)
         self._used = None
 
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        yield from ()
         if room.judged:
             guesses = self.guesses(tokens, room.n)
             if not guesses:

@@ -19,17 +19,16 @@ import numpy as np
 
 from specllama.backend.base import Context, Outputs, Vocab
 from specllama.errors import ContextFull, EngineError, PairIncompatible
-from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.asking import Asking, Pass, Place
+from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.history import History, common_prefix
 from specllama.speculative.sampling import SamplerChain, confidence
 from specllama.speculative.types import (
     EMPTY_DRAFT,
     Draft,
-    HiddenNeed,
     IntArray,
     Room,
     Rows,
-    Verdict,
 )
 
 SHARED_MIN = 0.9  # of the draft's tokens, for the first way
@@ -123,6 +122,7 @@ class TranslatedContext:
     Ids that the draft model does not share have logit -inf. It takes chains and returns one row.
     """
 
+    pool = None
     max_rows = 1
     max_leaves = 1
 
@@ -191,59 +191,52 @@ class TranslatedContext:
         self._inner.close()
 
 
-class RetokenizeProposer:
+class RetokenizingDrafter(Drafter):
     """Drafts with a model of any vocabulary: its text, cut into target tokens.
 
     Args:
-        context: the draft model's KV cache, in its own tokens.
+        lane: the draft model's, in its own tokens.
     """
 
     name = "draft"
-    needs: HiddenNeed = "nothing"
+    paid = name
 
-    def __init__(self, context: Context, target: Vocab, draft: Vocab, tokens: TokenMap) -> None:
-        self._context = context
+    def __init__(self, lane: Place, target: Vocab, draft: Vocab, tokens: TokenMap) -> None:
+        self.lane = lane
+        self.lanes = (lane,)
         self._target = target
         self._draft = draft
         self._speller = tokens.target_speller
         self._draft_speller = tokens.draft_speller
-        self._request: Request | None = None
         self._seen = History()  # target tokens
         self._ends: list[int] = []  # bytes of the text up to and including each
         self._text = bytearray()
         self._ids = History()  # the text in draft tokens
         self._id_ends: list[int] = []
 
-    @property
-    def context(self) -> Context:
-        return self._context
-
-    def start(self, request: Request) -> None:
-        self._request = request
-
-    def propose(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
-        request = self._request
-        if request is None:
-            raise EngineError("propose before start")
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        request = self.request
         if room.n <= 0 or not self._follow(tokens):
             return EMPTY_DRAFT
-        n = min(room.n, self._context.n_ctx - len(self._ids) + 1)
+        n = min(room.n, self.lane.n_ctx - len(self._ids) + 1)
         if n <= 0 or not self._ids:
             return EMPTY_DRAFT
-        keep = min(common_prefix(self._context.tokens, self._ids), len(self._ids) - 1)
-        self._context.rollback(keep)
-        unread = len(self._ids) - keep
+        held = min(common_prefix(self.lane.tokens, self._ids), len(self._ids) - 1)
+        unread = len(self._ids) - held
         # a backlog that is too dear for one round is read over several
         read = min(room.begin(self.name, unread), unread)
-        batch = min(512, self._context.n_batch)
-        for i in range(keep, keep + read, batch):
-            part = self._ids[i : min(i + batch, keep + read)]
-            row = self._context.forward(part, outputs="last")[0]
+        batch = min(512, self.lane.n_batch)
+        keep: int | None = held
+        for i in range(held, held + read, batch):
+            part = self._ids[i : min(i + batch, held + read)]
+            rows: Rows = yield Pass(self.lane, part, keep=keep)
+            keep = None
         if read < unread:
             return EMPTY_DRAFT
         written = bytearray()
         scores: list[float] = []
         while True:
+            row = rows[0]
             score = confidence(row)
             token = int(np.argmax(row))
             piece = self._draft.piece(token)
@@ -255,7 +248,7 @@ class RetokenizeProposer:
             scores.append(score)
             if len(scores) == n or not room.keep_going(len(scores), score):
                 break
-            row = self._context.forward([token], outputs="last")[0]
+            rows = yield Pass(self.lane, [token])
         guess = self._cut(tokens, bytes(written))[: room.n]
         return Draft.chain(
             guess,
@@ -328,17 +321,10 @@ class RetokenizeProposer:
                 return rest
         return self._speller.spell(data) or []
 
-    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
-        # rejected guesses are cut when the next round compares the cache with the text
-        pass
-
-    def close(self) -> None:
-        self._context.close()
-
 
 def join_vocabularies(
     context: Context, target: Vocab, draft: Vocab
-) -> TranslatedContext | RetokenizeProposer:
+) -> TranslatedContext | RetokenizingDrafter:
     """The better of the two ways for a draft model's cache.
 
     Raises:
@@ -348,7 +334,7 @@ def join_vocabularies(
     if tokens.shared >= SHARED_MIN:
         return TranslatedContext(context, tokens)
     if tokens.target_speller.can_write_text() and tokens.draft_speller.can_write_text():
-        return RetokenizeProposer(context, target, draft, tokens)
+        return RetokenizingDrafter(context, target, draft, tokens)
     raise PairIncompatible(
         f"the two vocabularies share {tokens.shared:.0%} of the draft's tokens, and one of them "
         "cannot write plain text letter by letter",

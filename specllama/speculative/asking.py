@@ -1,0 +1,194 @@
+"""What rounds and drafters ask for: they never run a model themselves.
+
+Both are generators. They yield what they need and are sent the answer, so that whoever drives them
+decides what shares a pass: ``drive`` answers one conversation at once, a scheduler answers many
+from one pass per model, replay and tests answer from a recording or a table.
+
+=========  ====================================  =========================================
+yielded    means                                 answered with
+=========  ====================================  =========================================
+``Pass``   evaluate these tokens                 rows [n, n_vocab], good until the lane's next pass
+``Feed``   evaluate these beside states  (row [n_vocab], state [width]) behind the last
+``Offer``  this draft could be sent              how many of its tokens go
+``Keep``   of the lane's last tree, this path    None
+``Cut``    of the lane, the first tokens         None
+=========  ====================================  =========================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from specllama.speculative.types import Draft, Row, Rows
+
+if TYPE_CHECKING:
+    from specllama.backend.base import Context, Outputs
+
+
+class Place(Protocol):
+    """A lane as those see it who may not run it: how large it is and what it holds."""
+
+    @property
+    def n_ctx(self) -> int: ...
+
+    @property
+    def n_vocab(self) -> int: ...
+
+    @property
+    def n_batch(self) -> int:
+        """Most tokens in one pass."""
+        ...
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens in the cache; read-only."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Evaluate ``tokens`` behind the first ``keep`` of the lane (None: behind all of them).
+
+    ``parents`` make it a tree, see ``Context.forward``, whose errors it may raise.
+    """
+
+    lane: Place
+    tokens: Sequence[int]
+    outputs: Outputs = "last"
+    keep: int | None = None
+    parents: Sequence[int] | None = None
+
+
+class StateLane(Protocol):
+    """A lane of a block that reads tokens beside hidden states; tokens lie at text positions."""
+
+    @property
+    def n_batch(self) -> int:
+        """Most tokens in one pass."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Of a state."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """Position of the first token that it holds."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """Position of the next one."""
+        ...
+
+    def begin_at(self, position: int) -> None:
+        """Hold nothing; the next token lies at ``position``."""
+        ...
+
+    def rollback_to(self, end: int) -> None:
+        """Cut tokens from position ``end`` on, which is ``first`` or later.
+
+        Raises:
+            EngineError: it could not; nothing is held and the next position is 0.
+        """
+        ...
+
+    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
+        """Read tokens at the end, each beside a state of ``states`` [n, width].
+
+        Returns the logits [n_vocab] of what follows (a view, until the next call) and the state
+        [width] behind the last token.
+
+        Raises:
+            ContextFull, EngineError: the lane is as it was, or empty.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Evaluate ``tokens`` beside ``states`` from position ``at`` on; ``anew``: hold only these.
+
+    Errors are those of ``StateLane.feed``.
+    """
+
+    lane: StateLane
+    tokens: Sequence[int]
+    states: Rows  # [n, width]
+    at: int
+    anew: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A draft that is ready. ``survival[i]``: probability that the target follows it to node i."""
+
+    draft: Draft
+    survival: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Of the lane's last pass, a tree, keep the nodes of ``path``."""
+
+    lane: Place
+    path: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Of the lane keep the first ``length`` tokens."""
+
+    lane: Place
+    length: int
+
+
+Ask = Pass | Feed | Offer | Keep | Cut
+T = TypeVar("T")
+Asking = Generator[Ask, Any, T]
+
+
+def drive(asking: Asking[T], answer: Callable[[Ask], object] | None = None) -> T:
+    """Answer until it is done; returns its result. Without ``answer`` every wish is granted.
+
+    Errors of an answer are raised where it was asked for.
+    """
+    answer = answer or grant
+    try:
+        ask = next(asking)
+        while True:
+            try:
+                answered = answer(ask)
+            except BaseException as error:
+                ask = asking.throw(error)
+            else:
+                ask = asking.send(answered)
+    except StopIteration as done:
+        return cast(T, done.value)
+
+
+def grant(ask: Ask) -> object:
+    """Run what is asked for at once, on its lane; every offered token goes."""
+    if isinstance(ask, Offer):
+        return len(ask.draft)
+    if isinstance(ask, Feed):
+        if ask.anew:
+            ask.lane.begin_at(ask.at)
+        else:
+            ask.lane.rollback_to(ask.at)
+        return ask.lane.feed(ask.tokens, ask.states)
+    lane = cast("Context", ask.lane)
+    if isinstance(ask, Pass):
+        if ask.keep is not None:
+            lane.rollback(ask.keep)
+        return lane.forward(ask.tokens, outputs=ask.outputs, parents=ask.parents)
+    if isinstance(ask, Keep):
+        lane.keep_path(ask.path)
+    else:  # a cache that could not be rolled back may hold less by now
+        lane.rollback(min(ask.length, len(lane.tokens)))
+    return None

@@ -1,0 +1,181 @@
+"""Conversations side by side: each writes what it would write alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from specllama.backend.base import Lane
+from specllama.backend.fake import FakePool, FakeTable, FakeVocab, fake_info
+from specllama.engine.engine import Engine
+from specllama.engine.methods import make_drafters
+from specllama.engine.slot import Slot
+from specllama.errors import EngineError, PromptTooLong
+from specllama.events import Finished, RoundDone
+from specllama.params import GenerateParams, SamplingParams
+from specllama.speculative.drafting.drafter import Drafter
+
+V = 24
+TABLE = FakeTable(V, seed=3, sharpness=2.0, eog_bias=-4.0)
+DRAFT = FakeTable(V, seed=4, sharpness=2.0, of=TABLE, agreement=0.7)
+METHODS = ("draft", "ngram", "suffix", "mixed", "tree", "merged", "lookahead", "none")
+
+
+def engine_of(slots: int, *, in_order: bool = True) -> Engine:
+    """Conversations share a pool of the target and one of the draft model.
+
+    Args:
+        in_order: False frees the target's cells instead of leaving ghosts.
+    """
+    pool = FakePool(TABLE, n_ctx=160, lanes=slots, in_order=in_order)
+    beside = FakePool(DRAFT, n_ctx=160, lanes=slots, in_order=False, by_order=False)
+
+    def parts() -> tuple[Lane, dict[str, Drafter]]:
+        lane = pool.open()
+        return lane, make_drafters(lane, beside.open())
+
+    target, drafters = parts()
+    more = [Slot(*parts()) for _ in range(slots - 1)]
+    return Engine(
+        target=target, drafters=drafters, more=more, vocab=FakeVocab(V), info=fake_info(160, V)
+    )
+
+
+def params(
+    method: str, seed: int, *, rule: str = "match", temperature: float = 0.8, ends: bool = True
+) -> GenerateParams:
+    return GenerateParams(
+        proposer=method,
+        seed=seed,
+        verify=rule,
+        window="fixed",
+        draft_max=4,
+        max_tokens=24,
+        ignore_eos=not ends,
+        sampling=SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0),
+    )
+
+
+def alone(prompt: Sequence[int], asked: GenerateParams) -> tuple[int, ...]:
+    *_, last = engine_of(1).generate(list(prompt), asked)
+    assert isinstance(last, Finished)
+    return last.token_ids
+
+
+def test_two_conversations_take_turns() -> None:
+    engine = engine_of(2)
+    prompts = [[1, 2, 3, 1, 2], [7, 8, 9]]
+    asked = [params("draft", 1), params("mixed", 2)]
+    ids = [engine.submit(p, a) for p, a in zip(prompts, asked, strict=True)]
+    texts: dict[int, tuple[int, ...]] = {}
+    order: list[int] = []
+    while events := engine.step():
+        for id, event in events:
+            if isinstance(event, RoundDone):
+                order.append(id)
+            if isinstance(event, Finished):
+                texts[id] = event.token_ids
+    for id, prompt, a in zip(ids, prompts, asked, strict=True):
+        assert texts[id] == alone(prompt, a)
+    assert 0 < order.index(ids[1]) < len(order) - 1 - order[::-1].index(ids[0]), "side by side"
+
+
+def test_conversations_share_passes() -> None:
+    """As many passes as the longer one takes, not as both take."""
+    engine = engine_of(2)
+    for seed in (1, 2):
+        engine.submit([1, 2, 3], params("none", seed, ends=False))
+    while engine.step():
+        pass
+    pool = engine.target.pool
+    assert isinstance(pool, FakePool)
+    assert pool.fake.passes.count(2) == 23
+    assert len(pool.fake.passes) < 30
+
+
+def test_a_third_has_to_wait() -> None:
+    engine = engine_of(2)
+    first, _ = engine.submit([1, 2], params("none", 1)), engine.submit([3], params("none", 2))
+    with pytest.raises(EngineError, match="busy"):
+        engine.submit([4], params("none", 3))
+    engine.drop(first)
+    third = engine.submit([4], params("none", 3))
+    said = [event for events in iter(engine.step, []) for id, event in events if id == third]
+    assert isinstance(said[-1], Finished)
+    assert said[-1].token_ids == alone([4], params("none", 3))
+
+
+def test_an_error_ends_one_conversation_only() -> None:
+    engine = engine_of(2)
+    good = engine.submit([1, 2], params("draft", 1))
+    bad = engine.submit([1] * 400, params("draft", 1))
+    said: dict[int, list[Any]] = {good: [], bad: []}
+    while events := engine.step():
+        for id, event in events:
+            said[id].append(event)
+    assert [type(event) for event in said[bad]] == [PromptTooLong]
+    assert said[good][-1].token_ids == alone([1, 2], params("draft", 1))
+    for _ in range(2):  # both slots are free again
+        engine.submit([1], params("none", 1))
+
+
+class Conversations(RuleBasedStateMachine):
+    """Any order of submitting, going on, cancelling, dropping: nobody changes another's text."""
+
+    @initialize(slots=st.integers(1, 3))
+    def start(self, slots: int) -> None:
+        self.engine = engine_of(slots)
+        self.slots = slots
+        self.asked: dict[int, tuple[list[int], GenerateParams]] = {}
+        self.cancelled: set[int] = set()
+
+    @rule(
+        prompt=st.lists(st.integers(1, V - 1), min_size=1, max_size=12),
+        method=st.sampled_from(METHODS),
+        seed=st.integers(0, 5),
+        sampled=st.sampled_from([("match", 0.0), ("match", 0.8), ("rejection", 0.8)]),
+    )
+    def submit(self, prompt: list[int], method: str, seed: int, sampled: tuple[str, float]) -> None:
+        if len(self.asked) < self.slots:
+            asked = params(method, seed, rule=sampled[0], temperature=sampled[1])
+            self.asked[self.engine.submit(prompt, asked)] = prompt, asked
+
+    @rule(steps=st.integers(1, 12))
+    def go_on(self, steps: int) -> None:
+        for _ in range(steps):
+            for id, event in self.engine.step():
+                if isinstance(event, Finished):
+                    text = alone(*self.asked.pop(id))
+                    if event.reason == "cancelled":
+                        assert id in self.cancelled
+                        text = text[: len(event.token_ids)]
+                    assert event.token_ids == text
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        if self.asked:
+            id = data.draw(st.sampled_from(sorted(self.asked)))
+            self.engine.cancel(id)
+            self.cancelled.add(id)
+
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        if self.asked:
+            id = data.draw(st.sampled_from(sorted(self.asked)))
+            self.engine.drop(id)
+            del self.asked[id]
+
+    @invariant()
+    def lanes_that_rest_hold_their_text(self) -> None:
+        for slot in self.engine._free:
+            slot.target.pool.settle()
+            assert slot.target.n_past == len(slot.target.tokens)
+
+
+Conversations.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+test_no_text_depends_on_its_neighbours = Conversations.TestCase
