@@ -176,10 +176,10 @@ def _finish(engine: Engine, prompt: Prompt, params: GenerateParams) -> tuple[Fin
 
 @contextmanager
 def random_pauses(engine: Engine, longest_ms: float, *, seed: int = 0) -> Iterator[None]:
-    """Let target passes take up to ``longest_ms`` longer, at random, and proposers a tenth of that.
+    """Let target passes take up to ``longest_ms`` longer, at random, and drafters a tenth of that.
 
     What a window decides from measured times then differs from run to run; the text must not.
-    Proposers are held up less, so that drafting stays worth while and there is something to decide.
+    Drafters are held up less, so that drafting stays worth while and there is something to decide.
     """
     rng = random.Random(seed)
     slowed: list[tuple[object, str]] = []
@@ -197,7 +197,7 @@ def random_pauses(engine: Engine, longest_ms: float, *, seed: int = 0) -> Iterat
     try:
         slow(engine.target, "forward", 1.0)
         for name in engine.drafters:
-            slow(engine.drafter(name), "propose", 0.1)
+            slow(engine.drafter(name), "draft", 0.1)
         yield
     finally:
         for owner, name in slowed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from specllama.backend.base import Lane, Vocab
@@ -146,8 +147,12 @@ class Engine:
 
     @property
     def windows(self) -> Callable[[GenerateParams], Window]:
-        """What makes the draft window of a request."""
+        """What makes the draft window of a request; another may be set."""
         return self._means.windows
+
+    @windows.setter
+    def windows(self, make: Callable[[GenerateParams], Window]) -> None:
+        self._means = replace(self._means, windows=make)
 
     @property
     def may_round(self) -> bool:

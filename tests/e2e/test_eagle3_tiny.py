@@ -37,7 +37,7 @@ def test_its_logits_are_those_of_numpy(tiny: Engine) -> None:
     llama.cpp rounds what enters a Q8_0 matrix to 8 bits; the guesses must not depend on it.
     """
     tiny.reset()
-    target, head = tiny.target, tiny.proposer("eagle3").context  # type: ignore[attr-defined]
+    target, head = tiny.target, tiny.drafter("eagle3").lane  # type: ignore[attr-defined]
     assert isinstance(target, CellLane)
     assert isinstance(head, EagleContext)
     reference = NumpyHead(head_file(), resolve("tiny-target"))
@@ -51,7 +51,6 @@ def test_its_logits_are_those_of_numpy(tiny: Engine) -> None:
         assert features is not None
         states = reference.fuse(features)
         head.fuse()
-        head.settle()
         head.rollback(0)
         head.base = 0
         row, tokens = head.forward(text, outputs="last")[0], text[1:]

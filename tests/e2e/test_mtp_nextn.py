@@ -26,7 +26,8 @@ from specllama.models.recipe.scale import TARGET_FILE
 from specllama.models.tensors import read_tensor
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.prompts import load_prompts
-from specllama.speculative.drafting.mtp import MtpDrafter, Nextn
+from specllama.speculative.asking import StateLane
+from specllama.speculative.drafting.mtp import MtpDrafter
 
 pytestmark = pytest.mark.e2e
 
@@ -56,10 +57,10 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     yield from opened(write_qwen35(folder / "q.gguf"), folder, n_ctx=256)
 
 
-def block(engine: Engine) -> Nextn:
+def block(engine: Engine) -> StateLane:
     proposer = engine.drafter("mtp")
     assert isinstance(proposer, MtpDrafter)
-    return proposer.nextn
+    return proposer._nextn
 
 
 def test_the_text_with_mtp_is_that_of_plain_decoding(fitted: Engine) -> None:
@@ -167,7 +168,7 @@ def test_rollbacks_of_the_block_leave_no_trace(fitted: Engine) -> None:
     nextn.begin_at(0)
     fresh = [nextn.feed([token], states[i : i + 1])[0].copy() for i, token in enumerate(ids)]
     for _ in range(60):
-        nextn.rollback(rng.randrange(nextn.end + 1))
+        nextn.rollback_to(rng.randrange(nextn.end + 1))
         while nextn.end < 60 and rng.random() < 0.8:
             n, at = rng.randrange(1, 5), nextn.end
             nextn.feed(ids[at : at + n], states[at : at + n])
@@ -176,7 +177,7 @@ def test_rollbacks_of_the_block_leave_no_trace(fitted: Engine) -> None:
         keep = nextn.end
         for i in range(min(3, 64 - keep)):  # drafts, on states that are not the text's
             nextn.feed([5], other[i : i + 1])
-        nextn.rollback(keep)
+        nextn.rollback_to(keep)
     nextn.begin_at(0)
 
 

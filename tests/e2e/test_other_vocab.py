@@ -59,7 +59,7 @@ def engine(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(folder / "home"))
         with Engine.load(TARGET, draft, options) as opened:
-            assert isinstance(opened.proposer("draft"), RetokenizingDrafter) == own
+            assert isinstance(opened.drafter("draft"), RetokenizingDrafter) == own
             yield opened
 
 
@@ -173,7 +173,7 @@ def test_which_way_is_taken_follows_from_what_is_shared(tmp_path: Path) -> None:
     assert compare(target, read_header(OTHER)).common < 0.9
     options = EngineOptions(n_ctx=256, threads=1, allow_other_vocab=True, check_memory=False)
     with Engine.load(TARGET, tmp_path / "fewer.gguf", options) as opened:
-        assert isinstance(opened.proposer("draft"), RetokenizingDrafter)
+        assert isinstance(opened.drafter("draft"), RetokenizingDrafter)
         both(opened, "Hello there", 0.7, max_tokens=24)
     with pytest.raises(PairIncompatible):
         Engine.load(TARGET, tmp_path / "nearly.gguf", EngineOptions(n_ctx=256, threads=1))

@@ -88,7 +88,7 @@ def test_any_decision_of_a_window_gives_the_same_text(
     tiny: Engine, prompts: list[Prompt], proposer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(proposer)
-    monkeypatch.setattr(tiny, "_make_window", lambda params: Moody(params, rng))
+    monkeypatch.setattr(tiny, "windows", lambda params: Moody(params, rng))
     cases = list(prove(tiny, prompts[4:8], proposers=(proposer,), draft_max=(6, 6), max_tokens=24))
     assert len(cases) == 24
     assert [c for c in cases if not c.identical] == []
@@ -102,7 +102,7 @@ def test_pauses_really_slow_down_and_go_away(tiny: Engine, prompts: list[Prompt]
     with random_pauses(tiny, 1.0):
         assert tiny.target.forward != before
     assert tiny.target.forward == before
-    assert "propose" not in vars(tiny.proposer("draft"))
+    assert "draft" not in vars(tiny.drafter("draft"))
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -153,6 +153,8 @@ def test_a_prompt_that_is_not_there_cannot_be_the_first(tmp_path: Path) -> None:
 
 
 class Unopenable(Drafter):
+    name = "self"
+
     def start(self, request: Request) -> None:
         raise CannotLoad("no room for a second model")
 

@@ -44,7 +44,7 @@ def sleepy(own_tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> random.Random:
 
     monkeypatch.setattr(kind, "forward", slow)
     # what other tests lost is not this one's: an account that is empty drafts nothing
-    monkeypatch.setattr(own_tiny, "_make_window", Windows(Profile(), own_tiny.info))
+    monkeypatch.setattr(own_tiny, "windows", Windows(Profile(), own_tiny.info))
     return rng
 
 

@@ -94,7 +94,6 @@ def test_logits_are_those_of_numpy(
     assert features is not None
     fused = reference.fuse(features)
     head.fuse()
-    head.settle()
     row = head.forward(text, outputs="last")
     logits, own = reference.run(text[1:], fused)
     same(row[0], logits[-1])
@@ -143,7 +142,7 @@ def test_after_any_rounds_the_cache_is_that_of_a_fresh_head(
     target.forward(text[:-1], outputs="none")
     for turn in range(120):
         head.fuse()
-        head.settle()
+        head.rollback(min(head.settled, len(head.tokens)))
         agreed = min(len(head.tokens), len(text) - 1)
         while head.tokens[:agreed] != text[:agreed]:
             agreed -= 1
@@ -342,7 +341,7 @@ def engine(target_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_one_text_per_seed_with_the_head_and_without(engine: Engine, temperature: float) -> None:
-    """F32 targets round wide passes otherwise: passes are cut to rows that are bit-identical."""
+    """F32 targets round wide passes otherwise, by far less than the leads of these texts."""
     params = GenerateParams(
         sampling=SamplingParams(temperature=temperature, min_p=0.0, top_k=0),
         max_tokens=40,
@@ -351,7 +350,6 @@ def test_one_text_per_seed_with_the_head_and_without(engine: Engine, temperature
         draft_max=6,
         window="fixed",
         ignore_eos=True,
-        exact=True,
     )
     plain = finish(engine, params.replace(speculate=False))
     drafted = finish(engine, params)

@@ -133,7 +133,9 @@ def test_a_whole_chat(tmp_path: Path) -> None:
             template=TEMPLATE,
         )
         question = [Message("user", "the model?")]
-        reply = Reply(GenerateParams(), vocab, engine.reader(question, [0], GenerateParams()))
+        reply = Reply(
+            GenerateParams(), vocab, engine._means.prompting.reader(question, [0], GenerateParams())
+        )
         ids = vocab.tokenize(RAW + "<|return|>", add_special=False, parse_special=True)
         taken = reply.take(ids)
         assert taken.reason == "stop_token", "<|end|> ends a message, not the reply"
@@ -146,9 +148,9 @@ def test_a_whole_chat(tmp_path: Path) -> None:
         assert isinstance(end, Finished)
         assert "<|message|>" not in end.text
         free, bound = GenerateParams(), GenerateParams(grammar='root ::= "x"')
-        assert engine.reader("raw text", [0], free) is None
-        assert engine.reader([1, 2], [0], free) is None
-        assert engine.reader(question, [0], bound) is None
+        assert engine._means.prompting.reader("raw text", [0], free) is None
+        assert engine._means.prompting.reader([1, 2], [0], free) is None
+        assert engine._means.prompting.reader(question, [0], bound) is None
     finally:
         model.close()
 
