@@ -1,4 +1,4 @@
-"""``--json``: one object on one line, streams as JSON Lines, and every field in README."""
+"""``--json``: one object on one line, streams as JSON Lines, every field on the page about it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.usefixtures("nobody_else")
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / ".github" / "json.md"
 # Their keys are data, or stand elsewhere: in the table of events, and in docstrings.
 MAPS = {"by_source", "header", "requests", "memory", "report"}
 
@@ -23,8 +23,8 @@ DOCUMENTS = (
 
 
 def table(heading: str) -> dict[str, str]:
-    """The rows of a README table by what their first cell names."""
-    part = README.read_text("utf-8").partition(f"### {heading}\n")[2].partition("\n## ")[0]
+    """The rows of a table of the page by what their first cell names."""
+    part = PAGE.read_text("utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
     rows: dict[str, str] = {}
     for line in part.splitlines():
         if line.startswith("| ") and not line.startswith("|-"):
@@ -54,7 +54,7 @@ def fields(value: dict[str, Any], depth: int = 2) -> set[str]:
 
 
 @pytest.mark.parametrize("command", DOCUMENTS)
-def test_a_document_is_one_object_and_its_fields_are_in_readme(cli, command: str) -> None:
+def test_a_document_is_one_object_and_its_fields_are_documented(cli, command: str) -> None:
     cli("run", "Hello")
     if command == "log texts":
         from specllama.store.corpus import Corpus
@@ -64,14 +64,14 @@ def test_a_document_is_one_object_and_its_fields_are_in_readme(cli, command: str
     assert len(result.out.splitlines()) == 1, result.err
     data = json.loads(result.out)
     assert isinstance(data, dict)
-    rows = table("JSON")
+    rows = table("Documents")
     name = next(name for name in (command, *command.rsplit(" ", 1)) if name in rows)
     assert fields(data) - words(rows[name], rows) == set()
 
 
-def test_streams_are_lines_and_their_fields_are_in_readme(cli) -> None:
+def test_streams_are_lines_and_their_fields_are_documented(cli) -> None:
     lines = cli("run", "Hello", "--json").json
-    rows = table("Events (`--json`) and the counting law")
+    rows = table("Events")
     for line in lines:
         assert set(line) - {"type"} - words(rows[line["type"]], rows) == set()
     assert cli("log", "show", "--json").json[0]["type"] == "run"
