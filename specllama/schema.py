@@ -1,7 +1,7 @@
 """Every setting: its flag, its key in files, its type, default and help text.
 
 One table serves ``--help``, settings files, environment variables and ``config show``. Defaults are
-those of the parameter classes, so they are written down once.
+those of the parameter classes, so each is written down once.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Setting:
     """One option.
 
     Attributes:
-        name: the long option and the key in files, in kebab case.
+        name: the long option, and the key in files, in kebab case.
         kind: type of the value; "texts" is a list.
         field: where it goes: ``engine.X``, ``generate.X``, ``sampling.X``, or ``app.X`` for what
             the front ends use themselves.
-        help: one sentence, shown by ``--help`` and ``config show``.
+        help: one or two sentences, shown by ``--help`` and ``config show``.
         group: heading in ``--help``.
-        flags: how it is typed; the long name unless given.
+        flags: how it is typed, if not by its long name.
         choices: the only values allowed.
-        metavar: how the value is called in ``--help``.
-        flag: can be typed on the command line, not only set.
-        unset: what other tools write for "as if it were not given".
+        metavar: what ``--help`` calls the value.
+        flag: whether it can be typed on the command line, not only set.
+        unset: the value by which other tools say "not given".
     """
 
     name: str
@@ -83,8 +83,8 @@ SCHEMA: tuple[Setting, ...] = (
         "model",
         "text",
         "app.model",
-        "Target: a path, user/repo[:quant] or a catalogue name; if none is given the bundled "
-        "tiny pair, in the terminal app the one opened last.",
+        "Target: a path, user/repo[:quant] or a catalogue name. Without it: the bundled tiny "
+        "pair; in the terminal app, the pair opened last.",
         _M,
         ("-m", "--model"),
         metavar="REF",
@@ -102,8 +102,7 @@ SCHEMA: tuple[Setting, ...] = (
         "head",
         "texts",
         "engine.heads",
-        "Drafting head trained for the target (an EAGLE-3 or Medusa file); may be given several "
-        "times.",
+        "Drafting head trained for the target (an EAGLE-3 or Medusa file); repeatable.",
         _M,
         metavar="FILE",
     ),
@@ -111,7 +110,7 @@ SCHEMA: tuple[Setting, ...] = (
         "ctx-size",
         "int",
         "engine.n_ctx",
-        "Context length in tokens, 0 for the trained length; that, up to 8192, unless given.",
+        "Context length in tokens; 0 is the trained length. Unset: that, but at most 8192.",
         _M,
         ("-c", "--ctx-size"),
     ),
@@ -136,7 +135,7 @@ SCHEMA: tuple[Setting, ...] = (
         "threads",
         "int",
         "engine.threads",
-        "CPU threads. Unless given: the number of physical cores, or fewer while that is faster.",
+        "CPU threads. Unset: the physical cores, or fewer while that is faster.",
         _M,
         ("-t", "--threads"),
     ),
@@ -168,7 +167,7 @@ SCHEMA: tuple[Setting, ...] = (
         "batch-size",
         "int",
         "engine.n_batch",
-        "Prompt tokens per pass. Unless given: 512 on a GPU, 256 on a CPU.",
+        "Prompt tokens per pass. Unset: 512 on a GPU, 256 on a CPU.",
         _M,
     ),
     Setting("mmap", "bool", "engine.use_mmap", "Map model files instead of reading them.", _M),
@@ -191,14 +190,15 @@ SCHEMA: tuple[Setting, ...] = (
         "max-leaves",
         "int",
         "engine.max_leaves",
-        "Most branches of a token tree; 1 prepares for chains only.",
+        "Most branches in a token tree; 1 allows chains only.",
         _S,
     ),
     Setting(
         "keep-texts",
         "bool",
         "engine.keep_texts",
-        "Keep texts on disk, as token ids, for the suffix proposer to copy from in later runs.",
+        "Keep texts on disk, as token ids, so that the suffix method can copy from them in later "
+        "runs.",
         _S,
     ),
     Setting(
@@ -213,7 +213,8 @@ SCHEMA: tuple[Setting, ...] = (
         "proposer",
         "text",
         "generate.proposer",
-        "Who drafts: auto is mixed, copies of the text and what the pair has to draft with.",
+        "Method of drafting. auto is mixed: copies of the text compete with the draft model or "
+        "head of the pair.",
         _S,
         choices=PROPOSERS,
     ),
@@ -221,19 +222,26 @@ SCHEMA: tuple[Setting, ...] = (
         "draft-max",
         "int",
         "generate.draft_max",
-        "Most tokens drafted per round, 0 decodes plainly; 15 where that is bit-exact, else 6.",
+        "Most tokens drafted per round; 0 decodes plainly. Unset: 15 where that is bit-exact, "
+        "else 6.",
         _S,
     ),
     Setting(
         "window",
         "text",
         "generate.window",
-        "auto drafts as far as it pays on this machine, all drafting of a pair together never more "
-        "than 8 plain steps behind, then 1 %; fixed always up to draft-max.",
+        "auto drafts only as far as it pays on this machine, and never falls more than 8 plain "
+        "steps plus 1 % behind; fixed always drafts up to draft-max.",
         _S,
         choices=WINDOWS,
     ),
-    Setting("draft-min", "int", "generate.draft_min", "Fewest tokens worth a draft.", _S),
+    Setting(
+        "draft-min",
+        "int",
+        "generate.draft_min",
+        "Do not draft at all where fewer tokens than this would be drafted.",
+        _S,
+    ),
     Setting(
         "draft-p-min", "float", "generate.draft_p_min", "Stop drafting below this confidence.", _S
     ),
@@ -241,7 +249,8 @@ SCHEMA: tuple[Setting, ...] = (
         "verify",
         "text",
         "generate.verify",
-        "Verification rule; match gives the text of plain decoding, the others its distribution.",
+        "Verification rule. match writes the text of plain decoding, token for token; the others "
+        "keep its distribution.",
         _S,
         choices=tuple(VERIFY_RULES),
     ),
@@ -256,14 +265,14 @@ SCHEMA: tuple[Setting, ...] = (
         "min-speculative-tokens",
         "int",
         "generate.min_speculative_tokens",
-        "Do not speculate for replies limited to fewer tokens.",
+        "Decode plainly when a reply is limited to fewer tokens.",
         _S,
     ),
     Setting(
         "seed",
         "int",
         "generate.seed",
-        "Random seed; drawn and reported if none, or -1, is given.",
+        "Random seed. Unset or -1: drawn at random, and reported.",
         _T,
         unset=-1,
     ),
@@ -280,14 +289,14 @@ SCHEMA: tuple[Setting, ...] = (
         "top-p",
         "float",
         "sampling.top_p",
-        "Keep the likeliest tokens up to this probability; 1 keeps all.",
+        "Keep the likeliest tokens that sum to this probability; 1 keeps all.",
         _T,
     ),
     Setting(
         "min-p",
         "float",
         "sampling.min_p",
-        "Drop tokens below this share of the likeliest one's probability.",
+        "Drop tokens less likely than this fraction of the likeliest one.",
         _T,
     ),
     Setting(
@@ -309,21 +318,21 @@ SCHEMA: tuple[Setting, ...] = (
         "repeat-last-n",
         "int",
         "sampling.repeat_last_n",
-        "Tokens looked back at by the penalties; -1 is the context.",
+        "How many tokens the penalties look back; -1 is the whole context.",
         _T,
     ),
     Setting(
         "presence-penalty",
         "float",
         "sampling.presence_penalty",
-        "Subtracted once from tokens that occurred.",
+        "Subtracted once from the score of every token that occurred.",
         _T,
     ),
     Setting(
         "frequency-penalty",
         "float",
         "sampling.frequency_penalty",
-        "Subtracted for each time a token occurred.",
+        "Subtracted for every time a token occurred.",
         _T,
     ),
     Setting(
@@ -345,14 +354,14 @@ SCHEMA: tuple[Setting, ...] = (
         "dry-penalty-last-n",
         "int",
         "sampling.dry_penalty_last_n",
-        "Tokens DRY looks back at; -1 is the context.",
+        "How many tokens DRY looks back; -1 is the whole context.",
         _T,
     ),
     Setting(
         "dry-sequence-breaker",
         "texts",
         "sampling.dry_sequence_breakers",
-        "Text that ends a repeat for DRY; may be given several times.",
+        "Text at which DRY stops matching a repeat; repeatable.",
         _T,
     ),
     Setting(
@@ -373,7 +382,7 @@ SCHEMA: tuple[Setting, ...] = (
         "max-tokens",
         "int",
         "generate.max_tokens",
-        "Longest reply; until the context is full if none, or -1, is given.",
+        "Longest reply, in tokens. Unset or -1: until the context is full.",
         _L,
         ("-n", "--max-tokens"),
         unset=-1,
@@ -382,14 +391,14 @@ SCHEMA: tuple[Setting, ...] = (
         "stop",
         "texts",
         "generate.stop",
-        "Text that ends the reply; may be given up to 16 times.",
+        "Text that ends the reply; repeatable, up to 16 times.",
         _L,
     ),
     Setting(
         "ignore-eos",
         "bool",
         "generate.ignore_eos",
-        "Go on after the model's end token; a complete grammar still ends the reply.",
+        "Continue past the model's end token; a complete grammar still ends the reply.",
         _L,
     ),
     Setting(

@@ -36,7 +36,7 @@ SUMMARIES = {
     "completion": "Print the completion script for a shell.",
 }
 
-# What people type who come from other tools, and what it is called here.
+# What people used to other tools type, and what it is called here.
 SHORT = {
     "pull": ("hub", "pull"),
     "list": ("hub", "ls"),
@@ -46,11 +46,11 @@ SHORT = {
     "search": ("hub", "search"),
 }
 ELSEWHERE = {
-    "ps": "nothing runs in the background: a model is loaded by the command that uses it, and"
-    " leaves with it; the models on disk: specllama hub ls",
+    "ps": "nothing runs in the background: a model is loaded by the command that uses it and freed"
+    " when that ends; to list the models on disk: specllama hub ls",
     "stop": "nothing runs in the background: Ctrl-C stops a reply",
-    "create": "settings of your own: specllama config set, or a specllama.toml in the folder",
-    "push": "models are pulled only; to make a file smaller: specllama quantize",
+    "create": "to keep settings of your own: specllama config set, or specllama.toml in the folder",
+    "push": "models can only be pulled; to make a file smaller: specllama quantize",
     "help": "see specllama --help, and COMMAND --help",
 }
 
@@ -62,15 +62,15 @@ Examples:
   specllama chat -m qwen3-8b                 chat with a model from the catalogue
   specllama prove                            same seed, same text: see for yourself
 
-pull, list, show, rm and search are short for those of hub.
+pull, list, show, rm and search are short for the commands of hub.
 
 Settings come from flags, SPECLLAMA_* variables, ./specllama.toml and the user's
-config.toml, in this order (specllama config show --origin).
+config.toml; the first that has one wins (specllama config show --origin).
 """
 
 
 class ReaderGone(Exception):
-    """Whoever read our output has closed it, which is how ``| head`` ends: nothing is wrong."""
+    """The reader of our output closed it, as ``| head`` does: nothing is wrong."""
 
 
 class Commands(click.Group):
@@ -154,8 +154,8 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 def group(ctx: click.Context, offline: bool) -> None:
     """Run quantized GGUF models on your own machine, sped up by speculative decoding.
 
-    A small draft model guesses a few tokens, the target checks them all in one pass. The text is
-    the one the target alone would have written.
+    A small draft model guesses a few tokens, and the target checks them all in one pass. The text
+    is what the target alone would have written.
     """
     if offline:
         # the variable reaches the engine's process too

@@ -20,6 +20,8 @@ def confirm(question: str, *, default: bool = True) -> None:
         click.Abort: the answer is no.
     """
     if not sys.stdin.isatty():
-        raise UsageError(f"{question.rstrip('?')}: nobody is there to ask", "add -y to agree")
+        raise UsageError(
+            f"{question.rstrip('?')}: there is no terminal to ask on", "add -y to agree"
+        )
     if not click.confirm(question, default=default, err=True):
         raise click.Abort

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   specllama bench run                      the bundled pair, on and off
-  specllama bench run --out before         keep it: before.json, .md and .html
+  specllama bench run --out before         write before.json, .md and .html
   specllama bench compare before.json after.json
   specllama bench scale --to 1b pair/      the bundled pair at the cost of 1 B
 """
@@ -72,43 +72,43 @@ def command() -> None:
     "--ignore-eos/--no-ignore-eos",
     default=True,
     show_default=True,
-    help="Always write --max-tokens, so that every arm does the same work.",
+    help="Always write --max-tokens tokens, so that every arm does the same work.",
 )
 @click.option(
     "--proposer",
     "proposers",
     multiple=True,
     type=click.Choice(PROPOSERS),
-    help="May be repeated: one arm each. Default: the setting's; else auto.",
+    help="Repeatable: one arm each. Default: the setting; else auto.",
 )
 @click.option(
     "--length",
     "lengths",
     multiple=True,
     type=LENGTH,
-    help="Also a fixed window of this length, and each program given with --against at it; "
-    "may be given several times.",
+    help="Add a fixed window of this length, and run every program given with --against at it; "
+    "repeatable.",
 )
 @click.option(
     "--against",
     "peers",
     multiple=True,
     metavar="KIND WHERE",
-    help='plain (the default), "llama-server URL" of one that runs, or a program to start: '
+    help='plain (the default), "llama-server URL" of a running one, or a program to start: '
     '"llama-server PATH [ARG…]", "llama-cli PATH", "llama-speculative-simple PATH [ARG…]".',
 )
 @settings_options(only=(*LOADING, "verify", "window", "draft-max"))
 @click.option(
     "--useless-draft",
     is_flag=True,
-    help="Make every guess of the draft model wrong at unchanged cost: the worst case.",
+    help="Make every guess of the draft model wrong, at the same cost: the worst case.",
 )
 @click.option(
     "--breakdown",
     "spent",
     is_flag=True,
-    help="Also show where the time went: plain steps, reading into the draft model, drafts of each "
-    "source, and what each gained. Reports always have it.",
+    help="Also show where the time went (plain steps, reading text into the draft model, drafts of "
+    "each source) and what each gained. Reports always have it.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Write OUT.json, OUT.md and OUT.html.")
 @click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
@@ -132,16 +132,19 @@ def run(
 ) -> None:
     """Time plain decoding, speculation and peers.
 
-    Every arm answers every prompt in turn (interleaved), with the same tokens, limits and seeds.
-    Ratios are of totals within a repetition; their median and range are shown. "same text" counts
-    the replies that equal plain decoding token by token, "own time" is the share that neither the
-    target nor the draft model took (handing on the events and the round log included), "worst 500"
-    the slowest 500 tokens over plain, "500 in run" the same over the plain passes of that very run:
-    what drafting took, not the neighbours.
+    The arms take turns: each answers every prompt with the same tokens, limits and seeds. Ratios
+    are of totals within a repetition; their median and range are shown.
 
-    With --window auto there are two arms of each method: "cold" knows nothing of the pair at the
-    beginning of every repetition, "warm" what was learnt before (best by `specllama tune`, which
-    learns on the other half of the shipped prompts). What a bench learns is not kept.
+    \b
+    same text    replies that equal plain decoding, token by token
+    own time     the share of the time that neither model took, events and round log included
+    worst 500    the slowest 500 tokens, over plain decoding
+    500 in run   the same over the plain passes of that very run: the cost of drafting alone,
+                 without what other programs took
+
+    With --window auto each method has two arms. "cold" begins every repetition knowing nothing of
+    the pair; "warm" begins with what was learnt before, best with `specllama tune`, which learns on
+    the other half of the shipped prompts. What a bench learns is not kept.
     """
     from specllama.bench.arms import EngineArm, Task, make_useless
     from specllama.bench.energy import EnergyMeter
@@ -168,7 +171,7 @@ def run(
         engine = stack.enter_context(loading.open_engine(settings, quiet=as_json))
         if useless_draft:
             make_useless(engine)
-        # every reply is logged as a user's is, and the log costs time
+        # replies are logged as a user's are: the log costs time
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
         arms: list[Arm] = [EngineArm("plain", engine, base.replace(speculate=False), logs=logs)]
         tuned = _tuned(engine)
@@ -230,12 +233,12 @@ def compare_reports(first: Path, second: Path, as_json: bool) -> None:
 
 @command.command("table")
 @click.argument("reports", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--temperature", default=0.0, show_default=True, help="Of the replies.")
+@click.option("--temperature", default=0.0, show_default=True, help="Temperature of the replies.")
 def table(reports: tuple[Path, ...], temperature: float) -> None:
     """Print the speed of every method by kind of text, cold → warm, as Markdown.
 
-    REPORTS are the OUT.json of `bench run --out`; of several the later one counts where both have a
-    method. The README's table is made with it.
+    REPORTS are files written by `bench run --out`. If several hold a method, the last one counts.
+    The table in README is made with this command.
     """
     from specllama.bench.report import by_kind, read_report
 
@@ -253,10 +256,10 @@ def table(reports: tuple[Path, ...], temperature: float) -> None:
 def scale(
     out: Path, target: str | None, draft: str | None, to: str, draft_to: str | None, as_json: bool
 ) -> None:
-    """Write a pair that costs like a large one.
+    """Write a pair that costs as much as a large one.
 
-    It computes what the small one does: real cost, unchanged text, for measurements where no large
-    model is at hand. Whatever is measured on a scaled pair should say so. Needs the package gguf:
+    It computes what the small pair does: real cost, unchanged text, for measurements where no large
+    model is at hand. Say so wherever a figure comes from a scaled pair. Needs the package gguf:
     pip install gguf
     """
     from specllama.errors import SpecllamaError, UsageError
@@ -292,7 +295,7 @@ def scale(
 
 
 def _states(engine: Engine) -> dict[str, Callable[[], Profile] | None]:
-    """What the arms of a method begin from, by name: nothing, and what is known of the pair."""
+    """What the arms of a method start from, by name: nothing, and what is known of the pair."""
     from specllama.engine.profiles import Profile, Windows
 
     windows = engine.windows
@@ -304,7 +307,7 @@ def _states(engine: Engine) -> dict[str, Callable[[], Profile] | None]:
         states["warm"] = known.copy
     else:
         click.echo(
-            "nothing is known of this pair yet, so there is no warm arm; first: specllama tune",
+            "nothing is known of this pair yet, so there is no warm arm; run specllama tune first",
             err=True,
         )
     return states
@@ -319,7 +322,7 @@ def _tuned(engine: Engine) -> str | None:
 
 
 def _tell_apart(arms: list[Arm]) -> None:
-    """Number arms of one name: figures are gathered by name."""
+    """Number arms that share a name: figures are gathered by name."""
     seen: dict[str, int] = {}
     for arm in arms:
         seen[arm.name] = seen.get(arm.name, 0) + 1
@@ -332,7 +335,7 @@ def _chosen(path: Path | None, slices: tuple[str, ...], count: int) -> list[Prom
     from specllama.prompts import half, load_prompts
 
     prompts = load_prompts(path)
-    if path is None:  # tune has learnt on the others
+    if path is None:  # tune learns on the others
         prompts = half(prompts, "bench")
     if slices:
         have = sorted({prompt.slice for prompt in prompts})
@@ -393,7 +396,7 @@ def _show(result: Comparison, out: Path | None, as_json: bool, spent: bool) -> N
         click.echo(f"wrote {path}", err=True)
 
 
-# Columns that a narrow terminal goes without, the first to go first.
+# Columns that a narrow terminal drops, in this order.
 _SPARE = (6, 7, 5, 4, 12, 8, 11)
 
 

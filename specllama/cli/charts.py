@@ -1,4 +1,4 @@
-"""Small charts from block characters, readable without colour; and the same as PNG."""
+"""Small charts of block characters, readable without colour; and the same as PNG."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _PARTS = " ▏▎▍▌▋▊▉█"
 
 
 def columns(values: Sequence[float | None], *, height: int, top: float, unit: str) -> list[str]:
-    """A column chart, one column per value; ``·`` stands where there is none.
+    """A column chart, one column per value; ``·`` marks a missing one.
 
     Args:
         values: finite numbers from 0 to ``top``, or None.
         height: rows.
         top: value of the upper edge, > 0.
-        unit: written behind the axis labels.
+        unit: written after the axis labels.
     """
     rows: list[str] = []
     labels = {height - 1: top, height // 2 if height > 2 else -1: top / 2, 0: 0.0}

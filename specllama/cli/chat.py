@@ -20,7 +20,7 @@ Examples:
   specllama chat                             the pair opened last; at first the bundled one
   specllama chat -m tiny                     the bundled pair
   specllama chat -m qwen3-8b --system "Answer in one sentence."
-  specllama chat --resume                    go on with the last conversation
+  specllama chat --resume                    continue the last conversation
   specllama chat --plain                     line by line; screen readers, dumb terminals
   printf 'Hi\\nAnd again\\n' | specllama chat  every line is a turn
 
@@ -40,7 +40,7 @@ In a plain chat, /help lists the commands; a \\ at the end of a line or a pair o
     metavar="[ID]",
     shell_complete=completing.conversations,
     group="Output",
-    help="Go on with a stored conversation, the last one unless named.",
+    help="Continue a stored conversation; without ID, the last one.",
 )
 @grouped(
     "--unstored",
@@ -52,13 +52,15 @@ In a plain chat, /help lists the commands; a \\ at the end of a line or a pair o
 def command(plain: bool, resume: str | None, unstored: bool, quiet: bool, **flags: Any) -> int:
     """Chat with a model.
 
-    Conversations are stored and can be resumed, also after a crash; --unstored keeps nothing, and
+    Conversations are stored and can be resumed, even after a crash. --unstored keeps nothing;
     specllama history deletes what was kept.
     """
     settings = resolve(flags)
     if unstored:
         if resume is not None:
-            raise UsageError("--unstored keeps nothing, --resume goes on with what was kept")
+            raise UsageError(
+                "--unstored keeps nothing, so there is nothing for --resume to continue"
+            )
         settings = settings.with_flags({"log": False, "keep-texts": False})
     params = settings.generate_params()
     if not (plain or unstored) and _can_draw():

@@ -1,6 +1,6 @@
 """What the shell completes besides commands and options: models, settings, runs, conversations.
 
-Asked only by the shell; whatever goes wrong there completes nothing.
+Only the shell asks; an error there completes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def _fitting(names: Callable[[], Iterable[str]]) -> Complete:
     def complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
         try:
             return [CompletionItem(name) for name in names() if name.startswith(begun)]
-        except Exception:  # a traceback in the middle of a prompt would help nobody
+        except Exception:  # a traceback would land in the middle of a shell prompt
             return []
 
     return complete

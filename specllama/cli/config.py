@@ -1,4 +1,4 @@
-"""``specllama config``: what is set, where it comes from, and changing it."""
+"""``specllama config``: show what is set and where it comes from, and change it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Examples:
   specllama config set --project temperature 0
   specllama config unset model
 
-A typed flag wins over SPECLLAMA_* variables, these over ./specllama.toml, this
+A typed flag wins over a SPECLLAMA_* variable, that over ./specllama.toml, that
 over the user's config.toml. Keys are the long option names.
 """
 
@@ -41,11 +41,11 @@ def command() -> None:
 
 @command.command("show")
 @click.argument("key", required=False, shell_complete=completing.settings)
-@click.option("--all", "show_all", is_flag=True, help="Also settings left at their default.")
+@click.option("--all", "show_all", is_flag=True, help="Include settings at their default.")
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def show(key: str | None, show_all: bool, origin: bool, as_json: bool) -> None:
-    """Show settings as TOML; with KEY only its value."""
+    """Show settings as TOML; with KEY, only its value."""
     settings = load_settings()
     if key is not None and not (origin or as_json):
         output.line(_toml(settings[find(key).name]))
@@ -75,7 +75,7 @@ def show(key: str | None, show_all: bool, origin: bool, as_json: bool) -> None:
     if as_json:
         output.document({"settings": listed})
     if not shown:
-        diagnostics.note("everything is at its default; see all with --all")
+        diagnostics.note("everything is at its default; --all shows all settings")
 
 
 @command.command("set")
@@ -83,7 +83,7 @@ def show(key: str | None, show_all: bool, origin: bool, as_json: bool) -> None:
 @click.argument("value")
 @click.option("--project", is_flag=True, help=f"Write ./{PROJECT_FILE} instead.")
 def set_(key: str, value: str, project: bool) -> None:
-    """Set KEY to VALUE; comments in the file stay."""
+    """Set KEY to VALUE; comments in the file are kept."""
     setting = find(key)
     parsed: Any = check(setting.name, parse_text(setting, value))
     path = _file(project)
@@ -91,14 +91,14 @@ def set_(key: str, value: str, project: bool) -> None:
     diagnostics.note(f"{setting.name} = {_toml(parsed)} in {path}")
     winner = load_settings().origin(setting.name)
     if winner != str(path):
-        diagnostics.warn(f"{winner} has another word on {setting.name} and wins")
+        diagnostics.warn(f"{winner} sets {setting.name}, too, and wins")
 
 
 @command.command("unset")
 @click.argument("key", shell_complete=completing.settings)
 @click.option("--project", is_flag=True, help=f"Change ./{PROJECT_FILE} instead.")
 def unset(key: str, project: bool) -> None:
-    """Remove KEY, so that its default counts again."""
+    """Remove KEY, so that its default applies again."""
     name = find(key).name
     path = _file(project)
     if name not in read_file(path):

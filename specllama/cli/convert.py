@@ -1,4 +1,4 @@
-"""``specllama convert``: published draft heads to files that specllama loads."""
+"""``specllama convert``: turn published draft heads into files that specllama loads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import click
 from specllama.cli import output
 
 EPILOG = """\b
-CHECKPOINT is a folder with medusa_lm_head.safetensors, or that file. A .pt file is a pickle; it is
-read only where PyTorch can do so without running what is in it.
+CHECKPOINT is a folder with medusa_lm_head.safetensors, or that file. A .pt file is a pickle; it
+is read only if PyTorch can do so without running the code in it.
 
 \b
 Example:

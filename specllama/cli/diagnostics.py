@@ -41,7 +41,7 @@ DIM, RED, YELLOW = "2", "31", "33"
 
 
 def say(text: str, *codes: str) -> None:
-    """A line to stderr, safe for a terminal; a closed stderr is nobody's problem."""
+    """A line to stderr, safe for a terminal; a closed stderr is ignored."""
     try:
         print(styled(sanitize(text), *codes), file=sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -80,7 +80,7 @@ def explain(error: BaseException) -> tuple[int, str, str | None]:
         return Exit.FAILED, f"{error.strerror or error}{where}", None
     if isinstance(error, ImportError):
         hint = "install specllama again, in its folder: pip install --force-reinstall ."
-        return Exit.FAILED, f"a part of specllama cannot be loaded: {error}", hint
+        return Exit.FAILED, f"a part of specllama cannot be imported: {error}", hint
     return (
         Exit.FAILED,
         f"unexpected {type(error).__name__}: {error}",

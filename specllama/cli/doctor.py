@@ -1,4 +1,4 @@
-"""``specllama doctor``: what is installed, what the machine has, and what would make it faster."""
+"""``specllama doctor``: what is installed, what the machine has, what would make it faster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specllama.cli import output
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line: "ok", "warn" or "bad", what was looked at, what was found, what to do."""
+    """One line: status ("ok", "info", "warn" or "bad"), what was checked, found, and advised."""
 
     status: str
     name: str
@@ -33,7 +33,7 @@ class Check:
 def command(as_json: bool) -> int:
     """Check the installation and the machine.
 
-    Loads no model and asks nothing of the network. Exit code 1 if something is broken.
+    No model is loaded and the network is not used. The exit status is 1 if something is broken.
     """
     from specllama.cli.listing import Column, note, show_table
 
@@ -142,7 +142,9 @@ def _machine() -> list[Check]:
     ]
     if load > cores * 0.75:
         checks.append(
-            Check("warn", "load", f"{load:.1f} on {cores} cores", "other programs take CPU time")
+            Check(
+                "warn", "load", f"{load:.1f} on {cores} cores", "other programs are using the CPU"
+            )
         )
     return checks
 
@@ -179,7 +181,7 @@ def _network() -> list[Check]:
     from specllama.models import hub
 
     endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or hub.PUBLIC)
-    state = "switched off" if hub.offline() else "used by hub search, info and pull only"
+    state = "switched off" if hub.offline() else "used only by hub search, info and pull"
     token = "with a token" if os.environ.get("HF_TOKEN") else "without a token from HF_TOKEN"
     return [Check("info", "network", f"{state}; {endpoint.hostname}, {token}")]
 

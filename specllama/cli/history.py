@@ -1,4 +1,4 @@
-"""``specllama history``: the conversations that were kept, and their end."""
+"""``specllama history``: list and delete stored conversations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EPILOG = """\b
 Examples:
   specllama history ls                   conversations, newest first
   specllama history rm last
-  specllama history rm --all --typed -y  everything that was said and typed
+  specllama history rm --all --typed -y  everything said and typed
   specllama chat --unstored              keep nothing in the first place
 """
 
@@ -25,7 +25,7 @@ Examples:
 def command() -> None:
     """List and delete stored conversations.
 
-    Round logs and kept texts hold text, too: specllama log rm, specllama log texts --delete.
+    Round logs and kept texts contain text, too: see specllama log rm and specllama log texts.
     """
 
 
@@ -37,7 +37,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 @click.option("-n", "--limit", default=20, show_default=True, type=click.IntRange(1))
 @json_option
 def ls(words: tuple[str, ...], limit: int, as_json: bool) -> None:
-    """List conversations, newest first; with WORDS those that hold them."""
+    """List conversations, newest first; with WORDS, those that contain them."""
     from specllama.cli.listing import Column, show_table
     from specllama.store.sessions import SessionStore
 
@@ -48,7 +48,9 @@ def ls(words: tuple[str, ...], limit: int, as_json: bool) -> None:
         rows = [{name: getattr(one, name) for name in names} for one in found]
         output.document({"conversations": rows})
     elif not found:
-        diagnostics.note("no conversation is stored" + (" that holds these words" if words else ""))
+        diagnostics.note(
+            "no conversation is stored" + (" that contains these words" if words else "")
+        )
     else:
         show_table(
             [Column("id"), Column("last"), Column("messages", "right"), Column("title", give=True)],
@@ -67,20 +69,20 @@ def ls(words: tuple[str, ...], limit: int, as_json: bool) -> None:
 @command.command("rm")
 @click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=completing.conversations)
 @click.option("--all", "every", is_flag=True, help="Every conversation.")
-@click.option("--typed", is_flag=True, help="The lines that were typed, too, sent or not.")
+@click.option("--typed", is_flag=True, help="Also delete the lines that were typed, sent or not.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def rm(ids: tuple[str, ...], every: bool, typed: bool, yes: bool) -> None:
-    """Delete conversations for good, those deleted in the app included.
+    """Delete conversations for good, including those deleted in the app.
 
-    ID is one from `history ls` or its beginning, or `last`.
+    ID is one from `history ls` or the start of one, or `last`.
     """
     from specllama.store.sessions import SessionStore
 
     if every and ids:
-        raise UsageError("say which conversations to delete, or --all, not both")
+        raise UsageError("give conversations to delete, or --all, not both")
     if not (every or ids or typed):
         raise UsageError(
-            "say which conversations to delete, or --all", "list them: specllama history ls"
+            "give the conversations to delete, or --all", "list them: specllama history ls"
         )
     with SessionStore.open() as store:
         chosen = [one.id for one in store.summaries(limit=2**31)] if every else []
@@ -92,7 +94,7 @@ def rm(ids: tuple[str, ...], every: bool, typed: bool, yes: bool) -> None:
         for one in chosen:
             store.delete(one)
         if every or ids:
-            store.purge(-1.0)  # what was deleted this moment, too
+            store.purge(-1.0)  # negative age: what was deleted this moment, too
     if typed:
         for path in _typed():
             path.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ Examples:
   specllama hub pairs --fits              pairs that this machine can run
   specllama hub pull qwen3-8b             a target and its draft, by name
   specllama hub pull Qwen/Qwen3-8B-GGUF:Q4_K_M
-  specllama hub ls                        what is here, whoever brought it
+  specllama hub ls                        every model here, whatever tool pulled it
 """
 
 
@@ -116,7 +116,7 @@ def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
 def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
     """Show what a repository offers, by quantisation, without downloading.
 
-    Of a model on this machine (a path, `tiny`, an Ollama name) show what its header says.
+    For a model on this machine (a path, `tiny`, an Ollama name), show what its header says.
     """
     from specllama.cli.listing import Column, note, show_table, size
     from specllama.models import pull
@@ -179,13 +179,13 @@ def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
         ]
         show_table(columns, rows)
         for name in listing.refused:
-            note(f"refused, not a safe file name or without a digest: {name!r}")
+            note(f"refused, because its name is not safe or it has no digest: {name!r}")
     if as_json:
         output.document({"repositories": offered})
 
 
 def _on_disk(ref: str) -> Path | None:
-    """The file that a reference means if it is no name on the hub."""
+    """The file that a reference means, unless it is a name on the hub."""
     from specllama.cli.listing import folders
     from specllama.models import catalog, refs
 
@@ -219,9 +219,9 @@ def _show_file(path: Path, as_json: bool) -> None:
 @command.command("pull")
 @click.argument("refs", nargs=-1, required=True, shell_complete=completing.pairs)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before large downloads.")
-@click.option("--no-draft", is_flag=True, help="Of a catalogue pair, pull the target only.")
+@click.option("--no-draft", is_flag=True, help="For a catalogue pair, pull only the target.")
 @click.option("--revision", default="main", show_default=True, help="Branch, tag or commit.")
-@click.option("--offline", is_flag=True, help="Only say what is here; never use the network.")
+@click.option("--offline", is_flag=True, help="Only list what is here; do not use the network.")
 @insecure_option
 @json_option
 def pull_command(
@@ -233,7 +233,7 @@ def pull_command(
     insecure: bool,
     as_json: bool,
 ) -> None:
-    """Bring models to this machine. Interrupted downloads continue when run again."""
+    """Download models. Run the same command again to resume an interrupted download."""
     from specllama.cli.hub_pull import check_headers, fetch, say_next_step
     from specllama.cli.listing import note, size
     from specllama.models import hub, pull
@@ -284,9 +284,9 @@ def _pulled(ref: str, role: str, path: Path, n_bytes: int, commit: str | None) -
 @click.option("--mine", is_flag=True, help="Only what specllama pulled.")
 @json_option
 def ls(folder: str | None, mine: bool, as_json: bool) -> None:
-    """List the models on this machine, also those that other tools brought.
+    """List the models on this machine, including those of other tools.
 
-    FOLDER lists the models below one folder instead.
+    With FOLDER, list the models below that folder instead.
     """
     from specllama.cli.hub_views import short, show_sidecars, show_usable
     from specllama.cli.listing import (
@@ -328,7 +328,7 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
         rows = [["✗", short(item.model), without_name(item.summary.reason)] for item in refused]
         show_table([Column(""), Column("file", give=True), Column("why", give=True)], rows)
     if not listed:
-        note("no models here; get a pair with: specllama hub pairs --fits")
+        note("no models here; to find a pair that fits: specllama hub pairs --fits")
 
 
 def _find(ref: str) -> LocalModel:
@@ -370,7 +370,7 @@ def rm(refs: tuple[str, ...], yes: bool) -> None:
 @click.argument("refs", nargs=-1, shell_complete=completing.models)
 @json_option
 def verify(refs: tuple[str, ...], as_json: bool) -> None:
-    """Hash models again and compare with what the hub announced. Without REF: all of ours."""
+    """Hash models again and compare with the hub's digests. Without REF: all that we pulled."""
     from specllama.cli.listing import Column, note, show_table
     from specllama.cli.progress import hash_progress
     from specllama.models import library, receipts
@@ -391,8 +391,8 @@ def verify(refs: tuple[str, ...], as_json: bool) -> None:
     bad = [v for v in verdicts if not v.sound]
     if bad:
         raise ModelUnavailable(
-            f"{len(bad)} of {len(verdicts)} files are not what the hub announced",
-            "delete and pull them again: specllama hub rm, specllama hub pull",
+            f"{len(bad)} of {len(verdicts)} files differ from the hub's digests",
+            "delete them and pull them again: specllama hub rm, specllama hub pull",
         )
 
 
@@ -400,7 +400,7 @@ def verify(refs: tuple[str, ...], as_json: bool) -> None:
 @click.argument("ref", required=False, shell_complete=completing.models)
 @json_option
 def path(ref: str | None, as_json: bool) -> None:
-    """Print where models are kept, or where one model lies."""
+    """Print where models are kept, or where one model is."""
     from specllama.cli.listing import folders
     from specllama.models.refs import resolve
 
@@ -415,13 +415,16 @@ def path(ref: str | None, as_json: bool) -> None:
 @click.argument("name", required=False, shell_complete=completing.pairs)
 @click.option("--fits", "only_fitting", is_flag=True, help="Only what fits this machine.")
 @click.option(
-    "--memory", "memory_gb", type=Finite(0, min_open=True), help="Judge for this many GB instead."
+    "--memory",
+    "memory_gb",
+    type=Finite(0, min_open=True),
+    help="Judge for this many GB of memory instead.",
 )
 @json_option
 def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json: bool) -> None:
-    """List curated pairs of target and draft, marking what fits this machine.
+    """List curated pairs of target and draft, and mark those that fit this machine.
 
-    NAME shows one of them with its repositories, the reason and its source.
+    With NAME, show one pair with its repositories, the reason and its source.
     """
     from specllama.cli.hub_views import show_pair, show_pairs
     from specllama.cli.listing import note, size
@@ -437,7 +440,7 @@ def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json
         output.document({"pairs": found})
         return
     if not entries:
-        note(f"no pair of the catalogue fits {size(machine)}; the bundled one does: -m tiny")
+        note(f"no pair of the catalogue fits {size(machine)}; the bundled pair does: -m tiny")
         return
     if name is not None:
         show_pair(*entries[0], machine)
@@ -445,7 +448,7 @@ def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json
         show_pairs(entries)
         note(f"judged for {size(machine)} of memory · more: hub pairs NAME · get: hub pull NAME")
     if not all(pair.checked for pair, _ in entries):
-        note("written without a look at the hub; hub info NAME asks it")
+        note("not checked on the hub; hub info NAME asks it")
 
 
 def _named_pair(name: str) -> CatalogPair:

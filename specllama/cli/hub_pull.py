@@ -1,4 +1,4 @@
-"""Steps of ``specllama hub pull``: the transfer, a look at what came, the next command."""
+"""Steps of ``specllama hub pull``: the transfer, a check of what arrived, the next command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def fetch(client: HubClient, item: PullItem) -> None:
-    """Download what is missing of one model, with a bar; interrupted, it says how to go on."""
+    """Download what is missing of one model, with a bar; say how to resume if interrupted."""
     from specllama.cli.listing import note
     from specllama.cli.progress import transfer_progress
     from specllama.models import pull
@@ -22,12 +22,12 @@ def fetch(client: HubClient, item: PullItem) -> None:
             with transfer_progress(file.name, file.size) as progress:
                 pull.fetch(item, client, progress, name=file.name)
         except (KeyboardInterrupt, Interrupted):
-            note("what arrived is kept: the same command continues there")
+            note("what arrived is kept; run the same command again to resume")
             raise
 
 
 def check_headers(items: list[PullItem]) -> None:
-    """Read what arrived: a file that cannot be run is known now, not at the first chat."""
+    """Read what arrived, so that a file that cannot run is known now, not at the first chat."""
     from specllama.cli.listing import context, note, params, size
     from specllama.errors import SpecllamaError
     from specllama.models.gguf import read_header

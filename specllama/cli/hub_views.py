@@ -96,7 +96,7 @@ def show_sidecars(listed: Sequence[Listed]) -> None:
 
     if not listed:
         return
-    note("what goes with a model:")
+    note("files that go with a model:")
     rows = [
         [
             short(item.model),

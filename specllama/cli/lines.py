@@ -18,7 +18,7 @@ HISTORY_LINES = 1000
 
 
 class Lines(Protocol):
-    """A source of messages; ``interactive`` when a person sits there."""
+    """A source of messages; ``interactive`` if a person types them."""
 
     interactive: bool
 
@@ -35,7 +35,7 @@ def open_lines(words: Sequence[str], *, keep: bool = True) -> Lines:
     """Standard input; ``words`` are completed with Tab on a terminal.
 
     Args:
-        keep: what is typed is kept for the next chat.
+        keep: keep what is typed for the next chat.
     """
     return TerminalLines(words, keep=keep) if sys.stdin.isatty() else PipedLines()
 

@@ -21,8 +21,8 @@ class Column:
     """One column of a table.
 
     Attributes:
-        give: it is folded when the terminal is too narrow; ``cut``: it ends in an ellipsis.
-        drop: it is hidden below that terminal width.
+        give: fold it when the terminal is too narrow; ``cut``: end it with an ellipsis instead.
+        drop: hide it below this terminal width.
     """
 
     title: str
@@ -57,7 +57,7 @@ def context(n: int) -> str:
 
 
 def clean(text: object) -> str:
-    """A string from outside (file names, repositories, metadata) without terminal controls."""
+    """Outside text (file names, repositories, metadata) without terminal controls."""
     from specllama.text import sanitize_line
 
     return sanitize_line(str(text))
@@ -99,7 +99,7 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None
             no_wrap=not column.give,
             overflow="fold" if column.give else "ellipsis",
             header_style="bold underline",
-            # what must not fold keeps its width; the columns that give share the rest
+            # columns that must not fold keep their width; the others share the rest
             min_width=None if column.give or column.cut else max(map(len, cells[i]), default=0),
         )
     fixed = sum(max(map(len, cells[i])) + 2 for i in kept if not columns[i].cut)

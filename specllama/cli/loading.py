@@ -1,4 +1,4 @@
-"""Load the pair that the settings name, saying what is going on."""
+"""Load the pair that the settings name, and show the progress."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def load(
 
 
 class _Progress:
-    """One line on a terminal that goes away when loading is done."""
+    """One line on a terminal, removed when loading is done."""
 
     def __init__(self, *, shown: bool) -> None:
         self._shown = shown

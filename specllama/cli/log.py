@@ -1,4 +1,4 @@
-"""``specllama log``: look into the rounds of earlier runs, and delete them."""
+"""``specllama log``: look into the rounds of earlier runs, or delete them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ EPILOG = """\b
 Examples:
   specllama log ls
   specllama log show                     the last run, round by round
-  specllama log stats 20261121-0152      a run by the beginning of its name
+  specllama log stats 20261121-0152      a run by the start of its name
   specllama log stats --all              every run together
   specllama log plot --png rounds.png
   specllama log export --csv > rounds.csv
   specllama log rm --all                 delete every log
-  specllama log texts                    what --keep-texts has kept
+  specllama log texts                    the texts that --keep-texts kept
 
 \b
 Every log is a JSON Lines file, so other tools read it as it is:
@@ -50,8 +50,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 def command() -> None:
     """Look into the rounds of earlier runs, or delete them.
 
-    RUN is `last` (the default), a name from `log ls` or its beginning, or a file. Damaged lines are
-    skipped and counted.
+    RUN is `last` (the default), a name from `log ls` or the start of one, or a file. Damaged lines
+    are skipped and counted.
     """
 
 
@@ -109,7 +109,7 @@ def ls(limit: int, as_json: bool) -> None:
 
 @command.command("show")
 @run_argument
-@click.option("--turn", type=int, help="Only this request of the run, from 0.")
+@click.option("--turn", type=int, help="Only this request of the run, counted from 0.")
 @click.option("-n", "--limit", type=click.IntRange(1), help="Only the last N rounds.")
 @click.option("--json", "as_json", is_flag=True, help="JSON Lines: the lines of the log.")
 def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
@@ -146,7 +146,7 @@ def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
     default=5,
     show_default=True,
     type=click.IntRange(1, 1000),
-    help="Parts that the time of one run is cut into.",
+    help="Into how many parts the time of a run is cut.",
 )
 @json_option
 def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> None:
@@ -264,10 +264,16 @@ def plot(run: str, png: Path | None, as_json: bool) -> None:
 
 @command.command("export")
 @run_argument
-@click.option("--csv/--json", "as_csv", default=True, help="Which form; CSV unless told.")
-@click.option("-o", "--output", "target", type=click.Path(path_type=Path), help="Write a file.")
+@click.option("--csv/--json", "as_csv", default=True, help="CSV or JSON.  [default: csv]")
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    type=click.Path(path_type=Path),
+    help="Write to a file instead of stdout.",
+)
 def export(run: str, as_csv: bool, target: Path | None) -> None:
-    """Write a run: its rounds as CSV, or all as JSON."""
+    """Export a run: its rounds as CSV, or everything as JSON."""
     record = read_run(find_run(run))
     if as_csv:
         buffer = io.StringIO()
@@ -293,7 +299,7 @@ def export(run: str, as_csv: bool, target: Path | None) -> None:
 @click.argument("run", required=False, shell_complete=completing.runs)
 @json_option
 def path_(run: str | None, as_json: bool) -> None:
-    """Print where the logs are; with RUN the path of that log."""
+    """Print where the logs are; with RUN, the path of that log."""
     found = rounds_dir() if run is None else find_run(run)
     if as_json:
         output.document({"path": str(found)})
@@ -345,7 +351,7 @@ def _round_line(done: RoundDone, glyphs: int) -> str:
 
 
 def _tokens(done: RoundDone, room: int) -> str:
-    """Each token behind its sign; colours and strike-through only add to the signs."""
+    """Each token after its sign; colour and strike-through only repeat what the sign says."""
     accepted = set(done.accepted_path[: done.accepted])
     parts = [("■", done.drafted_text[i], "32") for i in done.accepted_path[: done.accepted]]
     parts += [("□", text, "2;9") for i, text in enumerate(done.drafted_text) if i not in accepted]
@@ -364,7 +370,7 @@ def _tokens(done: RoundDone, room: int) -> str:
 
 
 def _visible(token: str) -> str:
-    """A token with its spaces and line breaks to be seen."""
+    """A token with visible spaces and line breaks."""
     marked = token.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
     return sanitize_line(marked)
 

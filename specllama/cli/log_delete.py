@@ -1,4 +1,4 @@
-"""``specllama log rm`` and ``specllama log texts``: what specllama kept of a user, and its end."""
+"""``specllama log rm`` and ``specllama log texts``: delete what specllama kept."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Examples:
   specllama log rm --all --yes
 """
 TEXTS_EPILOG = """\
-Texts are kept with --keep-texts only (or `specllama config set keep-texts true`), as token ids, on
-this machine. The proposer `suffix` copies drafts from them.
+Texts are kept only with --keep-texts (or `specllama config set keep-texts true`), as token ids, on
+this machine. The suffix method copies drafts from them.
 
 \b
 Examples:
   specllama log texts                    what is kept, by tokenizer
-  specllama log texts --delete           delete all of it, after a question
-  specllama log texts 3f9a --delete -y   only what one tokenizer wrote
+  specllama log texts --delete           delete all of it, after asking
+  specllama log texts 3f9a --delete -y   only the texts of one tokenizer
 """
 
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -45,7 +45,7 @@ def rm(runs: tuple[str, ...], every: bool, yes: bool) -> None:
     """Delete the logs of runs. A file outside the log folder is never touched."""
     if every == bool(runs):
         raise UsageError(
-            "say which runs to delete, or --all, not both", "list them: specllama log ls"
+            "give the runs to delete, or --all, not both", "list them: specllama log ls"
         )
     # one run can be named twice: `last` and its name
     paths = list_runs() if every else list(dict.fromkeys(find_run(run) for run in runs))
@@ -72,7 +72,7 @@ def rm(runs: tuple[str, ...], every: bool, yes: bool) -> None:
 def texts(tokenizers: tuple[str, ...], delete: bool, yes: bool, as_json: bool) -> None:
     """List or delete the texts kept for suffix decoding.
 
-    TOKENIZER is a name from the list or its beginning. Without it: all.
+    TOKENIZER is a name from the list or the start of one. Without it: all.
     """
     from specllama.store.corpus import Corpus  # numpy, which --help does without
 

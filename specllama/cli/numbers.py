@@ -11,7 +11,7 @@ from specllama.params import DRAFT_MAX_LIMIT, SEED_LIMIT
 
 
 class Finite(click.FloatRange):
-    """A number in a range; "nan" lies in every range for click."""
+    """A number in a range; click accepts "nan" in every range."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

@@ -1,7 +1,7 @@
 """Flags shared by the commands that load a pair and generate.
 
 They come from the settings schema, so a flag, its environment variable and its key in a settings
-file are the same thing. A flag that was not typed is None, which leaves the word to the settings.
+file are the same thing. A flag that was not typed is None: then the settings decide.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ LOADING = (
     "draft-model",
     *(setting.name for setting in SCHEMA if setting.field.startswith("engine.")),
 )
-"""The settings that say which pair is loaded, and how."""
+"""The settings that decide which pair is loaded, and how."""
 
 
 def _option(setting: Setting) -> Callable[[Decorated], Decorated]:
@@ -110,41 +110,41 @@ def constraint_options(function: Decorated) -> Decorated:
     """Flags that only make sense for one request: grammar, JSON schema, logit bias."""
     for option in (
         grouped("--json-schema", group="Constraints", metavar="JSON|@FILE", default=None,
-                help="Only JSON that fits this schema; what it cannot hold to is refused."),
+                help="Only JSON that fits this schema; a keyword it cannot enforce is refused."),
         grouped("--grammar-file", group="Constraints", type=click.Path(path_type=Path),
-                default=None, help="The grammar from a file."),
+                default=None, help="Read the grammar from a file."),
         grouped("--grammar", group="Constraints", metavar="GBNF", default=None,
                 help="Only text that this GBNF grammar allows."),
         grouped("--logit-bias", group="Constraints", metavar="ID=X", multiple=True,
-                help="Add X to a token's score, e.g. 15=-inf; may be given several times."),
+                help="Add X to a token's score, e.g. 15=-inf; repeatable."),
     ):  # fmt: skip
         function = option(function)
     return function
 
 
 prompts_option = click.option(
-    "--prompts", type=click.Path(path_type=Path), help="Prompts, one a line, or .jsonl."
+    "--prompts", type=click.Path(path_type=Path), help="A file of prompts: one a line, or .jsonl."
 )
-"""What a measurement asks."""
+"""The prompts of a measurement."""
 
 seed_option = click.option(
     "--seed",
     type=SEED,
     default=1,
     show_default=True,
-    help="Of the first prompt; each next one adds 1.",
+    help="Seed of the first prompt; each further one adds 1.",
 )
 """The seeds of a measurement."""
 
 
 def temperatures_option(usual: str) -> Callable[[Decorated], Decorated]:
-    """``--temperature`` of a measurement; ``usual`` says what is taken where nothing is set."""
+    """``--temperature`` of a measurement; ``usual`` names the default."""
     return click.option(
         "--temperature",
         "temperatures",
         multiple=True,
         type=TEMPERATURE,
-        help=f"May be repeated. Default: the setting's; else {usual}.",
+        help=f"Repeatable. Default: the setting; else {usual}.",
     )
 
 
@@ -174,7 +174,7 @@ def resolve(flags: dict[str, Any]) -> Settings:
 
 
 def say_settings(settings: Settings) -> None:
-    """Name what variables and files have set: a measurement must not rest on it unseen."""
+    """Name what variables and files have set: a measurement must not depend on it unseen."""
     for name, value in settings.changes().items():
         diagnostics.note(f"{name} = {value.value!r} ({value.origin})")
 
@@ -209,7 +209,7 @@ def _json_schema(value: str) -> str:
     from specllama.grammar.convert import schema_to_gbnf
 
     text = read_text(Path(value[1:]), "the schema file") if value.startswith("@") else value
-    schema_to_gbnf(text)  # what it refuses is known before a model is loaded
+    schema_to_gbnf(text)  # refuse it before a model is loaded
     return text
 
 

@@ -1,7 +1,7 @@
 """stdout: data and nothing else.
 
-Text from models and files is made safe when stdout is a terminal and left alone in pipes and files,
-where it is valid UTF-8 whatever the locale says. A reader that goes away (``| head``) raises
+Text from models and files is sanitized when stdout is a terminal. In pipes and files it is left
+alone, and is valid UTF-8 whatever the locale. A reader that goes away (``| head``) raises
 BrokenPipeError, which ends the program quietly.
 """
 
@@ -50,7 +50,7 @@ def line(text: str = "") -> None:
 
 
 def write_styled(text: str) -> None:
-    """Write text that carries our own colour codes; untrusted parts were made safe before."""
+    """Write text with our own colour codes; the caller has sanitized untrusted parts."""
     write_bytes(text.encode(sys.stdout.encoding or "utf-8", "replace"))
 
 
@@ -77,7 +77,7 @@ def json_line(value: Any) -> None:
 
 
 def discard() -> None:
-    """After a broken pipe: let the interpreter flush into nothing instead of failing again."""
+    """After a broken pipe, let the interpreter flush into nothing instead of failing again."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError, AttributeError):

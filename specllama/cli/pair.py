@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   specllama pair tiny                          the bundled pair
-  specllama pair qwen3-8b                      every draft that is known, on disk or to pull
+  specllama pair qwen3-8b                      every known draft, on disk or to pull
   specllama pair target.gguf draft.gguf        one draft in detail
   specllama pair target.gguf drafts/ --json    every file below a folder
   specllama pair tiny tiny-draft --measure     also run both for a few seconds
@@ -48,10 +48,10 @@ def command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Say which DRAFTS fit TARGET, and why the others do not; then every other way to draft.
+    """Show which DRAFTS fit TARGET and why the others do not, then every other method.
 
-    Reads headers only; no weights are loaded without --measure. Without DRAFTS every model on this
-    machine and the catalogue's draft are looked at; a folder stands for the files below it.
+    Only headers are read; no weights are loaded without --measure. Without DRAFTS, every model on
+    this machine and the catalogue's draft are considered. A folder stands for the files below it.
     """
     from specllama.cli.listing import folders
     from specllama.engine.heads import survey
@@ -100,12 +100,12 @@ def command(
             f"no draft fits {target}"
             if first is None or len(findings) > 1
             else f"{first.candidate.ref} cannot draft for {target}: {first.reason}",
-            "drafts that do: specllama pair " + target,
+            "to see which drafts do: specllama pair " + target,
         )
 
 
 def _heads(target: GgufHeader, files: Sequence[str]) -> list[GgufHeader]:
-    """The heads that a run would load: those that were named, and those beside the target.
+    """The heads that a run would load: those named, and those beside the target.
 
     Raises:
         ModelUnavailable, PairIncompatible, CannotLoad: a named file is no head of this target.
@@ -130,7 +130,7 @@ def _with_heads_here(
     drafts: Sequence[str],
     folders: Sequence[str],
 ) -> tuple[MethodInfo, ...]:
-    """The ways to draft, with the head files on this machine that belong to the target."""
+    """The methods, with the head files on this machine that belong to the target."""
     import dataclasses
 
     from specllama.engine.heads import fitting
@@ -160,7 +160,7 @@ def _show_table(header: GgufHeader, target: str, findings: list[Finding]) -> Non
         f" {header.quantization}, {header.vocab_size:,} tokens ({header.tokenizer_model})"
     )
     if not findings:
-        note("no other model is on this machine; see: specllama hub pairs")
+        note("no other model is on this machine; to find one: specllama hub pairs")
         return
     columns = [
         Column("fits", style="green"),
@@ -188,7 +188,7 @@ def _show_table(header: GgufHeader, target: str, findings: list[Finding]) -> Non
             ]
         )
     show_table(columns, rows)
-    note("same: ids with the same text · needs: acceptance above which drafting can pay")
+    note("same: ids with the same text · needs: the acceptance above which drafting can pay")
     _show_next(target, findings)
 
 
@@ -209,7 +209,7 @@ def _show_next(target: str, findings: list[Finding]) -> None:
     elif pullable is not None:
         note(f"next: {pullable.candidate.note}")
     else:
-        note("none fits: speculation still works without a draft model (--proposer ngram)")
+        note("none fits; speculation works without a draft model, too: --proposer ngram")
 
 
 def _mark(finding: Finding) -> str:
@@ -268,7 +268,7 @@ def _show_one(header: GgufHeader, finding: Finding) -> None:
                     "✓" if report.good_size else "·",
                     "size",
                     f"{params(finding.params)} of {params(header.n_params)}, {_ratio(finding)}"
-                    " (1/10 to 1/30 is the good band)",
+                    " (1/10 to 1/30 is best)",
                 ]
             )
         rows.append(
@@ -286,8 +286,8 @@ def _show_one(header: GgufHeader, finding: Finding) -> None:
             [
                 "·",
                 "pays",
-                f"from an acceptance of {finding.required:.0%} plus the price of wider passes"
-                " (--measure tells)",
+                f"above an acceptance of {finding.required:.0%}, plus the cost of wider passes"
+                " (--measure finds out)",
             ]
         )
     rows += [["!", "", warning] for warning in finding.warnings]
@@ -322,7 +322,7 @@ def _memory_rows(finding: Finding) -> list[list[str]]:
             [
                 "✓" if on_gpu <= gpu.free else "·",
                 gpu.name,
-                f"{size(on_gpu)} if offloaded whole; {size(gpu.free)} are free on"
+                f"{size(on_gpu)} if offloaded entirely; {size(gpu.free)} are free on"
                 f" {gpu.description}",
             ]
         )
@@ -407,7 +407,7 @@ def _show_measured(best: Finding, measured: Measured) -> None:
     verdicts = {
         True: "it pays here",
         False: "it does not pay here",
-        None: "too few drafts to say: the machine is slow, or busy with something else",
+        None: "too few drafts to tell: the machine is slow, or busy with something else",
     }
     accepted = "none was drafted" if measured.acceptance is None else f"{measured.acceptance:.0%}"
     rows = [

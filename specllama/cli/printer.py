@@ -20,7 +20,7 @@ class Printer:
 
     Args:
         as_json: print every event as a JSON line instead of the text.
-        quiet: no notices but warnings, no statistics.
+        quiet: print warnings, but no other notices and no statistics.
         close_line: end the text with a newline if it has none.
     """
 
@@ -32,7 +32,7 @@ class Printer:
         self._last = ""
 
     def show(self, events: Iterator[Event]) -> None:
-        """Print until the events end; the last line is closed also when they end badly."""
+        """Print until the events end; close the last line even if they end with an error."""
         try:
             for event in events:
                 self._one(event)
@@ -65,7 +65,7 @@ def percent(part: float | None) -> str:
 
 
 def statistics_line(end: Finished) -> str:
-    """One line for people: speed, acceptance, latency; how it ended unless it is complete."""
+    """One line for people: speed, acceptance, latency, and how the reply ended if cut short."""
     times = end.timings
     parts = [f"{len(end.token_ids)} tokens"]
     if times.tok_per_s is not None:

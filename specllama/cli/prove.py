@@ -36,20 +36,20 @@ Examples:
   specllama prove                              the bundled pair, 20 prompts
   specllama prove -m target.gguf -d draft.gguf
   specllama prove --prompts mine.txt -n 5 --draft-max 4 --draft-max 8
-  specllama prove -n 200 --proposer all        every way to draft there is
+  specllama prove -n 200 --proposer all        every method there is
   specllama prove --window auto --pauses 3     the clock must not change a token
   specllama prove -n 50 --skip 150             prompts 151 to 200
   specllama prove --json > proof.jsonl
 
-The pair and how it is loaded and sampled come from the settings, as for run: what
-variables and files say is named first.
+The pair, and how it is loaded and sampled, come from the settings, as for run.
+Those that come from variables and files are named first.
 """
 
 
 @click.command("prove", cls=GroupedCommand, epilog=EPILOG)
 @prompts_option
 @click.option("-n", "--count", default=20, show_default=True, help="How many prompts.")
-@click.option("--skip", default=0, help="Leave out the first SKIP prompts, to go on from there.")
+@click.option("--skip", default=0, help="Skip the first SKIP prompts, to continue an earlier run.")
 @length_option(64)
 @temperatures_option("0, 0.7 and 1")
 @click.option(
@@ -57,7 +57,7 @@ variables and files say is named first.
     "proposers",
     multiple=True,
     type=click.Choice(["all", "auto", *ALL]),
-    help="May be repeated. Default: the setting's; else every one available but self. all adds "
+    help="Repeatable. Default: the setting; else every method this pair has, except self. all adds "
     "self.",
 )
 @click.option(
@@ -65,13 +65,13 @@ variables and files say is named first.
     "widths",
     multiple=True,
     type=int,
-    help="Most tokens drafted per round, may be repeated. Default: the setting's; else 4, with "
+    help="Most tokens drafted per round; repeatable. Default: the setting; else 4, or with "
     "--window auto 15 or 6.",
 )
 @click.option(
     "--window",
     type=click.Choice(WINDOWS),
-    help="auto drafts as far as measured times say. Default: the setting's; else fixed.",
+    help="auto drafts as far as measured times allow. Default: the setting; else fixed.",
 )
 @click.option(
     "--pauses",
@@ -79,7 +79,7 @@ variables and files say is named first.
     type=Finite(0, 1000),
     default=0.0,
     metavar="MS",
-    help="Let passes and drafts take up to MS milliseconds longer, at random.",
+    help="Make passes and drafts take up to MS milliseconds longer, at random.",
 )
 @seed_option
 @settings_options(only=(*LOADING, "exact"))
@@ -100,12 +100,16 @@ def command(
 ) -> None:
     """Prove that speculation does not change what the target writes.
 
-    For every prompt, proposer and temperature the speculative output must equal plain decoding
-    with the same seed, token by token: without exception where passes of this width were measured
-    to equal single steps bit for bit when the model was loaded. Elsewhere floating point can flip a
-    near-tie, which is shown with the gap of the two scores in logits. The plain text of a prompt
-    and temperature is computed once, for all proposers. A proposer that this pair does not have is
-    listed as skipped, with the reason. Exit status 0 only if nothing is unexplained.
+    For every prompt, method and temperature, the speculative output must equal plain decoding with
+    the same seed, token by token.
+
+    When the model was loaded, passes of several rows were compared with single steps. Where they
+    are equal bit for bit, no difference is accepted. Elsewhere floating point can flip a near-tie,
+    which is shown with the gap of the two scores in logits.
+
+    The plain text of a prompt and temperature is computed once, for all methods. A method that this
+    pair does not have is skipped, with the reason. The exit status is 0 only if every difference is
+    explained.
     """
     from specllama.bench.proof import available, probe_stated_rows, prove, random_pauses
     from specllama.cli.prove_views import (
@@ -184,7 +188,9 @@ def command(
             summary = _summary(engine, cases, skipped, probes)
             if not finished and cases:
                 done = skip + len(dict.fromkeys(c.prompt for c in cases)) - 1
-                diagnostics.say(f"ended early; go on with --skip {done} -n {skip + count - done}")
+                diagnostics.say(
+                    f"ended early; continue with --skip {done} -n {skip + count - done}"
+                )
             if as_json:
                 output.json_line({**summary, "finished": finished})
             elif cases:
@@ -199,7 +205,7 @@ def command(
 def _wanted(proposers: tuple[str, ...]) -> tuple[str, ...]:
     """Names to try, each once; ``all`` stands for every one there is.
 
-    By itself nothing is tried that first has to write a file.
+    A method that first has to write a file is tried on request only.
     """
     usual = (m.name for m in registry.methods() if not m.on_request)
     given = [p for name in proposers or usual for p in (ALL if name == "all" else (name,))]

@@ -18,9 +18,9 @@ QUIET_S = 30.0  # between lines of progress where there is no terminal
 
 
 class Watch:
-    """How far a proof is and how long it will still take, from the comparisons so far.
+    """How far a proof has come and how long the rest will take, from the comparisons so far.
 
-    One line that is drawn again on a terminal; elsewhere a line every half minute.
+    On a terminal, one line that is redrawn; elsewhere, a line every half minute.
 
     Args:
         prompts: how many there are.
@@ -71,13 +71,13 @@ def headline(engine: Engine, proposers: Sequence[str], prompts: int) -> str:
     return sanitize_line(
         f"{info.target.name} {info.target.quantization}{draft} on {info.device}, "
         f"{info.exactness}; {prompts} {'prompt' if prompts == 1 else 'prompts'}, "
-        f"proposers {', '.join(proposers)}; "
-        "one plain text per prompt and temperature serves them all"
+        f"methods {', '.join(proposers)}; "
+        "one plain text per prompt and temperature for all of them"
     )
 
 
 def show_difference(case: Case, watch: Watch) -> None:
-    """A comparison that did not come out the same; nothing for the others."""
+    """Report a comparison whose texts differ; nothing for the others."""
     if (d := case.difference) is not None:
         kind = "near-tie" if d.explained and not case.bitwise else "DIFFERENT"
         exact = ", although its passes are bit-exact here" if case.bitwise else ""
@@ -110,7 +110,7 @@ def table(cases: Sequence[Case]) -> None:
 
 
 def rows_alike(probes: Sequence[RowProbe]) -> None:
-    """How wide passes were found bit-identical to single steps here, if that was looked at."""
+    """Up to which width passes equal single steps bit for bit here, if that was measured."""
     differ = next((probe for probe in probes if probe.difference > 0.0), None)
     if differ is not None:
         exact = max((probe.rows for probe in probes if probe.rows < differ.rows), default=1)
@@ -123,9 +123,9 @@ def rows_alike(probes: Sequence[RowProbe]) -> None:
 
 
 def verdict(summary: Mapping[str, object]) -> None:
-    """The last line: lossless, up to what, or not."""
+    """The last line: lossless, lossless up to near-ties, or not."""
     if summary["rows_differ"]:
-        output.line("NOT bit-exact here: rows differ where passes were measured to be alike")
+        output.line("NOT bit-exact here: rows differ where passes were measured to be equal")
     elif summary["unexplained"]:
         output.line(f"NOT lossless here: {summary['unexplained']} unexplained differences")
     elif summary["near_ties"]:
@@ -134,5 +134,5 @@ def verdict(summary: Mapping[str, object]) -> None:
         )
     else:
         output.line(
-            f"lossless: {summary['identical']} of {summary['cases']} token for token identical"
+            f"lossless: {summary['identical']} of {summary['cases']} identical, token for token"
         )

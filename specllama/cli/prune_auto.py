@@ -30,7 +30,7 @@ def require_layers(source: Path) -> None:
     if reason := pruned.why_not(header):
         raise UnsupportedModel(
             f"{source.name} cannot draft for itself: {reason}",
-            "draft with a model of its own (specllama pair), or with --proposer ngram",
+            "use a separate draft model (specllama pair), or --proposer ngram",
         )
 
 
@@ -70,14 +70,14 @@ def choose(source: Path, *, threads: int, seconds: float) -> Choice:
         )
     if not pruned.keep_choice(header, choice.to_dict()):
         note(
-            "not kept for --proposer self: an earlier search went further, or the cache cannot be"
-            " written"
+            "not kept for --proposer self: an earlier search went further, or the cache is not"
+            " writable"
         )
     return choice
 
 
 def _context(header: GgufHeader) -> int:
-    """Room for a prompt and its reply: a long context would only cost memory."""
+    """Room for a prompt and its reply; more would only cost memory."""
     return min(header.context_length or 2048, 2048)
 
 
@@ -124,6 +124,6 @@ def show(choice: Choice) -> None:
     ]
     show_table(columns, rows)
     more = "" if choice.complete else " (--search-seconds)"
-    how = "" if choice.passes == "measured" else " (specllama tune measures them)"
+    how = "" if choice.passes == "measured" else " (specllama tune measures it)"
     note(f"{choice.extent}{more}; cost of wider passes: {choice.passes}{how}")
     note(f"on {choice.checked} further tokens: {choice.words}")

@@ -1,4 +1,4 @@
-"""``specllama quantize``: a smaller file from a larger one."""
+"""``specllama quantize``: make a smaller file from a larger one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from specllama.cli.numbers import Finite
 SECONDS = 120.0  # of a search
 
 EPILOG = """\b
-Types: q4_0 is the INT4 whose passes were bit-exact on every CPU tried; q4_k_m is a little better
-and a little larger; q8_0 is the 8-bit type. GGUF has no FP8.
+Types: q4_0 is the INT4 type whose passes were bit-exact on every CPU tried; q4_k_m is a little
+better and a little larger; q8_0 is the 8-bit type. GGUF has no FP8.
 
 \b
 Examples:
@@ -22,10 +22,10 @@ Examples:
   specllama quantize target.gguf draft.gguf --prune-layers auto
 
 
---prune-layers auto runs SOURCE: it writes some text at temperature 0, every choice of layers is
-asked what it would have said there, and the one with the most expected tokens per time wins. Where
-even that is not faster than plain decoding, it says so; at higher temperatures less is accepted.
-The file is made either way, and --proposer self of SOURCE drafts with the same layers from then on.
+--prune-layers auto runs SOURCE: it writes some text at temperature 0, and every choice of layers is
+asked what it would have said there. The one with the most expected tokens per time wins. If even
+that is not faster than plain decoding, it says so; at higher temperatures less is accepted. The
+file is made either way, and --proposer self of SOURCE drafts with the same layers from then on.
 """
 
 
@@ -37,21 +37,23 @@ The file is made either way, and --proposer self of SOURCE drafts with the same 
     "--prune-layers",
     "prune",
     metavar="LIST|auto",
-    help="Drop layers (4-11,20): a draft cut out of its own target. auto: search the best.",
+    help="Drop layers (4-11,20), for a draft cut out of its own target; auto finds the best.",
 )
 @click.option(
     "--search-seconds",
     type=Finite(1, 86400),
-    help="Time for --prune-layers auto; default 120.",
+    help="Time for --prune-layers auto.  [default: 120]",
 )
-@click.option("--pure", is_flag=True, help="Every matrix at --type, no mixture.")
+@click.option("--pure", is_flag=True, help="Store every matrix as --type, without a mixture.")
 @click.option(
     "--output-type",
     type=click.Choice(["f16", "q4_0", "q5_1", "q6_k", "q8_0"]),
     help="Type of the output matrix.",
 )
 @click.option("--requantize", is_flag=True, help="Accept a source that is quantized already.")
-@click.option("-t", "--threads", default=0, type=click.IntRange(0, 1024), help="0: all cores.")
+@click.option(
+    "-t", "--threads", default=0, type=click.IntRange(0, 1024), help="CPU threads; 0 is all cores."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object about the result.")
 def command(
     source: Path,
@@ -87,13 +89,13 @@ def command(
     choice = None
     if prune == "auto":
         prune_auto.require_layers(source)
-        prepare("0")  # what is wrong with the rest is said before the search
+        prepare("0")  # any other mistake is reported before the search
         choice = prune_auto.choose(source, threads=threads, seconds=search_seconds or SECONDS)
         prune = pruned.layer_list(choice.best.drop)
         if not as_json:
             prune_auto.show(choice)
     elif search_seconds is not None:
-        raise UsageError("--search-seconds goes with --prune-layers auto only")
+        raise UsageError("--search-seconds needs --prune-layers auto")
     job = prepare(prune)
     note(f"{source.name}: {size(job.header.file_bytes)} → about {size(job.expected)}")
     with Bar(destination.name, job.header.n_tensors, transfer=False) as bar:
@@ -107,4 +109,4 @@ def command(
     elif choice.best.pays:
         note(f"next: specllama run -m {source} --proposer self “Hello”")
     else:
-        note(f"next: another way to draft for it: specllama pair {source}")
+        note(f"next: other methods for this target: specllama pair {source}")

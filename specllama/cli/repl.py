@@ -22,20 +22,20 @@ from specllama.store.sessions import SessionStore
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "help": ("", "Show these commands."),
-    "stats": ("", "Counters of this conversation."),
+    "stats": ("", "Show the counters of this conversation."),
     "system": ("[TEXT|none]", "Show or change the system prompt."),
     "retry": ("[new]", "Answer the last question again with its seed, or with a new one."),
     "undo": ("", "Take back the last question and its reply."),
-    "continue": ("", "Go on writing the last reply."),
+    "continue": ("", "Continue the last reply."),
     "edit": ("[TEXT]", "Change the last question and answer it."),
     "save": ("[TITLE|FILE.md|FILE.json]", "Name the conversation, or write it to a new file."),
-    "save!": ("FILE.md|FILE.json", "The same, over a file that exists."),
-    "load": ("[ID]", "Go on with a stored conversation, the last one unless named."),
+    "save!": ("FILE.md|FILE.json", "The same, replacing a file that exists."),
+    "load": ("[ID]", "Continue a stored conversation; without ID, the last one."),
     "sessions": ("[WORDS]", "List stored conversations."),
     "new": ("", "Begin a new conversation."),
     "draft-max": ("N", "Most tokens drafted per round; 0 decodes plainly."),
-    "proposer": ("NAME", "Who drafts."),
-    "seed": ("N|none", "Fix the random seed, or draw one per reply."),
+    "proposer": ("NAME", "Method of drafting."),
+    "seed": ("N|none", "Fix the random seed, or draw one for each reply."),
     "temperature": ("X", "0 always takes the likeliest token."),
     "set": ("NAME VALUE", "Change any other setting of the conversation."),
     "quit": ("", "Leave (or Ctrl-D)."),
@@ -44,7 +44,7 @@ ALIASES = {"exit": "quit", "q": "quit", "?": "help", "temp": "temperature", "cle
 
 
 def handler_name(command: str) -> str:
-    """The method that does a command."""
+    """Name of the Repl method for a command."""
     return "_do_" + command.replace("-", "_").replace("!", "_over")
 
 
@@ -108,13 +108,13 @@ class Repl:
         self._reply(lambda cancel: self.session.send(text, cancel=cancel))
 
     def _reply(self, ask: Callable[[Cancel], Iterator[Event]]) -> None:
-        """Print one reply; Ctrl-C stops it and keeps what came."""
+        """Print one reply; Ctrl-C stops it and keeps what was written."""
         cancel = Cancel()
         with signals.stop_on_signals(cancel) as received:
             Printer(quiet=self.quiet).show(ask(cancel))
         if received:
             if self.lines.interactive:
-                diagnostics.note("stopped; /continue goes on, /retry asks again")
+                diagnostics.note("stopped; /continue writes on, /retry asks again")
             raise signals.Interrupted(received[0])
 
     def _greet(self) -> None:
@@ -140,7 +140,9 @@ class Repl:
         if name not in COMMANDS:
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f"did you mean /{near[0]}?" if near else "/help lists them."
-            raise UsageError(f"there is no command /{name}", f"{hint} To say it, type //{name}")
+            raise UsageError(
+                f"there is no command /{name}", f"{hint} To send it as text, type //{name}"
+            )
         handler: Callable[[str], None] = getattr(self, handler_name(name))
         handler(rest.strip())
 

@@ -47,7 +47,9 @@ reply and keeps what was written (exit status 130).
 @click.argument("prompt", required=False)
 @settings_options()
 @constraint_options
-@grouped("-p", "--prompt", "typed", metavar="PROMPT", group="Prompt", help="PROMPT, as an option.")
+@grouped(
+    "-p", "--prompt", "typed", metavar="PROMPT", group="Prompt", help="The prompt, as an option."
+)
 @grouped(
     "-f",
     "--file",
@@ -89,7 +91,7 @@ def command(
     params = request_params(settings, flags)
     given = [one for one in (prompt, typed, file) if one is not None]
     if len(given) > 1:
-        raise UsageError("give one prompt: as an argument, with -p or with -f")
+        raise UsageError("give one prompt: as an argument, with -p, or with -f")
     text = read_prompt(given[0] if given else None, raw=raw)
     request: str | Sequence[Message] = text
     if raw and settings.origin("system") == "flag":

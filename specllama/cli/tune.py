@@ -1,4 +1,4 @@
-"""``specllama tune``: measure this machine, and settle what to do."""
+"""``specllama tune``: measure a pair on this machine, and advise."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Examples:
 @click.command("tune", cls=GroupedCommand, epilog=EPILOG)
 @click.argument("pair", required=False, shell_complete=completing.models)
 @temperatures_option("0, 0.7 and 1")
-@click.option("-n", "--per-slice", default=3, show_default=True, help="Prompts of every slice.")
+@click.option("-n", "--per-slice", default=3, show_default=True, help="Prompts per slice.")
 @length_option(64)
 @click.option(
-    "-r", "--repetitions", default=1, show_default=True, help="Of the check of the window."
+    "-r", "--repetitions", default=1, show_default=True, help="How often the window is checked."
 )
 @click.option(
-    "--quick", is_flag=True, help="One prompt a slice, no check of the window, few layers tried."
+    "--quick", is_flag=True, help="One prompt per slice, no check of the window, few layers tried."
 )
 @click.option("--save/--no-save", default=True, show_default=True, help="Keep the profile.")
 @settings_options(only=LOADING)
@@ -59,11 +59,13 @@ def command(
 ) -> None:
     """Measure a pair on this machine and choose the best settings.
 
-    Times the target on passes of 1 to 16 rows and the draft model's steps, measures how many drafts
-    survive by slice and temperature, computes what every fixed length would gain, checks the
-    adaptive window against plain decoding, searches the layers with which the target could draft
-    for itself, and keeps the profile so that later runs start warm. It learns on one half of the
-    shipped prompts; `specllama bench run` measures on the other.
+    It times passes of 1 to 16 rows of the target and steps of the draft model; measures how many
+    drafted tokens are accepted, by slice and temperature; computes what every fixed length would
+    gain; checks the adaptive window against plain decoding; and searches for the layers with which
+    the target could draft for itself. It keeps all this as a profile, so that later runs start
+    warm.
+
+    It learns on one half of the shipped prompts; `specllama bench run` measures on the other.
     """
     from specllama.bench.provenance import provenance
     from specllama.bench.tune import LAYER_SECONDS, tune
@@ -87,7 +89,7 @@ def command(
     usual = settings.given("temperature")
     if save and (why := why_not_writable(profiles_dir())):
         raise UsageError(
-            f"the profile cannot be kept in {profiles_dir()}: {why}",
+            f"the profile cannot be written to {profiles_dir()}: {why}",
             "--no-save measures without keeping anything",
         )
     say_settings(settings)
@@ -114,12 +116,12 @@ def command(
         facts = provenance(info, hashes=not quick)
     where = None
     if save:
-        profile.refresh()  # another process may have saved meanwhile: what was timed here stays
-        result.costs.store(profile.costs)  # passes beside other work have blurred them
+        profile.refresh()  # another process may have saved meanwhile; what was timed here stays
+        result.costs.store(profile.costs)  # timed alone, sharper than what replies left there
         profile.advice = {**result.advice, "when": facts["when"]}
         where = profile.path if profile.save() else None
         if where is None:
-            diagnostics.warn(f"the profile could not be kept in {profiles_dir()}")
+            diagnostics.warn(f"the profile could not be written to {profiles_dir()}")
         if not isinstance(result.layers, str):
             keep_choice(read_header(Path(info.target.path)), result.layers.to_dict())
     if as_json:
@@ -162,9 +164,9 @@ def describe(result: Tuning) -> list[str]:
             f"{window:>7}".rstrip()
         )
     lines += [
-        "best fixed length: its speed in a text without end, predicted; its speed: over a reply of",
-        "so many tokens, for which the draft model reads the prompt first; window: measured over",
-        "such ones, each round as long as it pays, which can beat every fixed length",
+        "speed: predicted for the best fixed length in a text without end; its speed: over a reply",
+        "of that many tokens, reading the prompt into the draft model included; window: measured",
+        "over such replies; it chooses a length every round, so it can beat every fixed one",
     ]
     lines += ["", "speed over plain by draft length (predicted from the figures above)"]
     for group in result.groups:
@@ -174,7 +176,7 @@ def describe(result: Tuning) -> list[str]:
             lines.append(f"{k:>5} {speed:6.2f}×  {bar(speed / top, 30)}")
     layers = result.layers
     said = [f"not possible: {layers}"] if isinstance(layers, str) else [layers.words, layers.extent]
-    return [*lines, "", "drafting with layers of its own (--proposer self)", *said]
+    return [*lines, "", "drafting with its own layers (--proposer self)", *said]
 
 
 class _Meter:

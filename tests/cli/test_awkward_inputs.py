@@ -150,7 +150,7 @@ def test_not_a_number(args: tuple[str, ...], capsys: pytest.CaptureFixture[str])
         (("bench", "run", "--seed", "-4"), "--seed"),
         (("prove", "--max-tokens", "0"), "--max-tokens"),
         (("bench", "run", "--out", "{file}/report"), "cannot write to"),
-        (("tune",), "the profile cannot be kept"),
+        (("tune",), "the profile cannot be written"),
     ],
 )
 def test_checks_come_before_the_work(

@@ -172,7 +172,8 @@ def test_the_command(cli, tmp_path: Path, monkeypatch) -> None:
     assert rows["top-k"] == {"name": "top-k", "value": 40, "origin": "default", "default": 40}
     monkeypatch.setenv("SPECLLAMA_TEMPERATURE", "1")
     assert (
-        "SPECLLAMA_TEMPERATURE has another word" in cli("config", "set", "temperature", "0.6").err
+        "SPECLLAMA_TEMPERATURE sets temperature, too, and wins"
+        in cli("config", "set", "temperature", "0.6").err
     )
     monkeypatch.delenv("SPECLLAMA_TEMPERATURE")
     assert cli("config", "unset", "temperature").code == 0

@@ -28,7 +28,7 @@ def test_conversations_are_listed_and_deleted_for_good(cli, home: Path) -> None:
     (found,) = cli("history", "ls", "first", "--json").json
     assert [one["title"] for one in found["conversations"]] == ["the first words"]
     assert cli("history", "rm").code == 2
-    assert cli("history", "rm", "last").code == 2, "nobody is there to ask"
+    assert cli("history", "rm", "last").code == 2, "there is no terminal to ask on"
     assert cli("history", "rm", "-y", found["conversations"][0]["id"]).code == 0
     (left,) = cli("history", "ls", "--json").json
     assert [one["title"] for one in left["conversations"]] == ["second thoughts"]

@@ -140,7 +140,7 @@ def test_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(entry["fits"] in ("yes", "tight") for entry in some)
     assert all(entry["checked"] is False for entry in every)
     assert invoke(["hub", "pairs", "--fits", "--memory", "0.5"]) == 0
-    assert "the bundled one does" in capsys.readouterr().err
+    assert "the bundled pair does" in capsys.readouterr().err
 
 
 def test_offline_says_so(

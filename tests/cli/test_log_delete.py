@@ -52,7 +52,7 @@ def test_rm_deletes_what_was_named(three) -> None:
 def test_rm_asks_first(three, monkeypatch: pytest.MonkeyPatch) -> None:
     result = three("log", "rm", "--all")
     assert result.code == 2
-    assert "nobody is there to ask" in result.err
+    assert "there is no terminal to ask on" in result.err
     asked = answer(monkeypatch, False)
     assert three("log", "rm", "last").code != 0
     assert list_runs()[0].stem in asked[0]
@@ -65,8 +65,8 @@ def test_rm_asks_first(three, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ((), 2, "say which runs"),
-        (("last", "--all"), 2, "say which runs"),
+        ((), 2, "give the runs to delete"),
+        (("last", "--all"), 2, "give the runs to delete"),
         (("nobody", "-y"), 1, "no round log is called"),
         (("mine.jsonl", "-y"), 2, "not in the log folder"),
     ],

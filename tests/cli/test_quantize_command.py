@@ -105,7 +105,7 @@ def test_the_best_layers_are_searched(tmp_path: Path, capsys: pytest.CaptureFixt
         (1, ["--prune-layers", "auto"], 5, "the target has 1 layer"),
         (2, ["--prune-layers", "automatic"], 2, "not layer numbers"),
         (2, ["--prune-layers", "0-1"], 2, "every layer would be dropped"),
-        (2, ["--prune-layers", "1", "--search-seconds", "5"], 2, "goes with --prune-layers auto"),
+        (2, ["--prune-layers", "1", "--search-seconds", "5"], 2, "needs --prune-layers auto"),
         (2, ["--prune-layers", "auto", "--type", "fp8"], 2, "use --type q8_0"),
     ],
 )

@@ -250,7 +250,7 @@ def test_bench_reports_cold_beside_warm_and_keeps_nothing(
     said = capsys.readouterr()
     assert "cold" in said.out
     assert "warm" not in said.out
-    assert "no warm arm; first: specllama tune" in said.err
+    assert "no warm arm; run specllama tune first" in said.err
     assert not open_profile(fake_info(2048)).warm, "a bench teaches nobody"
     assert invoke(["tune", "--max-tokens", "8", "-n", "1", "--temperature", "0"]) == 0
     capsys.readouterr()

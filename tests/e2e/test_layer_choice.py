@@ -190,5 +190,5 @@ def test_tune_measures_it_at_its_own_costs(
     capsys.readouterr()
     assert invoke(["tune", *flags, "--no-save"]) == 0
     said = capsys.readouterr().out
-    assert "drafting with layers of its own (--proposer self)\nwithout layer" in said
+    assert "drafting with its own layers (--proposer self)\nwithout layer" in said
     assert any(f"{word} here" in said for word in ("it pays", "cannot pay", "tried pays"))

@@ -163,7 +163,7 @@ def test_a_signal_ends_a_download_at_once_and_keeps_what_came(
     _, err = process.communicate(timeout=15)
     assert process.returncode == 128 + number
     assert "Traceback" not in err
-    assert "the same command continues there" in err
+    assert "run the same command again to resume" in err
     assert leftovers() == [part.name]
 
 
@@ -376,7 +376,7 @@ def test_large_downloads_ask_first(hub: FakeHub, monkeypatch: pytest.MonkeyPatch
     import specllama.cli.hub as cli
 
     monkeypatch.setattr(cli, "CONFIRM_BYTES", 1000)
-    with pytest.raises(UsageError, match="nobody is there to ask"):
+    with pytest.raises(UsageError, match="there is no terminal to ask on"):
         run("pull", REPO)
     run("pull", REPO, "-y")
     assert (folder() / NAME).exists()
