@@ -1,6 +1,6 @@
-"""The curated pairs of ``catalog.toml``: which draft goes with which target, and for which memory.
+"""The curated pairs of ``catalog.toml``: which draft goes with which target, for how much memory.
 
-Every entry says where it comes from and whether it was checked against the hub. Light to import.
+Every entry gives its source and whether it was checked on the hub. Light to import.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class CatalogModel:
 
 @dataclass(frozen=True, slots=True)
 class CatalogPair:
-    """A target and what to draft with.
+    """A target and what drafts for it.
 
     Attributes:
-        method: what to draft with, a choice of ``--proposer``.
-        memory_gb: machine memory with which the pair is comfortable, in GB.
-        checked: whether somebody saw these repositories on the hub; ``date`` says when the entry
-            was last looked at and ``source`` on what it rests.
+        method: how to draft, a choice of ``--proposer``.
+        memory_gb: machine memory at which the pair is comfortable, in GB.
+        checked: whether these repositories were seen on the hub; ``date`` says when the entry was
+            last reviewed, and ``source`` what it rests on.
     """
 
     name: str

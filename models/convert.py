@@ -1,4 +1,4 @@
-"""Heads in the layouts they are published in, to files that specllama loads.
+"""Convert published heads into files that specllama loads.
 
 Medusa-1 checkpoints are a folder with ``medusa_lm_head.safetensors`` (or ``.pt``) whose names are
 ``HEAD.LAYER.linear.weight``, ``HEAD.LAYER.linear.bias`` for the residual blocks and
@@ -22,7 +22,7 @@ from specllama.models.medusa_file import MAX_BLOCKS, MAX_HEADS, vocabulary_diges
 from specllama.models.safetensors import read_safetensors
 
 NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "medusa_lm_head.bin")
-MAX_PADDING = 128  # rows of an output matrix beyond the vocabulary, or missing from it
+MAX_PADDING = 128  # how many rows an output matrix may have more or fewer than the vocabulary
 
 _KEY = re.compile(
     r"(?:.*\.)?(?P<head>\d+)\.(?P<layer>\d+)\.(?P<linear>linear\.)?(?P<part>weight|bias)"
@@ -52,7 +52,7 @@ def find_checkpoint(path: Path) -> Path:
         for name in NAMES:
             if (path / name).is_file():
                 return path / name
-        raise ModelUnavailable(f"{path} holds none of {', '.join(NAMES)}")
+        raise ModelUnavailable(f"{path} contains none of {', '.join(NAMES)}")
     raise ModelUnavailable(f"there is no {path}")
 
 
@@ -87,7 +87,7 @@ def _read_pickle(path: Path) -> Mapping[str, Tensor]:
     except ImportError:
         raise CannotLoad(
             f"{path.name} is a pickle, which can run code when it is opened; "
-            "reading one safely needs PyTorch",
+            "reading it safely needs PyTorch",
             "pip install torch, or take the .safetensors file of the same heads",
         ) from None
     return read_pickled(path)
@@ -143,9 +143,9 @@ def convert_medusa(source: Path, destination: Path, target: GgufHeader, kind: st
         ModelUnavailable, CannotLoad, SpecllamaError: see ``read_checkpoint`` and ``write_heads``.
     """
     if destination.exists():
-        raise UsageError(f"{destination} exists and is not overwritten", "choose another name")
+        raise UsageError(f"{destination} exists and is never overwritten", "choose another name")
     if not destination.parent.is_dir():
-        raise UsageError(f"there is no folder {destination.parent}", "make it first")
+        raise UsageError(f"there is no folder {destination.parent}", "create it first")
     found = read_checkpoint(source)
     vocab = target.vocab_size
     if found.width != target.embedding_length:
@@ -158,7 +158,7 @@ def convert_medusa(source: Path, destination: Path, target: GgufHeader, kind: st
             f"these heads guess among {found.rows} tokens, {target.path.name} has {vocab}"
         )
     arrays = dict(found.arrays)
-    if found.rows > vocab:  # rows that pad a matrix to a round number say nothing
+    if found.rows > vocab:  # padding rows carry no token
         for name in [name for name in arrays if name.endswith("output.weight")]:
             arrays[name] = np.asarray(arrays[name], np.float32)[:vocab]
     elif found.rows < vocab:

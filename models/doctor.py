@@ -1,6 +1,6 @@
 """The pair doctor: which drafts fit a target, what they cost, and whether speculation can pay.
 
-Headers only. What needs a clock (``--measure``) is done by the caller with an engine.
+It reads headers only. The caller measures (``--measure``), with an engine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specllama.models.summaries import Summaries
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A draft that may be tried: where it lies, or where it could be pulled from."""
+    """A draft to consider: where it is, or where it could be pulled from."""
 
     ref: str
     path: Path | None
@@ -84,7 +84,7 @@ class Finding:
 def candidates(
     target: Path, target_ref: str, drafts: Sequence[str], *, folders: Sequence[str | Path] = ()
 ) -> list[Candidate]:
-    """The drafts to look at: those named (a folder stands for its files), else all that are known.
+    """The drafts to consider: those named (a folder stands for its files), else all known ones.
 
     Raises:
         ModelUnavailable: a draft that was named is not here.
@@ -156,7 +156,7 @@ def examine(
         return Finding(candidate, refusal or "it has no tokenizer", **facts)
     report = compare(target, draft)
     if refusal or not report.compatible:
-        # without weights the tokenizer can still be judged: say both
+        # a file without weights can still be judged by its tokenizer: say both
         reason = report.explanation or f"the tokenizer fits, but {refusal}"
         return Finding(candidate, reason, report, **facts)
     return Finding(
@@ -181,7 +181,7 @@ def step_cost(target: GgufHeader, draft: GgufHeader) -> float:
 
 
 def order(findings: Iterable[Finding]) -> list[Finding]:
-    """Fitting drafts first, those in the good band of sizes before the others."""
+    """Fitting drafts first, and among them those of a good size."""
 
     def key(finding: Finding) -> tuple[bool, bool, bool, float, str]:
         report = finding.report
@@ -202,12 +202,12 @@ ENOUGH_DRAFTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a few seconds of running the pair showed.
+    """What running the pair for a few seconds showed.
 
     Attributes:
         step_ms: one target step; ``draft_ms``: one draft step.
         pass_ms: a target pass of two rows, so that ``marginal`` is the price of verifying one more.
-        drafted: how many tokens were drafted; below ENOUGH_DRAFTS nothing is concluded.
+        drafted: how many tokens were drafted; fewer than ENOUGH_DRAFTS prove nothing.
         acceptance: accepted over drafted, None if nothing was drafted.
         plain, speculative: tokens per second.
     """

@@ -1,8 +1,8 @@
 """One file over HTTP: ranged, resumable after a kill, hashed as it arrives, moved into place whole.
 
-The bytes go to ``<name>.<digest>.part`` beside the destination and stay there when anything stops
-the transfer, so that the next run continues. Only a file of the announced size and digest gets its
-name. huggingface_hub's own download restarts from zero after a kill and compares sizes only.
+The bytes go to ``<name>.<digest>.part`` beside the destination and stay there if the transfer is
+stopped, so that the next run continues. Only a file of the announced size and digest gets its name.
+huggingface_hub's own download restarts from zero after a kill and compares only sizes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Progress(Protocol):
-    """Told what is happening to one file; ``done`` counts from the start of the file."""
+    """Reports the progress of one file; ``done`` counts from the start of the file."""
 
     def resumed(self, done: int) -> None: ...
 
@@ -73,7 +73,7 @@ class Digest:
 
 
 class WrongContent(ModelUnavailable):
-    """What arrived is not what was announced; nothing of it is kept."""
+    """The content differs from what was announced; nothing of it is kept."""
 
 
 class _Retry(Exception):
@@ -86,7 +86,7 @@ class _Retry(Exception):
 
 
 def part_path(destination: Path, digest: Digest) -> Path:
-    """Where the bytes of an unfinished transfer lie. The digest keeps versions apart."""
+    """Where the bytes of an unfinished transfer are. The digest keeps versions apart."""
     return destination.with_name(f"{destination.name}.{digest.hex[:16]}.part")
 
 
@@ -137,7 +137,7 @@ def download(
             raise WrongContent(
                 f"{destination.name} arrived damaged: its digest is {found[:12]}…,"
                 f" the hub announced {digest.hex[:12]}…",
-                "nothing was kept; pull it again, and tell the repository if it happens twice",
+                "nothing was kept; pull it again, and tell its owner if it happens twice",
             )
         os.replace(part, destination)
     except WrongContent:
@@ -163,7 +163,7 @@ class _Sink:
         self.done = 0
 
     def rehash(self, *, announce: bool = False) -> None:
-        """Hash what an earlier run left; longer than the file means that it is something else."""
+        """Hash what an earlier run left; a part longer than the file is something else."""
         if self._file.seek(0, os.SEEK_END) > self._size:
             self.restart()
         self._file.seek(0)
@@ -175,7 +175,7 @@ class _Sink:
 
     def write(self, chunk: bytes) -> None:
         view = memoryview(chunk)
-        while view:  # an unbuffered write may be short
+        while view:  # an unbuffered write may be partial
             written = self._file.write(view)
             self._state.update(view[:written])
             self.done += written
@@ -249,21 +249,21 @@ class _Source:
                 headers = {k: v for k, v in headers.items() if k.lower() != "authorization"}
             url = following
         raise ModelUnavailable(
-            f"the server redirects more than {MAX_REDIRECTS} times", "check HF_ENDPOINT"
+            f"the server redirected more than {MAX_REDIRECTS} times", "check HF_ENDPOINT"
         )
 
     def _check(self, response: httpx2.Response, sink: _Sink) -> None:
-        """Accept only the bytes that were asked for, of a file of the announced size."""
+        """Accept only the requested bytes of a file of the announced size."""
         status = response.status_code
         if status == 206:
             match = _CONTENT_RANGE.match(response.headers.get("content-range", ""))
             if match is None or int(match[1]) != sink.done:
-                raise _Retry("the server sent another part of the file than asked for")
+                raise _Retry("the server sent a different part of the file than requested")
             if match[2] != str(self.size):
                 raise _lying(self.size, match[2])
             return
         if status == 200:
-            if sink.done:  # it ignores ranges: begin again
+            if sink.done:  # it ignores ranges: start again
                 sink.restart()
             length = response.headers.get("content-length")
             if length is not None and length != str(self.size):
@@ -276,7 +276,8 @@ class _Source:
             wait = retry_after(response.headers.get("retry-after"))
             if status == 429 and wait is not None and wait > LONGEST_WAIT_S:
                 raise rate_limited(wait)
-            word = "the hub limits the rate" if status == 429 else f"the server answers {status}"
+            limited = "the hub is limiting requests"
+            word = limited if status == 429 else f"the server answered {status}"
             raise _Retry(word, wait if wait is not None else None)
         raise refused(status, response.headers.get("x-error-code"))
 
@@ -318,7 +319,7 @@ def retry_after(value: str | None) -> float | None:
 def rate_limited(wait_s: float | None) -> ModelUnavailable:
     when = f"try again in {wait_s:.0f} s" if wait_s else "try again later"
     return ModelUnavailable(
-        "the hub limits the rate of requests (429)", f"{when}; a token (HF_TOKEN) raises the limit"
+        "the hub is limiting requests (429)", f"{when}; a token (HF_TOKEN) raises the limit"
     )
 
 
@@ -344,13 +345,13 @@ def refused(status: int, code: str | None = None, what: str = "the file") -> Mod
         )
     if status == 429:
         return rate_limited(None)
-    return ModelUnavailable(f"the hub answers {status} for {what}", "try again later")
+    return ModelUnavailable(f"the hub answered {status} for {what}", "try again later")
 
 
 def _lying(expected: int, announced: str) -> WrongContent:
     return WrongContent(
         f"the hub lists {expected:,} bytes, the server announces {announced}",
-        "the listing and the file do not agree: nothing was kept; try again later",
+        "the listing and the file disagree; nothing was kept; try again later",
     )
 
 
@@ -366,7 +367,7 @@ def disk_error(error: OSError, path: Path) -> SpecllamaError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return SpecllamaError(
             f"the disk is full while writing {path.name}",
-            "free some space and run the same command again: it continues where it stopped",
+            "free some space and run the same command again; it continues where it stopped",
         )
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return SpecllamaError(

@@ -2,7 +2,7 @@
 
 The format is llama.cpp's own (``general.architecture = "eagle3"``), as its converter writes it from
 published checkpoints: one decoder layer that reads the target's token embeddings beside a fusion of
-three of its hidden states. What llama.cpp would abort on, or compute nonsense from, is refused.
+three of its hidden states. Whatever llama.cpp would abort on, or turn into nonsense, is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specllama.models.loadable import check_loadable
 
 ARCHITECTURE = "eagle3"
 LAYERS_READ = 3
-# llama.cpp ends the process when it is asked for the layer inputs of any other architecture
+# asked for the layer inputs of any other architecture, llama.cpp ends the process
 LAYER_INPUT_ARCHITECTURES = frozenset({
     "llama", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "qwen4exp", "gemma4",
     "gpt-oss", "lfm2", "nemotron_h", "nemotron_h_moe", "bailingmoe3", "deepseek4", "hunyuan_vl",
@@ -115,7 +115,7 @@ def read_draft_ids(header: GgufHeader) -> npt.NDArray[np.int64]:
 
 
 def check_target(facts: EagleFacts, head: GgufHeader, target: GgufHeader) -> None:
-    """Refuse a head that was made for another target, or for one that llama.cpp cannot look into.
+    """Refuse a head made for another target, or for one whose layers llama.cpp does not expose.
 
     Raises:
         PairIncompatible: with the first difference found.
@@ -123,7 +123,7 @@ def check_target(facts: EagleFacts, head: GgufHeader, target: GgufHeader) -> Non
     name = head.path.name
     if target.architecture not in LAYER_INPUT_ARCHITECTURES:
         raise PairIncompatible(
-            f"llama.cpp does not give away the layer inputs of {target.architecture} models, which "
+            f"llama.cpp does not expose the layer inputs of {target.architecture} models, which "
             f"{name} reads",
             "draft with --proposer ngram, suffix or a draft model",
         )

@@ -9,8 +9,8 @@ from specllama.models.catalog import CatalogPair
 
 Verdict = Literal["yes", "tight", "no"]
 
-# beside the files: KV caches at 8k context, buffers, tokenizer, Python; a rule of thumb until a
-# header is here to compute it from
+# added to the files: KV caches at 8k context, buffers, tokenizer, Python; a rule of thumb, until
+# there is a header to compute it from
 OVERHEAD = 1.15
 FIXED_BYTES = 1.0e9
 
@@ -26,7 +26,7 @@ def needed(pair: CatalogPair) -> float:
 
 
 def judge(pair: CatalogPair, machine: float) -> Verdict:
-    """Whether it runs beside a desktop ("yes"), only with little else open ("tight"), or not."""
+    """Whether it runs beside a desktop ("yes"), with little else open ("tight"), or not ("no")."""
     if machine <= 0:
         return "tight"
     if pair.memory_gb * 1e9 <= machine * 1.05:

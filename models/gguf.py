@@ -2,7 +2,7 @@
 
     header = read_header(path)          # milliseconds, bounded memory, no numpy
 
-``read_header`` checks the container (``gguf_format``), not what is in it: ``loadable`` says whether
+``read_header`` checks the container (``gguf_format``), not its contents: ``loadable`` says whether
 llama.cpp can run it.
 """
 
@@ -62,7 +62,7 @@ class GgufHeader:
 
     Attributes:
         metadata: scalars and strings by key; ``kinds`` holds their GGUF types ("u32", "str" …).
-        arrays: where each array lies; read one with ``array(key)``.
+        arrays: where each array is; read one with ``array(key)``.
         tensors: of all parts; offsets count from the data start of their own part.
         file_bytes: of all parts together.
         parts: every file of the model; one for a model that is not split.
@@ -229,7 +229,7 @@ class GgufHeader:
 
     @property
     def quantization(self) -> str:
-        """The label people know: from ``general.file_type``, else the type of most bytes."""
+        """The usual label: from ``general.file_type``, else the type of most bytes."""
         declared = self.integer("general.file_type")
         if declared is not None and declared & ~GUESSED in FILE_TYPES:
             return FILE_TYPES[declared & ~GUESSED]
@@ -382,7 +382,7 @@ def _parts(first: Container) -> tuple[Path, ...]:
     if named is None:
         raise BadGguf(
             f"{path.name} belongs to a split model of {count} files; its name does not say which",
-            f"give it back its name, which ends in -{(number or 0) + 1:05d}-of-{count:05d}.gguf",
+            f"restore its name, which ends in -{(number or 0) + 1:05d}-of-{count:05d}.gguf",
         )
     prefix = named[0]
     paths = tuple(
@@ -390,7 +390,7 @@ def _parts(first: Container) -> tuple[Path, ...]:
     )
     if number != 0:
         raise BadGguf(
-            f"{path.name} is part {(number or 0) + 1} of {count}: open a split model at part 1",
+            f"{path.name} is part {(number or 0) + 1} of {count}; open a split model at part 1",
             f"use {paths[0].name}",
         )
     if path.name != paths[0].name:

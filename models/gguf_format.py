@@ -4,7 +4,7 @@ Every count, length, offset and size is checked against hard limits and against 
 file before it is used, with the same rules as llama.cpp's ``gguf.cpp`` (its order, its alignment
 rule, its demand that tensors follow each other without gaps). Large arrays are walked, not decoded.
 
-What the fields mean is the business of ``gguf.py``; what llama.cpp accepts, of ``loadable.py``.
+``gguf.py`` knows what the fields mean, ``loadable.py`` what llama.cpp accepts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specllama.models.ggml_types import TENSOR_TYPES, tensor_bytes
 
 Scalar = int | float | bool | str
 
-# far above any real model, far below what could hurt
+# far above any real model, far below what could do harm
 MAX_HEADER_BYTES = 256 << 20
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 17
@@ -114,7 +114,7 @@ class _Reader:
         self.position = 0
 
     def ensure(self, end: int, what: str) -> None:
-        """Have the bytes up to ``end`` at hand."""
+        """Make sure that the bytes up to ``end`` are in memory."""
         if end <= len(self.buffer):
             return
         if end > self.size:
@@ -150,7 +150,7 @@ class _Reader:
         return self.take(n, what)
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Walk over ``count`` strings. Lengths are hops; only the window grows, nothing is kept."""
+        """Skip ``count`` strings, length by length; nothing is decoded or kept."""
         unpack = _U64.unpack_from
         buffer, position, left = self.buffer, self.position, count
         while left:
@@ -168,7 +168,7 @@ def parse(path: Path) -> Container:
 
     Raises:
         ModelUnavailable: there is no such file, or it may not be read.
-        BadGguf: it is not GGUF, damaged, truncated, or lies.
+        BadGguf: it is not GGUF, damaged, truncated, or contradicts itself.
         UnsupportedModel: a GGUF of a version or byte order that llama.cpp does not read.
     """
     try:
@@ -177,7 +177,7 @@ def parse(path: Path) -> Container:
                 f"{path} is a folder, not a model file", f"list it with: specllama hub ls {path}"
             )
         about = path.stat()
-        if not stat.S_ISREG(about.st_mode):  # opening a pipe would wait for ever
+        if not stat.S_ISREG(about.st_mode):  # opening a pipe would wait forever
             raise CannotLoad(f"{path} is a pipe or a device, not a model file")
         size = about.st_size
         with path.open("rb") as file:
@@ -304,7 +304,7 @@ def _keys(
             array = _array(reader, path, key)
             arrays[key], kinds[key] = array, f"[{array.kind}]"
         elif type_id == _STRING:
-            # shown to people, compared as text; broken bytes must not make the model unusable
+            # only shown and compared: broken bytes must not make the model unusable
             metadata[key] = reader.string(f"key {key!r}", MAX_STRING_BYTES).decode(
                 "utf-8", "replace"
             )

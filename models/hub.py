@@ -1,8 +1,8 @@
 """The Hugging Face hub: search, listings, metadata. The only importer of huggingface_hub.
 
 Bytes are not fetched here (``download.py`` does that): the hub says what a repository holds, how
-large each file is and which digest it must have. Everything it says is checked before it is used:
-names become paths only if they cannot leave their folder, digests only if they are digests.
+large each file is and which digest it must have. All of it is checked before it is used: a name
+becomes a path only if it cannot leave its folder, and a digest must look like one.
 
 ``HF_ENDPOINT`` names another hub. A token from the environment goes to the configured endpoint; one
 that was stored by ``hf auth login`` belongs to huggingface.co and goes nowhere else.
@@ -59,7 +59,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """A model as it is pulled: one file, or all parts of a split one."""
+    """What is pulled as one model: a file, or all parts of a split one."""
 
     files: tuple[RemoteFile, ...]
     complete: bool
@@ -78,7 +78,7 @@ class RemoteModel:
 
     @property
     def sidecar(self) -> str:
-        """Which sidecar it is by its name (``sidecars.SIDECARS``), "" for a model."""
+        """Which sidecar its name says it is (``sidecars.SIDECARS``), "" for a model."""
         return kind_of_name(self.name)
 
 
@@ -87,7 +87,7 @@ class Listing:
     """A repository at one commit.
 
     Attributes:
-        refused: file names that the hub listed and that may not become paths here.
+        refused: listed file names that must not become paths here.
     """
 
     repo: str
@@ -133,7 +133,7 @@ class HubClient:
     """A connection to one endpoint.
 
     Args:
-        waiting: told in a line why the next request has to wait, and how long.
+        waiting: called with a line that says why the next request waits, and how long.
 
     Raises:
         ModelUnavailable: offline, or the endpoint is not encrypted.
@@ -216,7 +216,7 @@ class HubClient:
         return [_hit(info) for info in found]
 
     def _ask(self, call: Callable[[], Answer], what: str) -> Answer:
-        """One question to the hub; where it limits the rate for a short time, that is waited for.
+        """One request to the hub; waits if the hub asks for a short pause.
 
         Raises:
             ModelUnavailable, UsageError: it does not answer, or refuses.
@@ -229,7 +229,7 @@ class HubClient:
                 if wait is None or attempt == MAX_ATTEMPTS:
                     raise _explain(error, what) from None
             if self._waiting is not None:
-                self._waiting(f"the hub limits the rate of requests; asking again in {wait:.0f} s")
+                self._waiting(f"the hub is limiting requests; asking again in {wait:.0f} s")
             download.sleep(wait)
         raise AssertionError("unreachable")
 
@@ -389,7 +389,7 @@ def _licence(info: Any) -> str | None:
 
 
 def _short_wait(error: Exception) -> float | None:
-    """Seconds after which a hub that limits the rate wants to be asked again, if that is soon."""
+    """Seconds after which a hub that limits requests may be asked again, if that is soon."""
     response = getattr(error, "response", None)
     if response is None or response.status_code != 429:
         return None
@@ -398,7 +398,7 @@ def _short_wait(error: Exception) -> float | None:
 
 
 def _explain(error: Exception, what: str) -> SpecllamaError:
-    """An exception of huggingface_hub or its HTTP client, as something to act on."""
+    """An exception of huggingface_hub or its HTTP client, as an error a person can act on."""
     if isinstance(error, SpecllamaError):
         return error
     from huggingface_hub import errors
@@ -408,7 +408,7 @@ def _explain(error: Exception, what: str) -> SpecllamaError:
     if isinstance(error, errors.RevisionNotFoundError):
         return ModelUnavailable(f"{what} has no such revision", "use a branch, a tag or a commit")
     if isinstance(error, errors.HFValidationError):
-        return UsageError(f"not a repository name: {what!r}", "it looks like user/repo")
+        return UsageError(f"not a repository name: {what!r}", "write user/repo")
     response = getattr(error, "response", None)
     if response is not None:
         code = response.headers.get("x-error-code")
@@ -419,11 +419,11 @@ def _explain(error: Exception, what: str) -> SpecllamaError:
         return refused(response.status_code, code, what)
     if isinstance(error, (ValueError, KeyError, TypeError)):
         return ModelUnavailable(
-            f"the answer about {what} is not what a hub sends ({type(error).__name__})",
+            f"the answer about {what} is not that of a hub ({type(error).__name__})",
             "check HF_ENDPOINT",
         )
     host = urlsplit(os.environ.get("HF_ENDPOINT") or PUBLIC).netloc
     return ModelUnavailable(
         f"{host} cannot be reached ({type(error).__name__})",
-        "check the connection; models that are here work offline: specllama hub ls",
+        "check the connection; models on this machine work offline: specllama hub ls",
     )

@@ -1,4 +1,4 @@
-"""What models are on this machine, wherever they lie; file names and sizes only, no headers.
+"""Which models are on this machine, in any tool's store; file names and sizes only, no headers.
 
 Models of other tools are found in place and never changed: the Hugging Face cache, LM Studio,
 Ollama (blobs named by their manifests), llama.cpp's cache, and folders from the settings
@@ -24,7 +24,7 @@ Source = Literal["bundled", "specllama", "huggingface", "lmstudio", "ollama", "l
 
 FOLDERS_VARIABLE = "SPECLLAMA_MODEL_DIRS"
 MAX_FILES = 20_000
-LOOPS = (OSError, RuntimeError)  # what resolving a link that leads to itself raises, by version
+LOOPS = (OSError, RuntimeError)  # a link that leads to itself; which one depends on the version
 MAX_DEPTH = 6
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _QUANT = re.compile(
@@ -37,12 +37,12 @@ _DIGEST = re.compile(r"^sha256[:-]([0-9a-f]{64})$")
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """One model on disk: its first file, all its files, and under which name it can be used.
+    """One model on disk: its first file, all its files, and the name to use it by.
 
     Attributes:
         ref: what to type: a catalogue name, "user/repo:QUANT", an Ollama "name:tag", or a path.
-        bytes: of all parts, as far as they are there; ``complete`` is False when a part is missing.
-        owned: whether it lies in specllama's own folder, so that ``hub rm`` may delete it.
+        bytes: of all parts that are here; ``complete`` is False if one is missing.
+        owned: whether it is in specllama's own folder, so that ``hub rm`` may delete it.
     """
 
     path: Path
@@ -195,7 +195,7 @@ def _model(path: Path, source: Source, ref: str, repo: str | None) -> LocalModel
 
 def _hub_ref(repo: str, path: Path) -> str:
     quant = quant_of(path.name)
-    # a quant means the model: what comes with it goes by its file name
+    # a quant names the model itself; its sidecars are named by file
     return f"{repo}:{quant}" if quant and not kind_of_name(path.name) else f"{repo}/{path.name}"
 
 
@@ -316,7 +316,7 @@ def scan(folders: Sequence[str | Path] = (), *, include_bundled: bool = True) ->
     """Every model on this machine, each file once, our own stores first.
 
     Args:
-        folders: more folders to look in, besides ``SPECLLAMA_MODEL_DIRS``.
+        folders: more folders to search, besides ``SPECLLAMA_MODEL_DIRS``.
     """
     found: dict[Path, LocalModel] = {}
     streams: list[Iterable[LocalModel]] = [

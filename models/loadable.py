@@ -1,8 +1,8 @@
 """Whether llama.cpp can run a file, decided from its header alone.
 
 A bad call into llama.cpp ends the process (``GGML_ASSERT``, an exception across the C boundary),
-so every condition that it asserts while loading or tokenizing is tested here first and becomes a
-sentence. Where llama.cpp itself returns an error, the check is repeated if the sentence is better.
+so every condition that it asserts while loading or tokenizing is tested here first and reported as
+a sentence. A check that llama.cpp makes itself is repeated only if our sentence is better.
 Sources: llama-model.cpp ``load_hparams``, llama-vocab.cpp ``load``, and the mutation test.
 """
 
@@ -50,7 +50,7 @@ class VocabularyOnly(UnsupportedModel):
 
 
 def check_loadable(header: GgufHeader, role: Role = "target") -> None:
-    """Refuse a file that llama.cpp could not run in this role, before it is loaded.
+    """Refuse a file that llama.cpp could not run in this role, before loading it.
 
     Args:
         role: "target" and "draft" must be complete text generators; "head" is a drafting head that

@@ -13,9 +13,9 @@
 | tensor | shape [out, in] | |
 |---|---|---|
 | head.H.block.B.weight, .bias | [width, width], [width] | x <- x + SiLU(W x + b) |
-| head.H.proj.weight | [width, width] | optional: a square matrix behind the blocks |
-| head.H.output.weight | [rows, width] | optional: without one the target's output matrix serves |
-| ids | I32 [rows] | optional: the token of each row, where not every token has one |
+| head.H.proj.weight | [width, width] | optional: a square matrix after the blocks |
+| head.H.output.weight | [rows, width] | optional: without one, the target's output matrix is used |
+| ids | I32 [rows] | optional: the token of each row, if not every token has one |
 
 Matrices may be F32, F16, BF16, Q8_0, Q4_0 or Q6_K, the rest is F32. llama.cpp does not know this
 architecture; specllama computes the heads itself.
@@ -78,7 +78,7 @@ def read_facts(header: GgufHeader) -> MedusaFacts:
 
     Raises:
         PairIncompatible: the file holds no Medusa heads.
-        BadGguf: it says so, but what it holds does not fit together.
+        BadGguf: it says so, but its contents do not fit together.
     """
     name = header.path.name
     if header.architecture != ARCHITECTURE:
@@ -159,7 +159,7 @@ def check_target(facts: MedusaFacts, heads: GgufHeader, target: GgufHeader) -> N
         PairIncompatible: another hidden width or another vocabulary.
     """
     name, of = heads.path.name, target.path.name
-    hint = f"take heads that were trained for {target.name}"
+    hint = f"use heads that were trained for {target.name}"
     if facts.width != target.embedding_length:
         raise PairIncompatible(
             f"{name} reads hidden states of width {facts.width}, "
@@ -171,7 +171,7 @@ def check_target(facts: MedusaFacts, heads: GgufHeader, target: GgufHeader) -> N
             f"{name} guesses among {facts.vocab} tokens, {of} has {target.vocab_size}", hint
         )
     if facts.vocabulary is not None and facts.vocabulary != vocabulary_digest(target):
-        raise PairIncompatible(f"{name} was made for other tokens than those of {of}", hint)
+        raise PairIncompatible(f"{name} was made for different tokens than those of {of}", hint)
 
 
 def output_name(target: GgufHeader) -> str:

@@ -33,7 +33,7 @@ PROCESS_BYTES = 52 * MIB
 # hash maps and strings of the tokenizer, fitted to seven vocabularies of 32 k to 262 k tokens
 BPE_TOKEN_BYTES, MERGE_BYTES = 220, 105
 OTHER_TOKEN_BYTES = 120
-# the share of the machine's available memory that a pair may take
+# the share of the available memory that a pair may take
 MARGIN = 0.95
 
 # every n-th layer has full attention in architectures that do not spell the pattern out
@@ -46,7 +46,7 @@ class ModelMemory:
 
     Attributes:
         repacked: weights that llama.cpp rearranges for this CPU. The mapped originals stay resident
-            until the system wants their pages back: they count in ``total``, not in ``required``.
+            until the system reclaims their pages: they count in ``total``, not in ``required``.
     """
 
     weights: int
@@ -59,7 +59,7 @@ class ModelMemory:
 
     @property
     def total(self) -> int:
-        """Resident size when everything was touched."""
+        """Resident size once everything was touched."""
         return self.required + self.repacked
 
     @property
@@ -88,7 +88,7 @@ class PairMemory:
 
     @property
     def total(self) -> int:
-        """Resident size of the process when everything was touched."""
+        """Resident size of the process once everything was touched."""
         return sum(part.total for part in self.parts) + self.process
 
     @property
@@ -160,7 +160,7 @@ def kv_bytes(
     windowed = cells if swa_full else min(cells, padded_ctx(window + n_ubatch))
     total = 0.0
     recurrent = header.is_recurrent or header.is_hybrid
-    # NextN blocks have a cache of their own where they are run, and none elsewhere
+    # NextN blocks have a cache of their own, and only where they are run
     blocks = trunk_blocks(header) if why_not(header) else header.block_count
     counts = header.head_counts_kv[:blocks]
     for heads, is_windowed in zip(counts, _windowed_layers(header), strict=False):
@@ -221,7 +221,7 @@ def compute_bytes(
     n_outputs: int = 16,
     flash_attn: bool = True,
 ) -> int:
-    """The buffer for the widest pass: attention scores, feed-forward, or output, whichever is most.
+    """The buffer of the widest pass: the largest of attention scores, feed-forward and output.
 
     Args:
         n_ubatch: rows of a prefill pass.
@@ -339,9 +339,9 @@ def estimate_pair(
 
 
 def available_memory() -> int:
-    """Bytes that can be taken without swapping: MemAvailable, within the cgroup's limit if any.
+    """Bytes available without swapping: MemAvailable, within the cgroup's limit if there is one.
 
-    0 when the system does not say.
+    0 if the system does not say.
     """
     available = _meminfo("MemAvailable") or _from_sysconf()
     for limit_file, used_file in (
@@ -393,7 +393,7 @@ def fits(memory: PairMemory | ModelMemory, available: int | None = None) -> bool
 
 
 def require_fit(memory: PairMemory | ModelMemory, available: int | None = None) -> None:
-    """Refuse what does not fit.
+    """Refuse a pair that does not fit.
 
     Raises:
         DoesNotFit: with both figures and what to change.

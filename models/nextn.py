@@ -1,9 +1,9 @@
 """NextN blocks (multi-token prediction) of a model file: where they are, and who can run them.
 
 They are the last ``nextn_predict_layers`` of ``block_count`` blocks. llama.cpp leaves them out of
-the target's passes and runs the first of them in a context of its own, which needs a graph that
-only some architectures have; a missing tensor ends the process when that graph is built. So both
-are decided here, from the header (``src/models/*.cpp`` with ``graph_mtp``).
+the target's passes and runs the first of them in a separate context. That needs a graph which only
+some architectures have, and a missing tensor ends the process when the graph is built. So both are
+checked here, from the header (``src/models/*.cpp`` with ``graph_mtp``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def trunk_blocks(header: GgufHeader) -> int:
 
 
 def lacks_trunk(header: GgufHeader) -> bool:
-    """Whether all that a file has of its blocks are NextN layers."""
+    """Whether the only blocks in the file are NextN layers."""
     if not nextn_blocks(header):
         return False
     blocks = {name.split(".")[1] for name in header.by_name if name.startswith("blk.")}
@@ -50,7 +50,7 @@ def lacks_trunk(header: GgufHeader) -> bool:
 
 
 def why_not(header: GgufHeader) -> str:
-    """Why this file cannot draft with NextN blocks of its own; empty if it can."""
+    """Why this file cannot draft with its own NextN blocks; empty if it can."""
     blocks, arch = nextn_blocks(header), header.architecture
     if blocks == 0:
         return "the target's file has no NextN layers"

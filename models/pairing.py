@@ -1,9 +1,9 @@
-"""Does this draft fit this target? Decided from the two headers, nothing is loaded.
+"""Whether a draft fits a target, decided from the two headers; nothing is loaded.
 
 A draft proposes token *ids*, so both models must mean the same text by the same id. The rule is
 llama.cpp's (``common/speculative.cpp``): same tokenizer model, same BOS and EOS behaviour,
-vocabulary sizes at most 128 apart, identical token texts from id 5 on. On top of it the report
-explains what does not forbid the pair but makes it slow or odd.
+vocabulary sizes at most 128 apart, identical token texts from id 5 on. The report also explains
+what does not forbid the pair but makes it slow or odd.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST_COMPARED_ID = 5
 GOOD_RATIO = (1 / 30, 1 / 10)
 
 ProblemKind = Literal["tokenizer", "bos", "eos", "vocabulary", "token", "rollback"]
-# what a draft may differ in whose guesses are translated
+# differences that do not matter if guesses are translated
 VOCABULARY_KINDS: frozenset[ProblemKind] = frozenset(
     {"tokenizer", "bos", "eos", "vocabulary", "token"}
 )
@@ -108,7 +108,7 @@ class PairReport:
 
     @property
     def explanation(self) -> str:
-        """The first problem, and the first token that differs where that is not it."""
+        """The first problem, and the first token that differs, unless that is the problem."""
         token = next((p.message for p in self.problems if p.kind == "token"), None)
         return self.reason if token in (None, self.reason) else f"{self.reason}; {token}"
 
@@ -238,7 +238,7 @@ def compare(target: GgufHeader, draft: GgufHeader) -> PairReport:
             Problem(
                 "rollback",
                 f"the draft's architecture ({draft.architecture}) keeps a running state and cannot"
-                " undo rejected tokens: it would read the whole text again",
+                " undo rejected tokens: it would have to read the whole text again",
                 f"{draft.architecture} cannot undo rejected tokens",
             )
         )
@@ -270,7 +270,7 @@ def _tokenizer_problems(target: GgufHeader, draft: GgufHeader) -> list[Problem]:
         problems.append(
             Problem(
                 "tokenizer",
-                f"other tokenizer: the target's is {target.tokenizer_model or 'missing'},"
+                f"different tokenizers: the target's is {target.tokenizer_model or 'missing'},"
                 f" the draft's is {draft.tokenizer_model or 'missing'}",
                 f"{draft.tokenizer_model or 'no'} tokenizer, not {target.tokenizer_model}",
             )
@@ -287,7 +287,7 @@ def _tokenizer_problems(target: GgufHeader, draft: GgufHeader) -> list[Problem]:
                     kind,
                     f"{name.upper()} is token {special_id(target, name)} in the target and"
                     f" {special_id(draft, name)} in the draft",
-                    f"{name.upper()} is another token",
+                    f"{name.upper()} is a different token",
                 )
             )
     difference = abs(target.vocab_size - draft.vocab_size)
@@ -296,7 +296,7 @@ def _tokenizer_problems(target: GgufHeader, draft: GgufHeader) -> list[Problem]:
             Problem(
                 "vocabulary",
                 f"the target has {target.vocab_size:,} tokens, the draft {draft.vocab_size:,};"
-                f" at most {MAX_SIZE_DIFFERENCE} apart can work",
+                f" they may differ by at most {MAX_SIZE_DIFFERENCE}",
                 f"{draft.vocab_size:,} tokens, not {target.vocab_size:,}",
             )
         )
@@ -321,19 +321,19 @@ def _warnings(
     for name, word in (("eos", "end"), ("eot", "end-of-turn")):
         a, b = target.special_id(name), draft.special_id(name)
         if a is not None and b is not None and a != b:
-            warnings.append(f"other {word} token ({a} and {b}): drafts near the end get lost")
+            warnings.append(f"different {word} tokens ({a} and {b}): drafts near the end are lost")
     if target.vocab_size > draft.vocab_size:
         extra = target.vocab_size - draft.vocab_size
         if extra <= MAX_SIZE_DIFFERENCE:
             warnings.append(f"the draft lacks the target's last {extra} tokens")
     if same_template is False:
         warnings.append(
-            "their chat templates differ: the target's is used, the draft may have learned another"
+            "their chat templates differ: the target's is used, which the draft may not know"
         )
     if target.n_tensors and draft.n_tensors:
         low, high = GOOD_RATIO
         if ratio >= 1:
-            warnings.append("the draft is not smaller than the target: it cannot pay")
+            warnings.append("the draft is not smaller than the target, so it cannot pay")
         elif ratio > high:
             warnings.append(
                 f"1/{1 / ratio:.0f} of the target: drafting may cost more than it saves"
@@ -352,7 +352,7 @@ def _warnings(
     if rollback(target) == "checkpoint":
         warnings.append(
             f"the target ({target.architecture}) keeps a running state: after a rejected token it"
-            " goes back to a checkpoint and replays what was accepted, which costs a pass"
+            " returns to a checkpoint and replays what was accepted, which costs a pass"
         )
     return warnings
 
@@ -366,9 +366,9 @@ def require_pair(target: GgufHeader, draft: GgufHeader) -> PairReport:
     """
     report = compare(target, draft)
     translatable = {problem.kind for problem in report.problems} <= VOCABULARY_KINDS
-    allowed = "; or let its guesses be translated: --allow-other-vocab" if translatable else ""
+    allowed = "; or have its guesses translated: --allow-other-vocab" if translatable else ""
     for problem in report.problems:
-        # a token that differs says more than the sizes that follow from it
+        # a token that differs says more than the sizes it leads to
         token = next((p for p in report.problems if p.kind == "token"), problem)
         first = token if problem.kind == "vocabulary" else problem
         raise PairIncompatible(

@@ -1,10 +1,10 @@
 """A draft cut out of its own target: the same file without some of its layers.
 
-    <cache>/self/<target>-without-2-4.gguf    made when it is first asked for
-    <cache>/self/<target>-layers.json         which layers to drop, where that was searched
+    <cache>/self/<target>-without-2-4.gguf    made on first use
+    <cache>/self/<target>-layers.json         which layers to drop, if that was searched
 
-``<target>`` is a fingerprint of the target's file, so that another fine-tune in the same place has
-drafts of its own.
+``<target>`` is a fingerprint of the target's file, so that another fine-tune in the same place gets
+its own drafts.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from specllama.models.download import disk_error
 from specllama.models.gguf import GgufHeader, read_header
 
 CHOICE_SCHEMA = "specllama.layers.v1"
-_PIECES = 64  # of the weights that go into a fingerprint
+_PIECES = 64  # of the weights, hashed into a fingerprint
 _PIECE = 1 << 14
 
 
 def why_not(header: GgufHeader) -> str:
-    """Why no layers can be dropped from a target, "" when they can."""
+    """Why no layers can be dropped from a target, "" if they can."""
     if header.block_count < 2:
         return f"the target has {header.block_count} layer"
     try:
@@ -62,7 +62,7 @@ def middle(n_layers: int, n: int) -> tuple[int, ...]:
 
 
 def middle_half(n_layers: int) -> tuple[int, ...]:
-    """What is dropped where nobody searched for better."""
+    """What is dropped if nobody searched for a better choice."""
     return middle(n_layers, max(n_layers // 2, 1))
 
 
@@ -105,9 +105,9 @@ def choice_file(header: GgufHeader) -> Path:
 
 
 def keep_choice(header: GgufHeader, choice: Mapping[str, Any]) -> bool:
-    """Remember which layers make a target's best draft; False where it cannot be written.
+    """Remember which layers make a target's best draft; False if that cannot be written.
 
-    A search that ran out of time does not replace one that came to its end.
+    A search that ran out of time does not replace one that finished.
 
     Args:
         choice: JSON data with at least ``schema``, ``drop``, ``speed`` and ``complete``.
@@ -129,7 +129,7 @@ def keep_choice(header: GgufHeader, choice: Mapping[str, Any]) -> bool:
 
 
 def stored_choice(header: GgufHeader) -> dict[str, Any] | None:
-    """What ``keep_choice`` kept for this target; None without it, or if it makes no sense."""
+    """What ``keep_choice`` kept for this target; None if there is none, or it is invalid."""
     try:
         data = json.loads(choice_file(header).read_text("utf-8"))
         drop, speed = data["drop"], data["speed"]
@@ -153,7 +153,7 @@ def make_draft(
     threads: int = 0,
     advanced: Callable[[int, int], None] | None = None,
 ) -> GgufHeader:
-    """The target without the layers ``drop``; made once, then found again.
+    """The target without the layers ``drop``; made once, then reused.
 
     Args:
         into: the folder of the file; default ``folder()``.
@@ -181,7 +181,7 @@ def make_draft(
 
 
 def _found(path: Path, target: GgufHeader, drop: Sequence[int]) -> GgufHeader | None:
-    """The header of a draft that was made earlier, None if it is not what it should be."""
+    """The header of a draft made earlier; None if it is not the expected one."""
     if not path.is_file():
         return None
     try:

@@ -4,8 +4,8 @@
     check_space(plan)
     for item in plan: fetch(item, client, progress)
 
-``<data>/models/user/repo/file.gguf`` is where a model lies; a lock per repository keeps two pulls
-from writing the same part.
+A model is at ``<data>/models/user/repo/file.gguf``; a lock per repository keeps two pulls from
+writing the same part.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ LOCK_WAIT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PullItem:
-    """One model to bring.
+    """One model to pull.
 
     Attributes:
         ref: how to name it afterwards.
         role: "target", "draft" or "model".
         missing: the files that are not complete on disk yet.
-        elsewhere: the same model in another tool's store, which is used as it is.
+        elsewhere: the same model in another tool's store, used from there.
     """
 
     ref: str
@@ -66,7 +66,7 @@ class PullItem:
 
 
 def repo_folder(repo: str) -> Path:
-    """Where a repository's files lie.
+    """Where a repository's files are kept.
 
     Raises:
         UsageError: a name that would leave the folder.
@@ -97,7 +97,7 @@ def expand(ref: str, *, with_draft: bool = True) -> list[tuple[str, refs.HubRef]
 
         close = difflib.get_close_matches(ref, catalog.load(), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}?" if close else "see: specllama hub pairs"
-        raise UsageError(f"{ref!r} is neither user/repo[:quant] nor a name of the catalogue", hint)
+        raise UsageError(f"{ref!r} is neither user/repo[:quant] nor a catalogue name", hint)
     return [("model", hub)]
 
 
@@ -169,7 +169,7 @@ def check_space(items: list[PullItem]) -> None:
         raise disk_error(error, root / "model") from None
     if need and need + SPACE_MARGIN > free:
         raise SpecllamaError(
-            f"{need / 1e9:.1f} GB are to be downloaded, {free / 1e9:.1f} GB are free in {root}",
+            f"{need / 1e9:.1f} GB are needed, only {free / 1e9:.1f} GB are free in {root}",
             "free some space, choose a smaller quant, or set SPECLLAMA_HOME to another disk",
         )
 
@@ -186,7 +186,7 @@ def _locked(folder: Path) -> Iterator[None]:
     except Timeout:
         raise SpecllamaError(
             f"another specllama is pulling {folder.parent.name}/{folder.name}",
-            "wait for it, or stop it; the download continues where it is",
+            "wait for it, or stop it; the download resumes where it stopped",
         ) from None
     except OSError as error:
         raise disk_error(error, lock_folder / "lock") from None
@@ -200,7 +200,7 @@ def fetch(item: PullItem, client: HubClient, progress: Progress, *, name: str) -
     """Bring one file of an item into place; a receipt is written last.
 
     Raises:
-        ModelUnavailable: the transfer failed or brought something else.
+        ModelUnavailable: the transfer failed, or the content is wrong.
         SpecllamaError: the disk is full, or another pull is at work.
     """
     file = next(f for f in item.missing if f.name == name)

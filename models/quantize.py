@@ -1,8 +1,8 @@
 """Making a model file smaller with llama.cpp's own quantizer, in a child process.
 
-A tensor that llama.cpp cannot handle may end its process, so the child does the work; the result
-gets its name only after its header was read again. There is no FP8 in GGUF: who asks for it is told
-what the 8-bit type is.
+A tensor that llama.cpp cannot handle may end its process, so a child does the work; the result gets
+its name only after its header was read again. GGUF has no FP8: whoever asks for it is told what the
+8-bit type is.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class QuantizeJob:
 
 
 def check_type(name: str) -> str:
-    """A quantization by its usual name, case ignored.
+    """A quantization by its usual name, ignoring case.
 
     Raises:
-        UsageError: unknown; names the one to take instead, and says why there is no FP8.
+        UsageError: unknown; names the one to use instead, and says why there is no FP8.
     """
     wanted = name.lower().replace("-", "_")
     if wanted in BITS:
@@ -130,16 +130,16 @@ def prepare(
         SpecllamaError: not enough free space.
     """
     if type_name is None and prune is None:
-        raise UsageError("say what to make", "--type q4_0, or --prune-layers 4-11")
+        raise UsageError("there is nothing to do", "give --type q4_0, or --prune-layers 4-11")
     kind = check_type(type_name) if type_name is not None else "copy"
     header = read_header(source)
     check_loadable(header)
     if destination.is_dir():
         raise UsageError(f"{destination} is a folder", "give the new file a name")
     if destination.exists():
-        raise UsageError(f"{destination} exists and is not overwritten", "choose another name")
+        raise UsageError(f"{destination} exists and is never overwritten", "choose another name")
     if not destination.parent.is_dir():
-        raise UsageError(f"there is no folder {destination.parent}", "make it first")
+        raise UsageError(f"there is no folder {destination.parent}", "create it first")
     if len(header.parts) > 1 and not destination.name.endswith(".gguf"):
         raise UsageError("the result of a split model needs a name that ends in .gguf")
     layers = parse_layers(prune, header.block_count) if prune is not None else ()
@@ -183,7 +183,7 @@ def check_prunable(header: GgufHeader) -> None:
         why = (
             f"its header has values per layer ({arrays[0]})"
             if arrays
-            else "its layers differ by their number"
+            else "what a layer computes depends on its number"
             if alternating
             else "not tried"
         )
@@ -213,12 +213,12 @@ def _check_stays_f32(header: GgufHeader, kind: str) -> None:
             raise UnsupportedModel(
                 f"llama.cpp's quantizer would make {kind} of {tensor.name}, too, with which it"
                 " cannot compute",
-                "quantized types leave it as it is: --type q8_0",
+                "a quantized type leaves it as it is: --type q8_0",
             )
 
 
 def estimate_bytes(header: GgufHeader, kind: str, layers: Sequence[int] = ()) -> int:
-    """Size of the result, a few percent accurate."""
+    """Size of the result, to within a few percent."""
     dropped = {f"blk.{layer}." for layer in layers}
     total = header.data_offset
     for tensor in header.tensors:
@@ -256,7 +256,7 @@ def run(job: QuantizeJob, advanced: Callable[[int, int], None] | None = None) ->
         header = read_header(scratch)
         check_loadable(header)
         if job.destination.exists():
-            raise UsageError(f"{job.destination} appeared meanwhile and is not overwritten")
+            raise UsageError(f"{job.destination} was created meanwhile and is never overwritten")
         os.replace(scratch, job.destination)
     except OSError as error:
         raise disk_error(error, job.destination) from None

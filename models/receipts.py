@@ -151,7 +151,7 @@ def verify(
             continue
         digest = expected_digest(file)
         if digest is None:
-            verdicts.append(Verdict(file, "unknown", "nothing says what it must contain"))
+            verdicts.append(Verdict(file, "unknown", "no digest is known for it"))
             continue
 
         def tell(done: int, file: Path = file) -> None:

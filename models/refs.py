@@ -1,4 +1,4 @@
-"""From what a user types to a file on disk. Never touches the network.
+"""From what a user types to a file on disk. It never touches the network.
 
 A reference is, in this order: ``tiny`` (the bundled pair) · an existing path · a catalogue name ·
 ``user/repo[:QUANT]`` or ``user/repo/file.gguf`` that was pulled or that another tool brought · an
@@ -49,7 +49,7 @@ _PLACE = re.compile(r"^([^/]+/[^/]+)/(?:resolve|blob|raw|tree)/[^/]+(?:/(.*))?$"
 
 
 def plain(ref: str) -> str:
-    """A reference without what other tools and browsers put before and behind it.
+    """A reference without what other tools and browsers add to it.
 
     ``hf.co/user/repo:Q4_K_M`` is ``user/repo:Q4_K_M``, the address of a file's page is
     ``user/repo/file.gguf``. Anything else stays as it is.
@@ -116,13 +116,13 @@ def bundled(name: str) -> Path:
 
 
 def lasting(ref: str) -> str:
-    """The reference in a form that means the same from every folder: a path becomes absolute."""
+    """The reference in a form that means the same in every folder: a path becomes absolute."""
     path = None if ref in TINY else _existing(ref)
     return ref if path is None else os.path.abspath(path)
 
 
 def _existing(ref: str) -> Path | None:
-    """The file or folder that ``ref`` names; a repository of the hub comes before a folder."""
+    """The file or folder that ``ref`` names; a repository on the hub wins over a folder."""
     path = Path(os.path.expanduser(ref))
     if not path.exists() or (path.is_dir() and parse_hub(ref) is not None):
         return None
@@ -140,7 +140,7 @@ def resolve(ref: str, *, folders: Sequence[str | Path] = ()) -> Path:
         UsageError: it is empty, or names something that cannot be a model.
     """
     if not ref or not ref.isprintable():
-        raise UsageError("the model reference is empty or holds control characters")
+        raise UsageError("the model reference is empty or contains control characters")
     ref = plain(ref)
     if ref in TINY:
         return bundled(ref)
@@ -160,7 +160,7 @@ def resolve(ref: str, *, folders: Sequence[str | Path] = ()) -> Path:
     for model in models:
         if model.ref == ref or (model.source == "ollama" and model.ref == f"{ref}:latest"):
             return model.path
-    raise ModelUnavailable(f"no model is called {ref!r}", _near_names(ref, models))
+    raise ModelUnavailable(f"no model is named {ref!r}", _near_names(ref, models))
 
 
 def resolve_pair(
@@ -212,7 +212,7 @@ def matches(model: library.LocalModel, wanted: HubRef) -> bool:
 
 
 def preferred(models: Sequence[library.LocalModel]) -> library.LocalModel:
-    """Among several quants the one to take when none was named: a 4-bit one first."""
+    """Which of several quants to use if none was named: a 4-bit one first."""
     rank = {quant: i for i, quant in enumerate(DEFAULT_QUANTS)}
     return min(models, key=lambda m: (not m.complete, rank.get(m.quant or "", len(rank)), m.bytes))
 
@@ -248,7 +248,7 @@ def _in_folder(folder: Path) -> Path:
 
 
 def _models_only(items: Sequence[Item], path: Callable[[Item], Path]) -> list[Item]:
-    """Without the files whose headers say that they are sidecars, whatever they are called."""
+    """The files without those whose headers say that they are sidecars, whatever their names."""
     from specllama.models.summaries import Summaries
 
     known = Summaries()

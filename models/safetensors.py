@@ -1,4 +1,4 @@
-"""Reading safetensors files: a bounded header, then raw arrays. Nothing in it can run.
+"""Reading safetensors files: a bounded header, then raw arrays. Nothing in them can run.
 
 Format: 8 bytes of length, a JSON object of name -> dtype, shape, data_offsets, then the data.
 """
@@ -52,7 +52,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     """
 
     def bad(why: str) -> CannotLoad:
-        return CannotLoad(f"{path.name} is not a sound safetensors file: {why}")
+        return CannotLoad(f"{path.name} is not a valid safetensors file: {why}")
 
     try:
         total = path.stat().st_size

@@ -1,7 +1,7 @@
-"""Files that come with a model and are none: drafting heads, projectors, importance matrices.
+"""Files that come with a model but are not models: drafting heads, projectors, importance matrices.
 
-A name is all that a listing of the hub has; a file on disk also has its header, which is right
-where the two disagree. Names follow llama.cpp's own (``mtp-…``, ``eagle3-…``, ``dflash-…``,
+A listing of the hub has only names; a file on disk also has a header, which wins if the two
+disagree. Names follow llama.cpp's own (``mtp-…``, ``eagle3-…``, ``dflash-…``,
 ``dspark-…``, ``mmproj…``, ``imatrix…``; common/download.cpp).
 """
 
@@ -30,19 +30,19 @@ SIDECARS = {
 HEAD_KINDS = ("eagle3", "medusa")
 DRAFTING = ("eagle3", "medusa", "mtp", "dflash", "dspark", "gemma4-assistant")
 
-# These words name nothing else. "mtp" also stands in names of whole models, "medusa" of a few.
+# These words name nothing else. "mtp" also occurs in names of whole models, "medusa" in a few.
 _WORD = re.compile(r"(?<![a-z0-9])(eagle3|dflash|dspark|mmproj)(?![a-z0-9])")
 _QUANT = re.compile(r"(?<![a-z0-9])i?q\d(?![a-z0-9])")
 
 
 def kind_of_name(name: str) -> str:
-    """Which sidecar a file name speaks of, "" for a model's."""
+    """Which sidecar a file name names, "" for a model's."""
     lowered = Path(name).name.lower()
     if lowered.startswith("mtp-"):
         return "mtp"
     if found := _WORD.search(lowered):
         return found[1]
-    # a model that was quantized with one says so in its name, too
+    # a model quantized with an importance matrix may say so in its name
     return "imatrix" if "imatrix" in lowered and not _QUANT.search(lowered) else ""
 
 

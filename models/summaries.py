@@ -1,7 +1,7 @@
 """A cached line about each model on disk, so that listings do not read every header again.
 
-The cache (``<cache>/headers.json``) is keyed by path, size and modification time; a damaged or
-unwritable cache only costs time.
+The cache (``<cache>/headers.json``) is keyed by path, size and modification time. If it is damaged
+or not writable, that only costs time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Summary:
     Attributes:
         reason: why it cannot be run, "" if it can.
         fingerprint: equal for files with identical token lists.
-        sidecar: which file that comes with a model it is (``sidecars.SIDECARS``), "" for a model.
+        sidecar: which kind of sidecar it is (``sidecars.SIDECARS``), "" for a model.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Summary:
 
 
 def fingerprint(header: GgufHeader) -> str:
-    """A digest of the token list and of how it is applied."""
+    """A digest of the token list and of how it is used."""
     state = hashlib.sha256()
     for text in (header.tokenizer_model, str(header.special_id("bos")), str(header.vocab_size)):
         state.update((text or "").encode() + b"\0")
@@ -141,7 +141,7 @@ class Summaries:
         return summary
 
     def save(self) -> None:
-        """Write the cache; a failure is of no consequence."""
+        """Write the cache; a failure does no harm."""
         if not self._changed:
             return
         try:

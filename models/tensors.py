@@ -1,6 +1,6 @@
 """Tensors of a GGUF file as float32 arrays, for what is computed outside llama.cpp.
 
-Only plain floats and the block types that matrices of heads come in; block layouts as in ggml's
+Only plain floats and the block types that head files use; block layouts as in ggml's
 ``ggml-common.h``.
 """
 

@@ -1,9 +1,9 @@
 """Stopping: a request, and the pass that llama.cpp runs for it.
 
-``Cancel`` is what a front end sets. ``StopFlag`` is what the contexts of one engine look at: from
-Python before a pass, from C within it. An engine ties the two together for the time of a request,
-so that a cancel that comes between two passes stops the next one, and a cancel that comes after its
-request's end stops nothing.
+``Cancel`` is what a front end sets. ``StopFlag`` is what the contexts of one engine read: from
+Python before a pass, from C within it. An engine ties the two together for the length of a request:
+a cancel between two passes stops the next one, and a cancel after the end of its request stops
+nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SET, _CLEAR = b"\x01\x00", b"\x00\x00"
 
 
 class Cancel(threading.Event):
-    """Ends one request at once: ``set`` also calls whoever asked to be told.
+    """Ends one request at once: ``set`` also calls whoever registered.
 
     ``set`` may be called from any thread and from a signal handler.
     """
@@ -51,12 +51,12 @@ class StopFlag:
 
     def __init__(self) -> None:
         self._text = ctypes.create_string_buffer(2)  # a C string: empty, or of one character
-        self._guard = threading.RLock()  # a signal handler may come in between
+        self._guard = threading.RLock()  # a signal handler may interrupt here
         self._cancel: Cancel | None = None
 
     @property
     def address(self) -> int:
-        """Of a C string that is not empty while the flag is set."""
+        """Address of a C string that is not empty while the flag is set."""
         return ctypes.addressof(self._text)
 
     def is_set(self) -> bool:
@@ -71,10 +71,10 @@ class StopFlag:
 
     @contextmanager
     def obeying(self, cancel: Cancel) -> Iterator[None]:
-        """Within the block the flag is what ``cancel`` says; behind it, it is clear."""
+        """Within the block the flag follows ``cancel``; after it, the flag is clear."""
 
         def stop() -> None:
-            with self._guard:  # else a late one could hit the next request
+            with self._guard:  # a late cancel must not hit the next request
                 if self._cancel is cancel:
                     self.set()
 

@@ -1,10 +1,10 @@
 """From a conversation to text segments, ready to be tokenised.
 
-What people and models wrote must never turn into control tokens: ``<|im_end|>`` typed by a user is
+What people and models wrote must never become control tokens: ``<|im_end|>`` typed by a user is
 ordinary text, not the end of a turn. So the rendered prompt is a list of segments: template text
 with ``special=True`` and contents with ``special=False``; ``encoding.py`` makes tokens of them. The
-text is always what the template makes of the conversation; which part of it is content is found by
-rendering a second time, with marks around the contents or with their characters disguised.
+text is always the template's own rendering. Which part of it is content is found by rendering a
+second time, with marks around the contents or with their characters disguised.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from specllama.interface import Message
 from specllama.template import TemplateFailed, render_template
 from specllama.thoughts import answer, begun, style
 
-_DISGUISE = 0xF0000  # the private characters that stand for those of message 0, 1, ...
+_DISGUISE = 0xF0000  # first of the private characters, one per message, that disguise contents
 _TAG = r"<[^<>\s]*(?i:think|channel)[^<>\s]*>|\[/?THINK\]"  # what templates cut replies at
 _KEPT = re.compile(r"(\s+)|\S")
 _KEPT_OF_REPLIES = re.compile(rf"({_TAG}|\s+)|\S")
@@ -47,7 +47,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The prompt, and a sentence for the user when the template could not be used as it is."""
+    """The prompt, and a notice for the user if the template could not be used as it is."""
 
     segments: list[Segment]
     notice: str | None = None
@@ -76,10 +76,10 @@ def render(
         continue_last: end inside the last message, which is the assistant's, so that the model
             goes on writing it. Ignored when the last message is not the assistant's.
 
-    A template that fails is never an error. It is tried again with no tools at all instead of none
-    given, with the system prompt at the head of the first user message, and with questions that
-    got an empty reply put together with the next; after that the prompt is written in ChatML and a
-    notice says so.
+    A template that fails is never an error. It is tried again with ``tools`` undefined instead of
+    None, with the system prompt at the head of the first user message, and with a question whose
+    reply was empty joined to the next one. If all that fails, the prompt is written in ChatML and
+    a notice says so.
 
     Raises:
         UsageError: no messages, or an unknown role.
@@ -93,7 +93,7 @@ def render(
         return Rendered(_joined([Segment("\n".join(m.content for m in messages), False)]))
     *before, last = messages
     if continue_last and last.role == "assistant":
-        # what the model saw when it began the reply, and what it made of it: nothing is read again
+        # what the model saw when it began the reply, and what it wrote: nothing needs reading again
         rendered = _rendered(_Job(template, bos, eos, True), before)
         parts = begun(None if rendered.notice else template, rendered.text, last.content)
         reply = [Segment(text, not own, own) for text, own in parts]
@@ -121,7 +121,7 @@ def _rendered(job: _Job, messages: Sequence[Message]) -> Rendered:
 
 
 def _forms(messages: Sequence[Message]) -> list[Sequence[Message]]:
-    """The conversation, then as templates take it that lack something."""
+    """The conversation as it is, then adapted to templates that lack something."""
     answered = _without_empty_replies(messages)
     forms: list[Sequence[Message]] = []
     for turns in (messages, answered) if len(answered) < len(messages) else (messages,):
@@ -132,13 +132,13 @@ def _forms(messages: Sequence[Message]) -> list[Sequence[Message]]:
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
-    """Models without a system role read the system prompt at the head of the first question."""
+    """For models without a system role: the system prompt heads the first question."""
     system, first, *rest = messages
     return [Message(first.role, f"{system.content}\n{first.content}"), *rest]
 
 
 def _without_empty_replies(messages: Sequence[Message]) -> list[Message]:
-    """Some templates raise on a reply without text: its question and the next become one."""
+    """For templates that refuse an empty reply: its question and the next become one."""
     out: list[Message] = []
     for message in messages:
         if message.role == "assistant" and not message.content.strip():
@@ -163,7 +163,7 @@ def _chatml(messages: Sequence[Message], add_generation_prompt: bool) -> list[Se
 
 
 def _joined(segments: Sequence[Segment]) -> list[Segment]:
-    """Join neighbours of one kind and drop empty ones."""
+    """Join neighbours of the same kind and drop empty ones."""
     out: list[Segment] = []
     for segment in segments:
         if not segment.text:
@@ -181,7 +181,7 @@ class _Job:
     bos: str
     eos: str
     add_generation_prompt: bool
-    tools: bool = True  # that there are none is said: some templates take it for a list, though
+    tools: bool = True  # pass tools=None; some templates take that for a list
 
     def segments(self, messages: Sequence[Message]) -> list[Segment]:
         contents = [m.content for m in messages]
@@ -196,7 +196,7 @@ class _Job:
             disguised = [_disguised(i, m) for i, m in enumerate(messages)]
             parts = _parts(plain, self._render(messages, disguised))
         if parts is None:
-            # It depends on what the contents say: put them where it puts empty ones.
+            # Its text depends on the contents: put them where it puts empty ones.
             hidden = [marks.around(i, "") for i in range(len(messages))]
             parts = marks.parse(self._render(messages, hidden))
             if parts is None:
@@ -219,7 +219,7 @@ class _Job:
             "bos_token": self.bos,
             "eos_token": self.eos,
             "add_generation_prompt": self.add_generation_prompt,
-            # where the thoughts can be told apart
+            # only where thoughts can be told apart from the answer
             "enable_thinking": re.search(_TAG, self.template) is not None,
             "functions": "",
             "date_string": f"{today:%d %b %Y}",
@@ -232,10 +232,10 @@ class _Job:
 
 
 def _disguised(index: int, message: Message) -> str:
-    """The content with one private character of the message's for each of its characters.
+    """The content with every character replaced by the private character of its message.
 
-    Spaces stay as they are, and of a reply the tags of thoughts: templates trim contents, and
-    cut replies at such tags.
+    Spaces are kept, and so are the tags of thoughts in a reply: templates trim contents and cut
+    replies at such tags.
     """
     kept = _KEPT_OF_REPLIES if message.role == "assistant" else _KEPT
     return kept.sub(lambda m: m[1] or chr(_DISGUISE + index), message.content)
@@ -244,7 +244,7 @@ def _disguised(index: int, message: Message) -> str:
 def _parts(plain: str, disguised: str) -> list[tuple[str, int | None]] | None:
     """Split a rendering into (text, message index or None for template text).
 
-    None when the disguised rendering is not the same text but for the disguise.
+    None if the renderings differ in more than the disguise.
     """
     parts: list[tuple[str, int | None]] = []
     end = 0
@@ -272,7 +272,7 @@ class _Marks:
     def parse(self, marked: str) -> list[tuple[str, int | None]] | None:
         """Split into (text, message index or None for template text).
 
-        None when the marks do not come in pairs: the template cut a content at some place.
+        None if the marks do not come in pairs: the template cut a content somewhere.
         """
         parts: list[tuple[str, int | None]] = []
         inside: int | None = None

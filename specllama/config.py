@@ -52,11 +52,11 @@ class Settings:
         return self._values[name].origin
 
     def given(self, name: str) -> Any:
-        """The value if anyone set it, None where only the default speaks."""
+        """The value if anyone set it, None if it is only the default."""
         return None if self.origin(name) == "default" else self[name]
 
     def changes(self) -> dict[str, Value]:
-        """What variables and files set, typed flags and defaults apart."""
+        """What variables and files set; no typed flags, no defaults."""
         return {s.name: v for s, v in self if v.origin not in ("flag", "default")}
 
     def with_flags(self, typed: Mapping[str, Any]) -> Settings:
@@ -138,7 +138,7 @@ def find(key: str) -> Setting:
     if name in BY_NAME:
         return BY_NAME[name]
     near = difflib.get_close_matches(name, BY_NAME, n=1)
-    hint = f"did you mean {near[0]}?" if near else "see them all: specllama config show"
+    hint = f"did you mean {near[0]}?" if near else "to list them: specllama config show --all"
     raise ConfigError(f"there is no setting {key!r}", hint)
 
 
@@ -234,7 +234,7 @@ def apply_text(params: GenerateParams, name: str, text: str) -> GenerateParams:
 
 
 def write_setting(path: Path, name: str, value: Any) -> None:
-    """Set one key of a settings file, or remove it with None; comments and other lines stay.
+    """Set one key of a settings file, or remove it with None; comments and other lines are kept.
 
     The file is replaced in one step, so it is never half written.
 
@@ -257,12 +257,12 @@ def write_setting(path: Path, name: str, value: Any) -> None:
         ours = None
     if ours != wanted:
         raise ConfigError(f"{name} in {path} spans several lines", "change it in an editor")
-    # a link is there to be written through: it may lead to a folder under version control
+    # write through a link: it may lead to a folder under version control
     _replace_file(Path(os.path.realpath(path)), changed)
 
 
 def _edited(text: str, name: str, literal: str | None) -> str:
-    # Not splitlines(): TOML knows no other line ends, and texts may hold the others.
+    # Not splitlines(): it also splits at characters that TOML allows within a text.
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     if lines == [""]:
         lines = []
@@ -282,7 +282,7 @@ def _edited(text: str, name: str, literal: str | None) -> str:
 
 
 def _literal(value: Any) -> str:
-    """A value as TOML. Basic strings of TOML and JSON agree but for DEL."""
+    """A value as TOML. Basic strings of TOML and JSON agree except for DEL."""
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_literal, value)) + "]"
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""How far passes of several rows equal single steps here: what was measured, and kept between runs.
+"""How far passes of several rows equal single steps here: measured once, kept between runs.
 
 A verdict belongs to one file, one build of llama.cpp, one machine and the settings that choose
 kernels; anything else is measured anew. One small JSON file per verdict.
@@ -22,14 +22,14 @@ SCHEMA = "specllama.exactness.v1"
 
 
 class Exactness(msgspec.Struct, frozen=True):
-    """What was found of a target on this machine.
+    """What was measured of a target on this machine.
 
     Attributes:
-        rows: widest pass whose every row equals a single step bit for bit; 1 where none does.
-        trees: rows of branches do, too.
-        widths: passes that were compared. cells: lengths of the cache behind which.
-        differs: the narrowest of ``widths`` that was not the same, 0 if none; by ``by`` in logits.
-        inside: the sums inside the passes were compared, not only the logits.
+        rows: widest pass whose every row equals a single step bit for bit; 1 if none does.
+        trees: whether rows of branches do, too.
+        widths: rows of the passes that were compared. cells: lengths of the cache they ran on.
+        differs: the narrowest of ``widths`` that differed, 0 if none; by ``by`` in logits.
+        inside: whether the sums inside the passes were compared, not only the logits.
         why_not: why nothing was measured, "" if it was.
     """
 
@@ -45,7 +45,7 @@ class Exactness(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """What it means for the promise of the same text, in a few words."""
+        """What this means for the promise of the same text, in a few words."""
         if self.rows > DRAFT_MAX:
             return f"bitwise up to {self.rows} rows"
         beyond = f" beyond {self.rows} rows" if self.rows > 1 else ""
@@ -53,7 +53,7 @@ class Exactness(msgspec.Struct, frozen=True):
 
     @property
     def measured(self) -> str:
-        """What was looked at, in one line."""
+        """What was compared, in one line."""
         if self.why_not:
             return f"passes were not compared: {self.why_not}"
         what = "every product and attention" if self.inside else "logits"
@@ -75,10 +75,10 @@ def _and(numbers: tuple[int, ...]) -> str:
 def measured(
     key: Mapping[str, Any], measure: Callable[[], Exactness], folder: Path | None = None
 ) -> Exactness:
-    """The verdict that is kept under ``key``, or a new one, which is kept from then on.
+    """The verdict kept under ``key``, or a new one, which is then kept.
 
     Args:
-        key: all that the verdict depends on, plain values only.
+        key: everything that the verdict depends on, as plain values.
     """
     from specllama.paths import profiles_dir, replace_file
 

@@ -1,4 +1,4 @@
-"""Whatever a person pipes in or names as a file is read to a bound: some inputs never end."""
+"""Piped input and named files are read up to a bound: some inputs never end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 from specllama.errors import UsageError
 
-MOST_BYTES = 16 * 2**20  # beyond any context there is, and beyond any grammar
+MOST_BYTES = 16 * 2**20  # more than any context or grammar holds
 
 
 def read_bounded(stream: BinaryIO, what: str, most: int = MOST_BYTES) -> bytes:
@@ -19,13 +19,14 @@ def read_bounded(stream: BinaryIO, what: str, most: int = MOST_BYTES) -> bytes:
     data = stream.read(most + 1)
     if len(data) > most:
         raise UsageError(
-            f"{what} is longer than {most // 2**20} MiB", "is it the right file? give a shorter one"
+            f"{what} is longer than {most // 2**20} MiB",
+            "check that it is the right file, or give a shorter one",
         )
     return data
 
 
 def read_file(path: Path, what: str, most: int = MOST_BYTES) -> bytes:
-    """A whole file, also one that is a device or a pipe.
+    """A whole file, which may be a device or a pipe.
 
     Raises:
         UsageError: it cannot be read, or is longer than ``most`` bytes.

@@ -1,4 +1,4 @@
-"""What every front end may ask of an engine, wherever it runs.
+"""What a front end may ask of an engine, wherever it runs.
 
 ``Engine`` (in process) and ``EngineHost`` (child process) both satisfy ``EngineLike``; the session,
 the terminal app and the tests depend on this protocol alone. Light to import.
@@ -50,7 +50,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class MethodInfo:
-    """One way to draft: whether it can be used with the loaded target, and why not.
+    """One drafting method: whether the loaded target can use it, and if not, why.
 
     ``short`` names it in a sentence and ``letter`` marks the tokens that it guessed.
     """
@@ -69,9 +69,9 @@ class EngineInfo:
     """The loaded pair.
 
     Attributes:
-        exactness: for people, say "bitwise up to 65 rows"; measured: what that rests on.
+        exactness: for people, such as "bitwise up to 65 rows"; measured: what that rests on.
         exact_rows: widest pass whose rows equal single steps bit for bit.
-        exact_trees: as do the rows of branches.
+        exact_trees: whether the rows of branches do, too.
     """
 
     target: ModelInfo

@@ -1,7 +1,7 @@
 """What a caller can ask for: how to load (EngineOptions) and how to generate (GenerateParams).
 
-Values are validated here, once, for every front end; a bad value raises UsageError and names the
-accepted range. Plain dataclasses: cheap to import, to pickle to the engine process and to log.
+Values are validated here, once, for every front end. A bad value raises UsageError, which names
+the accepted range. Plain dataclasses: cheap to import, to log, and to send to another process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VERIFY_RULES: dict[VerifyRule, str] = {
 WINDOWS: tuple[WindowKind, ...] = ("auto", "fixed")
 PROPOSERS = ("auto", *registry.names(), "none")
 KV_TYPES = ("auto", "f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
-# Types of K and V on CPUs where they must be apart. On x86 a bf16 K costs less than f16 (a step at
+# Types of K and V on CPUs where they must differ. On x86 a bf16 K costs less than f16 (a step at
 # 600 tokens: 0.97), a bf16 V more (1.11); other processors have no vector code for a bf16 K.
 KV_APART_X86 = ("bf16", "f16")
 KV_APART = ("f16", "bf16")
@@ -100,7 +100,7 @@ class SamplingParams:
         _whole("dry-allowed-length", self.dry_allowed_length, 1, 2**31 - 1)
         _whole("dry-penalty-last-n", self.dry_penalty_last_n, -1, 2**31 - 1)
         if any(not s for s in self.dry_sequence_breakers):
-            raise UsageError("dry-sequence-breakers takes strings that are not empty")
+            raise UsageError("dry-sequence-breakers must not be empty strings")
         _finite("xtc-probability", self.xtc_probability, 0.0, 1.0)
         _finite("xtc-threshold", self.xtc_threshold, 0.0, 1.0)
         for token, bias in self.logit_bias.items():
@@ -119,11 +119,11 @@ class GenerateParams:
         proposer: one of PROPOSERS; "auto" is mixed: copies, and a draft model or head if any.
         draft_max: most tokens drafted per round (0 means plain decoding); None lets the pair
             decide, see ``reach``.
-        window: "auto" drafts as far as it pays here, measured, down to not at all; "fixed" always
-            drafts ``draft_max``.
+        window: "auto" drafts as far as it was measured to pay here, possibly not at all; "fixed"
+            always drafts ``draft_max``.
         min_speculative_tokens: below this ``max_tokens`` speculation is skipped.
-        ignore_eos: go on after the model's end token; a grammar that is complete still ends.
-        exact: no pass of the target is wider than those that are bit-identical to single steps.
+        ignore_eos: continue past the model's end token; a complete grammar still ends the reply.
+        exact: no target pass is wider than those that are bit-identical to single steps.
         grammar: GBNF text. json_schema: JSON schema text. At most one of the two.
     """
 
@@ -175,14 +175,14 @@ class GenerateParams:
 
     @property
     def constrained(self) -> bool:
-        """Whether a grammar says which tokens may come."""
+        """Whether a grammar limits the tokens."""
         return self.grammar is not None or self.json_schema is not None
 
     def reach(self, exact_rows: int) -> int:
         """``draft_max`` for a pair whose passes are bit-identical up to ``exact_rows`` rows.
 
-        Unless it is given, a window that measures may go as far as 16 rows where that cannot change
-        a token: long copies pay best there. Elsewhere passes stay narrow: near-ties are fewer.
+        If it is not given, the adaptive window may use up to 16 rows where that cannot change a
+        token: long copies pay best there. Elsewhere passes stay narrow: fewer near-ties.
         """
         if self.draft_max is not None:
             return self.draft_max
@@ -233,8 +233,8 @@ class EngineOptions:
     check_memory: bool = True
 
     def batch(self, *, on_gpu: bool) -> int:
-        """Prompt tokens per pass: a pass on a CPU can be cancelled between its operations only, and
-        each takes the longer, the more rows it has."""
+        """Prompt tokens per pass. On a CPU a pass can be cancelled only between its operations, and
+        these take longer with more rows."""
         return self.n_batch or (512 if on_gpu else 256)
 
     def resolved(
@@ -301,4 +301,4 @@ class EngineOptions:
         _whole("max rows", self.max_rows, 1, 4096)
         _whole("max leaves", self.max_leaves, 1, 256)
         if any(not head for head in self.heads):
-            raise UsageError("head takes files, not an empty name")
+            raise UsageError("--head needs a file, not an empty name")

@@ -68,10 +68,10 @@ def profiles_dir() -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """Create a folder for what a person wrote, which nobody else may enter; returns it.
+    """Create a folder for what a person wrote, closed to everybody else; returns it.
 
-    The data folder is closed as well if others may enter it. A folder elsewhere that exists is the
-    person's own business.
+    The data folder is closed, too, if others may enter it. An existing folder elsewhere is left as
+    it is: it is the person's own.
 
     Raises:
         OSError: it cannot be created.
@@ -90,7 +90,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def private_file(path: Path) -> Path:
-    """Create a file, unless it is there, that nobody else may read; returns it.
+    """Create a file, unless it exists, that nobody else may read; returns it.
 
     Raises:
         OSError: it cannot be created.
@@ -128,7 +128,7 @@ def why_not_writable(folder: Path) -> str:
 
 
 def _close(path: Path, mode: int) -> None:
-    """Take from others what they may; not possible is no failure (another owner, no such modes)."""
+    """Take all rights from others; ignore failure (another owner, a system without modes)."""
     with contextlib.suppress(OSError):
         if path.stat().st_mode & 0o077:
             path.chmod(mode)

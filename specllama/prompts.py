@@ -49,12 +49,12 @@ def load_prompts(path: Path | None = None) -> list[Prompt]:
         if line.strip()
     ]
     if not prompts:
-        raise UsageError(f"{source} holds no prompts")
+        raise UsageError(f"{source} has no prompts")
     return prompts if path is not None else interleaved(prompts)
 
 
 def half(prompts: Sequence[Prompt], which: Half) -> list[Prompt]:
-    """Every other prompt of each slice: what is learnt on one half is measured on the other."""
+    """Every other prompt of each slice: tune learns on one half, bench measures on the other."""
     seen: dict[str, int] = {}
     out: list[Prompt] = []
     for prompt in prompts:

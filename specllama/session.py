@@ -6,7 +6,7 @@
     session.undo()
 
 Editing, retrying and continuing are all the same thing: cut the messages at some place and
-generate. Whatever part of a reply arrived is kept, also when the generator is closed, the engine
+generate. Whatever part of a reply arrived is kept, even if the generator is closed, the engine
 fails or the process is killed.
 """
 
@@ -95,7 +95,7 @@ class Session:
 
     @property
     def interrupted(self) -> bool:
-        """The last message is a reply that did not come to its end."""
+        """Whether the last message is a reply that was cut short."""
         return bool(self._messages) and self._messages[-1].state == "partial"
 
     @property
@@ -153,12 +153,12 @@ class Session:
     ) -> Iterator[Event]:
         """Answer a question again, with the seed of its reply unless another was set since.
 
-        So the text stays the same where only the drafting has changed. The former reply comes back
-        if the new one is stopped before its first character.
+        So the text stays the same if only the drafting changed. The former reply comes back if the
+        new one is stopped before its first character.
 
         Args:
-            index: the question or its reply, the last unless given; what came after it goes.
-            new_seed: take another seed: the next one where the settings fix it, else a drawn one.
+            index: the question or its reply, by default the last; what follows it is dropped.
+            new_seed: take another seed: the next one if the settings fix it, else a drawn one.
         """
         if not self._messages:
             raise UsageError("there is nothing to retry yet")
@@ -172,7 +172,7 @@ class Session:
         return self._answer(cancel, former=former, seed=self._seed_again(former, new_seed))
 
     def continue_reply(self, *, cancel: Cancel | None = None) -> Iterator[Event]:
-        """Go on writing the last reply where it ended."""
+        """Continue the last reply where it ended."""
         if not self._messages or self._messages[-1].role != "assistant":
             raise UsageError("there is no reply to continue")
         former = self._messages[-1]
@@ -212,7 +212,7 @@ class Session:
     # ---- keeping it
 
     def save(self, title: str = "") -> str:
-        """Give the conversation a title; returns its id. Without a store only the title is kept."""
+        """Give the conversation a title; returns its id. Without a store, only the title is set."""
         self._title = title or self._title
         if self._store is None:
             return ""
@@ -222,10 +222,10 @@ class Session:
         return identity
 
     def load(self, selector: str = "last") -> None:
-        """Go on with a stored conversation, with its system prompt and settings.
+        """Continue a stored conversation, with its system prompt and settings.
 
         Raises:
-            StoreError, UsageError: there is no store, or none or several fit the selector.
+            StoreError, UsageError: there is no store, or not exactly one fits the selector.
         """
         if self._store is None:
             raise UsageError("conversations are not stored here")
@@ -273,7 +273,7 @@ class Session:
         """Generate the next reply.
 
         Args:
-            former: the last message, a reply to replace; put back when no new text comes.
+            former: the last message, a reply to replace; put back if no new text comes.
             prefix: the beginning of the reply, already written.
             seed: instead of the one in the settings.
             take_back_question: drop the question if the engine refuses the request as such.
@@ -291,7 +291,7 @@ class Session:
         try:
             for event in self._events(params, cancel, prefix):
                 if isinstance(event, Started):
-                    # a reply that never ends can be written again, too
+                    # a reply that never ends can be retried, too
                     stats = {"seed": event.seed}
                 elif isinstance(event, TextDelta):
                     shown.append(event.text)
@@ -312,7 +312,7 @@ class Session:
             refused = take_back_question
             raise
         finally:
-            if shown or state == "done":  # a reply may be empty, and roles alternate
+            if shown or state == "done":  # an empty reply counts: roles must alternate
                 self._push(StoredMessage("assistant", prefix + "".join(shown), state, stats))
             elif former is not None:
                 self._push(former)
@@ -332,7 +332,7 @@ class Session:
     def _events(
         self, params: GenerateParams, cancel: Cancel | None, prefix: str
     ) -> Iterator[Event]:
-        """The engine's events, through the round log; old turns are left out if they must be."""
+        """The engine's events, through the round log; drops old turns that no longer fit."""
         if self.log is None and self._log_rounds:
             self.log = RoundLog.open(self._engine.info, params, command=self._command)
         head = [Message("system", self._system)] if self._system else []
@@ -363,7 +363,7 @@ class Session:
     def _newest_that_fit(
         self, head: list[Message], turns: list[Message], tail: list[Message]
     ) -> list[Message] | None:
-        """The longest end of the conversation, from a question on, that leaves room to answer."""
+        """The longest tail of the conversation, from a question on, that leaves room to answer."""
         n_ctx = self._engine.info.target.n_ctx
         room = n_ctx - min(self._params.max_tokens or n_ctx, n_ctx // 4)
         for start in range(1, len(turns)):
@@ -389,7 +389,7 @@ class Session:
             self._update(store, lambda at, seen: store.put(at, seq, message, seen=seen))
 
     def _update(self, store: SessionStore, write: Callable[[str, float | None], float]) -> None:
-        """Write to the stored conversation, or to a copy if another process went on with it."""
+        """Write to the stored conversation, or to a copy if another process continued it."""
         try:
             self._seen = write(self._stored_id(store), self._seen)
         except ContinuedElsewhere:
@@ -400,7 +400,7 @@ class Session:
                 self._seen = store.put(identity, seq, message, seen=self._seen)
             self._seen = write(identity, self._seen)
             store.notices.append(
-                "this conversation was continued elsewhere at the same time: yours goes on as "
+                "this conversation was continued elsewhere at the same time: yours is now "
                 f"“{self._title}” ({identity})"
             )
 
@@ -415,7 +415,7 @@ class Session:
         return {"params": params_to_dict(self._params)}
 
     def _store_notices(self) -> Iterator[Notice]:
-        """What the store had to say since the last time."""
+        """Notices about the store since the last call."""
         if self._store is None:
             return
         while self._notices_told < len(self._store.notices):
@@ -429,7 +429,7 @@ class Session:
 
 
 def _answered(messages: Sequence[Message]) -> list[Message]:
-    """The turns as a model may see them: a question that never got a reply has an empty one."""
+    """The turns as a model may see them: a question without a reply gets an empty one."""
     out: list[Message] = []
     for message in messages:
         if out and out[-1].role == message.role == "user":

@@ -1,9 +1,9 @@
 """Ctrl-C and SIGTERM in the command line, whatever the process is doing.
 
-Python runs signal handlers between two bytecodes of the main thread. While llama.cpp computes that
-is late, and what a handler raises inside a callback from C is printed and lost. So there are two
-halves. A thread hears of a signal at once and stops what is running: a request, a load, a pass. The
-handler in the main thread raises, unless a block has taken signals over (``stop_on_signals``).
+Python runs signal handlers between two bytecodes of the main thread. While llama.cpp computes, that
+is late, and an exception raised inside a callback from C is printed and lost. So there are two
+halves. A thread learns of a signal at once and stops what is running: a request, a load, a pass.
+The handler in the main thread raises, unless a block has taken over signals (``stop_on_signals``).
 
 Exit codes are 128 + the signal's number: 130 and 143. Light to import.
 """
@@ -27,8 +27,8 @@ from specllama.cancel import Cancel
 from specllama.errors import Cancelled
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
-_LOAD_S = 0.3  # a load that has not stopped by then is left as it is
-_CATCH_UP_S = 0.1  # within which the thread has heard what the handler has
+_LOAD_S = 0.3  # the process ends if a load has not stopped by then
+_CATCH_UP_S = 0.1  # within which thread and handler both learn of one signal
 _AGAIN_S = 0.02  # after which a lost exception is raised once more
 
 
@@ -48,7 +48,7 @@ class _Scope:
         self._cancel = cancel
         self._patience_s = patience_s
         self._ended = threading.Event()
-        self._heard = {"thread": 0, "handler": 0}  # each of them hears of every signal
+        self._heard = {"thread": 0, "handler": 0}  # each is called on every signal
 
     def heard(self, number: int, by: str) -> None:
         self._heard[by] += 1
@@ -62,7 +62,7 @@ class _Scope:
             _leave(number)
 
     def end(self) -> None:
-        """The next block must not be told of this one's signals."""
+        """The next block must not see this one's signals."""
         self._ended.set()
         until = time.monotonic() + _CATCH_UP_S
         while self._heard["thread"] < self._heard["handler"] and time.monotonic() < until:
@@ -75,9 +75,9 @@ _mouth: socket.socket | None = None  # where the C handler writes; open for good
 
 
 def end_at_once() -> None:
-    """From here on both signals end the process without more ado: nothing would be lost.
+    """From here on both signals end the process at once: there is nothing to lose.
 
-    For the time of imports, which turn an exception into a traceback or lose it, and for the end.
+    For imports, which turn an exception into a traceback or swallow it, and for the exit.
     """
     if threading.current_thread() is threading.main_thread():
         for number in _NUMBERS:
@@ -127,7 +127,7 @@ def stop_on_signals(
 
 @contextmanager
 def stop_loading() -> Iterator[Cancel]:
-    """For loading a model, which holds nothing worth a farewell; the cancel is for the loader.
+    """For loading a model, where there is nothing to save; the cancel is for the loader.
 
     Raises:
         Interrupted: a signal came.
@@ -144,7 +144,7 @@ def stop_loading() -> Iterator[Cancel]:
 
 
 def _listen() -> None:
-    """Hear of signals while the main thread is busy in C, and of those that it lost."""
+    """Watch for signals while the main thread is busy in C, and for those that it lost."""
     global _mouth
     if _mouth is None:
         sys.unraisablehook = _say_again(sys.unraisablehook)

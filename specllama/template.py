@@ -1,8 +1,8 @@
 """The sandbox in which a model's chat template runs.
 
 A chat template is a program that came with a downloaded file. Jinja's sandbox keeps it away from
-Python; here every operation of it passes a budget (``template_budget``) as well, which bounds
-sizes and time. Nothing a template does can raise anything but TemplateFailed.
+Python. Here each of its operations is also counted against a budget (``template_budget``), which
+bounds sizes and time. Whatever a template does, it can only raise TemplateFailed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from jinja2.visitor import NodeTransformer
 from specllama.template_budget import Budget, TooMuch, budget, counted
 
 MAX_TEMPLATE_CHARS = 64 * 1024
-MAX_NODES = 8_000  # of its syntax: compiling takes time by these; real templates have up to 1300
+MAX_NODES = 8_000  # of its syntax tree: compiling takes time by these; real ones have up to 1300
 MAX_POWER = 64
 MAX_FACTOR = 10**6
 MAX_WIDTH = 64
 
-# Padding and layout helpers: a small argument makes a huge string, and no chat needs them.
+# Padding and layout helpers: a small argument makes a huge string, and no chat needs one.
 _FORBIDDEN_FILTERS = frozenset(
     {"batch", "center", "filesizeformat", "format", "pprint", "random", "slice", "striptags"}
     | {"urlize", "wordwrap", "xmlattr"}
@@ -46,9 +46,9 @@ _WIDTH_IN_PERCENT = re.compile(r"%[^%a-zA-Z]*(\*|\d{3,})")
 
 
 class TemplateFailed(Exception):
-    """The template raised, was refused by the sandbox, or wanted too much; the text says which.
+    """The template raised, was refused by the sandbox, or exceeded its budget; the text says which.
 
-    ``refused`` is True in the last two cases, where another try would end in the same way.
+    ``refused`` is True in the last two cases, where another try would end the same way.
     """
 
     def __init__(self, reason: str, *, refused: bool = False) -> None:
@@ -127,7 +127,7 @@ def _tojson(
     )
     parts: list[str] = []
     total = 0
-    for part in encoder.iterencode(value):  # indents may outgrow what they indent
+    for part in encoder.iterencode(value):  # indents can be larger than what they indent
         total += len(part)
         current.room(total)
         parts.append(part)
@@ -151,7 +151,7 @@ def _strftime_now(layout: str) -> str:
 
 
 class _Namespace(Namespace):  # type: ignore[misc]
-    """Prints as a word: its contents change after it was measured."""
+    """Prints as a word: its contents may change after it was measured."""
 
     def __repr__(self) -> str:
         return "<Namespace>"

@@ -1,9 +1,9 @@
-"""What rendering one chat template may cost: size of every value, of all of them together, time.
+"""What rendering one chat template may cost: the size of each value, of all together, and time.
 
 A template can name one list many times over (``[x, x]`` holds two pointers and prints as two
 lists), so a value is measured as if nothing in it were shared. Every value that a template builds
-is measured when it is built: what exists is always small enough to be printed, compared, hashed
-or sorted, and no operation has to be guarded for its own sake.
+is measured when it is built. So whatever exists is small enough to be printed, compared, hashed or
+sorted, and no single operation needs a guard of its own.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from itertools import chain
 from typing import Any
 
 MAX_STEPS = 300_000  # operations: loop turns, calls, filters, comparisons, pieces of output
-MAX_SECONDS = 2.0  # of computing: on a busy machine a template takes longer without being to blame
-MAX_INT_BITS = 16 * 1024  # dividing and printing integers takes time that grows with the square
+MAX_SECONDS = 2.0  # of CPU time: on a busy machine a template is not to blame for taking longer
+MAX_INT_BITS = 16 * 1024  # the time to divide and print integers grows with the square
 _BYTES_PER_CHAR = 4  # the widest Python stores
 _SPARE_BYTES = 64 * 1024  # so that a small limit on texts leaves room for empty containers
 _BUILT_IN_ALL = 16  # times the largest single value; templates append to one text turn by turn
@@ -27,11 +27,11 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, KeysView, ValuesView, ItemsVie
 
 
 class TooMuch(Exception):
-    """The template wants more than there is room for."""
+    """The template exceeds its budget."""
 
 
 class Budget:
-    """The room of one rendering.
+    """The budget of one rendering.
 
     Args:
         max_chars: the longest text; other values may take as many bytes as its widest form.
@@ -98,7 +98,7 @@ class Budget:
             if total > self._max_bytes:
                 raise TooMuch("the chat template builds a list that is too large")
         if len(self._sizes) >= _REMEMBERED:
-            self._sizes.clear()  # or what is remembered would fill the memory
+            self._sizes.clear()  # bounds what is remembered here
         self._sizes[id(value)] = (value, total)
         return total
 

@@ -8,7 +8,7 @@
     show(stream.finish())
 
 What is shown does not depend on how the bytes are cut into pieces, so plain and speculative
-decoding agree also where a stop string begins in one round and ends in the next.
+decoding agree even if a stop string begins in one round and ends in the next.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Utf8Stream:
 class TextStream:
     """Detokenised text with stop strings, fed one token at a time.
 
-    A stop string is never shown, nor anything after it. Text that may turn out to be the beginning
-    of a stop string is held back until the next pieces decide. Of several stop strings the one that
-    is complete first counts; of those complete at the same character, the longest.
+    A stop string is never shown, nor anything after it. Text that may turn out to begin a stop
+    string is held back until the next pieces decide. The stop string that is complete first
+    counts; of several complete at the same character, the longest.
     """
 
     __slots__ = ("_held", "_longest", "_shown", "_stop", "_stops", "_utf8")
@@ -68,7 +68,7 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """Everything that was given out for showing so far."""
+        """Everything that was shown so far."""
         if len(self._shown) > 1:
             self._shown = ["".join(self._shown)]
         return self._shown[0] if self._shown else ""
@@ -106,7 +106,7 @@ class TextStream:
         return self._show(len(self._held))
 
     def _possible_prefix(self) -> int:
-        """Length of the longest end of the held text that begins some stop string."""
+        """Length of the longest tail of the held text that begins some stop string."""
         for n in range(min(self._longest - 1, len(self._held)), 0, -1):
             tail = self._held[-n:]
             if any(stop.startswith(tail) for stop in self._stops):
@@ -147,12 +147,12 @@ _VISIBLE_IN_LINE = {**_VISIBLE, 0x09: " ", 0x0A: " "}
 
 
 def sanitize(text: str) -> str:
-    """Make untrusted text safe for a terminal; the one choke point for everything that is shown.
+    """Make untrusted text safe for a terminal; everything that is shown passes here.
 
     Control characters except newline and tab become visible symbols (ESC is shown as the glyph of
     its name), C1 controls and bidirectional controls become ``⟦9B⟧`` and ``⟦RLO⟧``, lone surrogates
-    U+FFFD. Works character by character, so streamed pieces may be passed one at a time, and twice
-    is the same as once.
+    U+FFFD. It works character by character, so streamed pieces may be passed one at a time; doing
+    it twice changes nothing.
     """
     return text.translate(_VISIBLE)
 
@@ -174,7 +174,7 @@ _STOPS = tuple(".!?。！？…")
 def passage_ending(before: bytes, after: bytes) -> float:
     """How likely a quotation ends between two pieces of a text, from 0 to 1.
 
-    1 behind a sentence or a code fence, 0.5 behind a line, else 0. A dot that a letter or digit
+    1 after a sentence or a code fence, 0.5 after a line, else 0. A dot that a letter or digit
     follows ("a.b", "1.5") ends nothing.
     """
     said = before.decode("utf-8", "replace")

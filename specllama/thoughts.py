@@ -1,11 +1,11 @@
-"""Replies with thoughts, whatever a model's way of writing them, read as ``<think>Hm.</think>Yes.``
+"""Replies with thoughts, however a model writes them, read as ``<think>Hm.</think>Yes.``
 
 - gpt-oss answers in channels ("harmony"): a reply is several messages, the last one the answer,
   ``<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.``
 - Gemma 4 writes ``<|channel>thought`` and ``<channel|>`` around its thoughts.
 - Where the prompt ends in ``<think>``, the reply lacks it.
 
-The templates of the first two are given the answers alone; the others cut replies themselves.
+The templates of the first two get the answers alone; other templates cut replies themselves.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Reader(Protocol):
 
 
 def style(template: str | None) -> Literal["harmony", "gemma"] | None:
-    """How a model with this chat template marks thoughts; None is in the common way, or never."""
+    """How a model with this chat template marks thoughts; None: the common way, or not at all."""
     if template is None:
         return None
     if "<|channel|>" in template and "<|message|>" in template:
@@ -48,14 +48,14 @@ def style(template: str | None) -> Literal["harmony", "gemma"] | None:
 
 
 def answer(reply: str) -> str:
-    """What a reply says when its thoughts are left out."""
+    """A reply without its thoughts."""
     if reply.startswith(THINK):
         reply = reply.partition(UNTHINK)[2].lstrip("\n")
     return _HEADER.split(reply)[-1]
 
 
 def begun(template: str | None, prompt: str, reply: str) -> list[tuple[str, bool]]:
-    """A reply to be continued, as the model wrote it behind a prompt.
+    """A reply to be continued, as the model wrote it after a prompt.
 
     Returns (text, whether it is the model's own).
     """
@@ -105,7 +105,7 @@ class Opened:
 
 
 class Tagged:
-    """Gemma 4's tags; what stands behind the first on its line is the name of a channel."""
+    """Gemma 4's tags; the rest of the line after the first one names the channel."""
 
     def __init__(self) -> None:
         self._header: bytes | None = None

@@ -37,7 +37,7 @@ def test_quantize(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (["--type", "fp8"], 2, "use --type q8_0"),
         (["--type", "q4"], 2, "use --type q4_k_m"),
-        ([], 2, "say what to make"),
+        ([], 2, "there is nothing to do"),
         (["--prune-layers", "7"], 2, "it has layers 0 to 1"),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_rate_limited_listing_says_when(hub: FakeHub) -> None:
     online = "import sys\nfrom specllama.cli import invoke\nsys.exit(invoke(sys.argv[1:]))"
     done = run("hub", "info", REPO, code=online)
     assert done.returncode == 3
-    assert "limits the rate" in done.stderr
+    assert "is limiting requests" in done.stderr
 
 
 def test_search_and_info(hub: FakeHub) -> None:

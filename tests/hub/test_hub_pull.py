@@ -182,7 +182,7 @@ def test_a_corrupt_body_is_refused_and_leaves_nothing(hub: FakeHub) -> None:
         (Fault(status=401), r"refuses access .*401"),
         (Fault(status=403, code="GatedRepo"), "gated"),
         (Fault(status=404, code="EntryNotFound"), "not on the hub"),
-        (Fault(status=429, headers={"Retry-After": "3600"}), "limits the rate"),
+        (Fault(status=429, headers={"Retry-After": "3600"}), "is limiting requests"),
         (Fault(status=503), "answers 503, 5 times"),
         (Fault(cut_after=0), "5 times in a row"),
         (Fault(stall_s=1.5), "no data for"),
@@ -206,7 +206,7 @@ def test_a_short_rate_limit_is_waited_for(hub: FakeHub, monkeypatch: pytest.Monk
     hub.faults[NAME] = Fault(status=429, headers={"Retry-After": "7"}, times=2)
     result = run("pull", REPO)
     assert waits == [7.0, 7.0]
-    assert "limits the rate" in result.stderr
+    assert "is limiting requests" in result.stderr
     assert (folder() / NAME).exists()
 
 
@@ -218,7 +218,7 @@ def test_a_short_rate_limit_of_the_listing_is_waited_for(
     hub.faults["api"] = Fault(status=429, headers={"Retry-After": "3"}, times=2)
     result = run("pull", REPO)
     assert waits == [3.0, 3.0]
-    assert "limits the rate of requests; asking again in 3 s" in result.stderr
+    assert "is limiting requests; asking again in 3 s" in result.stderr
     assert (folder() / NAME).exists()
 
 
@@ -234,7 +234,7 @@ def test_a_rate_limit_that_lasts_is_final(
     hub: FakeHub, headers: dict[str, str], tries: int, hint: str
 ) -> None:
     hub.faults["api"] = Fault(status=429, headers=headers)
-    with pytest.raises(ModelUnavailable, match="limits the rate") as caught:
+    with pytest.raises(ModelUnavailable, match="is limiting requests") as caught:
         run("pull", REPO)
     assert len(hub.requests) == tries
     assert hint in str(caught.value.hint)
