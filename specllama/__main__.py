@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; importing it takes a while, in which signals count already."""
+    """Run the command line; signals already work while it is being imported."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: os._exit(128 + number))
     _open_closed_streams()
@@ -19,10 +19,10 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """A stream that was closed (``<&-``) is nothing to read, or nobody to tell.
+    """Replace a closed stream (``<&-``): an empty input, or an output that is thrown away.
 
-    Without it the next file to be opened would take its number. Where data would have to go nothing
-    begins at all.
+    Otherwise the next file that is opened would take its number. With stdout closed, nothing is
+    run at all.
     """
     if sys.stdin is None:
         sys.stdin = os.fdopen(_devnull(0, os.O_RDONLY), encoding="utf-8")

@@ -97,9 +97,9 @@ class RoundDone(Event):
     this round added to the output: accepted drafts, then the target token unless it was cut.
     ``cut`` is 1 when a stop inside the accepted run left the target token unused.
     ``target_token`` is None when the rule ended on an accepted stop token and never drew one.
-    ``p`` and ``q`` are the target's and the draft's probability of each drafted token where they
-    were computed (None elsewhere: untested tail, point masses). ``read`` are the tokens of the text
-    that a source with a cache of its own read before its first guess.
+    ``p`` and ``q`` are the target's and the draft's probability of each drafted token, None if not
+    computed (untested tail, point masses). ``read`` counts the tokens of the text that a source
+    with its own cache read before its first guess.
     """
 
     type: ClassVar[str] = "round_done"
@@ -139,9 +139,9 @@ class RoundDone(Event):
 class Timings:
     """Where the time of a request went. TTFT = tokenize + prefill + first decode (+ queue).
 
-    ``other_ms`` is all of the rounds' time that neither model took, ``deliver_ms`` of it until
-    whoever asked had taken the events: the round log, JSON, the screen. ``pipe_ms`` is what an
-    engine in a child process spent beside the rounds on encoding and sending them.
+    ``other_ms`` is the part of the rounds' time that neither model took; ``deliver_ms`` of it went
+    into handing the events to the caller (round log, JSON, screen). ``pipe_ms`` is the time an
+    engine in a child process spent beside the rounds to encode and send them.
     """
 
     load_ms: float = 0.0

@@ -15,8 +15,8 @@ from specllama.events import RoundDone
 class SpecStats:
     """Sums over rounds.
 
-    ``drafted_at[i]`` and ``accepted_at[i]`` count the rounds that drafted to depth i + 1 at least,
-    and those that accepted so far. Times in milliseconds.
+    ``drafted_at[i]`` counts the rounds that drafted to depth i + 1 at least, ``accepted_at[i]``
+    those that accepted that far. Times in milliseconds.
     """
 
     rounds: int = 0
@@ -63,7 +63,7 @@ class SpecStats:
 
     @property
     def per_position(self) -> list[float | None]:
-        """Unconditional: accepted at depth i / all rounds (not only those that drafted so far)."""
+        """Unconditional: accepted at depth i / all rounds (not only those that drafted so)."""
         return [a / self.rounds if self.rounds else None for a in self.accepted_at]
 
     @property

@@ -56,20 +56,20 @@ class Run:
     near_ties: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0
-    other_s: float = 0.0  # all that neither model took
-    deliver_s: float = 0.0  # of it, until the events were taken and logged
+    other_s: float = 0.0  # of the rounds, whatever neither model took
+    deliver_s: float = 0.0  # of other_s, handing on and logging the events
     joules: float | None = None
     token_ids: tuple[int, ...] = ()
     text: str = ""
     window: dict[str, int] = field(default_factory=dict)  # drafted tokens per round -> rounds
     timeline: Timeline = ()
-    plain_s: float | None = None  # mean of the passes that verified nothing, where there are enough
-    drafting: Timeline = ()  # the timeline if each of those had taken the mean
+    plain_s: float | None = None  # mean of the passes that verified nothing, if there were enough
+    drafting: Timeline = ()  # the timeline if each of those had taken that mean
     parts: Parts = field(default_factory=dict)  # the time by kind of round
 
     @property
     def decoded(self) -> int:
-        """Tokens that ``decode_s`` bought: all but the first."""
+        """Tokens written in ``decode_s``: all but the first."""
         return max(self.tokens - 1, 0)
 
     def to_dict(self, *, texts: bool = False) -> dict[str, Any]:
@@ -102,9 +102,9 @@ class EngineArm:
         params: sampling and what differs between arms; temperature, seed and length come from the
             task.
         watch: called with every round (a live display).
-        begin: the profile that each repetition starts from; what is learnt after it is kept within
-            the repetition only. None learns into the engine's own.
-        logs: a folder for the round logs that a user's replies write as well; None writes none.
+        begin: the profile that each repetition starts from; what is learnt lasts for that
+            repetition only. None learns into the engine's own profile.
+        logs: a folder for round logs like those of a user's replies; None writes none.
     """
 
     exact = True
@@ -133,7 +133,7 @@ class EngineArm:
         self._watch = watch
 
     def _know(self, repetition: int) -> None:
-        """Let the engine's windows know what this arm knows by now."""
+        """Give the engine's windows what this arm has learnt so far."""
         windows = self._engine.windows
         if self._begin is None or not isinstance(windows, Windows):
             return
@@ -208,9 +208,9 @@ class EngineArm:
 def what_drafting_took(rounds: Sequence[RoundDone]) -> tuple[float | None, Timeline]:
     """(seconds of a plain pass, the timeline at that pace) of one run.
 
-    Neighbours in time differ by more than drafting may cost on a machine that others use as well.
-    So every pass that verified nothing counts as the mean of them, and only looking for drafts and
-    the passes that verified some count as they were. (None, ()) where hardly any pass was plain.
+    On a busy machine, passes differ by more than drafting may cost. So every pass that verified
+    nothing counts as their mean; drafting and the passes that verified something count as they
+    were. (None, ()) if hardly any pass was plain.
     """
     mean_s = plain_step(parts_of(rounds))
     if mean_s is None:
@@ -224,7 +224,7 @@ def what_drafting_took(rounds: Sequence[RoundDone]) -> tuple[float | None, Timel
 
 
 def slowest_stretch(points: Timeline, tokens: int) -> float | None:
-    """Lowest tokens per second over any stretch of at least ``tokens``; None of a shorter run."""
+    """Lowest tokens per second over any stretch of at least ``tokens``; None for a shorter run."""
     slowest: float | None = None
     start = 0
     for n, seconds in points:
@@ -256,7 +256,7 @@ def make_useless(engine: Engine) -> None:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Linear between closest ranks; None of nothing."""
+    """Linear between closest ranks; None without values."""
     if not values:
         return None
     ordered = sorted(values)

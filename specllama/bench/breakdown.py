@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from specllama.events import RoundDone
 
-PLAIN = "plain"  # rounds that sent nothing; their drafting is looking in vain
-READING = "reading"  # the draft model's first look at a text: its backlog, and one guess
+PLAIN = "plain"  # rounds that sent nothing; their drafting found nothing
+READING = "reading"  # the draft model reading a text: its backlog, and one guess
 ALL = "all"
 _ENOUGH = 16  # passes whose mean is a plain step
-_BACKLOG = 8  # tokens; a shorter backlog is what earlier rounds left, not the text
+_BACKLOG = 8  # tokens; a shorter backlog is left over from earlier rounds, not a text
 
 
 @dataclass(slots=True)
@@ -36,8 +36,8 @@ Parts = dict[str, Part]
 def parts_of(rounds: Iterable[RoundDone]) -> Parts:
     """Gather rounds by kind.
 
-    Reading a text into the draft model is a part of its own, in whichever round it happened: it is
-    paid once, the rounds behind it profit.
+    Reading a text into the draft model counts apart, in whichever round it happens: it is paid
+    once, and later rounds profit.
     """
     parts: Parts = {}
     for r in rounds:
@@ -71,7 +71,7 @@ class Row:
     """A kind of round; ``drafting``, ``passes`` and ``gained`` in plain steps.
 
     ``gained = tokens - drafting - passes``: plain decoding writes one token a step. ``share`` is
-    that of the whole time.
+    of the whole time.
     """
 
     kind: str
@@ -119,7 +119,7 @@ def breakdown(parts: Parts, plain_s: float) -> list[Row]:
 
 
 def plain_step(parts: Parts) -> float | None:
-    """Mean seconds of a pass that verified nothing, None of too few to tell."""
+    """Mean seconds of a pass that verified nothing, None if there were too few."""
     plain = parts.get(PLAIN)
     return plain.pass_s / plain.rounds if plain and plain.rounds >= _ENOUGH else None
 

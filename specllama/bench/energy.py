@@ -1,4 +1,4 @@
-"""Joules used by the processor package, where the platform tells (Linux powercap)."""
+"""Joules used by the processor package, if the platform reports them (Linux powercap)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _ROOT = Path("/sys/class/powercap")
 
 
 class EnergyMeter:
-    """Reads the package counters of RAPL; ``available`` is False where there are none."""
+    """Reads the package counters of RAPL; ``available`` is False if there are none."""
 
     def __init__(self, root: Path = _ROOT) -> None:
         self._zones: list[tuple[Path, int]] = []

@@ -1,4 +1,4 @@
-"""Choosing the layers of a target's own draft: texts, search, proof, and what to tell people."""
+"""Choosing the layers of a target's own draft: texts, search, proof, and the verdict in words."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
 
 TOKENS = 64  # of a calibration text
-ENOUGH = 1500  # tokens of all texts: fewer and the search fits itself to their accidents
-TEXTS = 64  # at most; every third one is kept back for the final figures
+ENOUGH = 1500  # tokens of all texts: with fewer the search overfits
+TEXTS = 64  # at most; every third one is held out for the final figures
 FEW = 250  # tokens that every choice is tried on; the best ones are then tried on all of them
 FINALISTS = 6
 WRITING, SEARCHING = 0.35, 0.75  # shares of the time after which the texts, the search must end
@@ -35,10 +35,10 @@ class Choice:
     """The layers that make the best draft, and what they are worth.
 
     Attributes:
-        best: measured on texts that the search did not see, where there were enough of them.
-        finalists: what the search found, measured on all of the others; the best first.
-        tried: how many choices were looked at.
-        complete: the search came to its end; False where the time ran out before.
+        best: measured on texts that the search did not see, if there were enough of them.
+        finalists: what the search found, measured on all other texts, the best first.
+        tried: how many choices were tried.
+        complete: whether the search finished before its time ran out.
         positions: tokens that finalists were measured on; ``checked`` for ``best``.
         passes: where the cost of wider passes comes from: "measured" or "assumed".
     """
@@ -69,8 +69,8 @@ class Choice:
 
     @property
     def extent(self) -> str:
-        """How much the search looked at, and whether it came to its end."""
-        ended = "" if self.complete else "; the time was over before the search was"
+        """How much the search tried, and whether it finished."""
+        ended = "" if self.complete else "; time ran out before the search was finished"
         return (
             f"{self.tried} choices tried, the best of them over {self.positions} tokens of the "
             f"target's own text{ended}"
@@ -103,8 +103,8 @@ def choose_layers(
 ) -> Choice:
     """Search the layers whose draft gains most.
 
-    Texts, agreement and costs by bytes need no clock, so that the choice repeats; only where the
-    time runs out does it depend on the machine's pace.
+    Texts, agreement and costs by bytes need no clock, so the choice repeats; it depends on the
+    machine's pace only if time runs out.
 
     Args:
         engine: of the target; its conversation is reset.
@@ -123,7 +123,7 @@ def choose_layers(
     if reason := pruned.why_not(header):
         raise UnsupportedModel(f"there is no draft in this target: {reason}")
     if not isinstance(engine.target.pool, LlamaPool):
-        raise UnsupportedModel("layers can be left out of models that llama.cpp runs only")
+        raise UnsupportedModel("only models that llama.cpp runs can leave out layers")
     begin = monotonic()
 
     def spent(share: float = 1.0) -> bool:
@@ -132,7 +132,7 @@ def choose_layers(
     short = shortest_first(engine, prompts)
     texts = write_texts(engine, short, spent=lambda: spent(WRITING), progress=progress)
     if not texts:
-        raise UnsupportedModel("the target writes nothing that a draft could be measured on")
+        raise UnsupportedModel("the target writes no text on which a draft could be measured")
     kept_back = texts[2::3] or texts
     seen = [text for i, text in enumerate(texts) if i % 3 != 2]
     few = [text for i, text in enumerate(seen) if _tokens(seen[:i]) < FEW]
@@ -194,7 +194,7 @@ def write_texts(
     spent: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
 ) -> list[Text]:
-    """What the target answers at temperature 0; prompts it has no room for are passed over."""
+    """What the target answers at temperature 0; prompts that do not fit are skipped."""
     params = GenerateParams(
         sampling=SamplingParams(temperature=0.0), max_tokens=TOKENS, seed=1, speculate=False
     )
@@ -224,7 +224,7 @@ def write_texts(
 
 
 def _usual(n_layers: int) -> list[Drop]:
-    """Runs around the middle, the half first: what a search that has no time falls back on."""
+    """Runs around the middle, half of the layers first: the fallback of a search without time."""
     sizes = dict.fromkeys((n_layers // 2, n_layers // 4, n_layers // 3, 2 * n_layers // 3))
     return [pruned.middle(n_layers, n) for n in sizes if n]
 
@@ -236,7 +236,7 @@ def _agreement(context: Any, text: Text, drop: Drop) -> list[bool]:
 
 
 def assumed_passes() -> list[float]:
-    """Costs of passes by rows where nobody measured them: the window's own prior."""
+    """Costs of passes by rows if nobody measured them: the window's own prior."""
     from specllama.speculative.cost import CostTable
 
     return CostTable(level_ms=1.0, hopeful=False).upto(LONGEST + 1)

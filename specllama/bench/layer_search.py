@@ -2,13 +2,13 @@
 
 The draft is the target without some layers. Over texts that the target wrote itself, every choice
 of layers is asked for its likeliest token at every position (one wide pass, ``backend.layer_skip``)
-and the rounds that greedy speculation would have had are counted off. With the share of a step's
-bytes that the draft reads and the cost of wider passes this gives the expected speed, without a
-clock: the same texts and costs give the same choice.
+and the rounds that greedy speculation would have had are counted. Together with the draft's share
+of a step's bytes and the cost of wider passes, this gives the expected speed without a clock: the
+same texts and costs give the same choice.
 
-The search improves the best of some usual choices by single layers dropped, put back and exchanged.
-Then it starts from the whole model and drops one layer after the other, the best one each time; the
-best choice on the way is improved as well.
+The search takes the best of some usual choices and improves it by dropping, restoring and swapping
+single layers. Then it starts from the whole model and drops one layer after another, the best one
+each time; the best choice on the way is improved, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specllama.speculative.cost import expected_tokens, plans
 
 LONGEST = 8  # tokens of a draft
 WIDTH = 8  # layers that are tried at each step down; the first step tries them all
-LOST = 0.1  # of first drafts accepted: below it, smaller drafts are not looked at
+LOST = 0.1  # of first drafts accepted: below it, smaller drafts are not tried
 
 Drop = tuple[int, ...]
 
@@ -85,7 +85,7 @@ class Scorer:
 
     def _best(self, drop: Drop, shares: tuple[float, ...]) -> Trial:
         cost = self._cost(drop)
-        # after a round that was accepted whole the draft reads two tokens
+        # after a fully accepted round the draft reads two tokens
         late = cost * max(self._passes[2] - 1.0, 0.0)
         best = max(plans(shares or (0.0,), cost, self._passes, late), key=lambda plan: plan.speed)
         return Trial(drop, cost, shares, best.length, best.speed)
@@ -94,7 +94,7 @@ class Scorer:
 def survival(agreement: Iterable[Sequence[bool]], longest: int) -> tuple[float, ...]:
     """Share of the rounds of greedy speculation whose first 1, 2, … drafts are all accepted.
 
-    A round begins where the one before ended: behind the target's own token. A text's end cuts the
+    A round begins where the last one ended: after the target's own token. A text's end cuts the
     last drafts short; a position counts in the rounds that reach it.
     """
     reached, survived = [0] * longest, [0] * longest
@@ -118,8 +118,8 @@ class Found:
     """The outcome of a search.
 
     Attributes:
-        tried: every choice looked at, the fastest first.
-        complete: the search came to its end; False where the time ran out before.
+        tried: every choice tried, the fastest first.
+        complete: whether the search finished before its time ran out.
     """
 
     tried: tuple[Trial, ...]
@@ -148,9 +148,9 @@ def search(
     Args:
         look: measures a choice.
         ceiling: an upper bound of a choice's speed; what cannot win is not measured at the end.
-        starts: choices to look at before anything else.
-        spent: whether the time is over; at least one choice is looked at all the same.
-        progress: called after each look with how many there were and the fastest so far.
+        starts: choices to try first.
+        spent: whether the time is over; at least one choice is tried anyway.
+        progress: called after each choice with how many were tried and the fastest so far.
 
     Raises:
         ValueError: there is nothing to choose from.
@@ -172,7 +172,7 @@ def search(
     try:
         for drop in starts:
             at(drop)
-        if tried:  # the way down takes long to get anywhere: first what can be had soon
+        if tried:  # the way down takes long to get anywhere, so try quick wins first
             _improve(n_layers, at, ceiling, _fastest(tried.values()))
         _step_down(n_layers, at)
         _improve(n_layers, at, ceiling, _fastest(tried.values()))
@@ -182,7 +182,7 @@ def search(
 
 
 def _rank(trial: Trial) -> tuple[float, float, tuple[int, ...]]:
-    """Faster is better; then what agrees longer; then, for one answer every time, later layers."""
+    """Faster is better, then longer agreement; ties go to later layers, to repeat the choice."""
     return trial.speed, sum(trial.survival), trial.drop
 
 
@@ -200,7 +200,7 @@ def _step_down(n_layers: int, at: Callable[[Drop], Trial]) -> None:
         if not steps[best].survival or steps[best].survival[0] < LOST:
             return
         drop = steps[best].drop
-        # those that did well when last tried come first; those that were not tried keep their place
+        # layers that did well when last tried come first; untried ones keep their place
         ranked = sorted(steps, key=lambda layer: _rank(steps[layer]), reverse=True)
         pool = [layer for layer in [*ranked, *pool[len(steps) :]] if layer != best]
 
@@ -208,7 +208,7 @@ def _step_down(n_layers: int, at: Callable[[Drop], Trial]) -> None:
 def _improve(
     n_layers: int, at: Callable[[Drop], Trial], ceiling: Callable[[Drop], float], best: Trial
 ) -> None:
-    """Move to the best neighbour for as long as there is a better one."""
+    """Move to the best neighbour as long as there is a better one."""
     while True:
         for group in (_one_off(best.drop, n_layers), _exchanged(best.drop, n_layers)):
             hopeful = [drop for drop in group if ceiling(drop) > best.speed]

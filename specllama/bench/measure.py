@@ -38,11 +38,11 @@ class PassCosts:
         return _curve(self.target, rows)
 
     def reading(self, tokens: int) -> float:
-        """Milliseconds in which the draft model reads so many tokens in one pass; 0 without one."""
+        """Milliseconds for the draft model to read that many tokens in one pass; 0 without one."""
         return _curve(self.draft, tokens)[-1] if self.draft else 0.0
 
     def between(self, later: PassCosts) -> PassCosts:
-        """The mean with a measurement of the same passes at another moment."""
+        """The mean of this and another measurement of the same passes."""
 
         def mean(a: dict[int, float], b: dict[int, float]) -> dict[int, float]:
             return {n: (a[n] + b[n]) / 2 for n in a}
@@ -55,7 +55,7 @@ class PassCosts:
         )
 
     def store(self, costs: Costs) -> None:
-        """Make a window believe these figures."""
+        """Store these figures as what a window knows."""
         costs.target.slope = min(max(self.prefill_row_ms / self.target[1], 0.01), 1.0)
         for rows in sorted(self.target):
             costs.target.set(rows, self.target[rows])
@@ -99,10 +99,10 @@ def time_passes(
     repetitions: int,
     progress: Callable[[], None] | None = None,
 ) -> dict[int, float]:
-    """Median milliseconds of a pass of each size behind ``tokens``; the cache is cut back after.
+    """Median milliseconds of a pass of each size after ``tokens``; the cache is cut back after.
 
-    Sizes take turns with the first of them, which all are compared with: neighbours in time make
-    the ratio. The first pass of a size (graphs, buffers) does not count.
+    Each size takes turns with the first one, its reference: only neighbours in time compare. The
+    first pass of a size (graphs, buffers) does not count.
     """
     past = len(tokens)
     context.rollback(0)

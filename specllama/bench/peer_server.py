@@ -1,4 +1,4 @@
-"""llama-server as an arm of a comparison: one that runs already, or one started for it."""
+"""llama-server as an arm of a comparison: one already running, or one started for it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ServerPeer:
             temperature=task.temperature,
             repetition=repetition,
             tokens=tokens,
-            # its predicted_ms covers the tokens behind the first
+            # its predicted_ms covers the tokens after the first
             decode_s=float(t.get("predicted_ms", 0.0)) / 1e3,
             total_s=total,
             ttft_s=float(t.get("prompt_ms", 0.0)) / 1e3,
@@ -157,9 +157,9 @@ class StartedServer(ServerPeer):
                     return
             except (URLError, OSError):  # not listening yet, or still loading
                 if time.monotonic() > deadline:
-                    raise EngineError(f"{self.name} did not get ready") from None
+                    raise EngineError(f"{self.name} did not become ready in time") from None
                 time.sleep(0.1)
-        raise EngineError(f"{self.name} ended at once: {self._last_line()}")
+        raise EngineError(f"{self.name} exited at once: {self._last_line()}")
 
     def _last_line(self) -> str:
         self._log.seek(0)

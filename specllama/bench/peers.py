@@ -143,7 +143,7 @@ def read_speed(log: str) -> tuple[int, float]:
         return int(found[1]), float(found[2])
     if found := _EVAL.search(log):
         return int(found[2]), float(found[1]) / 1e3
-    raise EngineError("the peer printed no timing that specllama can read")
+    raise EngineError("the peer printed no timings that specllama can read")
 
 
 def _number(pattern: re.Pattern[str], log: str) -> int:

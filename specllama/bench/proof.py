@@ -29,7 +29,7 @@ from specllama.prompts import Prompt
 from specllama.speculative.noise import exp_noise
 from specllama.speculative.types import IntArray
 
-# rounding moves logits by up to 0.2 on the worst CPU paths measured; more is a bug, not rounding
+# rounding moved logits by up to 0.2 on the worst CPU paths measured; more is a bug
 EXPLAINED_GAP = 0.3
 
 
@@ -55,7 +55,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One comparison. ``bitwise``: no pass of it can have rounded otherwise than single steps."""
+    """One comparison. ``bitwise``: no pass of it can have rounded differently from single steps."""
 
     prompt: str
     slice: str
@@ -86,7 +86,7 @@ class Case:
 
 
 def available(engine: Engine, wanted: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Which of the wanted proposers this engine has, and by name why it lacks the others."""
+    """Which of the wanted methods this engine has, and why it lacks each of the others."""
     known = {m.name: m.reason for m in engine.info.methods}
     have = tuple(p for p in wanted if p == "auto" or p in engine.drafters)
     missing = {p: known.get(p) or "unknown to this engine" for p in wanted if p not in have}
@@ -106,16 +106,16 @@ def prove(
     window: WindowKind = "fixed",
     on_skip: Callable[[str, str], None] | None = None,
 ) -> Iterator[Case]:
-    """Compare every proposer with plain decoding on every prompt; yields as it goes.
+    """Compare every method with plain decoding on every prompt; yields as it goes.
 
     Each prompt is read once; plain and speculative runs start from the same cached prompt. Prompt
     number n (from 0) is drawn with ``seed + n``.
 
     Args:
-        base: sampling and everything else that the other arguments do not say.
+        base: sampling and everything else that the other arguments leave open.
         window: "auto" lets measured times decide how far to draft, so that no two runs draft alike.
-        on_skip: told (proposer, reason) of one that cannot be opened when it is first used, and
-            that is left out from then on; without it the error is raised.
+        on_skip: called with (method, reason) for one that cannot be opened when first used and is
+            left out from then on; without it, the error is raised.
     """
     base = base or GenerateParams()
     left = list(proposers)
@@ -176,10 +176,10 @@ def _finish(engine: Engine, prompt: Prompt, params: GenerateParams) -> tuple[Fin
 
 @contextmanager
 def random_pauses(engine: Engine, longest_ms: float, *, seed: int = 0) -> Iterator[None]:
-    """Let target passes take up to ``longest_ms`` longer, at random, and drafters a tenth of that.
+    """Make target passes take up to ``longest_ms`` longer, at random, and drafters a tenth of that.
 
-    What a window decides from measured times then differs from run to run; the text must not.
-    Drafters are held up less, so that drafting stays worth while and there is something to decide.
+    The window's decisions then differ from run to run; the text must not. Drafters are slowed less,
+    so that drafting stays worthwhile and there is something to decide.
     """
     rng = random.Random(seed)
     slowed: list[tuple[object, str]] = []
@@ -237,7 +237,7 @@ def score_gap(
 ) -> float:
     """How far apart two tokens score after ``prompt + emitted``, decoded one token at a time.
 
-    inf when one of them cannot be drawn there at all.
+    inf if one of them cannot be drawn there at all.
     """
     target = engine.target
     keep = min(len(prompt) - 1, len(target.tokens))
@@ -279,9 +279,9 @@ class RowProbe:
 
 
 def probe_stated_rows(engine: Engine, prompts: Iterable[Prompt]) -> list[RowProbe]:
-    """Whether rows are alike here as far as ``engine.info`` states it; [] where it states nothing.
+    """Whether rows are equal here as far as ``engine.info`` states; [] if it states nothing.
 
-    Measured behind the longest of ``prompts``.
+    Measured after the longest of ``prompts``.
     """
     ids = max((engine.encode(prompt.content)[0] for prompt in prompts), key=len)
     stated = min(engine.info.exact_rows, engine.target.max_rows, len(ids) - 1)

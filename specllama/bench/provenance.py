@@ -20,7 +20,7 @@ from specllama.store.rounds import package_versions
 def provenance(
     info: EngineInfo, arguments: Sequence[str] | None = None, *, hashes: bool = True
 ) -> dict[str, Any]:
-    """A JSON-ready block. Files are named without their folder; hashing reads them once."""
+    """A block for JSON. Files are named without their folder; hashing reads each once."""
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": package_versions(),

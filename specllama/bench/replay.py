@@ -1,8 +1,8 @@
 """Replay a trace through a window without a model: what it would have decided, and its loss.
 
-A trace says, position by position, whether a draft's guess would have been right, how sure the
-draft was, and what a copy from the text would have offered. Costs are given in plain steps, the
-clock is virtual, so a controller can be compared with plain decoding exactly and in milliseconds.
+A trace says, position by position, whether a drafted token would have been right, how sure the
+draft was, and what a copy from the text would have guessed. Costs are in plain steps and the clock
+is virtual, so a window is compared with plain decoding exactly, and within milliseconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Spot:
 
 @dataclass(slots=True)
 class Replay:
-    """What came of a trace. Times are in plain steps; ``progress`` is (tokens, time) by round."""
+    """The result of a trace. Times are in plain steps; ``progress`` is (tokens, time) by round."""
 
     tokens: int = 0
     time: float = 0.0
@@ -54,7 +54,7 @@ class Replay:
         return max(time - (1.0 + allowance) * tokens for tokens, time in self.progress)
 
     def slowest(self, tokens: int) -> float:
-        """Lowest speed over any stretch of at least so many tokens."""
+        """Lowest speed over any stretch of at least this many tokens."""
         points = self.progress
         slowest, start = float("inf"), 0
         for end in range(len(points)):
@@ -73,7 +73,7 @@ class Replay:
 
 
 class VirtualClock:
-    """Seconds that pass only when told to; one plain step is one millisecond."""
+    """A clock that advances only when told to; one plain step is one millisecond."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""One comparison as JSON, as Markdown, and as a web page that needs nothing but itself."""
+"""One comparison as JSON, as Markdown, and as a self-contained web page."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def provenance_lines(data: dict[str, Any]) -> list[str]:
             )
     if "tuned" in data:
         lines.append(
-            f"warm: tuned {data['tuned']}" if data["tuned"] else "warm: learnt from use, not tuned"
+            f"warm: tuned {data['tuned']}" if data["tuned"] else "warm: learnt from use, untuned"
         )
     if data.get("arguments"):
         lines.append("specllama " + " ".join(data["arguments"]))
@@ -136,7 +136,7 @@ def provenance_lines(data: dict[str, Any]) -> list[str]:
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """The table of all summaries, where the time went, then the provenance as a list."""
+    """The table of all summaries, then where the time went, then the provenance as a list."""
     out = _table(COLUMNS, (cells(s) for s in comparison.summaries()))
     if spent := spent_rows(comparison):
         out += ["", f"{SPENT}:", "", *_table(SPENT_COLUMNS, spent)]
@@ -217,7 +217,7 @@ def page(title: str, body: str) -> str:
 def by_kind(reports: Sequence[dict[str, Any]], temperature: float = 0.0) -> list[str]:
     """A Markdown table of the speed over plain of every method, by kind of text: cold → warm.
 
-    Of several reports the later one counts where both have the method.
+    If several reports have a method, the last one counts.
     """
     speeds: dict[str, dict[str, dict[str, float]]] = {}  # method, kind, state
     kinds: dict[str, str] = {}  # the group of each

@@ -17,7 +17,7 @@ from specllama.bench.energy import EnergyMeter
 
 Progress = Callable[[int, int, str], None]
 
-STRETCH = 500  # tokens, of which the slowest are shown
+STRETCH = 500  # tokens; the slowest stretch of this length is shown
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Summary:
     slowest_500: float | None  # lowest speed over any 500 tokens, over the baseline's mean there
     in_run: float | None  # speed over the plain passes of the same run
     in_run_500: float | None  # and its lowest over any 500 tokens
-    equal: int | None  # runs with the tokens of the baseline, None where that is not promised
+    equal: int | None  # runs that wrote the baseline's tokens, None if that is not promised
     compared: int
 
     @property
@@ -65,7 +65,7 @@ class Summary:
 
 @dataclass(slots=True)
 class Comparison:
-    """All runs of a comparison; ``baseline`` names the arm that the others are divided by."""
+    """All runs of a comparison; the other arms are divided by the arm named ``baseline``."""
 
     baseline: str
     runs: list[Run] = field(default_factory=list)
@@ -99,9 +99,8 @@ class Comparison:
     def breakdowns(self, *, slices: bool = True) -> list[tuple[str, str, list[Row]]]:
         """(arm, group, rows) of every arm that speculates: where its time went.
 
-        Per temperature and, with ``slices``, per slice and temperature. A plain step is what one
-        took in the same arm and group, or, of an arm that hardly took any, what the baseline needed
-        for a token.
+        Per temperature and, with ``slices``, per slice and temperature. The time of a plain step is
+        that of the same arm and group, or, if the arm hardly took any, the baseline's per token.
         """
         out: list[tuple[str, str, list[Row]]] = []
         for arm in self.arms:
@@ -207,7 +206,7 @@ def _slowest(mine: Sequence[Run], base: Sequence[Run]) -> float | None:
 
 
 def _in_run(runs: Sequence[Run]) -> float | None:
-    """What drafting alone made of the speed, see ``what_drafting_took``."""
+    """The speed with the cost of drafting alone, see ``what_drafting_took``."""
     took = plain = 0.0
     for run in runs:
         if run.plain_s:
@@ -258,7 +257,7 @@ def compare(
             one(arm, task, -1)
     for repetition in range(repetitions):
         for i, task in enumerate(work):
-            # rotate, so that no arm always runs behind the same other
+            # rotate, so that no arm always runs after the same one
             at = (i + repetition) % len(arms)
             for arm in [*arms[at:], *arms[:at]]:
                 result.runs.append(one(arm, task, repetition))

@@ -1,12 +1,12 @@
-"""Measure a pair on this machine, compute what fixed lengths would give, and say what to do.
+"""Measure a pair on this machine, compute what fixed lengths would gain, and give advice.
 
-Three parts: costs of passes (before and after the rest, as neighbours come and go), acceptance per
-position (a fixed window of the longest length tested, so that every shorter one is a prefix of it),
-and an interleaved check of the adaptive window against plain decoding. From the first two follow
-the best fixed length and its speed, in a text without end and over replies as long as the measured
-ones, for which the draft model has to read the prompt first. It is no limit: a window that drafts
-further where the draft is sure can beat every fixed length. The check is of a window as the next
-run will find it: it knows the costs and has learnt from other prompts.
+Three parts: the costs of passes (before and after the rest, as the load of the machine varies);
+acceptance per position (a fixed window of the longest length tested, of which every shorter one is
+a prefix); and an interleaved check of the adaptive window against plain decoding. The first two
+give the best fixed length and its speed, in a text without end and over replies as long as the
+measured ones, for which the draft model has to read the prompt first. That speed is no limit: a
+window that drafts further where the draft is sure can beat every fixed length. The window is
+checked as the next run will find it: it knows the costs and has learnt from other prompts.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from specllama.speculative.drafting.draft_model import ChainDrafter
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 LAYER_SECONDS = 20.0
-_WIDE_BITS = 7.0  # a weight; below there is little to save
-WORTH = 1.03  # less than this is noise: leave speculation to the window, promise nothing
+_WIDE_BITS = 7.0  # bits a weight; below, there is little to save
+WORTH = 1.03  # less is noise: leave speculation to the window, promise nothing
 
 Progress = Callable[[float, str], None]
 
@@ -191,7 +191,7 @@ def predict(tally: Acceptance, costs: PassCosts) -> Group:
     survival = tally.survival
     v = costs.curve(max(LENGTHS) + 1)
     step = costs.draft.get(1, 0.0) if tally.source == "draft" else 0.0
-    # after a round that was accepted whole the draft model reads two tokens, together or in turn
+    # after a fully accepted round the draft model reads two tokens, together or in turn
     late = min(max(costs.draft.get(2, step) - step, 0.0), step) if step else 0.0
     speeds = {plan.length: plan.speed for plan in plans(survival, step, v, late)}
     best = best_plan(survival, step, v, late)
@@ -299,14 +299,14 @@ def tune(
             for done, task in enumerate(lessons):
                 say("learning", done / len(lessons), "the window learns")
                 window.run(task, 0)
-                forgive(engine)  # lessons are written to be learnt from, whatever they cost
+                forgive(engine)  # lessons must be written whatever they cost
             comparison = compare(
                 [EngineArm("plain", engine, base.replace(speculate=False)), window],
                 tasks(chosen),
                 repetitions=checks,
                 progress=lambda done, total, label: say("check", done / total, f"check: {label}"),
             )
-        costs = costs.between(timed("costs again"))  # the check lies between: so do its neighbours
+        costs = costs.between(timed("costs again"))  # the two measurements enclose the check
     groups = [predict(tally, costs) for tally in tallies]
     if comparison is not None:
         for group in groups:
@@ -328,14 +328,14 @@ def tune(
 
 
 def practice(engine: Engine) -> AbstractContextManager[None]:
-    """What is written meanwhile is not booked on the pair's balance."""
+    """Nothing written within is booked on the pair's balance."""
     if isinstance(engine.windows, Windows):
         return engine.windows.profile.practice()
     return nullcontext()
 
 
 def forgive(engine: Engine) -> None:
-    """Let the balances of the engine's windows start anew, within ``practice``."""
+    """Reset the balances of the engine's windows, within ``practice``."""
     if isinstance(engine.windows, Windows):
         engine.windows.profile.forgive()
 
@@ -366,9 +366,9 @@ def own_layers(
 
 
 def smaller_draft(draft: ModelInfo | None) -> str:
-    """What to try with a draft model whose weights are wide, "" where there is nothing to try.
+    """A hint for a draft model with wide weights, "" if there is nothing to try.
 
-    On a CPU a draft step takes as long as its bytes take to read, and a prompt is read faster with
+    On a CPU a draft step takes as long as reading its bytes, and a prompt is read faster with
     weights that llama.cpp repacks (Q4_0 on every processor, Q8_0 not on x86).
     """
     if draft is None or draft.gpu_layers or not draft.n_params:
@@ -378,8 +378,8 @@ def smaller_draft(draft: ModelInfo | None) -> str:
         return ""
     again = "" if draft.quantization in FLOATS else " --requantize"
     return (
-        f"the draft model is {draft.quantization}: as q4_0 its steps may take half as long and "
-        "a few guesses in a hundred fewer hold. To try it:\n"
+        f"the draft model is {draft.quantization}: as q4_0, its steps may take half as long, and "
+        "a few percent fewer drafted tokens would be accepted. To try it:\n"
         f"  specllama quantize {shlex.quote(draft.path)} draft-q4_0.gguf --type q4_0 --pure{again}"
     )
 
@@ -387,8 +387,7 @@ def smaller_draft(draft: ModelInfo | None) -> str:
 def advise(groups: Sequence[Group], check: Comparison | None) -> dict[str, Any]:
     """On or off, and the length to give ``--window fixed``, per temperature and overall.
 
-    What the check measured of the window decides; only without a check do the predictions of fixed
-    lengths.
+    What the check measured decides; without a check, the predictions of fixed lengths do.
     """
     temperatures: dict[str, Any] = {}
     gains: list[float] = []

@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from specllama.errors import UsageError
 
-Intervals = tuple[tuple[int, int], ...]  # of code points, ascending, apart from each other
-ANY: Intervals = ((0, 0xD7FF), (0xE000, 0x10FFFF))  # surrogates are no characters
+Intervals = tuple[tuple[int, int], ...]  # of code points, ascending and disjoint
+ANY: Intervals = ((0, 0xD7FF), (0xE000, 0x10FFFF))  # surrogates are not characters
 MAX_STATES = 20_000  # while an automaton is being built
-MAX_KEPT = 2_500  # of a finished one: as many rules, which llama.cpp copies for every fork
+MAX_KEPT = 2_500  # of a finished one: each becomes a rule, which llama.cpp copies for every fork
 
 
 # ---- sets of characters
@@ -71,7 +71,7 @@ class Alt:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """``least`` to ``most`` times; None is without end."""
+    """``least`` to ``most`` times; None means unbounded."""
 
     part: Expr
     least: int
@@ -114,12 +114,12 @@ class Dfa:
 
     @property
     def empty(self) -> bool:
-        """Whether it accepts no text at all. Automata are always without dead states."""
+        """Whether it accepts no text at all. Automata never have dead states."""
         return not self.accepting
 
     @property
     def lengths(self) -> tuple[int, int | None]:
-        """The fewest and the most characters of a text; None if there is no most."""
+        """The fewest and the most characters of a text; None if there is no limit."""
         reached, depth, least, most = {0}, 0, -1, 0
         while reached and depth <= len(self.edges):
             if reached & self.accepting:
@@ -184,7 +184,7 @@ def compiled(expr: Expr, *, search: bool = False) -> Dfa:
     """The automaton of an expression.
 
     Args:
-        search: accept every text that has a match somewhere, as patterns do.
+        search: accept every text with a match anywhere in it, as patterns do.
 
     Raises:
         UsageError: it needs too many states.
@@ -234,7 +234,7 @@ class _Nfa:
     def __init__(self) -> None:
         self.chars: list[list[tuple[Intervals, int]]] = []
         self.free: list[list[int]] = []
-        self.edge: list[list[tuple[bool, int]]] = []  # passable at the begin or the end only
+        self.edge: list[list[tuple[bool, int]]] = []  # passable only at the beginning or the end
 
     def state(self) -> int:
         if len(self.chars) >= MAX_STATES:
@@ -245,7 +245,7 @@ class _Nfa:
         return len(self.chars) - 1
 
     def add(self, expr: Expr, at: int) -> int:
-        """Append an expression; returns the state behind it."""
+        """Append an expression; returns the state after it."""
         match expr:
             case Chars(of):
                 after = self.state()
@@ -328,7 +328,7 @@ def _explore(
 def tidy(
     edges: list[list[tuple[int, int, int]]], accepting: set[int], *, most: int = MAX_KEPT
 ) -> Dfa:
-    """Without dead states, and the fewest there can be."""
+    """The smallest equivalent automaton, without dead states."""
     into = defaultdict(set)
     for state, out in enumerate(edges):
         for _, _, target in out:

@@ -1,10 +1,10 @@
 """A JSON schema as a GBNF grammar.
 
-What the grammar lets through is JSON and satisfies the schema. Not everything that satisfies it
-is let through: objects have their properties in the order of the schema and no others unless it
-asks for them (``additionalProperties``, ``patternProperties``, or no ``properties`` at all), and a
-schema without ``type`` whose keywords speak of one type alone means that type. A keyword that
-cannot be enforced is refused by its name; unknown ones say nothing, as the standard has it.
+Whatever the grammar allows is JSON and satisfies the schema. It does not allow everything that
+does: objects have their properties in the order of the schema, and no others unless it asks for
+them (``additionalProperties``, ``patternProperties``, or no ``properties`` at all). A schema
+without ``type`` whose keywords all belong to one type means that type. A keyword that cannot be enforced is
+refused by name; unknown keywords mean nothing, as in the standard.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specllama.grammar.values import Validator, items, json_text, listed, types_
 
 MAX_DEPTH = 100  # of schemas within schemas
 MAX_SCHEMAS = 10_000
-MAX_EXCLUSIVE = 32  # members of one oneOf: all of them are compared with one another
+MAX_EXCLUSIVE = 32  # members of one oneOf: each is compared with every other
 MAX_DIGITS = 300  # of a bound
 _FAMILIES = {
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
@@ -46,9 +46,9 @@ def schema_to_gbnf(text: str) -> str:
     """A grammar, with the root rule ``root``, for JSON text that satisfies a schema.
 
     Raises:
-        UsageError: no JSON object, a reference that leads nowhere or to another document, a schema
-            that refers to itself without an array or object in between, one that nothing can
-            satisfy, one that is too big, or a keyword that cannot be enforced.
+        UsageError: it is not a JSON object; it has a reference that leads nowhere or to another
+            document; it refers to itself with no array or object in between; nothing can satisfy
+            it; it is too big; or it has a keyword that cannot be enforced.
     """
     try:
         schema = json.loads(text, parse_constant=_no_number)
@@ -67,11 +67,11 @@ def schema_to_gbnf(text: str) -> str:
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 class Converter:
-    """Rules for the places of one document, made when they are first asked for."""
+    """Rules for the places of one document, made on demand."""
 
     def __init__(self, places: Places) -> None:
         self.places = places
@@ -79,7 +79,7 @@ class Converter:
         self.validator = Validator(places)
         self._made: dict[tuple[str, ...], str] = {}
         self._depth = 0
-        self._nothing: list[str] = []  # why alternatives fell away, for the message
+        self._nothing: list[str] = []  # why alternatives were dropped, for the message
         self.rules.once("ws", [], [literal(" ")], [literal("\n"), Atom("[ \\t]{0,20}")])
         hexes = "[0-9a-fA-F]"
         self.rules.once(
@@ -95,8 +95,8 @@ class Converter:
         if root not in self.rules.productive():
             why = f": {self._nothing[0]}" if self._nothing else ""
             raise UsageError(
-                f"nothing that ends can satisfy the JSON schema{why}",
-                "look for bounds that exclude each other and for required parts without an end",
+                f"no finite value can satisfy the JSON schema{why}",
+                "look for bounds that exclude each other, and for required parts that never end",
             )
         for place in list(self.places.exclusive.values()):
             self._check_exclusive(place)
@@ -182,7 +182,7 @@ class Converter:
                     raise wrong(place, "multipleOf", "must be above 0")
                 top, bottom = step.as_integer_ratio()
                 if bottom != 1 and not whole:
-                    raise cannot(place, "multipleOf", "only whole numbers have a grammar for it")
+                    raise cannot(place, "multipleOf", "a grammar can check whole numbers only")
                 divisor, where = _lcm(divisor, top), place
         if (
             low is not None
@@ -301,7 +301,7 @@ class Converter:
     # ---- oneOf
 
     def _check_exclusive(self, place: Place) -> None:
-        """Refuse a ``oneOf`` whose members one text could satisfy twice."""
+        """Refuse a ``oneOf`` of which one text could satisfy two members."""
         options = list(members(place, "oneOf"))
         if len(options) > MAX_EXCLUSIVE:
             raise cannot(place, "oneOf", f"more than {MAX_EXCLUSIVE} members; use anyOf")
@@ -310,7 +310,7 @@ class Converter:
         for one, other in combinations(options, 2):
             if self._meet(beside, one, other) or self._meet(beside, other, one):
                 numbers = f"{one.pointer.rsplit('/', 1)[1]} and {other.pointer.rsplit('/', 1)[1]}"
-                raise cannot(place, "oneOf", f"a value may satisfy both {numbers} of it; use anyOf")
+                raise cannot(place, "oneOf", f"a value may satisfy both {numbers}; use anyOf")
 
     def _meet(self, beside: Place, one: Place, other: Place) -> bool:
         """Whether something that is written for ``one`` may satisfy ``other`` as well."""
@@ -328,11 +328,11 @@ def _refuse_in_arrays(place: Place) -> None:
     schema = place.schema
     most = schema.get("maxItems")
     if schema.get("uniqueItems", False) is not False and most not in (0, 1):
-        raise cannot(place, "uniqueItems", "a grammar does not remember earlier items")
+        raise cannot(place, "uniqueItems", "a grammar cannot remember earlier items")
     if "contains" in schema and not (
         schema.get("minContains") == 0 and "maxContains" not in schema
     ):
-        raise cannot(place, "contains", "a grammar does not count items of one kind")
+        raise cannot(place, "contains", "a grammar cannot count items of one kind")
     if schema.get("unevaluatedItems", True) is not True:
         raise cannot(place, "unevaluatedItems", "use items")
 

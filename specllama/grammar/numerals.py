@@ -1,8 +1,8 @@
 """Numbers between bounds, as regular languages of their decimal numerals.
 
-Numerals have no exponent here. Reading one as a floating point number rounds, and rounding never
-crosses a bound that itself is one; numerals beyond a strict bound keep to 15 digits, which
-different numbers of that type always differ in.
+Numerals have no exponent here. Reading one as a floating-point number rounds it, and rounding never
+crosses a bound that is such a number. Numerals beyond a strict bound have at most 15 digits:
+different numbers always differ within them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Objects: their properties in the order of the schema, then further ones if it asks for them.
 
-The names of further properties are written without escapes and never are those of listed ones: a
-name that came twice would replace a value that was checked for another.
+The names of further properties are written without escapes and never equal a listed name: a name
+that occurs twice would replace the value that was checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SPACE = Atom('" "?')
 
 
 class Document(Protocol):
-    """The document that objects are part of: what their rules are made with."""
+    """The document that objects are part of; it makes their rules."""
 
     rules: Rules
     places: Places
@@ -31,7 +31,7 @@ class Document(Protocol):
         """The rule for values that satisfy the schemas at all of these places."""
 
     def nothing(self, why: str) -> list[Alternative]:
-        """No alternative, and the reason for the message should none be left."""
+        """No alternatives; notes the reason in case none are left."""
 
 
 class Members(NamedTuple):
@@ -74,7 +74,7 @@ def members_of(
             if name in required:
                 where = next(p for p in leaves if name in p.schema.get("required", ()))
                 return document.nothing(
-                    f"the property {name!r} is required at {where.pointer} and cannot be there"
+                    f"the property {name!r} is required at {where.pointer}, but cannot be there"
                 )
             continue
         head = [literal(f"{json_text(name)}:"), SPACE, ref(document.rule(*conjunction))]
@@ -90,7 +90,7 @@ def members_of(
         if extra:
             where = next(p for p in leaves if p.has("minProperties"))
             raise cannot(
-                where, "minProperties", "names that are not listed might be the same; list them"
+                where, "minProperties", "names that are not listed might repeat; list them"
             )
         return document.nothing(f"there are no {least} properties at {leaves[-1].pointer}")
     state = _States(document, properties, required, extra, least, most).at(0, 0)
@@ -115,13 +115,13 @@ class _States:
         self._extra = extra
         self._least = least
         self._most = most
-        # no more is counted than matters: whether there was one, unless the number is bounded
+        # count only what matters: without a bound, whether there was one
         can_exceed = most is not None and (bool(extra) or most < len(properties))
         self._cap = len(properties) if can_exceed or least > len(required) else 1
         self._made: dict[tuple[int, int], str] = {}
 
     def at(self, index: int, count: int) -> str:
-        # from the last one on: objects may have more properties than Python has stack
+        # built from the last one back: recursion would exceed Python's stack
         for i in reversed(range(index, len(self._properties) + 1)):
             for n in range(min(i, self._cap) + 1):
                 if (i, n) not in self._made:

@@ -1,6 +1,6 @@
 """Regular expressions of JSON schemas (ECMA 262) as expressions of ``automaton``.
 
-Everything that is regular; look-around, back references and word borders are refused.
+All that is regular is accepted; look-around, back references and word boundaries are refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 
 
 def parse_pattern(pattern: str) -> Expr:
-    """Raises UsageError, saying why, for what is no regular expression or not regular."""
+    """Raises UsageError, with the reason, for anything that is not a regular expression."""
     return _Parser(pattern).whole()
 
 
@@ -134,14 +134,14 @@ class _Parser:
         if not low.isdecimal() or not (high == "" or high.isdecimal()):
             if end < 0 or not low:
                 raise self._cannot("a lone {")
-            raise self._cannot("braces that are no count")
+            raise self._cannot("braces that are not a count")
         self._at = end + 1
         if max(len(low), len(high)) > 9 or max(int(low), int(high or 0)) > MAX_COUNT:
             raise self._cannot(f"a count above {MAX_COUNT}")
         if not comma:
             return int(low), int(low)
         if high and int(high) < int(low):
-            raise self._cannot("a count whose end lies before its begin")
+            raise self._cannot("a count whose end is before its beginning")
         return int(low), int(high) if high else None
 
     def _escape(self, *, in_class: bool = False) -> Intervals:
@@ -170,7 +170,7 @@ class _Parser:
         else:
             code = ord(c)
         if not 0 <= code <= 0x10FFFF or 0xD800 <= code < 0xE000:
-            raise self._cannot("a code that is no character")
+            raise self._cannot("a code that is not a character")
         return ((code, code),)
 
     def _hex(self, digits: int) -> int:
@@ -190,7 +190,7 @@ class _Parser:
                 self._at += 1
                 high = self._member()
                 if len(low) > 1 or len(high) > 1 or low[0][0] != low[0][1] or low > high:
-                    raise self._cannot("a range that is none")
+                    raise self._cannot("an invalid range")
                 of = union(of, ((low[0][0], high[0][1]),))
             else:
                 of = union(of, low)

@@ -1,8 +1,8 @@
-"""Schemas within a schema document: where they are, what refers to them, what they say in common.
+"""Schemas within a schema document: where they are, what refers to them, what they say together.
 
 A *place* is a schema with its pointer. What a value has to satisfy is a set of places at once
 (a schema, what it refers to, its ``allOf``); ``alternatives`` resolves the ``anyOf`` and ``oneOf``
-among them, so that all that is left in each alternative are plain keywords.
+among them, so that only plain keywords are left in each alternative.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ELSEWHERE = {
     "divisibleBy": "multipleOf",
     "extends": "allOf",
 }
-HINT = "leave it out, or say it in another way"
+HINT = "leave it out, or express it differently"
 
 
 _NUMBER = ("a number", (int, float))
@@ -59,14 +59,14 @@ Leaves = tuple[Place, ...]  # all of them hold; their anyOf, allOf, ... are reso
 
 
 def cannot(place: Place, key: str, why: str) -> UsageError:
-    """What is raised for a keyword that a grammar cannot enforce."""
+    """The error for a keyword that a grammar cannot enforce."""
     return UsageError(
         f"{key} at {place.pointer} of the JSON schema cannot be enforced: {why}", HINT
     )
 
 
 def wrong(place: Place, key: str, why: str) -> UsageError:
-    """What is raised for a keyword with a value it cannot have."""
+    """The error for a keyword with a value that it cannot have."""
     return UsageError(f"{key} at {place.pointer} of the JSON schema {why}")
 
 
@@ -74,7 +74,7 @@ class Places:
     """The places of one document.
 
     Attributes:
-        exclusive: every ``oneOf`` with more than one member that was come across.
+        exclusive: every ``oneOf`` with more than one member that was found.
     """
 
     def __init__(self, root: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ class Places:
                 "nothing is fetched: copy that schema under $defs and refer to #/$defs/NAME",
             )
         if self._embedded is not None:
-            raise cannot(self._embedded, "$id", "references may mean the document it begins")
+            raise cannot(self._embedded, "$id", "references inside it may mean that part")
         if ref[1:] in self._anchors:
             return self._anchors[ref[1:]]
         place = self.root
@@ -149,7 +149,7 @@ class Places:
             raise UsageError(f"in the JSON schema, {place.pointer} must be an object")
         if place.pointer in trail:
             raise UsageError(
-                f"the JSON schema defines {place.pointer} by itself alone",
+                f"the JSON schema defines {place.pointer} only by itself",
                 "put an array or an object in between",
             )
         trail = (*trail, place.pointer)
@@ -208,7 +208,7 @@ def _dependents(place: Place) -> Iterator[tuple[str, Place]]:
 
 
 def _refuse(place: Place) -> None:
-    """Raise for values of the wrong kind, and for what no grammar says, whatever the type."""
+    """Raise for values of the wrong kind, and for keywords that no grammar can express."""
     schema = place.schema
     for key, value in schema.items():
         what, kinds = _KINDS.get(key, ("", (object,)))
@@ -220,7 +220,7 @@ def _refuse(place: Place) -> None:
         _refuse(place / "propertyNames")
     negated = schema.get("not", False)
     if negated is not False:
-        raise cannot(place, "not", "grammars say what is, not what is not")
+        raise cannot(place, "not", "a grammar says what is allowed, not what is forbidden")
     if "if" in schema and ("then" in schema or "else" in schema):
         raise cannot(place, "if", "use anyOf with both cases spelled out")
     for key, instead in _ELSEWHERE.items():

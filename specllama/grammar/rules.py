@@ -1,4 +1,4 @@
-"""A GBNF grammar under construction: rules, repetitions that stay small, automata, and its text."""
+"""A GBNF grammar under construction: rules, compact repetitions, automata, and its text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specllama.grammar.automaton import ANY, Dfa, Intervals, intersection, union
 MAX_RULES = 20_000
 _BLOCK = 64  # repetitions are counted in blocks of blocks, as digits of this base
 MAX_COUNT = _BLOCK**4 - 1
-_RAW = without(ANY, ((0, 31), (34, 34), (92, 92)))  # what stands for itself in a JSON text
+_RAW = without(ANY, ((0, 31), (34, 34), (92, 92)))  # what needs no escape in a JSON text
 _ESCAPED = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}
 
 
@@ -23,7 +23,7 @@ class Atom:
     Attributes:
         text: GBNF.
         rule: the rule that it names, if any.
-        optional: the rule may as well not appear.
+        optional: the rule may be absent.
     """
 
     text: str
@@ -32,7 +32,7 @@ class Atom:
 
 
 def literal(word: str) -> Atom:
-    """A text as it stands."""
+    """A literal text."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"')
     for code, name in ((10, "n"), (13, "r"), (9, "t")):
         escaped = escaped.replace(chr(code), f"\\{name}")
@@ -65,7 +65,7 @@ class Rules:
         return name
 
     def once(self, name: str, *alternatives: Sequence[Atom]) -> str:
-        """A shared rule of that very name."""
+        """A shared rule of exactly that name."""
         if name not in self.bodies:
             self.bodies[name] = [tuple(a) for a in alternatives]
         return name
@@ -75,7 +75,7 @@ class Rules:
     def repeated(self, rule: str, least: int, most: int | None) -> Alternative:
         """``rule`` from ``least`` to ``most`` times (None: without end).
 
-        llama.cpp unrolls ``x{m,n}``, at most 2000 times; in blocks of blocks thousands cost a
+        llama.cpp unrolls ``x{m,n}``, at most 2000 times; as blocks of blocks, thousands cost only a
         few hundred elements.
         """
         parts = self._exactly(rule, least)
@@ -177,7 +177,7 @@ class Rules:
         return good
 
     def text(self, root: str) -> str:
-        """GBNF with the rule ``root``; what leads into an endless text is left out."""
+        """GBNF with the rule ``root``; leaves out what only leads to endless texts."""
         good = self.productive()
         lines = []
         seen = {root}

@@ -26,7 +26,7 @@ _OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _PATH = r"[A-Za-z0-9._~-]{0,24}"
 _URI = rf"https?://{_HOST}(?::[1-9]\d{{0,3}})?(?:/{_PATH}){{0,4}}(?:\?{_PATH})?(?:#{_PATH})?"
 _EMAIL = rf"[A-Za-z0-9]{{1,12}}(?:[._+-][A-Za-z0-9]{{1,8}}){{0,2}}@{_HOST}"
-# What is written is of the format; not all that is of the format may be written.
+# Whatever these allow has the format; they do not allow everything that has it.
 FORMATS = {
     "date": _DATE,
     "time": _TIME,
@@ -102,7 +102,7 @@ def regular(leaves: Leaves, least: int, most: int | None) -> Dfa | None:
 
 @contextmanager
 def naming(place: Place, key: str) -> Iterator[None]:
-    """Whatever an automaton is refused for, the message names the keyword."""
+    """Name the keyword in the message, whatever an automaton is refused for."""
     try:
         yield
     except UsageError as error:
@@ -114,7 +114,7 @@ def pattern(of: str) -> Dfa:
     """The texts in which a pattern is found.
 
     Raises:
-        UsageError: it is none, or not a regular one.
+        UsageError: it is not a pattern, or not a regular one.
     """
     return compiled(parse_pattern(of), search=True)
 
@@ -129,10 +129,10 @@ def _format(name: str) -> Dfa:
 def lengths(least: int, most: int | None) -> Dfa:
     """Every text of so many characters."""
     if max(least, most or 0) > 2_000:
-        raise UsageError("beside a length above 2000 it needs too large a grammar")
+        raise UsageError("with a length above 2000 it needs too large a grammar")
     return compiled(Repeat(Chars(ANY), least, most))
 
 
 def none_of(names: list[str]) -> Dfa:
-    """Every text but these."""
+    """Every text except these."""
     return words(names).complement()

@@ -37,7 +37,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def json_text(value: Any) -> str:
-    """How a value is written; escapes only where there must be some."""
+    """How a value is written; escapes only where they are needed."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
@@ -106,7 +106,7 @@ class Validator:
         schema = place.schema
         low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
         above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-        # before draft 6 they said how minimum and maximum were meant
+        # before draft 6 these were flags of minimum and maximum
         above = low if above is True else -math.inf if above in (None, False) else above
         below = high if below is True else math.inf if below in (None, False) else below
         step = schema.get("multipleOf", 0)
@@ -151,7 +151,7 @@ def _counted(n: int, place: Place, least_key: str, most_key: str) -> bool:
 
 
 def items(place: Place) -> tuple[list[Place], Place | None]:
-    """The schemas of the first items one by one, and that of all further ones."""
+    """The schema of each of the first items, and that of all further ones."""
     schema = place.schema
     key = "prefixItems" if "prefixItems" in schema else "items"
     if key in schema and isinstance(schema[key], list):

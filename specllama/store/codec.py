@@ -1,4 +1,4 @@
-"""JSON for the stores: parameters in and out, and numbers that JSON does not have."""
+"""JSON for the stores: parameters in and out, and numbers that JSON lacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specllama.params import GenerateParams, SamplingParams
 
 
 def json_ready(value: Any) -> Any:
-    """Plain data: dataclasses and tuples opened, infinities and NaN as text, keys as strings."""
+    """Plain data: no dataclasses or tuples, infinities and NaN as text, keys as strings."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -50,7 +50,7 @@ def params_to_dict(params: GenerateParams) -> dict[str, Any]:
 
 
 def params_from_dict(data: Any) -> GenerateParams:
-    """The inverse, forgiving: unknown keys, wrong types and values out of range are left out."""
+    """The inverse, but lenient: unknown keys, wrong types and values out of range are dropped."""
     if not isinstance(data, dict):
         return GenerateParams()
     sampling = _keep_valid(SamplingParams(), data.get("sampling"))

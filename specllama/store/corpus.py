@@ -3,8 +3,8 @@
     <data>/corpus/<tokenizer>.tokens
 
 A file is a run of records ``length, checksum, tokens`` (little-endian 32-bit integers), appended
-with one write each: a kill leaves at most one torn record, which readers skip with everything that
-may stand behind it. A file that outgrows its bound is rewritten with its newest records. Nothing is
+with one write each: a kill leaves at most one torn record; readers skip it and whatever follows
+it. A file that outgrows its bound is rewritten with its newest records. Nothing is
 written unless a caller asks for it; everything can be listed, sized and deleted.
 """
 
@@ -70,7 +70,7 @@ class Corpus:
         self._max_bytes = max_bytes
 
     def add(self, tokenizer: str, tokens: Sequence[int]) -> bool:
-        """Append one text; False when it is too short to be of use or already stands last.
+        """Append one text; False if it is too short to be useful or repeats the last one.
 
         Raises:
             StoreError: the file cannot be written.
@@ -95,7 +95,7 @@ class Corpus:
         return True
 
     def texts(self, tokenizer: str, *, most: int | None = None) -> list[list[int]]:
-        """The kept texts, oldest first; the newest ones of at most ``most`` tokens together."""
+        """The newest kept texts, at most ``most`` tokens together, oldest first."""
         found: list[list[int]] = []
         left = most
         for text in reversed(_read(self._file(tokenizer))):

@@ -1,9 +1,9 @@
 """The file of a profile, which several processes share: locked, read again, merged, replaced whole.
 
-A process remembers what it last saw in the file. When it writes, whatever another one has changed
-since then is kept: a part (a cost table, what is known of a source, a method's account, the advice)
-that only one of them changed is taken from that one; where both did, what was saved first stays.
-The balance is added up: what either of them lost or gained counts.
+A process remembers what it last saw in the file. When it writes, it keeps what another process has
+changed since. A part (a cost table, what is known of a source, a method's account, the advice) that
+only one of them changed is taken from that one; if both changed it, what was saved first stays.
+Changes of the balance add up: what either of them lost or gained counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from specllama.paths import private_folder, replace_file
 
-LOCK_S = 2.0  # for which a save waits for another; then nothing is kept this time
+LOCK_S = 2.0  # how long a save waits for another one before it gives up
 DAMAGE = (
     msgspec.MsgspecError,
     ValueError,
@@ -32,7 +32,7 @@ Data = dict[str, Any]
 
 
 def read(path: Path) -> Data | None:
-    """What the file holds, None without one.
+    """The contents of the file, None without one.
 
     Raises:
         OSError: it cannot be read.
@@ -47,7 +47,7 @@ def read(path: Path) -> Data | None:
     return data
 
 
-Stamp = tuple[int, ...]  # of a file: another whenever it was replaced; () without one
+Stamp = tuple[int, ...]  # of a file: it changes whenever the file is replaced; () without one
 
 
 def stamp(path: Path) -> Stamp:
@@ -71,7 +71,7 @@ def update(path: Path, change: Callable[[], Data]) -> Stamp:
 
 
 def merge(base: Data, mine: Data, theirs: Data) -> Data:
-    """What both made of ``base``: their file and my state, as ``Profile`` writes them."""
+    """``base`` with the changes of both: their file and my state, as ``Profile`` writes them."""
     before, ours, others = _parts(base), _parts(mine), _parts(theirs)
     names = {*mine["bands"], *theirs["bands"]}
     out: Data = {
@@ -93,7 +93,7 @@ def merge(base: Data, mine: Data, theirs: Data) -> Data:
 
 
 def _parts(data: Data) -> dict[tuple[str, ...], Any]:
-    """The pieces that only make sense whole, by where they stand."""
+    """The parts that only make sense whole, by their place."""
     parts: dict[tuple[str, ...], Any] = {("advice",): data["advice"]}
     costs = data["costs"]
     parts |= {("costs", name): costs[name] for name in ("target", "draft")}

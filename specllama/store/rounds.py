@@ -7,8 +7,8 @@
 
 Every line is one ``write()`` on a file opened for appending: a killed process loses at most the
 line in flight. A writer that finds a torn tail starts a new line first; readers skip lines that
-they cannot read and types that they do not know. When the disk is full or read-only, logging stops
-with one notice and generation goes on.
+they cannot read and types that they do not know. If the disk is full or read-only, logging stops
+with one notice and generation continues.
 """
 
 from __future__ import annotations
@@ -95,15 +95,15 @@ class RoundLog:
         command: str = "run",
         folder: Path | None = None,
     ) -> RoundLog:
-        """A log for one run of this pair, in the usual folder unless told otherwise."""
+        """A log for one run of this pair, by default in the usual folder."""
         return cls(info, params, command=command, folder=folder or rounds_dir())
 
     def write(self, event: Event, params: GenerateParams | None = None) -> Notice | None:
-        """Append one event; other than Started, RoundDone and Finished are not logged.
+        """Append one event; only Started, RoundDone and Finished are logged.
 
         Args:
             event: what happened.
-            params: parameters of this request, noted with Started when they differ by request.
+            params: parameters of this request, written with Started if they differ by request.
 
         Returns:
             A notice for the user the first time that writing fails, else None.
@@ -150,7 +150,7 @@ class RoundLog:
 
 
 def _model(info: ModelInfo) -> dict[str, Any]:
-    """What is known of a model file, with its hash where that costs little."""
+    """What is known of a model file, with its hash if that is cheap."""
     known = info.sha256
     path = Path(info.path)
     if known is None and path.is_file():
@@ -328,7 +328,7 @@ def delete_run(path: Path) -> int:
 
 
 def find_run(selector: str, folder: Path | None = None) -> Path:
-    """A log by ``last``, by a path, or by the beginning or the last part of its name.
+    """A log by ``last``, by a path, or by the start or the last part of its name.
 
     Raises:
         StoreError: nothing matches.
@@ -345,7 +345,7 @@ def find_run(selector: str, folder: Path | None = None) -> Path:
     exact = [p for p in matches if p.stem == selector]
     matches = exact or matches
     if not matches or not selector:
-        raise StoreError(f"no round log is called {selector!r}", "list them: specllama log ls")
+        raise StoreError(f"no round log is named {selector!r}", "list them: specllama log ls")
     if len(matches) > 1:
         raise UsageError(
             f"{selector!r} fits {len(matches)} round logs",

@@ -5,7 +5,7 @@ loses at most the last update. Deleting only marks a session, so it can be undon
 deleted a month ago is removed when the store is opened.
 
 A store never stops a conversation: where the file cannot be written (disk full, read-only, a newer
-schema), the store goes on in memory or without writing, and ``notices`` says so once. A damaged
+schema), the store continues in memory or without writing, and ``notices`` says so once. A damaged
 file is moved aside, never deleted.
 """
 
@@ -29,7 +29,7 @@ from specllama.paths import private_file, private_folder, sessions_file
 
 MessageState = Literal["done", "partial"]
 
-# Append only; a database is at version n when the first n have run.
+# Append only; a database is at version n once the first n have run.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """CREATE TABLE sessions (
@@ -110,7 +110,7 @@ class SessionStore:
         self._db = connection
         self._lock = threading.RLock()
         self._writing = True
-        self._lost = ""  # why conversations of before are not here
+        self._lost = ""  # why earlier conversations are missing
 
     @classmethod
     def open(cls, path: Path | None = None) -> SessionStore:
@@ -128,13 +128,13 @@ class SessionStore:
             return store
         if notices:  # the file was damaged
             store._lost = notices[-1]
-        with suppress(StoreError):  # an unreadable table is told about when it is needed
+        with suppress(StoreError):  # an unreadable table is reported when it is needed
             store.purge()
         return store
 
     @classmethod
     def unstored(cls) -> SessionStore:
-        """A store in memory: nothing of it outlives the process."""
+        """A store in memory: nothing in it outlives the process."""
         connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
         _prepare(connection)
         return cls(connection, Path(":memory:"), ())
@@ -238,7 +238,7 @@ class SessionStore:
         self._write(("UPDATE sessions SET deleted_s = ? WHERE id = ?", time.time(), session))
 
     def undelete(self, session: str | None = None) -> str | None:
-        """Bring back a deleted session, the one deleted last unless told; returns its id."""
+        """Bring back a deleted session, by default the one deleted last; returns its id."""
         if session is None:
             rows = self._rows(
                 "SELECT id FROM sessions WHERE deleted_s IS NOT NULL "
@@ -301,7 +301,7 @@ class SessionStore:
         )
 
     def find(self, selector: str = "last") -> str:
-        """The id of a session by ``last``, by the beginning of its id, or by its exact title.
+        """The id of a session by ``last``, by the start of its id, or by its exact title.
 
         Raises:
             StoreError: nothing matches.
@@ -332,7 +332,7 @@ class SessionStore:
     ) -> None:
         """One transaction of (SQL, values...); when the disk refuses, writing stops.
 
-        With ``seen``, a session and its ``updated_s``, only if that is still so.
+        With ``seen``, a session and its ``updated_s``, only if that has not changed.
         """
         session, updated_s = seen
         with self._lock:
@@ -352,7 +352,7 @@ class SessionStore:
                 self._writing = False
                 self.notices.append(
                     f"conversations are no longer stored in {self.path} ({error}); "
-                    "this one goes on without"
+                    "this one continues without a store"
                 )
 
     def _rows(self, query: str, values: Any = ()) -> list[tuple[Any, ...]]:
@@ -364,8 +364,8 @@ class SessionStore:
 
 
 def _open_for_reading(make: type[SessionStore], path: Path, notices: list[str]) -> SessionStore:
-    """What can be had where nothing can be written: the conversations of before, or none."""
-    for how in ("mode=ro", "immutable=1"):  # the latter where not even a lock can be taken
+    """What can be read if nothing can be written: earlier conversations, or none."""
+    for how in ("mode=ro", "immutable=1"):  # immutable: where not even a lock can be taken
         with suppress(sqlite3.Error, StoreError, OSError):
             connection = sqlite3.connect(
                 f"{path.absolute().as_uri()}?{how}",
@@ -394,20 +394,22 @@ def _open_file(path: Path, notices: list[str]) -> sqlite3.Connection:
     try:
         return _connect(path)
     except sqlite3.DatabaseError as error:
-        # A locked, read-only or full file is an OperationalError and sound; it must stay in place.
+        # A locked, read-only or full file (OperationalError) is sound and must stay in place.
         if isinstance(error, sqlite3.OperationalError):
             raise
     aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
     path.replace(aside)
     for suffix in _BESIDE:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-    notices.append(f"the sessions file was damaged; it was moved to {aside} and a new one begun")
+    notices.append(
+        f"the sessions file was damaged; it was moved to {aside} and replaced by a new one"
+    )
     return _connect(path)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    with suppress(OSError):  # SQLite says it better
-        private_file(path)  # what SQLite puts beside a file gets the file's permissions
+    with suppress(OSError):  # SQLite has the better message
+        private_file(path)  # files that SQLite adds get the permissions of this one
     for suffix in _BESIDE:
         if (beside := path.with_name(path.name + suffix)).exists():
             with suppress(OSError):
@@ -440,7 +442,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
         raise StoreError("a newer specllama wrote it")
     for number in range(version, len(MIGRATIONS)):
         with _transaction(connection):
-            # Another process may have done it while this one waited for the lock.
+            # Another process may have migrated while this one waited for the lock.
             if connection.execute("PRAGMA user_version").fetchone()[0] == number:
                 for statement in MIGRATIONS[number]:
                     connection.execute(statement)
@@ -460,7 +462,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _later_than(seen: float | None) -> float:
-    """Now, and never what was seen before: two writes within a tick of the clock differ."""
+    """Now, but always later than ``seen``: two writes within a clock tick must differ."""
     return time.time() if seen is None else max(time.time(), math.nextafter(seen, math.inf))
 
 

@@ -35,7 +35,7 @@ CSV_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One round with its place in the whole run, in seconds; prompt reading lies between turns."""
+    """One round with its place in the run, in seconds; prompts are read between turns."""
 
     turn: int
     done: RoundDone
@@ -59,7 +59,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Drafts at one depth: how many were sent to the target, how many came through."""
+    """Drafts at one depth: how many were sent to the target, how many were accepted."""
 
     depth: int
     rounds: int
@@ -68,7 +68,7 @@ class Position:
 
     @property
     def of_rounds(self) -> float | None:
-        """Unconditional acceptance: of all rounds, also those that drafted less far."""
+        """Unconditional acceptance: over all rounds, including those that drafted less far."""
         return self.accepted / self.rounds if self.rounds else None
 
     @property
@@ -77,7 +77,7 @@ class Position:
 
 
 def moments(record: RunRecord) -> list[Moment]:
-    """Every round on one time axis: the requests of a run one after the other."""
+    """Every round on one time axis: the requests of a run one after another."""
     out: list[Moment] = []
     offset = 0.0
     for turn in record.turns:
@@ -98,7 +98,7 @@ def generation_s(record: RunRecord) -> float:
 
 
 def tok_per_s(records: Iterable[RunRecord]) -> float | None:
-    """As a reply states it itself: tokens behind the first over the seconds in which they came."""
+    """As a reply itself states it: tokens after the first, over the seconds they took."""
     tokens, seconds = 0, 0.0
     for turn in (turn for record in records for turn in record.turns):
         if turn.finished is not None:
@@ -138,7 +138,7 @@ def by_position(stats: SpecStats) -> list[Position]:
 
 
 def by_time(items: Sequence[Moment], n: int) -> list[Slice]:
-    """At most ``n`` slices of equal length; those without a round are there with zeros."""
+    """At most ``n`` slices of equal length; those without a round hold zeros."""
     if not items or n < 1:
         return []
     begin, end = items[0].begin_s, items[-1].end_s

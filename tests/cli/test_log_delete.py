@@ -67,7 +67,7 @@ def test_rm_asks_first(three, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ((), 2, "give the runs to delete"),
         (("last", "--all"), 2, "give the runs to delete"),
-        (("nobody", "-y"), 1, "no round log is called"),
+        (("nobody", "-y"), 1, "no round log is named"),
         (("mine.jsonl", "-y"), 2, "not in the log folder"),
     ],
 )

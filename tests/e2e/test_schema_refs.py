@@ -211,8 +211,8 @@ NOWHERE = {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]
         ({"$ref": "#anchor"}, "leads to no schema"),
         ({"$ref": "#/title", "title": "x"}, "leads to no schema"),
         ({"$ref": 3}, "not text"),
-        ({"$ref": "#"}, "by itself alone"),
-        ({**NOWHERE, "$defs": {**NOWHERE["$defs"], "b": {"$ref": "#/$defs/a"}}}, "by itself alone"),  # type: ignore[dict-item]
+        ({"$ref": "#"}, "only by itself"),
+        ({**NOWHERE, "$defs": {**NOWHERE["$defs"], "b": {"$ref": "#/$defs/a"}}}, "only by itself"),  # type: ignore[dict-item]
         ({"properties": {"x": 3}}, "x must be an object"),
         (json.loads('{"items":' * 150 + "{}" + "}" * 150), "too big"),
         ({"enum": [1], "oneOf": [{"type": "null"}] * 20000}, "too big"),

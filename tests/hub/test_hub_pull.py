@@ -389,7 +389,7 @@ def test_free_space_is_checked_before_the_first_byte(
 
     usage = shutil.disk_usage("/")
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(SpecllamaError, match="are to be downloaded"):
+    with pytest.raises(SpecllamaError, match="are needed"):
         run("pull", REPO)
     assert hub.of(NAME) == []
 

@@ -562,7 +562,7 @@ def test_a_server_is_started_at_every_length_and_ended(engine: Engine, tmp_path:
         with pytest.raises(EngineError, match="no usable answer"):
             ServerPeer(peer.url, engine, SamplingParams()).run(tasks()[0], 0)
     (broken,) = make_peers(f"llama-server {path} broken", engine, SamplingParams())
-    with pytest.raises(EngineError, match="ended at once: error: no model"):
+    with pytest.raises(EngineError, match="exited at once: error: no model"):
         broken.run(tasks()[0], 0)
     broken.close()
 

@@ -240,7 +240,7 @@ def test_listing_and_selection() -> None:
     assert find_run(str(first)) == first
     with pytest.raises(UsageError, match="fits 2"):
         find_run("202001")
-    with pytest.raises(StoreError, match="no round log is called"):
+    with pytest.raises(StoreError, match="no round log is named"):
         find_run("zzz")
     with pytest.raises(StoreError, match="cannot read"):
         read_run(rounds_dir() / "gone.jsonl")
