@@ -1,9 +1,9 @@
 """The terminal app: its life from the first frame to the last, its pages, its actions.
 
-``run`` is what the command line calls. The first frame is on the screen before the model loads;
-what is typed meanwhile waits its turn. The app owns the engine (keeper.py) and the conversation;
-the chat shows both and sends messages up. Pages are imported when they are opened, for the sake of
-the first frame.
+``run`` is what the command line calls. The first frame is drawn before the model loads; what is
+typed meanwhile is queued. The app owns the engine (keeper.py) and the conversation;
+the chat shows both and sends messages up. Pages are imported when they are opened, so that the
+first frame comes early.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class SpecllamaApp(ThemedApp):
         self.notify("Press Ctrl+C again to leave", timeout=QUIT_WITHIN_S)
 
     def _watch_signals(self) -> None:
-        """TERM and HUP would else leave the terminal full-screen with the mouse captured."""
+        """Else TERM and HUP would leave the terminal full-screen with the mouse captured."""
         loop = asyncio.get_running_loop()
         for name in ("SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)
@@ -182,7 +182,7 @@ class SpecllamaApp(ThemedApp):
             turn.cancel()
         self.keeper.close()
         if turn is not None:
-            # Its last act is to store the part of the reply that came.
+            # Its last act is to store the part of the reply that was written.
             turn.thread.join(JOIN_S)
         self.session.close()
         self.store.close()
@@ -355,7 +355,7 @@ class SpecllamaApp(ThemedApp):
 
     @on(TurnAction)
     async def _act_on_turn(self, event: TurnAction) -> None:
-        """What leaves the conversation as it is; the chat does the rest."""
+        """Actions that leave the conversation as it is; the chat does the rest."""
         match event.action:
             case "inspect":
                 records = self.chat.records
@@ -466,7 +466,7 @@ class SpecllamaApp(ThemedApp):
         self.notify(str(path), title="Exported", markup=False)
 
     def action_editor(self) -> None:
-        """Write the prompt in $EDITOR; the app waits with the terminal given back."""
+        """Write the prompt in $EDITOR; meanwhile the app gives up the terminal."""
         command = os.environ.get("VISUAL") or os.environ.get("EDITOR")
         if not command:
             self.notify("Set $EDITOR to write the prompt in your own editor")

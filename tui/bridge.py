@@ -1,9 +1,9 @@
 """From the engine's thread to the screen: one buffer, drained at the screen's own pace.
 
 A turn runs in a thread because the engine blocks. The thread only fills a ``Turn``; the screen
-drains it from a timer, at most ten times a second (five on small machines, where every cycle of
-the screen is taken from the model), and slower still where flushes are expensive: the screen has a
-budget of processor time. So its cost does not depend on the speed of the model.
+drains it from a timer, at most ten times a second (five on small machines, where the screen takes
+cycles from the model), and less often if flushes are expensive: the screen has a budget of
+processor time. So its cost does not depend on the speed of the model.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Turn:
                     batch.load = event
                 case Finished():
                     batch.finished = event
-        # The first sign of life is shown at once, everything after it at the timer's pace.
+        # The first sign of life is shown at once, the rest at the timer's pace.
         if self._first and isinstance(event, Started | TextDelta):
             self._first = isinstance(event, Started)
             self._wake()
@@ -127,10 +127,10 @@ class Turn:
 
 @dataclass(slots=True)
 class Pace:
-    """How often to flush: every ``base_s``, or as seldom as keeps to ``share`` of one core.
+    """How often to flush: every ``base_s``, or less often to stay within ``share`` of one core.
 
-    What a flush costs grows with the reply (lists and tables are laid out anew), so the period
-    follows the cost: smoothed, because one code block must not slow the next ten flushes.
+    A flush costs more as the reply grows (lists and tables are laid out anew), so the period
+    follows the cost, smoothed: one code block must not slow the next ten flushes.
     """
 
     base_s: float
@@ -144,7 +144,7 @@ class Pace:
 
     @staticmethod
     def for_this_machine() -> Pace:
-        """With one or two cores the model needs every core that the screen would use."""
+        """With one or two cores, the model needs every core that the screen would use."""
         few = (os.cpu_count() or 1) <= 2
         return Pace(0.2, share=0.035) if few else Pace(0.1, share=0.2)
 

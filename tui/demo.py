@@ -1,7 +1,7 @@
 """A demonstration engine: no model, invented text and times, labelled as such.
 
 The README's screenshots and the snapshot tests are made with it, because they must look the same
-on every machine. Its rounds obey the laws of the real engine; figures of speed in it mean nothing.
+on every machine. Its rounds obey the laws of the real engine; its speeds mean nothing.
 """
 
 from __future__ import annotations

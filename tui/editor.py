@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def edit(command: str, text: str) -> str:
-    """The text as it was left; the terminal is the editor's meanwhile.
+    """Edit a text and return it; meanwhile the editor has the terminal.
 
     Raises:
         OSError: the command cannot be run, or its file not be read.

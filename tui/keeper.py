@@ -1,9 +1,9 @@
 """The app's engine: which pair is wanted, whether it is loaded, what happens when a load fails.
 
-The keeper knows no screen. A load runs in a thread of its own and posts what comes of it as a
-message; the app gives the message back to ``take`` before it draws anything, so what the keeper
-knows changes on the app's thread alone. A load that fails, or takes its process down, can be tried
-again; a switch that fails goes back to the pair before it.
+The keeper knows no screen. A load runs in its own thread and posts its outcome as a message; the
+app gives the message back to ``take`` before it draws anything, so the keeper's state changes on
+the app's thread only. A load that fails, or takes its process down, can be tried again; a switch
+that fails goes back to the previous pair.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def loading_words(progress: LoadProgress | None) -> str:
 
 
 class NoModel:
-    """The recipe while nothing has been chosen."""
+    """The recipe as long as no model is chosen."""
 
     def __call__(self, progress: Callable[[Event], None], /) -> EngineLike:
         raise ModelUnavailable("no model is chosen yet", "press F6 to choose one")
@@ -95,12 +95,12 @@ class EngineKeeper:
             self.load()
 
     def switch(self, target: str, draft: str | None) -> None:
-        """Load another pair; the one before it comes back if that fails."""
+        """Load another pair; the previous one comes back if that fails."""
         self._before, self.wanted = self.wanted, lasting_pair(target, draft)
         self._begin(self._recipe_for(*self.wanted))
 
     def take(self, told: EngineLoading | EngineReady | EngineFailed) -> None:
-        """Follow what was told, on the app's thread."""
+        """Update from a message, on the app's thread."""
         match told:
             case EngineLoading():
                 self.progress = told.progress
@@ -112,7 +112,7 @@ class EngineKeeper:
             case EngineFailed():
                 self.failed, self.progress = True, None
                 if self.wanted is not None:
-                    # Nothing to go back to: the next try is for what was chosen last.
+                    # There is nothing to go back to: the next try loads what was chosen last.
                     self.host.factory = self._recipe_for(*self.wanted)
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class EngineKeeper:
             told = EngineFailed(error, kept=recipe is not None and self.info is not None)
         except Exception as error:
             told = EngineFailed(EngineError(f"{type(error).__name__}: {error}"))
-        # A load that a newer one has pushed aside neither failed nor is ready.
+        # A load replaced by a newer one neither failed nor is ready.
         if number == self._loads:
             self._tell(told)
 

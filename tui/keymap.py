@@ -62,7 +62,7 @@ ACTIONS: tuple[Action, ...] = (
         "f5",
         "methods",
         "Methods",
-        "Every way to draft, and which of them this model can use",
+        "Every method, and which of them this model can use",
         "methods",
     ),
     Action(
@@ -137,7 +137,7 @@ ACTIONS: tuple[Action, ...] = (
         "ctrl+t",
         "continue",
         "Continue",
-        "Go on writing the last reply where it ended",
+        "Continue the last reply where it ended",
         "continue",
     ),
     Action(
@@ -204,7 +204,7 @@ SLASH = {action.slash: action for action in ACTIONS if action.slash}
 
 
 def bindings() -> list[Binding]:
-    """For the app: every key works on every screen."""
+    """For the app: these keys work on every screen."""
     return [
         Binding(a.keys, a.action, a.label, show=False, id=a.id, priority=a.priority)
         for a in ACTIONS
@@ -226,17 +226,17 @@ def slash_command(text: str) -> Action | None:
     with "//".
 
     Raises:
-        UsageError: it is written like a command, but there is none, or it takes no words.
+        UsageError: it looks like a command, but there is none of that name, or it takes no words.
     """
     name, _, rest = text.strip().partition(" ")
     if not _COMMAND.fullmatch(name) or "\n" in text.strip():
         return None
     action = SLASH.get(name[1:].lower())
-    literally = f"to say it, type /{name}"
+    literally = f"to send it as text, type /{name}"
     if action is None:
         near = difflib.get_close_matches(name[1:].lower(), SLASH, n=1)
         hint = f"did you mean /{near[0]}?" if near else "/help lists them;"
         raise UsageError(f"there is no command {name}", f"{hint} {literally}")
     if rest.strip():
-        raise UsageError(f"{name} stands alone", literally)
+        raise UsageError(f"{name} takes no words", literally)
     return action

@@ -1,4 +1,4 @@
-"""How the app looks, and the preferences that say so."""
+"""How the app looks, from the user's preferences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine was seen to do: acceptance, draft cost and the cost of target passes.
+"""What was measured on this machine: acceptance, draft cost and the cost of target passes.
 
 The strip's speed-up, the playground's chart and the warning that speculation loses all come from
 here. Everything is derived from ``RoundDone`` events; nothing is assumed. Speed-ups are measured
@@ -21,7 +21,7 @@ from specllama.tui.speedup import ENOUGH_PLAIN, Speedup, speedup
 RECENT = 32  # rounds whose acceptance is shown
 LIVE = 128  # rounds whose speed is
 PLAIN = 256  # plain steps that they are compared with
-STILL = 16  # rounds that tell whether drafts are made now
+STILL = 16  # rounds that show whether drafts are made now
 WINDOW = 64  # costs of passes of one width
 MAX_K = 16
 ENOUGH = 3  # observations before a cost counts as measured
@@ -89,7 +89,7 @@ class MeasuredPair:
     step_ms: float
 
     def cost_of_rows(self, n: int) -> float:
-        """v(n): measured where seen, between neighbours in a line, beyond them by β."""
+        """v(n): measured if seen, else interpolated, and beyond the widest by β."""
         if n in self.v:
             return self.v[n]
         below = [m for m in self.v if m < n]
@@ -152,7 +152,7 @@ class Meter:
             return
         self._by_length[max(depth_of(done))].append(done)
         self._draft_step.append(done.draft_ms / drafted)
-        # α is a property of tokens the target really judged: the tail behind the first rejection
+        # α is a property of tokens the target really judged: the tail after the first rejection
         # was never tested.
         rejected = done.target_kind == "recovered"
         self._tested += done.accepted + rejected
@@ -178,19 +178,19 @@ class Meter:
 
     @property
     def drafting(self) -> float:
-        """The part of the newest rounds that drafted, 0..1: a window that has given up is not
+        """The share of the newest rounds that drafted, 0..1: a window that has given up is not
         judged by what it did before."""
         newest = list(self._live)[-STILL:]
         return fmean(bool(r.drafted) for r in newest) if newest else 0.0
 
     @property
     def speedup(self) -> Speedup | None:
-        """Of all rounds lately, plain ones too, against plain decoding; None while nothing is
-        drafted or too little was seen."""
+        """All recent rounds, plain ones too, against plain decoding; None if nothing is drafted or
+        too little was seen."""
         return _against(self._plain, self._live) if self.drafting > 0 else None
 
     def speedup_by_length(self) -> dict[int, Speedup]:
-        """Of the rounds that drafted just so far (to this depth, in a tree), where enough were
+        """Of the rounds that drafted exactly this far (to this depth, in a tree), if enough were
         seen."""
         found = {k: _against(self._plain, rounds) for k, rounds in sorted(self._by_length.items())}
         return {k: speed for k, speed in found.items() if speed is not None}
@@ -233,8 +233,8 @@ class Meter:
         base = median(known[1])
         if base <= 0:
             return None
-        # No pass gets cheaper by more rows. Where it looks so, the machine was busy with something
-        # else while the shorter passes were timed.
+        # No pass gets cheaper with more rows. If it looks so, the machine was busy while the
+        # narrower passes were timed.
         v = {n: max(1.0, median(times) / base) for n, times in known.items()}
         v[1] = 1.0
         wider = [(n - 1, cost - 1.0) for n, cost in v.items() if n > 1]
@@ -243,7 +243,7 @@ class Meter:
 
 
 def plain_step_ms(done: RoundDone) -> float:
-    """Of a round without a draft: what a draft that came to nothing cost is no part of it."""
+    """Of a round without a draft; the cost of a search that found none is left out."""
     return done.verify_ms + done.other_ms
 
 

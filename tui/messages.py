@@ -14,7 +14,7 @@ from specllama.tui.record import Record
 
 @dataclass
 class EngineLoading(Message):
-    """A load began, or goes on; only the newest is worth drawing."""
+    """A load started or progressed; only the newest is worth drawing."""
 
     progress: LoadProgress | None = None
 
@@ -31,7 +31,7 @@ class EngineReady(Message):
 class EngineFailed(Message):
     error: SpecllamaError
     kept: bool = False
-    """The load that failed was a switch, and the pair from before it is loaded again."""
+    """A switch failed to load; the previous pair is loaded again."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class PlainMeasured(Message):
 
 
 class TurnWoke(Message):
-    """The running turn has something that should not wait for the timer."""
+    """The running turn has something that must not wait for the timer."""
 
     def can_replace(self, message: Message) -> bool:
         return isinstance(message, TurnWoke)

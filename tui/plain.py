@@ -1,4 +1,4 @@
-"""Plain steps beside the conversation, taken so that drafting has something to be compared with."""
+"""Plain steps beside the conversation, to have something to compare drafting with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPT = "Once upon a time there was a"
 
 
 class PlainSteps:
-    """Takes them in a thread of its own, and posts PlainMeasured when they are done."""
+    """Takes them in its own thread, and posts PlainMeasured when they are done."""
 
     def __init__(self, engine: EngineLike, tell: Callable[[Message], object]) -> None:
         self._engine = engine
@@ -35,8 +35,8 @@ class PlainSteps:
         ).start()
 
     def hurry(self) -> None:
-        """Take no more than a comparison needs: a request is waiting."""
-        self._hurry.set()  # looked at between two steps
+        """Stop as soon as a comparison is possible: a request is waiting."""
+        self._hurry.set()  # checked between two steps
 
     def _run(self, hurry: threading.Event, quiet: bool) -> None:
         steps_ms: list[float] = []

@@ -1,4 +1,4 @@
-"""Reading a reply as it comes: thoughts apart from text, and text that is unfit for Markdown."""
+"""Reading a reply as it arrives: thoughts apart from text, and text unfit for Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PLAIN_CHARS = 120_000
 PLAIN_LINE = 20_000
 PLAIN_PIPES = 900
 DEEP_INDENT = " " * 40
-DEEP_WEIGHT = 20  # a line so deeply indented costs about as much as so many table cells
+DEEP_WEIGHT = 20  # a line indented this deeply costs about as much as this many table cells
 
 
 def parser() -> MarkdownIt:
@@ -87,7 +87,7 @@ class ThoughtSplitter:
 
 
 def _possible_tag(text: str) -> int:
-    """Length of the longest end of the text that begins the closing tag."""
+    """Length of the longest tail of the text that begins the closing tag."""
     for n in range(min(len(CLOSE) - 1, len(text)), 0, -1):
         if CLOSE.startswith(text[-n:]):
             return n

@@ -36,7 +36,7 @@ class Record:
             self.stats.observe(done)
 
     def begin(self, started: Started) -> None:
-        """What is added from now on answers this request."""
+        """Whatever is added from now on answers this request."""
         self.starts.append((len(self.rounds), started))
 
     @property
@@ -44,7 +44,7 @@ class Record:
         return self.starts[-1][1] if self.starts else None
 
     def verify_at(self, index: int) -> str:
-        """The rule that judged round ``index``; "match" where it is not known."""
+        """The rule that judged round ``index``; "match" if it is not known."""
         rules = [started.verify for first, started in self.starts if first <= index]
         return rules[-1] if rules else "match"
 
@@ -64,7 +64,7 @@ class Record:
         return "".join("".join(r.emitted_text) for r in self.rounds[:index])
 
     def tokens_per_s(self) -> float | None:
-        """From the finish line where there is one, else from the rounds' own times."""
+        """From the finish line if there is one, else from the rounds' own times."""
         if self.finished is not None and self.finished.timings.tok_per_s is not None:
             return self.finished.timings.tok_per_s
         ms = self.stats.draft_ms + self.stats.verify_ms + self.stats.other_ms
@@ -83,7 +83,7 @@ def fate_of(done: RoundDone) -> list[str]:
     """ "accepted", "rejected" (judged and refused) or "untested" for each drafted node.
 
     A node is judged when its parent was accepted and no sibling took its place before it: in a
-    chain that is the first one behind the accepted run.
+    chain that is the first one after the accepted run.
     """
     accepted = set(done.accepted_path)
     fates: list[str] = []

@@ -1,11 +1,11 @@
 """Recordings of commands in a terminal, and pictures of them.
 
-A measurement takes minutes and gives other figures on every machine, so the README's pictures of
-``tune`` and ``bench`` are drawn from what a real run printed, which is kept beside them:
+A measurement takes minutes and differs on every machine, so the pictures of ``tune`` and ``bench``
+are drawn from the output of a real run, which is kept beside them:
 
     python -m specllama.tui.recordings data/tune.json tune --temperature 0
 
-runs ``specllama tune --temperature 0`` in a terminal of its own and keeps what it wrote on standard
+runs ``specllama tune --temperature 0`` in its own terminal and keeps what it wrote to standard
 output; ``specllama.tui.screenshots`` draws every recording that it finds.
 """
 
@@ -53,9 +53,9 @@ class Recording:
 
 
 def record(arguments: list[str], columns: int = COLUMNS) -> Recording:
-    """Run ``specllama`` with these arguments in a terminal of so many columns.
+    """Run ``specllama`` with these arguments in a terminal with so many columns.
 
-    Standard error stays where it is, so that a progress bar is seen and not recorded.
+    Standard error is left alone, so that a progress bar is seen but not recorded.
 
     Raises:
         UsageError: the command failed; its own message is on standard error.
@@ -68,7 +68,7 @@ def record(arguments: list[str], columns: int = COLUMNS) -> Recording:
 
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    # Which variable set the width or the colours before must not decide how a picture looks.
+    # The caller's variables for width and colour must not change the picture.
     env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
     env["TERM"] = "xterm-256color"
     command = [sys.executable, "-m", "specllama", *arguments]
@@ -84,12 +84,12 @@ def record(arguments: list[str], columns: int = COLUMNS) -> Recording:
 
 
 def _read_all(fd: int) -> bytes:
-    """All that is written to a terminal until its other end is closed."""
+    """Everything written to a terminal until its other end is closed."""
     chunks = []
     while True:
         try:
             chunk = os.read(fd, 65536)
-        except OSError:  # how Linux says that nobody holds the other end any more
+        except OSError:  # how Linux reports that the other end is closed
             break
         if not chunk:
             break
@@ -98,7 +98,7 @@ def _read_all(fd: int) -> bytes:
 
 
 def _without_places(text: str) -> str:
-    """Where somebody's folders lie is nobody's business in a picture."""
+    """Remove private paths: a picture is public."""
     return text.replace(f"{Path.cwd()}{os.sep}", "").replace(str(Path.home()), "~")
 
 

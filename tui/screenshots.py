@@ -1,9 +1,9 @@
 """Pictures of the app for the README, drawn by the app itself: ``python -m
 specllama.tui.screenshots FOLDER``.
 
-The demonstration engine stands in for a model, so that the pictures are the same on every machine;
-it is named as such in the pictures. What commands print is drawn from the recordings of real runs
-in ``FOLDER/data`` (recordings.py).
+A demonstration engine stands in for a model, so that the pictures are the same on every machine;
+the pictures name it as such. What commands print is drawn from recordings of real runs in
+``FOLDER/data`` (recordings.py).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ PICTURES: dict[str, tuple[Steps, bool]] = {
 
 
 async def draw(folder: Path, size: tuple[int, int] = (110, 34)) -> list[Path]:
-    """Draw every picture; the app's own files go to a folder that is thrown away."""
+    """Draw every picture; the app's own files go to a temporary folder."""
     drawn: list[Path] = []
     before = os.environ.get(HOME_VARIABLE)
     for name, (steps, tree) in PICTURES.items():

@@ -1,8 +1,8 @@
-"""Is this faster than plain decoding, and how sure is that? One estimator for every screen.
+"""Whether this is faster than plain decoding, and how sure that is: one estimator for every screen.
 
-Both sides are the same statistic, total time over total tokens: a machine that hesitates now and
-then makes plain and drafted rounds dearer alike, and a median on one side would see it only on the
-other. The interval is that of a ratio of two such means, on a logarithmic scale.
+Both sides are the same statistic, total time over total tokens: a machine that stalls now and then
+slows plain and drafted rounds alike, and a median on one side would see it only on the other. The
+interval is that of a ratio of two such means, on a logarithmic scale.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from specllama.params import GenerateParams
 
 ENOUGH_PLAIN = 4  # plain steps before anything is compared with them
 ENOUGH_ROUNDS = 8
-SIGMAS = 2.5  # half the interval: times have a long tail, so more than the 2 of a bell curve
+SIGMAS = 2.5  # half the interval, in deviations: times have a long tail, so more than the usual 2
 
 Verdict = Literal["faster", "slower", "unsure"]
 
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """Tokens per second over those of plain decoding; the truth lies in ``low``..``high``."""
+    """Tokens per second over plain decoding; the true value lies in ``low``..``high``."""
 
     ratio: float
     low: float
@@ -38,7 +38,7 @@ class Speedup:
 
 
 def drafts_differently(a: GenerateParams, b: GenerateParams) -> bool:
-    """Whether what was measured with the one says nothing about the other."""
+    """Whether measurements of one say nothing about the other."""
     same = ("speculate", "proposer", "verify", "window", "draft_max", "draft_min", "draft_p_min")
     return any(getattr(a, name) != getattr(b, name) for name in same)
 
@@ -59,7 +59,7 @@ def speedup(plain_ms: Sequence[float], rounds: Sequence[tuple[int, float]]) -> S
         return None
     here = _spread([ms for _, ms in rounds])
     there = _spread(plain_ms)
-    # Hiccups are the machine's: a side that was spared them so far is no surer for that.
+    # Stalls are the machine's: a side that had none so far is no more certain for it.
     noise = max(here, there)
     mean = total_ms / len(rounds)
     gain = sum((ms - now * n) ** 2 for n, ms in rounds) / (len(rounds) - 1) / mean**2

@@ -1,8 +1,8 @@
 """What the app remembers between runs: its own preferences, prompt history, unsent text.
 
 Everything is written atomically (a temporary file, then rename), so a crash leaves the old file or
-the new one. A full disk costs the memory, never the app: writers report failure by returning
-False, and the screen says so once.
+the new one. A full disk costs what would be remembered, never the app: writers return False, and
+the screen says so once.
 """
 
 from __future__ import annotations

@@ -140,9 +140,9 @@ def ink_for(theme: Theme) -> Ink:
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """Every symbol the app draws, in one place, so that a plain-ASCII terminal gets all of it.
+    """Every symbol the app draws, in one place, so that a plain-ASCII terminal has them all.
 
-    ``methods`` are those of the engine, which names and letters its sources.
+    ``methods`` are those of the engine; they name its sources and give each a letter.
     """
 
     accepted: str = "■"
@@ -190,7 +190,7 @@ class Glyphs:
         return out
 
     def meter(self, fraction: float, width: int) -> tuple[str, str]:
-        """The done and the open part of a thin bar; anything above nothing shows one cell."""
+        """The done and the open part of a thin bar; anything above zero shows one cell."""
         filled = round(min(1.0, max(0.0, fraction)) * width)
         filled = max(filled, 1) if fraction > 0 else 0
         return self.line * filled, self.track * (width - filled)

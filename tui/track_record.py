@@ -1,7 +1,7 @@
-"""What each way to draft has achieved with a pair on this machine, from the round logs.
+"""What each method has achieved with a pair on this machine, from the round logs.
 
-Only logs of the same two files on the same device and threads count, and only methods that were
-really used: nothing is predicted.
+Only logs of the same two files, device and threads count, and only methods that were really used:
+nothing is predicted.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from specllama.tui.measure import plain_step_ms, took_ms
 from specllama.tui.speedup import Speedup, speedup
 
 NEWEST = 40  # logs that are read
-BYTES = 24 << 20  # and how much of them at most: the screen must not wait for old runs
-ENOUGH = 8  # rounds that drafted before their mean is worth showing
+BYTES = 24 << 20  # and at most this much of them: the screen must not wait for old runs
+ENOUGH = 8  # rounds that drafted, before their mean is worth showing
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class TrackRecord:
     def words(self, method: str) -> str:
         """ "1.24× plain, 2.6 tokens per drafted round (12 replies)"; empty if never measured.
 
-        A speed-up that may as well be a loss, or the other way round, is given as its interval.
+        If it is not clear whether it gains or loses, the speed-up is given as an interval.
         """
         achieved = self.by_method.get(method)
         if achieved is None:

@@ -3,8 +3,8 @@
 Whatever the grammar allows is JSON and satisfies the schema. It does not allow everything that
 does: objects have their properties in the order of the schema, and no others unless it asks for
 them (``additionalProperties``, ``patternProperties``, or no ``properties`` at all). A schema
-without ``type`` whose keywords all belong to one type means that type. A keyword that cannot be enforced is
-refused by name; unknown keywords mean nothing, as in the standard.
+without ``type`` whose keywords all belong to one type means that type. A keyword that cannot be
+enforced is refused by name; unknown keywords mean nothing, as in the standard.
 """
 
 from __future__ import annotations

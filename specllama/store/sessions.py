@@ -401,9 +401,7 @@ def _open_file(path: Path, notices: list[str]) -> sqlite3.Connection:
     path.replace(aside)
     for suffix in _BESIDE:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-    notices.append(
-        f"the sessions file was damaged; it was moved to {aside} and replaced by a new one"
-    )
+    notices.append(f"the sessions file was damaged; it was moved to {aside}, and a new one made")
     return _connect(path)
 
 

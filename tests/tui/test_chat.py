@@ -240,8 +240,8 @@ async def test_slash_commands_and_paths_that_look_like_them(start: Any) -> None:
     [
         ("/undoo", "did you mean /undo?"),
         ("/xyzzy", "/help lists them"),
-        ("/undo the last thing", "/undo stands alone"),
-        (" /Settings now", "to say it, type //Settings"),
+        ("/undo the last thing", "/undo takes no words"),
+        (" /Settings now", "to send it as text, type //Settings"),
     ],
 )
 async def test_what_looks_like_a_command_never_goes_to_the_model(

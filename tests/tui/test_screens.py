@@ -363,7 +363,7 @@ async def test_the_look_is_remembered(start: Any) -> None:
     async with start("Ok.") as d:
         screen = await opened(d, "f8", SettingsScreen)
         screen.query_one("#set-theme", Input).value = "nope"
-        await d.until(lambda: "there is none called" in d.shown)
+        await d.until(lambda: "there is none named" in d.shown)
         screen.query_one("#set-theme", Input).value = "ansi-dark"
         screen.query_one("#set-glyphs", Input).value = "ascii"
         await d.pilot.press("escape")

@@ -133,9 +133,9 @@ class ChatScreen(TurnScreen):
         return {i: m.stats for i, m in enumerate(messages) if m.stats is not None}
 
     def count_context(self) -> None:
-        """What the conversation as it stands takes of the context, from its last reply's counters.
+        """How much of the context the conversation takes, from the counters of its last reply.
 
-        Where the last message is another, nobody has counted: the strip says so.
+        If the last message is not a reply, nobody has counted: the strip says so.
         """
         messages = self.session.messages
         record = self.records.get(len(messages) - 1)
@@ -202,7 +202,7 @@ class ChatScreen(TurnScreen):
             await self._send(self.query_one(Waiting).take())
 
     def take_back_queue(self) -> None:
-        """What waited goes back to the prompt, before what is being written there."""
+        """Queued messages go back to the prompt, before what is being typed there."""
         if not self.queue:
             return
         waiting, now = self.query_one(Waiting).take_all(), self.prompt.full_text
@@ -240,7 +240,7 @@ class ChatScreen(TurnScreen):
         last = len(messages) - 1 if index is None else min(index, len(messages) - 1)
         asked = max((i for i in range(last + 1) if messages[i].role == "user"), default=None)
         if asked is None:
-            self.notify("There is nothing to write again yet")
+            self.notify("There is no reply to write again yet")
             return
         await self.transcript.truncate(asked + 1)
         await self.begin(
@@ -320,7 +320,7 @@ class ChatScreen(TurnScreen):
         lost = f"; the {later} after it will go" if later else ""
         line = self.query_one("#editing", Static)
         words = f"Editing {whose}{lost}. Enter resends, Esc leaves it."
-        if len(words) > self.size.width - 4:  # the keys matter more than what goes
+        if len(words) > self.size.width - 4:  # on a narrow screen the keys matter more
             words = f"Editing, {later} later go: Enter resends, Esc leaves it"
         line.update(Content.assemble((words, self.ink.warn)))
         line.display = True
@@ -334,7 +334,7 @@ class ChatScreen(TurnScreen):
 
     @on(TurnAction)
     def act_on_turn(self, event: TurnAction) -> None:
-        """What changes the conversation; the app does the rest."""
+        """Actions that change the conversation; the app does the rest."""
         index = event.index
         match event.action:
             case "edit":
@@ -368,13 +368,13 @@ class ChatScreen(TurnScreen):
     # ------------------------------------------------------------------ the engine
 
     def set_params(self, params: GenerateParams) -> None:
-        """From the next request on."""
+        """Takes effect with the next request."""
         before, self.session.params = self.session.params, params
         if drafts_differently(before, params):
             self.strip.meter.restart()
         speculate = params.speculate and params.proposer != "none"
         if speculate != self.strip.speculate:
-            # Why the window was what it was says nothing about the next reply.
+            # The old reason for the window says nothing about the next reply.
             self.strip.reason, self.strip.window = "", None
         self.strip.speculate = speculate
         self.refresh_strip()
@@ -382,7 +382,7 @@ class ChatScreen(TurnScreen):
     def engine_loading(self) -> None:
         self.refresh_top()
         if self.busy:
-            # The engine died and comes back for this request.
+            # The engine died and is restarted for this request.
             self.strip.loading = loading_words(self.keeper.progress)
             self.refresh_strip()
 
@@ -395,11 +395,11 @@ class ChatScreen(TurnScreen):
             self.plain.take(quiet=True)
 
     async def engine_failed(self, event: EngineFailed) -> None:
-        """Not loaded, or the pair from before the switch is loaded again: one note says so."""
+        """Say in one note that a load failed, or that the previous pair is back."""
         self.strip.loading = ""
         if event.kept and self.keeper.info is not None:
             name = sanitize_line(self.keeper.info.target.name)
-            next_step = f"back to {name}: the conversation goes on with it"
+            next_step = f"back to {name}: the conversation continues with it"
         else:
             next_step = AFTER_FAILURE
             self.take_back_queue()
@@ -416,7 +416,7 @@ class ChatScreen(TurnScreen):
             self.notify("Load a model first")
 
     def _never_plain(self) -> bool:
-        """A window of fixed length never takes a plain step to be compared with: some are taken
+        """A window of fixed length never takes a plain step to compare with, so some are taken
         while the cache is empty and the user reads or types."""
         params = self.session.params
         drafts = params.speculate and params.proposer != "none" and params.draft_max != 0
@@ -437,7 +437,7 @@ class ChatScreen(TurnScreen):
             self.notify(f"Plain decoding: {speed:.1f} tok/s over {n} tokens")
 
     def _forget_measures(self, info: EngineInfo) -> None:
-        """Another pair: what was measured on the old one no longer holds."""
+        """With another pair, what was measured on the old one no longer holds."""
         self.strip.meter.clear()
         self.strip.total = SpecStats()
         self.query_one(RoundsRow).clear()

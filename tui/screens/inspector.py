@@ -93,7 +93,7 @@ class InspectorScreen(Page):
         count = len(self.record.rounds)
         self.at = max(0, min(at, count - 1))
         self.stage = stage
-        # The text before a round is kept and extended, not joined anew at every step.
+        # The text before a round is extended step by step, not joined anew.
         if self._before_at > self.at:
             self._before, self._before_at = "", 0
         for done in self.record.rounds[self._before_at : self.at]:

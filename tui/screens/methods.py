@@ -1,5 +1,5 @@
-"""Every way to draft: what it is, whether the loaded target can use it, what it has achieved here,
-a key to switch."""
+"""Every method: what it is, whether the loaded target can use it, what it has achieved here, and a
+key to switch."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ PLAIN = MethodInfo("none", "Plain", "One token per pass of the target: the yards
 
 
 def choices(info: EngineInfo | None) -> list[MethodInfo]:
-    """What can be used stands first, in the engine's order, then what cannot; nothing without a
-    model."""
+    """Usable methods first, in the engine's order, then the others; nothing without a model."""
     if info is None or not info.methods:
         return []
     methods = [m for m in info.methods if m.name not in (AUTOMATIC.name, PLAIN.name)]
@@ -113,7 +112,7 @@ class MethodsScreen(Page):
         return Content.assemble(*parts, "\n")
 
     def _achieved(self, method: str, width: int) -> tuple[str, str]:
-        """A line of its own from the start on, so that nothing moves when the logs are read."""
+        """Always a separate line, so that nothing moves once the logs are read."""
         if self.record is None:
             return "\n", ""
         words = self.record.words(method)

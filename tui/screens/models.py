@@ -85,7 +85,7 @@ class ModelsScreen(Page):
         picker = self.query_one(ModelPicker)
         chosen = picker.chosen
         if chosen is not None and picker.path_chosen is None:
-            # Typed: better refused here than after the pair in use has been put away.
+            # A typed name: refuse it here, before the pair in use is closed.
             try:
                 resolve(chosen)
             except SpecllamaError as error:
@@ -134,7 +134,7 @@ class ModelsScreen(Page):
 
 
 def estimate(target: str, draft: str | None, options: EngineOptions, muted: str) -> Content:
-    """What the pair is, what it needs, what is free; problems in words."""
+    """The pair, the memory it needs and what is free; problems in words."""
     from specllama.models import memory, pairing
     from specllama.models.gguf import read_header
 

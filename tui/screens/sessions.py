@@ -154,7 +154,7 @@ class SessionsScreen(Page):
         self._list(keep)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Where there is text to delete in the field, its keys are the field's."""
+        """While the field has text to delete, the keys belong to the field."""
         if action in ("delete", "undelete") and self.is_mounted:
             field = self.query_one(Input)
             typing = action == "delete" and field.cursor_position < len(field.value)
@@ -165,7 +165,7 @@ class SessionsScreen(Page):
         chosen = self._selected
         if chosen is None:
             return
-        # The one below takes its place, at the end the one above.
+        # Select the one below, or at the end the one above.
         at = self._found.index(chosen)
         beside = [*self._found[at + 1 : at + 2], *self._found[max(0, at - 1) : at]]
         self.store.delete(chosen.id)

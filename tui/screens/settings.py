@@ -166,7 +166,7 @@ class SettingsScreen(Page):
         return self.query_one(f"#set-{name}", Input).value
 
     def _read(self) -> tuple[GenerateParams | None, str]:
-        """The parameters as typed, or what is wrong with them."""
+        """The parameters as typed, or the error in them."""
         sampling: dict[str, Any] = {}
         other: dict[str, Any] = {}
         for setting in SETTINGS:
@@ -192,7 +192,7 @@ class SettingsScreen(Page):
     def _look_problem(self) -> str:
         theme = self._text("theme").strip()
         if theme not in self.app.available_themes:
-            return f"theme: there is none called {theme!r}"
+            return f"theme: there is none named {theme!r}"
         for name, allowed in (
             ("glyphs", ("auto", "unicode", "ascii")),
             ("view", VIEWS),

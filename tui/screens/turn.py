@@ -46,7 +46,7 @@ class TurnScreen(Inked, Screen[None]):
         self._prompt_n = 0
 
     async def turn_ended(self, failed: bool) -> None:
-        """A turn is over and nothing was asked to follow it."""
+        """A turn is over, and none is queued after it."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ parts
@@ -164,7 +164,7 @@ class TurnScreen(Inked, Screen[None]):
         if batch.ended:
             await self._ended(batch)
             return
-        # From flush to flush, because layout and drawing come some time after the flush itself.
+        # From flush to flush: layout and drawing happen some time after the flush itself.
         now = processor()
         if self._used_by_last is not None:
             self.pace.observe(now - self._used_by_last)
@@ -230,7 +230,7 @@ class TurnScreen(Inked, Screen[None]):
             foot = "interrupted: C continues, R writes it again" if batch.error else ""
             await live.settle(messages[live.index].content, foot=foot)
         else:
-            # Nothing was said. If even the question was refused, it goes back to the prompt.
+            # No reply came. If the question itself was refused, it goes back to the prompt.
             if live.index - 1 >= len(messages) and not self.prompt.text:
                 asked = self.transcript.messages[live.index - 1]
                 self.prompt.put(asked.text)
@@ -244,9 +244,9 @@ class TurnScreen(Inked, Screen[None]):
         elif batch.finished is not None and batch.finished.reason == "context":
             await self.transcript.note(
                 "The context is full, so the reply stops here.",
-                "Ctrl+N begins a new chat; F8 can let the oldest turns go instead (on full: shift)",
+                "Ctrl+N starts a new chat; F8 can drop the oldest turns instead (when full: shift)",
             )
-        # Not before everything is drawn: what waits for the end of the turn finds it complete.
+        # Only once everything is drawn: whoever waits for the end of the turn finds it complete.
         self.turn = self._live = None
         live.record.live = False
         self._tell_screens(live.record)

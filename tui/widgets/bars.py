@@ -134,7 +134,7 @@ class SpeedChart(Inked, Widget):
         bars = bars[: (size.width - axis) // slot]
         marks = [m for m in self.series.marks if m is not None]
         top = max([1.0, *bars, *marks]) * 1.08
-        # A peak needs its mark even where the bar touches the top.
+        # A peak needs its mark even if the bar touches the top.
         level: Callable[[float], float] = lambda value: value / top * rows  # noqa: E731
         peak = max(range(len(bars)), key=lambda k: (bars[k], -k))
         lines: list[Content] = []

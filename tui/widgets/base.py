@@ -18,7 +18,7 @@ class InkedApp(App[int]):
 
     @property
     def methods(self) -> tuple[MethodInfo, ...]:
-        """The ways to draft of the loaded pair."""
+        """The methods of the loaded pair."""
         return ()
 
     @property

@@ -41,7 +41,7 @@ class DraftedView(Inked, Vertical):
             yield Static(self._draw(block, before), markup=False)
 
     def load(self, rounds: list[RoundDone]) -> None:
-        """Before mounting: everything that is there already."""
+        """Before mounting: all rounds so far."""
         for done in rounds:
             self._add(done)
 
@@ -50,7 +50,7 @@ class DraftedView(Inked, Vertical):
         for done in rounds:
             self._add(done)
         drawn = list(self.query(Static))
-        # Ghosts of the block before may still have to fade.
+        # Ghosts in the previous block may still have to fade.
         for i in range(max(0, known - 2), known):
             drawn[i].update(self._draw(self._blocks[i], self._first_of_block[i]))
         await self.mount_all(

@@ -22,7 +22,7 @@ from specllama.tui.widgets.stats_strip import duration, percent, rate
 
 FOLD_CHARS = 3000
 CHUNK_CHARS = 4000
-SHORT_SEED = 10**6  # below it a person chose it, and wants to see it
+SHORT_SEED = 10**6  # a smaller seed was chosen by a person, who wants to see it
 
 REASONS = {
     "cancelled": "stopped",
@@ -206,7 +206,7 @@ class AssistantMessage(MessageView):
             await self._put(parts)
 
     async def restart(self) -> None:
-        """The reply goes on: stream into a fresh, empty widget that is given the old text."""
+        """The reply continues: stream into a fresh, empty widget that gets the old text."""
         self.foot = ""
         await self._build()
         self.redraw_foot()
@@ -237,7 +237,7 @@ class AssistantMessage(MessageView):
             await self._put(self._splitter.feed(text))
 
     async def settle(self, text: str, *, foot: str = "") -> None:
-        """The reply is over: draw it once more as a whole, so that no trace of streaming stays."""
+        """The reply is over: draw it once more as a whole, without traces of streaming."""
         self.live = False
         self.foot = foot
         changed = text != self.text
@@ -333,7 +333,7 @@ class AssistantMessage(MessageView):
 
 
 def footer_line(widget: Inked, done: Finished, record: Record, width: int) -> Content:
-    """What is left of the strip when a reply is over, for lines of ``width`` columns."""
+    """The figures kept below a finished reply, in lines of ``width`` columns."""
     ink, dot = widget.ink, f" {widget.glyphs.dot} "
     tokens = len(done.token_ids)
     parts = [f"{tokens} token{'s' if tokens != 1 else ''}", f"{rate(record.tokens_per_s())} tok/s"]
@@ -346,7 +346,7 @@ def footer_line(widget: Inked, done: Finished, record: Record, width: int) -> Co
         parts.append("plain")
     parts.append(f"TTFT {duration(done.timings.ttft_ms)}")
     with_seed = [*parts, f"seed {done.seed}"]
-    # One that was drawn has nineteen digits: it is in the log too, and not worth another line.
+    # A drawn seed is long, and the log has it: not worth another line.
     if done.seed < SHORT_SEED or len(dot.join(with_seed)) // width == len(dot.join(parts)) // width:
         parts = with_seed
     words: list[tuple[str, str]] = [(dot.join(parts), ink.muted)]

@@ -49,8 +49,8 @@ class ModelPicker(Inked, Vertical):
     def offer(
         self, models: Sequence[LocalModel], *, extra: str | None = None, current: str | None = None
     ) -> None:
-        """Show these; ``extra`` is a first entry that stands for none of them, ``current`` the one
-        in use."""
+        """Show these; ``extra`` is a first entry that means none of them, ``current`` the one in
+        use."""
         self._models = list(models)
         self._extra, self._current = extra, current
         with self.prevent(Input.Changed):
@@ -78,7 +78,7 @@ class ModelPicker(Inked, Vertical):
         ink = self.ink
         if model is None:
             return Content.assemble((f"  {self._extra or ''}", "bold"))
-        # Of a path, the file's name is what people look for; where it lies comes last.
+        # In a path, people look for the file's name, so its folder comes last.
         by_path = model.ref == str(model.path)
         where = str(model.path.parent) if by_path else model.source
         mine = model.ref == self._current

@@ -13,7 +13,7 @@ from textual.widgets import TextArea
 from specllama.tui.messages import PromptSubmitted, StorageFailed
 from specllama.tui.state import DraftFile, History
 
-# The editor wraps and draws what it holds; a megabyte in it would make every key slow.
+# The editor wraps and draws all of its text; with a megabyte, every key would be slow.
 FOLD_PASTE_CHARS = 6000
 SAVE_AFTER_S = 0.4
 _LABEL = re.compile(r"\[pasted text #(\d+), [\d,]+ characters\]")
@@ -44,7 +44,7 @@ class Prompt(TextArea):
     """
 
     class Left(Message):
-        """Tab: the focus should go to the conversation."""
+        """Tab moves the focus to the conversation."""
 
     def __init__(self, history: History, draft: DraftFile, *, id: str | None = None) -> None:
         super().__init__(
@@ -85,7 +85,7 @@ class Prompt(TextArea):
             return
         await super()._on_key(event)
         if event.character is not None and event.character.isspace():
-            # Undo takes back a word, not everything that was typed in one go.
+            # Undo takes back a word, not everything typed in one go.
             self.history.checkpoint()
 
     def action_send(self) -> None:
@@ -95,7 +95,7 @@ class Prompt(TextArea):
             self.post_message(PromptSubmitted(text, shown))
 
     def sent(self) -> None:
-        """What stands here has been handed over."""
+        """The text was handed over."""
         if not self.sent_before.add(self.full_text):
             self.app.post_message(StorageFailed("prompt history", str(self.sent_before.path)))
         self.pastes = {}
@@ -108,7 +108,7 @@ class Prompt(TextArea):
         return _LABEL.sub(lambda m: self.pastes.get(m.group(1), m.group(0)), self.text)
 
     def put(self, text: str) -> None:
-        """Replace what stands here; long text is folded."""
+        """Replace the text; long text is folded."""
         self.pastes = {}
         self._at = None
         self.text = self._fold(text)
@@ -168,7 +168,7 @@ class Prompt(TextArea):
     # ------------------------------------------------------------------ unsent text
 
     def on_text_area_changed(self) -> None:
-        # A timer that is running already will save this change too: no write per key.
+        # A timer that is already running will save this change, too: no write per key.
         if not self._dirty:
             self._dirty = True
             self.set_timer(SAVE_AFTER_S, self.save_draft)

@@ -42,7 +42,7 @@ class StripState:
 
     @property
     def loses(self) -> bool:
-        """Speculation is surely slower than plain decoding, and goes on all the same."""
+        """Whether speculation is surely slower than plain decoding, yet still on."""
         if not self.speculate or self.meter.drafting < 0.5:
             return False
         speedup = self.meter.speedup
@@ -133,7 +133,7 @@ class StatsStrip(Inked, Widget):
         return cells
 
     def _speedup(self, wide: bool) -> Content:
-        """Grey while it is not sure, green where it wins, amber where it loses."""
+        """Grey while unsure, green if it wins, amber if it loses."""
         ink, speed = self.ink, self.state.meter.speedup if self.state.speculate else None
         if speed is None:
             return Content.assemble((f"–{self.glyphs.times} plain", ink.muted))

@@ -83,7 +83,7 @@ class Transcript(VerticalScroll, can_focus=False):
         await self.note(error.message, error.hint, error=True)
 
     async def truncate(self, keep: int) -> None:
-        """Drop messages from number ``keep`` on, and every note behind the last one left."""
+        """Drop messages from number ``keep`` on, and every note after the last one left."""
         gone, self._all = self._all[keep:], self._all[:keep]
         for view in gone:
             if view.is_attached:

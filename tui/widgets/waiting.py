@@ -14,7 +14,7 @@ SHOWN = 60
 
 
 class Waiting(Inked, Static):
-    """One line above the prompt with the first of them; gone when nothing waits."""
+    """One line above the prompt with the first of them; hidden when none waits."""
 
     DEFAULT_CSS = """
     Waiting { height: 1; padding: 0 2; }
@@ -30,7 +30,7 @@ class Waiting(Inked, Static):
         self._show()
 
     def take(self) -> str:
-        """The oldest, which is not waiting any more."""
+        """Remove and return the oldest."""
         text = self.texts.popleft()
         self._show()
         return text

@@ -1,4 +1,4 @@
-"""One round drawn as it happened: the draft, the target's judgement, what was committed."""
+"""One round drawn as it happened: the draft, the target's verdict, what was committed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = {"accepted": "accepted", "rejected": "rejected", "untested": "not tested
 
 
 def token_text(text: str, glyphs: Glyphs) -> str:
-    """A token for people: the space it begins with and its line breaks are made visible."""
+    """A token for people: its leading space and its line breaks are made visible."""
     space = "_" if glyphs.ascii else "␣"
     shown = sanitize(text).replace("\n", glyphs.newline).replace("\t", glyphs.arrow)
     if shown.startswith(" "):
@@ -77,7 +77,7 @@ def line_count(text: str, width: int) -> int:
 
 
 def last_lines(text: str, width: int, count: int) -> str:
-    """The end of the text that fills at most ``count`` lines of the screen."""
+    """The tail of the text that fills at most ``count`` lines of the screen."""
     kept: list[str] = []
     for line in reversed(text.split("\n")):
         need = 1 + len(line) // max(1, width)
@@ -91,7 +91,7 @@ def last_lines(text: str, width: int, count: int) -> str:
 
 
 def best_path(done: RoundDone) -> list[int]:
-    """The accepted path, prolonged to a leaf: the one line of a tree that reads as text."""
+    """The accepted path, extended to a leaf: the one line of a tree that reads as text."""
     path = list(done.accepted_path)
     at = path[-1] if path else -1
     while True:
@@ -192,7 +192,7 @@ def _target_line(done: RoundDone, glyphs: Glyphs, ink: Ink, verify: str) -> Cont
     recovered = (
         "the target's own choice after the rejection"
         if verify == "match"
-        else "drawn from the residual, the target's law less what the draft had of it"
+        else "drawn from the residual: the target's law minus the draft's"
     )
     kind = {
         "recovered": f"recovered token: {recovered}",
@@ -263,7 +263,7 @@ def _tree_names(done: RoundDone, glyphs: Glyphs) -> list[str]:
 
 
 def rounds_line(rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, width: int) -> Content:
-    """All rounds as glyphs around the current one, which stands in brackets."""
+    """The rounds around the current one as glyphs, the current one in brackets."""
     if not rounds:
         return Content("")
     groups = [

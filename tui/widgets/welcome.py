@@ -27,7 +27,7 @@ class TopBar(Inked, Widget):
 
     @property
     def status(self) -> tuple[str, str]:
-        """What is said about the engine, and in which ink."""
+        """The state of the engine, and its ink."""
         keeper, ink, glyphs = self.keeper, self.ink, self.glyphs
         if keeper.ready and keeper.info is not None:
             return f"{glyphs.bullet} {sanitize_line(keeper.info.device)}", ink.good
@@ -43,7 +43,7 @@ class TopBar(Inked, Widget):
         info = keeper.info
         right = Content.assemble(self.status)
         if not keeper.ready and keeper.wanted is not None:
-            # What is to come, not what was loaded before it.
+            # The pair that is loading, not the previous one.
             names = [sanitize_line(PurePath(ref).name) for ref in keeper.wanted if ref]
             left.append((" + ".join(names), ink.muted))
         elif info is not None:
