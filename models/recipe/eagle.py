@@ -1,12 +1,12 @@
 """Train an EAGLE-3 head for a target of the family, and write it in llama.cpp's `eagle3` format.
 
-The head is one decoder layer. It reads the embedding of the next token beside a state: where the
-text is known, three hidden states of the target fused by a matrix; beyond that, its own output. It
+The head is one decoder layer. It reads the embedding of the next token and a state: three hidden
+states of the target, fused by a matrix, where the text is known; beyond that, its own output. It
 learns the target's law, not the text, and borrows the target's embedding and output matrices.
 
-A new head is set by least squares (`eagle_seed`). Then it learns its first step on whole rows, the
-cheapest way to see much text; its output is drawn towards the target's last hidden state as well
-(Li et al. 2024, EAGLE), so that state and output stay of one kind.
+A new head is initialised by least squares (`eagle_seed`). Then it learns its first step on whole
+rows, the cheapest way to see much text. Its output is also drawn towards the target's last hidden
+state (Li et al. 2024, EAGLE), so that state and output stay of one kind.
 
 Training-time test (Li et al. 2025, EAGLE-3) follows: the head is unrolled for `STEPS` steps from
 every place at once. In step k the state at place j is the head's own output of step k - 1 at place
@@ -14,8 +14,8 @@ j - 1, and attention sees what it would see while drafting: fused states up to p
 one key of each step on the diagonal up to the place itself. One window of each row is unrolled at
 a time, against the keys of the whole row.
 
-The target reads generated text with its weights rounded as in its file. What it says of a batch is
-kept and learnt from several times.
+The target reads generated text with its weights rounded as in its file. Its answers for a batch are
+kept and used several times.
 
 ``python -m specllama.models.recipe.eagle runs/target.pt runs/tokenizer.json OUT.gguf --minutes 20``
 """
@@ -102,7 +102,7 @@ class Plan:
 
     minutes: float = 20.0
     rows: int = 8  # of text per batch
-    visits: int = 4  # steps for every new batch; one is on it, the others on batches kept
+    visits: int = 4  # steps per new batch: one on it, the others on kept batches
     kept: int = 16  # batches
     short: float = 0.45  # share of the time in which the first step alone is learnt
     adam: float = 2e-3
@@ -132,7 +132,7 @@ def kept_head(target: Tiny, hidden: int, path: Path) -> EagleHead:
 def train(
     head: EagleHead, target: Tiny, tokenizer: Tokenizer, plan: Plan, keep: Path | None = None
 ) -> None:
-    """Let `head` learn what `target` says; its weights are written to `keep` now and then."""
+    """Train `head` on the law of `target`; its weights are written to `keep` now and then."""
     target.requires_grad_(False)
     packer = Packer(tokenizer, f"eagle/{plan.seed}")
     check = lesson(target, Packer(tokenizer, "eagle/check"), 8)
@@ -147,7 +147,7 @@ def train(
         progress = (time.monotonic() - begin) / (60 * plan.minutes)
         if step % 50 == 0 or progress >= 1:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)  # the same windows every time, or figures jump
+                torch.manual_seed(0)  # the same windows every time, so that figures compare
                 parts, agreed = losses(head, target, check)
             shown = " ".join(f"{float(p):.2f}/{a:.2f}" for p, a in zip(parts, agreed, strict=True))
             print(f"step {step} {progress:4.0%} nats/agreement by depth: {shown}", flush=True)
@@ -218,7 +218,7 @@ def export(head: EagleHead, tokenizer: Path, out: Path, name: str) -> None:
 
 
 def as_in_its_file(target: Tiny) -> None:
-    """Round the matrices of the blocks for good: the head meets the rounded target."""
+    """Round the matrices of the blocks for good: the head will run on the rounded target."""
     with torch.no_grad():
         for module in target.modules():
             if isinstance(module, Linear):

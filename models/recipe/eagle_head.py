@@ -1,4 +1,4 @@
-"""The EAGLE-3 head in PyTorch, and what a target tells it about a text."""
+"""The EAGLE-3 head in PyTorch, and what a target computes for it about a text."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class EagleHead(nn.Module):  # type: ignore[misc]
         """What the heads bring, [batch, n, heads * size], where every state is known.
 
         Args:
-            token: [batch, n, width] embeddings behind their norm.
-            state: [batch, n, width] fused states behind theirs.
+            token: [batch, n, width] embeddings after their norm.
+            state: [batch, n, width] fused states after theirs.
         """
         n = token.shape[1]
         cos, sin = self.get_buffer("cos")[:n], self.get_buffer("sin")[:n]
@@ -71,7 +71,7 @@ class EagleHead(nn.Module):  # type: ignore[misc]
         return out.transpose(1, 2).flatten(-2)
 
     def finish(self, state: Tensor, brought: Tensor) -> Tensor:
-        """The layer's output: the residual stream behind attention and feed-forward net."""
+        """The layer's output: the residual stream after attention and feed-forward net."""
         h = state + self.attn_output(brought).float()
         x = self.ffn_norm(h)
         return h + self.ffn_down(F.silu(self.ffn_gate(x)) * self.ffn_up(x)).float()
@@ -124,7 +124,7 @@ class EagleHead(nn.Module):  # type: ignore[misc]
 
 
 def shift(x: Tensor, by: int, dim: int = 2) -> Tensor:
-    """Each place gets what stands `by` places before it; what comes from beyond the start is 0."""
+    """Each place gets the value `by` places before it; 0 before the start."""
     if by == 0:
         return x
     n = x.shape[dim]
@@ -132,7 +132,7 @@ def shift(x: Tensor, by: int, dim: int = 2) -> Tensor:
 
 
 class Lesson(NamedTuple):
-    """What the target makes of rows of text; `judged` are the places that count."""
+    """The target's hidden states for rows of text; `judged` are the places that count."""
 
     tokens: Tensor  # [batch, n] the token after each place
     features: Tensor  # [batch, n, 3 * width] bfloat16, the states that the head fuses

@@ -1,13 +1,13 @@
-"""Set a new EAGLE-3 head by least squares, so that training begins with a head that drafts.
+"""Initialise an EAGLE-3 head by least squares, so that training starts with a head that drafts.
 
-From random weights a head spends most of a short training on three things that can be set at once:
+From random weights, a head spends most of a short training on three things that can be set at once:
 
 - *One kind of state.* The fused state is fitted to the target's last hidden state, which is also
   what the head's own output is to be: the head can then read either.
 - *The token.* It enters through attention alone, so two heads look for the place that holds their
-  own token, which is first of all the place itself, and bring its code.
+  own token (usually the place itself) and bring its code.
 - *Copying.* Two heads look for the place whose state says that this token came last, and bring the
-  token that followed: at a place stand the state behind a token and the embedding of the next, so
+  token that followed. A place holds the state after a token and the embedding of the next one, so
   one layer is enough where a plain model needs two.
 
 What the four heads bring is then fitted to what the last hidden state will be.
@@ -56,7 +56,7 @@ def seed_head(head: EagleHead, target: Tiny, given: Lesson, seed: int = 0) -> No
         match = token_codes(table, CODE * half, generator)
         sharp = math.sqrt(COPY_SCORE * math.sqrt(size) / CODE)
         query = ridge(table, match) * sharp
-        # the token before the one at a place is the one its state stands behind
+        # the state at a place follows the token before the one at that place
         key = ridge(read[:, 1:].flatten(0, 1), match[given.tokens[:, :-1].flatten()]) * sharp
         for h in range(half):
             rows = slice(h * size, (h + 1) * size)

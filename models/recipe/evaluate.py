@@ -58,7 +58,7 @@ def score(path: Path, n: int, seed: int, *, examples: int = 0) -> dict[str, Any]
 
 
 def spans(path: Path, n: int, seed: int) -> dict[str, float]:
-    """Share of `n` greedy answers that hold every asked span, in percent, by passages given."""
+    """Share of `n` greedy answers that contain every asked span, in percent, by passages given."""
     found = {}
     with Runner(path) as runner:
         for size in ("one", "two", "medium"):
@@ -85,7 +85,7 @@ def acceptance(
             for i, (messages, _, _) in enumerate(heldout_prompts(name, n, seed)):
                 noise_seed = seed * 1000 + i
                 prompt = t.tokenize(chatml(messages, open_reply=True))
-                # What the target says alone is what it says with any draft: replay it.
+                # The target writes the same text with any draft: replay it.
                 said = t.generate(prompt, 200, temperature, noise_seed)
                 text = [*prompt, *said]
                 at = len(prompt)

@@ -2,9 +2,9 @@
 
 Copying from the prompt needs two attention layers that only pay off together: one notes for each
 token which token came before it, the next looks for the place where the current token occurred
-earlier and copies what followed. Small models find this late. With a few thousand optimiser steps
-there is no time to wait, so both heads are set by least squares before training starts; training
-then refines them like any other weight.
+earlier and copies what followed. Small models find this late, and a few thousand optimiser steps
+leave no time to wait. So both heads are set by least squares before training starts; training then
+refines them like any other weight.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def seed_induction(model: Tiny, seed: int = 0, boost: float = 5.0) -> None:
         embedded[:, wide] = 0.35 * math.sqrt(s.width)
         turn = torch.eye(s.width)
         if model.output is not None:
-            # Outputs start as turned embeddings: a copy can be spoken, but no token repeats itself.
+            # Outputs start as rotated embeddings: a copy can be said, but no token repeats itself.
             turn = torch.linalg.qr(torch.randn(s.width, s.width, generator=generator)).Q
             model.output.weight.copy_(0.02 * embedded @ turn)
 

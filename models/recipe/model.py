@@ -98,7 +98,7 @@ class Tiny(nn.Module):  # type: ignore[misc]
                 zero = name.endswith(("attn_output.weight", "ffn_down.weight"))
                 spread = 0.5 / p.shape[1] ** 0.5
                 if name.startswith("token_embd"):
-                    # As large as what the blocks will add, or tokens drown in the first one.
+                    # As large as what the blocks add, so that tokens do not drown in the first one.
                     spread = 1.0
                 nn.init.normal_(p, std=0.0 if zero else spread)
         if s.tied:

@@ -1,9 +1,9 @@
-"""A model with a NextN block, made from a `llama` model: same text, own drafts, nothing trained.
+"""A model with a NextN block, made from a `llama` model: same text, own drafts, no training.
 
 The result is of the `glm4moe` architecture, whose dense blocks compute what `llama` blocks do when
 the rows of Q and K are put in NEOX order. Its NextN block is built, not trained: a linear map from
-(embedding of a token, final state behind the token before) to what enters the last block behind
-that token, fitted by least squares; then a copy of that last block, its feed-forward net cut into
+(embedding of a token, final state after the token before) to what enters the last block after that
+token, fitted by least squares; then a copy of that last block, its feed-forward net cut into
 a shared and two routed experts of equal weight; then the model's own norm and output matrix. So it
 guesses what the model itself would have computed, had all blocks but the last been linear.
 

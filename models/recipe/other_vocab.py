@@ -1,12 +1,13 @@
 """A draft with a vocabulary of its own, for the drafts that are translated.
 
 Its tokenizer learns half as many tokens from the same corpus, but splits text as Llama 3 does: a
-bracket or quote sticks to the word behind it, an end of line to what stands before it. So a good
-tenth of its tokens are none of the family's, and all have other numbers, the marks come last.
+bracket or quote sticks to the word after it, an end of line to what comes before it. So a good
+tenth of its tokens are not in the family's vocabulary, and all have different numbers; the marks
+come last.
 
-The model need not start from nothing: a token begins with the mean of the embeddings that the
-draft of the family has for its text, the blocks are that draft's, without the feed-forward units
-that weigh least.
+The model does not start from nothing: a token starts with the mean of the embeddings that the
+family's draft has for its text, and the blocks are that draft's, without the feed-forward units
+that matter least.
 
 ``python -m specllama.models.recipe.other_vocab OUT.gguf --runs runs --minutes 60`` does it all.
 """

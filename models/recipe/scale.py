@@ -3,7 +3,7 @@
 Everything is done on the quantised blocks: original blocks are copied byte for byte, padding is
 blocks of zeros, and weights whose result is never used are random, so that their cost is real.
 
-- Width: zeros behind the original columns. RMSNorm then averages over D instead of d numbers, so
+- Width: zeros after the original columns. RMSNorm then averages over D instead of d numbers, so
   its epsilon shrinks by d/D and its weights by sqrt(d/D). When D/d is a power of four the factor
   is a power of two and every float stays bit-identical; the presets use only such widths.
 - Heads, hidden units: random input weights, zero output weights. Head size and group ratio stay,
