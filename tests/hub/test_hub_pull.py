@@ -183,7 +183,7 @@ def test_a_corrupt_body_is_refused_and_leaves_nothing(hub: FakeHub) -> None:
         (Fault(status=403, code="GatedRepo"), "gated"),
         (Fault(status=404, code="EntryNotFound"), "not on the hub"),
         (Fault(status=429, headers={"Retry-After": "3600"}), "is limiting requests"),
-        (Fault(status=503), "answers 503, 5 times"),
+        (Fault(status=503), "answered 503, 5 times"),
         (Fault(cut_after=0), "5 times in a row"),
         (Fault(stall_s=1.5), "no data for"),
         (Fault(redirect="/nowhere"), "not on the hub"),
