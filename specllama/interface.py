@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from specllama.cancel import Cancel
-from specllama.events import Event
+from specllama.events import Event, Finished
 from specllama.params import GenerateParams
 
 
@@ -123,3 +123,73 @@ class EngineLike(Protocol):
     def count_tokens(self, prompt: str | Sequence[Message]) -> int: ...
 
     def close(self) -> None: ...
+
+
+class Stepped(EngineLike, Protocol):
+    """An engine that whoever runs its process drives: several requests go on, step by step."""
+
+    @property
+    def free(self) -> bool:
+        """Whether a further request can begin."""
+        ...
+
+    def submit(
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        params: GenerateParams,
+        *,
+        cancel: Cancel | None = None,
+    ) -> int:
+        """Begin a request; its events come from ``step`` under this id."""
+        ...
+
+    def step(self) -> list[tuple[int, Event | Exception]]:
+        """Go on until a request has something to say; an exception ended its request. [] when none
+        is left."""
+        ...
+
+
+class OneAtATime:
+    """``submit`` and ``step`` for an engine that only generates."""
+
+    _id = 0
+    _events: Iterator[Event] | None = None
+
+    @property
+    def free(self) -> bool:
+        return self._events is None
+
+    def submit(
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        params: GenerateParams,
+        *,
+        cancel: Cancel | None = None,
+    ) -> int:
+        self._events = self.generate(prompt, params, cancel=cancel)
+        self._id += 1
+        return self._id
+
+    def step(self) -> list[tuple[int, Event | Exception]]:
+        if self._events is None:
+            return []
+        said: Event | Exception
+        try:
+            said = next(self._events)
+        except StopIteration:
+            self._events = None
+            return []
+        except Exception as error:
+            said = error
+        if isinstance(said, (Finished, Exception)):
+            self._events = None
+        return [(self._id, said)]
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        params: GenerateParams,
+        *,
+        cancel: Cancel | None = None,
+    ) -> Iterator[Event]:
+        raise NotImplementedError

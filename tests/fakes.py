@@ -27,7 +27,7 @@ from pathlib import Path
 
 from specllama.errors import EngineError, PromptTooLong, SpecllamaError
 from specllama.events import Event, FinishReason, LoadProgress, Notice, RoundDone
-from specllama.interface import EngineInfo, Message, MethodInfo, ModelInfo
+from specllama.interface import EngineInfo, Message, MethodInfo, ModelInfo, OneAtATime
 from specllama.params import GenerateParams
 from specllama.tui.script import N_VOCAB, Guess, Move, Reading, count_tokens, is_drafting, play
 
@@ -125,7 +125,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class ScriptedEngine:
+class ScriptedEngine(OneAtATime):
     """Satisfies ``specllama.interface.EngineLike``.
 
     Replies are used in order; when they run out the last one repeats. ``requests`` keeps what was

@@ -18,7 +18,7 @@ from specllama.engine.host import EngineFactory
 from specllama.engine.methods import methods
 from specllama.errors import SpecllamaError
 from specllama.events import Event, LoadProgress
-from specllama.interface import EngineInfo, EngineLike, Message, ModelInfo
+from specllama.interface import EngineInfo, EngineLike, Message, ModelInfo, OneAtATime
 from specllama.params import GenerateParams
 from specllama.speculative.drafting.method import Facts
 from specllama.tui.script import N_VOCAB, Guess, Move, Reading, count_tokens, is_drafting, play
@@ -85,7 +85,7 @@ def demo_info() -> EngineInfo:
 
 
 @dataclass(slots=True)
-class DemoEngine:
+class DemoEngine(OneAtATime):
     """Satisfies ``EngineLike``. ``speed`` > 0 sleeps as long as the invented times say, divided by
     it; 0 never sleeps."""
 

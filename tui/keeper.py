@@ -16,7 +16,7 @@ from textual.message import Message
 from specllama.engine.host import EngineFactory, HostLike
 from specllama.errors import EngineError, ModelUnavailable, SpecllamaError
 from specllama.events import Event, LoadProgress
-from specllama.interface import EngineInfo, EngineLike
+from specllama.interface import EngineInfo, Stepped
 from specllama.models.refs import lasting
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 
@@ -38,7 +38,7 @@ def loading_words(progress: LoadProgress | None) -> str:
 class NoModel:
     """The recipe as long as no model is chosen."""
 
-    def __call__(self, progress: Callable[[Event], None], /) -> EngineLike:
+    def __call__(self, progress: Callable[[Event], None], /) -> Stepped:
         raise ModelUnavailable("no model is chosen yet", "press F6 to choose one")
 
 

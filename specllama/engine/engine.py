@@ -138,6 +138,11 @@ class Engine:
         return self._closed
 
     @property
+    def free(self) -> bool:
+        """Whether a slot is free for a further request."""
+        return bool(self._free)
+
+    @property
     def drafters(self) -> tuple[str, ...]:
         return tuple(self._slots[0].drafters)
 

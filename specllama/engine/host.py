@@ -6,7 +6,7 @@ costs one reply: the child dies, the parent turns its exit status and last words
 so nothing has to be rebuilt. The parent never imports llama_cpp.
 
     parent                                   child
-    generate() ── ("generate", id, …) ─────► command thread ─► main thread: engine.generate()
+    generate() ── ("generate", id, …) ─────► command thread ─► main thread: submit, step, step, …
                ◄─ ("events", id, [Event, …]) ────────────────────────┘
     cancel     ── ("cancel", id) ──────────► command thread sets the request's Cancel
 
@@ -27,6 +27,8 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
@@ -37,7 +39,7 @@ from typing import Any, Protocol
 from specllama.cancel import Cancel
 from specllama.errors import EngineDied, EngineError, SpecllamaError
 from specllama.events import Event, Finished, Notice
-from specllama.interface import EngineInfo, EngineLike, Message
+from specllama.interface import EngineInfo, EngineLike, Message, Stepped
 from specllama.params import EngineOptions, GenerateParams
 
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -51,7 +53,7 @@ LAST_WORDS_BYTES = 8192
 class EngineFactory(Protocol):
     """Makes the engine inside the child; must pickle. Its argument takes load progress."""
 
-    def __call__(self, progress: OnEvent, /) -> EngineLike: ...
+    def __call__(self, progress: OnEvent, /) -> Stepped: ...
 
 
 class HostLike(EngineLike, Protocol):
@@ -73,7 +75,7 @@ class LoadEngine:
     draft: str | None = None
     options: EngineOptions = field(default_factory=EngineOptions)
 
-    def __call__(self, progress: OnEvent, /) -> EngineLike:
+    def __call__(self, progress: OnEvent, /) -> Stepped:
         from specllama.engine.engine import Engine
 
         return Engine.load(self.target, self.draft, self.options, on_progress=progress)
@@ -430,9 +432,8 @@ class _Link:
         self._lock = threading.Lock()
         self._cancels: dict[int, Cancel] = {}
         self._cancels_lock = threading.Lock()
-        self._gathered: list[Event] = []
-        self._gathered_for = 0
-        self._sending_s = 0.0  # of this request
+        self._gathered: dict[int, list[Event]] = {}  # by request
+        self._sending_s: dict[int, float] = {}
         self._something = threading.Event()
         self.work: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
 
@@ -449,30 +450,43 @@ class _Link:
     def event(self, request_id: int, event: Event) -> None:
         """Send soon. The gathering thread pickles while the engine computes."""
         with self._lock:
-            self._gathered.append(event)
-            self._gathered_for = request_id
+            self._gathered.setdefault(request_id, []).append(event)
         self._something.set()
 
     def flush(self) -> None:
         with self._lock:
-            events, self._gathered = self._gathered, []
-            if not events:
-                return
-            begin = time.thread_time()
-            try:
-                self._conn.send(("events", self._gathered_for, events))
-            except OSError:
-                os._exit(1)
-            self._sending_s += time.thread_time() - begin
+            gathered, self._gathered = self._gathered, {}
+            for request_id, events in gathered.items():
+                begin = time.thread_time()
+                try:
+                    self._conn.send(("events", request_id, events))
+                except OSError:
+                    os._exit(1)
+                spent_s = time.thread_time() - begin
+                self._sending_s[request_id] = self._sending_s.get(request_id, 0.0) + spent_s
 
-    def billed(self, finished: Finished) -> Finished:
-        """With what sending the events before it took of a processor; the next request starts at
-        zero."""
+    def billed(self, request_id: int, finished: Finished) -> Finished:
+        """With what sending the events before it took of a processor."""
         self.flush()
         with self._lock:
-            spent_s, self._sending_s = self._sending_s, 0.0
+            spent_s = self._sending_s.pop(request_id, 0.0)
         timings = dataclasses.replace(finished.timings, pipe_ms=spent_s * 1e3)
         return dataclasses.replace(finished, timings=timings)
+
+    def end(self, request_id: int, error: Exception | None = None) -> None:
+        """The request is over; ``error``: what ended it."""
+        self.flush()
+        if error is None:
+            self.send("end", request_id)
+        elif isinstance(error, SpecllamaError):
+            self.send("error", request_id, error)
+        else:
+            traceback.print_exception(error)
+            self.send("error", request_id, EngineError(f"the engine failed: {_name(error)}"))
+        with self._lock:
+            self._sending_s.pop(request_id, None)
+        with self._cancels_lock:
+            self._cancels.pop(request_id, None)
 
     def gather(self) -> None:
         while True:
@@ -485,10 +499,6 @@ class _Link:
     def cancel_of(self, request_id: int) -> Cancel:
         with self._cancels_lock:
             return self._cancels.setdefault(request_id, Cancel())
-
-    def done(self, request_id: int) -> None:
-        with self._cancels_lock:
-            self._cancels.pop(request_id, None)
 
     def listen(self) -> None:
         while True:
@@ -517,7 +527,6 @@ def _serve(conn: Connection, factory: EngineFactory, log: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort starts a debugger
     import faulthandler
-    import traceback
 
     faulthandler.enable()
     link = _Link(conn)
@@ -533,29 +542,53 @@ def _serve(conn: Connection, factory: EngineFactory, log: str) -> None:
         traceback.print_exc()
         link.send("failed", 0, EngineError(f"the engine could not start: {_name(error)}"))
         return
-    while (work := link.work.get()) is not None:
-        verb, request_id, *args = work
-        try:
-            if verb == "count":
-                link.send("result", request_id, engine.count_tokens(args[0]))
-            else:
-                cancel = link.cancel_of(request_id)
-                for event in engine.generate(args[0], args[1], cancel=cancel):
-                    if isinstance(event, Finished):
-                        event = link.billed(event)
-                    link.event(request_id, event)
-                link.flush()
-                link.send("end", request_id)
-        except SpecllamaError as error:
-            link.flush()
-            link.send("error", request_id, error)
-        except Exception as error:
-            traceback.print_exc()
-            link.flush()
-            link.send("error", request_id, EngineError(f"the engine failed: {_name(error)}"))
-        finally:
-            link.done(request_id)
+    _pump(engine, link)
     engine.close()
+
+
+def _pump(engine: Stepped, link: _Link) -> None:
+    """Serve until the parent says close: requests in free slots, the others wait for their turn."""
+    running: dict[int, int] = {}  # the engine's ids, and those of the requests
+    waiting: deque[tuple[int, Prompt, GenerateParams]] = deque()
+    while True:
+        while not link.work.empty() or not (running or waiting):
+            work = link.work.get()
+            if work is None:
+                return
+            verb, request_id, *args = work
+            if verb == "count":
+                _count(engine, link, request_id, args[0])
+            else:
+                waiting.append((request_id, *args))
+        while waiting and engine.free:
+            request_id, prompt, params = waiting.popleft()
+            try:
+                id = engine.submit(prompt, params, cancel=link.cancel_of(request_id))
+            except Exception as error:
+                link.end(request_id, error)
+            else:
+                running[id] = request_id
+        steps = engine.step()
+        if not steps:  # they ended without a last word
+            for request_id in running.values():
+                link.end(request_id)
+            running.clear()
+        for id, said in steps:
+            request_id = running[id]
+            if isinstance(said, Exception):
+                link.end(running.pop(id), said)
+            elif isinstance(said, Finished):
+                link.event(request_id, link.billed(request_id, said))
+                link.end(running.pop(id))
+            else:
+                link.event(request_id, said)
+
+
+def _count(engine: Stepped, link: _Link, request_id: int, prompt: Prompt) -> None:
+    try:
+        link.send("result", request_id, engine.count_tokens(prompt))  # type: ignore[arg-type]
+    except Exception as error:
+        link.end(request_id, error)
 
 
 def _name(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from specllama.cancel import Cancel
 from specllama.engine.host import EngineHost, LoadEngine, last_words
 from specllama.errors import BadGguf, EngineDied, EngineError, PromptTooLong
 from specllama.events import Event, Finished, LoadProgress, Notice, TextDelta
-from specllama.interface import EngineInfo, EngineLike, Message
+from specllama.interface import EngineInfo, Message, OneAtATime, Stepped
 from specllama.params import GenerateParams
 
 LONG = " ".join(f"word{i}" for i in range(400))
@@ -26,7 +26,7 @@ PARAMS = GenerateParams(seed=1)
 
 @dataclass(frozen=True)
 class Refuses:
-    def __call__(self, progress: Callable[[Event], None], /) -> EngineLike:
+    def __call__(self, progress: Callable[[Event], None], /) -> Stepped:
         raise BadGguf("the file is cut short", "pull it again")
 
 
@@ -34,12 +34,12 @@ class Refuses:
 class Hangs:
     """An engine that hears neither close nor SIGTERM."""
 
-    def __call__(self, progress: Callable[[Event], None], /) -> EngineLike:
+    def __call__(self, progress: Callable[[Event], None], /) -> Stepped:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return HungEngine()
 
 
-class HungEngine:
+class HungEngine(OneAtATime):
     info: EngineInfo = engine_info()
 
     def generate(
@@ -248,3 +248,35 @@ def test_the_recipe_of_the_real_engine_pickles() -> None:
 
     recipe = LoadEngine("tiny", None)
     assert pickle.loads(pickle.dumps(recipe)) == recipe
+
+
+@dataclass(frozen=True)
+class TwoSlots:
+    """An engine over tables that writes two replies at once."""
+
+    def __call__(self, progress: Callable[[Event], None], /) -> Stepped:
+        from test_scheduler import engine_of
+
+        return engine_of(2)
+
+
+def test_two_replies_are_written_at_once() -> None:
+    from test_scheduler import alone, params
+
+    prompts = {1: [1, 2, 3], 2: [7, 8, 9, 7, 8]}
+    asked = {seed: params("mixed", seed, ends=False) for seed in prompts}
+    texts: dict[int, tuple[int, ...]] = {}
+    with EngineHost(TwoSlots()) as host:
+        host.start()
+
+        def ask(seed: int) -> None:
+            for event in host.generate(prompts[seed], asked[seed]):
+                if isinstance(event, Finished):
+                    texts[seed] = event.token_ids
+
+        threads = [threading.Thread(target=ask, args=(seed,)) for seed in prompts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert texts == {seed: alone(prompts[seed], asked[seed]) for seed in prompts}
