@@ -37,8 +37,6 @@ from specllama.errors import CannotLoad, ContextFull, EngineError
 from specllama.models.eagle3_file import EagleFacts, check_target, read_facts
 from specllama.models.gguf import read_header
 from specllama.models.memory import HEAD_BATCH, estimate_head, require_fit
-from specllama.speculative.drafting.drafter import Drafter
-from specllama.speculative.drafting.eagle3 import EagleDrafter
 from specllama.speculative.history import History, common_prefix
 from specllama.speculative.types import Row, Rows
 
@@ -50,8 +48,8 @@ _BATCH = HEAD_BATCH
 _FLAGGED = 16  # a pass of up to as many rows gives all their logits, of which the last are used
 
 
-def open_eagle3(path: Path, target: LoadedTarget) -> Drafter:
-    """A proposer that drafts with the head of ``path``.
+def open_eagle3(path: Path, target: LoadedTarget) -> EagleContext:
+    """A lane of the head of ``path``.
 
     Raises:
         PairIncompatible: no EAGLE-3 head, one of another target, or an architecture whose hidden
@@ -74,8 +72,7 @@ def open_eagle3(path: Path, target: LoadedTarget) -> Drafter:
         stop=target.model.stop,
     )
     target.on_close.callback(model.close)
-    context = EagleContext(model, target.pool, target.lane, facts, threads=target.threads)
-    return EagleDrafter(context, n_vocab=target.lane.n_vocab)
+    return EagleContext(model, target.pool, target.lane, facts, threads=target.threads)
 
 
 class EagleContext:

@@ -21,7 +21,6 @@ from specllama.backend.llama_cache import decode_error, require_running
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.symbols import function, rows
 from specllama.errors import CannotLoad, ContextFull, EngineError
-from specllama.speculative.drafting.mtp import MtpDrafter
 from specllama.speculative.types import IntArray, Row, Rows
 
 if TYPE_CHECKING:
@@ -166,12 +165,12 @@ class LlamaNextn:
             self._ctx = None
 
 
-def open_mtp(target: LoadedTarget) -> MtpDrafter:
-    """The NextN layer of a loaded target, ready to draft.
+def open_nextn(target: LoadedTarget) -> LlamaNextn:
+    """The NextN layer of a loaded target.
 
     Raises:
         CannotLoad: see ``LlamaNextn``.
     """
     context = LlamaNextn(target.model, target.pool, n_ctx=target.lane.n_ctx)
     target.on_close.callback(context.close)
-    return MtpDrafter(context, target.lane, n_vocab=target.lane.n_vocab)
+    return context

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +18,7 @@ from specllama.models.medusa_file import (
     read_output_ids,
 )
 from specllama.models.tensors import read_tensor
-from specllama.speculative.drafting.drafter import Drafter
-from specllama.speculative.drafting.medusa import MedusaDrafter
-from specllama.speculative.drafting.medusa_heads import Head, Heads, HeadSource, Vector
+from specllama.speculative.drafting.medusa_heads import Head, Heads, HeadSource
 
 if TYPE_CHECKING:
     from specllama.backend.loaded_target import LoadedTarget
@@ -29,25 +26,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("specllama.backend")
 
 
-def open_medusa(path: Path, target: LoadedTarget) -> Drafter:
-    """A proposer that drafts with the heads of ``path``.
+def open_medusa(path: Path, target: LoadedTarget) -> HeadSource:
+    """The heads of ``path`` on ggml's kernels, in numpy where those cannot be called.
 
     Raises:
         PairIncompatible, BadGguf, UnsupportedModel: see ``load_heads``.
     """
-
-    def hidden(cached: Sequence[int]) -> Vector | None:
-        states = target.lane.hidden
-        last = len(cached) - 1
-        rows = states.rows(last, last + 1)
-        states.forget(last)
-        return None if rows is None else rows[0]
-
-    return MedusaDrafter(_open(path, target), hidden)
-
-
-def _open(path: Path, target: LoadedTarget) -> HeadSource:
-    """Heads on ggml's kernels, in numpy where those cannot be called."""
     from specllama.backend.ggml_heads import GgmlHeads
 
     header = read_header(path)

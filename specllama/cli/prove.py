@@ -23,6 +23,7 @@ from specllama.cli.options import (
 )
 from specllama.params import WINDOWS, GenerateParams, WindowKind
 from specllama.speculative.drafting import registry
+from specllama.speculative.drafting.method import methods
 
 if TYPE_CHECKING:
     from specllama.bench.proof import Case, RowProbe
@@ -207,7 +208,7 @@ def _wanted(proposers: tuple[str, ...]) -> tuple[str, ...]:
 
     A method that first has to write a file is tried on request only.
     """
-    usual = (m.name for m in registry.methods() if not m.on_request)
+    usual = (m.name for m in methods() if not m.on_request)
     given = [p for name in proposers or usual for p in (ALL if name == "all" else (name,))]
     return tuple(dict.fromkeys(given))
 

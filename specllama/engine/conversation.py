@@ -34,6 +34,7 @@ from specllama.params import SEED_DRAWN, GenerateParams
 from specllama.speculative.adaptive import AdaptiveWindow
 from specllama.speculative.asking import Ask, Asking, Cut, Pass
 from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.drafting.method import booked
 from specllama.speculative.history import History, common_prefix
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
@@ -166,10 +167,11 @@ class Conversation:
             yield Notice(message=trouble, level="warning", topic="profile")
         read_ms = (prefilled - started) * 1e3
         if isinstance(window, AdaptiveWindow):
-            window.drafts_with(drafter.name, drafter.paid, copies=drafter.copies)
+            paid, copies = booked(drafter)
+            window.drafts_with(drafter.name, paid, copies=copies)
             if reason is None:  # else it would take a part for the whole
                 window.prefilled(len(ids) - cached, read_ms)
-            if drafter.paid and (why := window.cannot_gain()):
+            if paid and (why := window.cannot_gain()):
                 yield Notice(message=why, topic="routing")
         rounds = Rounds(
             target=self._target,

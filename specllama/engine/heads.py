@@ -1,17 +1,18 @@
 """What drafts for one target only: head files that belong to it, and layers of its own file.
 
 Each file says in ``general.architecture`` what it holds; the opener of that kind checks that it
-belongs to the target and returns a proposer. Heads that ship beside the bundled target are found
+belongs to the target. Heads that ship beside the bundled target are found
 by themselves; one of those that does not fit is left out with the reason.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specllama.errors import PairIncompatible, SpecllamaError
 from specllama.models import sidecars
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from specllama.interface import MethodInfo
     from specllama.models.gguf import GgufHeader
     from specllama.models.library import LocalModel
-    from specllama.speculative.drafting.drafter import Drafter
 
 logger = logging.getLogger("specllama.engine.heads")
 
@@ -30,20 +30,19 @@ KINDS = sidecars.HEAD_KINDS
 
 
 @dataclass(slots=True)
-class OpenedHeads:
-    """``reasons`` says by method why one that was looked for is not there."""
+class Own:
+    """What drafts for one target only, by method.
 
-    drafters: dict[str, Drafter] = field(default_factory=dict)
+    ``parts`` are for the methods to use (``Kit.own``), ``reasons`` say why one that was looked
+    for is not there.
+    """
+
+    parts: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def own(self) -> dict[str, str]:
-        """See ``Facts.own``."""
-        return {**self.reasons, **dict.fromkeys(self.drafters, "")}
 
-
-def open_heads(target: LoadedTarget, files: Sequence[str]) -> OpenedHeads:
-    """Every head of a target, ready to draft.
+def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
+    """Every head of a target and whatever its own file has to draft with.
 
     Args:
         files: references of head files, as the user gave them.
@@ -53,44 +52,39 @@ def open_heads(target: LoadedTarget, files: Sequence[str]) -> OpenedHeads:
         PairIncompatible: it is not a head, belongs to another target, or two are of one kind.
         CannotLoad: it cannot be read.
     """
-    from specllama.engine.self_draft import SelfDrafter
     from specllama.models import pruned
     from specllama.models.gguf import read_header
     from specllama.models.nextn import why_not
     from specllama.models.refs import resolve
 
-    opened = OpenedHeads()
+    own = Own()
+
+    def unasked(method: str, why: str, opener: Callable[[], object]) -> None:
+        """Nobody asked for it: the target works without."""
+        try:
+            if not why:
+                own.parts[method] = opener()
+        except SpecllamaError as error:
+            logger.warning("%s", error)
+            why = error.message
+        if why:
+            own.reasons[method] = why
+
     for ref in files:
         path = resolve(ref)
         header = read_header(path)
         _require_head(header)
         kind = header.architecture
-        if kind in opened.drafters:
+        if kind in own.parts:
             raise PairIncompatible(f"two {kind} heads were given", "give one of each kind")
-        opened.drafters[kind] = _open(kind, path, target)
+        own.parts[kind] = _open(kind, path, target)
     for path in bundled_heads(target.header.path):
         kind = read_header(path).architecture
-        if kind in KINDS and kind not in opened.drafters:
-            try:
-                opened.drafters[kind] = _open(kind, path, target)
-            except SpecllamaError as error:  # nobody asked for it: the target works without
-                logger.warning("%s", error)
-                opened.reasons[kind] = error.message
-    if reason := why_not(target.header):
-        opened.reasons["mtp"] = reason
-    else:
-        from specllama.backend.nextn_context import open_mtp
-
-        try:
-            opened.drafters["mtp"] = open_mtp(target)
-        except SpecllamaError as error:
-            logger.warning("%s", error)
-            opened.reasons["mtp"] = error.message
-    if reason := pruned.why_not(target.header):
-        opened.reasons["self"] = reason
-    else:
-        opened.drafters["self"] = SelfDrafter(target)
-    return opened
+        if kind in KINDS and kind not in own.parts:
+            unasked(kind, "", partial(_open, kind, path, target))
+    unasked("mtp", why_not(target.header), partial(_open_nextn, target))
+    unasked("self", pruned.why_not(target.header), lambda: partial(_open_own_layers, target))
+    return own
 
 
 def survey(
@@ -186,7 +180,7 @@ def bundled_heads(target: Path) -> list[Path]:
     return [path for kind in KINDS for path in sorted(folder.glob(f"tiny-{kind}*.gguf"))]
 
 
-def _open(kind: str, path: Path, target: LoadedTarget) -> Drafter:
+def _open(kind: str, path: Path, target: LoadedTarget) -> object:
     if kind == "eagle3":
         from specllama.backend.eagle3_context import open_eagle3
 
@@ -194,3 +188,15 @@ def _open(kind: str, path: Path, target: LoadedTarget) -> Drafter:
     from specllama.backend.open_medusa import open_medusa
 
     return open_medusa(path, target)
+
+
+def _open_nextn(target: LoadedTarget) -> object:
+    from specllama.backend.nextn_context import open_nextn
+
+    return open_nextn(target)
+
+
+def _open_own_layers(target: LoadedTarget) -> object:
+    from specllama.engine.self_draft import open_own_layers
+
+    return open_own_layers(target)

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 from specllama.cancel import StopFlag
 from specllama.engine.loaded import Loaded
-from specllama.engine.methods import make_drafters, methods
+from specllama.engine.methods import methods
 from specllama.errors import CannotLoad, StoreError
 from specllama.events import Event, LoadProgress
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.params import EngineOptions, GenerateParams
-from specllama.speculative.drafting.method import Facts
 
 if TYPE_CHECKING:
     from specllama.backend.base import Context, Pool
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
     from specllama.backend.llama_pool import LlamaPool
     from specllama.models.gguf import GgufHeader
+    from specllama.speculative.drafting.drafter import Drafter
     from specllama.speculative.sampling import Constraint
 
 logger = logging.getLogger("specllama.engine.loading")
@@ -105,10 +105,11 @@ def load_parts(
     from specllama.backend.llama_grammar import LlamaGrammar
     from specllama.backend.llama_pool import open_pool
     from specllama.backend.loaded_target import LoadedTarget
-    from specllama.engine.heads import open_heads
+    from specllama.engine.drafters import Drafters
+    from specllama.engine.heads import open_own
     from specllama.engine.probing import exactness_of
     from specllama.engine.profiles import Windows, open_profile
-    from specllama.speculative.drafting.translate import RetokenizingDrafter, join_vocabularies
+    from specllama.speculative.drafting.translate import join_vocabularies
 
     def report(role: str, path: Path) -> Callable[[float], None]:
         def progress(fraction: float) -> None:
@@ -204,16 +205,17 @@ def load_parts(
                 draft.choose_threads()
         past, remember = _corpus(target_header) if options.keep_texts else ((), None)
         lane = target.open()
-        speaker: Context | RetokenizingDrafter | None = None
+        speaker: Context | Drafter | None = None
         if draft is not None and draft_model is not None:
             speaker = beside = draft.open()
             if translated:
                 speaker = join_vocabularies(beside, target_model.vocab, draft_model.vocab)
-        heads = open_heads(
+        own = open_own(
             LoadedTarget(target_header, target_model, target, lane, options, threads, heads_open),
             options.heads,
         )
-        drafters = make_drafters(lane, speaker, past=past, remember=remember, extra=heads.drafters)
+        drafters = Drafters(lane, speaker, past, remember, own.parts, own.reasons)
+        made = drafters.all()
     except BaseException:
         close_all()
         raise
@@ -234,14 +236,7 @@ def load_parts(
         flash_attn=target.kernels.flash != "off",
         load_ms=(perf_counter() - begin) * 1e3,
         has_chat_template=target_header.chat_template is not None,
-        methods=methods(
-            Facts(
-                draft=speaker is not None,
-                laws=not isinstance(speaker, RetokenizingDrafter),
-                trees=target.max_leaves > 1,
-                own=heads.own,
-            )
-        ),
+        methods=methods(drafters.facts),
     )
     vocab = target_model.vocab
 
@@ -256,7 +251,7 @@ def load_parts(
         target=lane,
         vocab=vocab,
         info=info,
-        drafters=drafters,
+        drafters=made,
         make_window=Windows(open_profile(info), info),
         make_constraint=make_constraint,
         template=target_header.chat_template,

@@ -1,6 +1,6 @@
-"""Self-speculation: the target drafts with some of its own layers.
+"""The draft of ``--proposer self``: a model of some of the target's own layers.
 
-The draft is a file of its own, cut out of the target's (``models.pruned``), so that every model
+It is a file of its own, cut out of the target's (``models.pruned``), so that every model
 whose layers can be dropped works without a special pass. It is made and loaded when the first
 request asks for it: nobody pays for a second model by having the choice.
 """
@@ -10,103 +10,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from specllama.errors import DoesNotFit, EngineError
+from specllama.errors import DoesNotFit
 from specllama.models import memory, pruned
-from specllama.speculative.asking import Asking
-from specllama.speculative.drafting.draft_model import ChainDrafter
-from specllama.speculative.drafting.drafter import Drafter, Request
-from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Draft, Room
 
 if TYPE_CHECKING:
+    from specllama.backend.base import Lane
     from specllama.backend.loaded_target import LoadedTarget
     from specllama.models.gguf import GgufHeader
 
 MUCH = 0.5  # of a target step; a draft that costs more hardly ever pays
 
 
-class SelfDrafter(Drafter):
-    """Drafts with the target's own layers, opened at the first ``start``.
+def open_own_layers(target: LoadedTarget) -> tuple[Lane, str]:
+    """Make the draft's file if there is none yet and load it: its lane, and what it is and costs.
 
-    Args:
-        target: the draft takes over its settings and is freed before it.
+    The draft takes over the target's settings and is freed before it.
+
+    Raises:
+        DoesNotFit, CannotLoad: no memory for a second model.
+        SpecllamaError: the file cannot be written.
     """
+    from specllama.backend.llama import LlamaModel
+    from specllama.backend.llama_pool import open_pool
 
-    name = "self"
-    paid = name
-
-    def __init__(self, target: LoadedTarget) -> None:
-        self._target = target
-        self._inner: ChainDrafter | None = None
-        self._advice = ""
-        self._closed = False
-
-    def start(self, request: Request) -> None:
-        """Make the draft's file if there is none yet, load it, and begin a reply.
-
-        Raises:
-            DoesNotFit, CannotLoad: no memory for a second model.
-            SpecllamaError: the file cannot be written.
-        """
-        if self._closed:
-            raise EngineError("the engine is closed")
-        if self._inner is None:
-            self._inner = self._open()
-            self.lanes = self._inner.lanes
-        super().start(request)
-        self._inner.start(request)
-
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
-        if self._inner is None:
-            raise EngineError("draft before start")
-        return (yield from self._inner.draft(tokens, chain, room))
-
-    def advice(self) -> str:
-        """What the draft is and costs; said once."""
-        said, self._advice = self._advice, ""
-        return said
-
-    def forget(self) -> None:
-        if self._inner is not None:
-            self._inner.forget()
-
-    def close(self) -> None:
-        self._closed = True
-
-    def _open(self) -> ChainDrafter:
-        from specllama.backend.llama import LlamaModel
-        from specllama.backend.llama_pool import open_pool
-
-        target, options = self._target, self._target.options
-        drop, speed = _layers(target.header)
-        self._advice = _advice(drop, pruned.draft_work(target.header, drop), speed)
-        header = pruned.make_draft(target.header, drop, threads=target.threads)
-        if options.check_memory and not target.model.gpu_layers:
-            _require_memory(header, target)
-        model = LlamaModel(
-            header.path,
-            pre=header.pre_tokenizer or "",
-            gpu_layers=str(target.model.gpu_layers),
-            use_mmap=options.use_mmap,
-            use_mlock=options.use_mlock,
-        )
-        target.on_close.callback(model.close)
-        pool = open_pool(
-            model,
-            n_ctx=target.lane.n_ctx,
-            max_rows=1,
-            threads=options.draft_threads or target.threads,
-            options=options,
-            flash=target.pool.kernels.flash,
-            alike=False,
-        )
-        lane = pool.open()
-        return ChainDrafter(
-            lane,
-            n_vocab=target.lane.n_vocab,
-            batch=min(512, lane.n_batch),
-            name=self.name,
-        )
+    options = target.options
+    drop, speed = _layers(target.header)
+    said = _advice(drop, pruned.draft_work(target.header, drop), speed)
+    header = pruned.make_draft(target.header, drop, threads=target.threads)
+    if options.check_memory and not target.model.gpu_layers:
+        _require_memory(header, target)
+    model = LlamaModel(
+        header.path,
+        pre=header.pre_tokenizer or "",
+        gpu_layers=str(target.model.gpu_layers),
+        use_mmap=options.use_mmap,
+        use_mlock=options.use_mlock,
+    )
+    target.on_close.callback(model.close)
+    pool = open_pool(
+        model,
+        n_ctx=target.lane.n_ctx,
+        max_rows=1,
+        threads=options.draft_threads or target.threads,
+        options=options,
+        flash=target.pool.kernels.flash,
+        alike=False,
+    )
+    return pool.open(), said
 
 
 def _layers(header: GgufHeader) -> tuple[tuple[int, ...], float | None]:

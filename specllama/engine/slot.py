@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from specllama.backend.base import Context, Lane
-from specllama.errors import PairIncompatible, UsageError
+from specllama.errors import PairIncompatible, SpecllamaError, UsageError
 from specllama.interface import EngineInfo
 from specllama.params import GenerateParams
 from specllama.speculative.asking import Cut, grant
 from specllama.speculative.drafting.drafter import Drafter
-from specllama.speculative.drafting.method import NO_DRAFT, NO_HEAD
+from specllama.speculative.drafting.method import HINTS, Facts, find, methods
 from specllama.speculative.history import History
 from specllama.speculative.rules import rule_of
 
@@ -34,9 +34,9 @@ class Slot:
         """The drafter of a request, and what to say about it: mostly why nothing is drafted.
 
         Raises:
-            UsageError: a method was named that this engine does not have, or that the rule cannot
-                judge.
-            PairIncompatible: NextN layers were asked of a target that has none to run.
+            UsageError: what was asked for needs a draft model or a head, and none was given; or
+                the rule cannot judge it.
+            PairIncompatible: the files lack what it needs.
         """
         none = self.drafters["none"]
         if not params.speculate or params.proposer == "none" or params.draft_max == 0:
@@ -50,9 +50,11 @@ class Slot:
             return none, "nothing is drafted: no pass of two rows is bit-exact here (--exact)"
         drafter = self._named(params.proposer, info)
         rule = rule_of(params.verify, greedy=params.sampling.temperature == 0.0)
-        if not rule.chains_only or drafter.branches == "no" or self.target.max_leaves < 2:
+        method = find(drafter.name)
+        branches = "no" if method is None else method.branches
+        if not rule.chains_only or branches == "no" or self.target.max_leaves < 2:
             return drafter, ""
-        if drafter.branches == "must":
+        if branches == "must":
             raise UsageError(
                 f"{drafter.name} drafts trees, and {rule.name} verification judges chains only",
                 "use --verify match or --verify rejection",
@@ -61,21 +63,11 @@ class Slot:
 
     def _named(self, name: str, info: EngineInfo) -> Drafter:
         if name == "auto":
-            name = next(n for n in ("mixed", "ngram", "none") if n in self.drafters)
-        found = self.drafters.get(name)
-        if found is not None:
-            return found
-        have = ", ".join(sorted(self.drafters))
-        reason = next((m.reason for m in info.methods if m.name == name), "")
-        hint = f"here: {have}"
-        if name in ("draft", "mixed") or reason == NO_DRAFT:
-            hint = "give a draft model with -d"
-        elif reason == NO_HEAD:
-            hint = "give a head that was trained for this target with --head FILE"
-        why = f": {reason}" if reason else ""
-        if name == "mtp":  # the file decides, not the command line
-            raise PairIncompatible(f"the proposer 'mtp' cannot draft{why}", hint)
-        raise UsageError(f"the proposer {name!r} is not available for this pair{why}", hint)
+            parts = (method.name for method in methods() if method.auto)
+            name = next((n for n in ("mixed", *parts) if n in self.drafters), "none")
+        if name not in self.drafters:
+            raise _missing(name, info, sorted(self.drafters))
+        return self.drafters[name]
 
     def reset(self) -> None:
         """Forget every text, so that the next prompt is read afresh."""
@@ -108,3 +100,15 @@ class Slot:
     def may_round(self) -> bool:
         """Whether a row can differ from that of plain decoding by rounding."""
         return self._rounded is not None
+
+
+def _missing(name: str, info: EngineInfo, have: Sequence[str]) -> SpecllamaError:
+    """What to say to somebody who asks for a method that is not there."""
+    reason = next((method.reason for method in info.methods if method.name == name), "")
+    if not reason and (method := find(name)):
+        reason = method.why_not(Facts())
+    hint = HINTS.get(reason)
+    words = f"the proposer {name!r} cannot draft for this pair" + (f": {reason}" if reason else "")
+    if hint is None and reason:  # no option makes good what the files lack
+        return PairIncompatible(words, f"here: {', '.join(have)}")
+    return UsageError(words, hint or f"here: {', '.join(have)}")

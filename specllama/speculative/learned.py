@@ -9,7 +9,7 @@ from typing import Any
 
 from specllama.speculative.calibrate import SourceState
 from specllama.speculative.cost import CostTable
-from specllama.speculative.drafting import registry
+from specllama.speculative.drafting.method import books_own
 
 BEHIND_MOST = 8.0  # plain steps that all drafting of a pair may be behind plain decoding, ever
 CREDIT_FIRST = BEHIND_MOST - 0.5  # less what a pass may cost that was never timed
@@ -41,7 +41,7 @@ class Costs:
 
     def steps(self, proposer: str) -> CostTable:
         """The table of what ``proposer`` pays per step: its own, or that of the draft model."""
-        if not registry.books_own(proposer):
+        if not books_own(proposer):
             return self.draft
         return self.heads.setdefault(proposer, CostTable(hopeful=False))
 
@@ -59,7 +59,7 @@ class Costs:
         heads = {
             name: CostTable.from_dict(table, hopeful=False)
             for name, table in dict(data.get("heads", {})).items()
-            if registry.books_own(name)
+            if books_own(name)
         }
         self.draft = CostTable.from_dict(data["draft"], hopeful=False)
         self.target, self.heads = target, heads

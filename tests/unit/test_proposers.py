@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.backend.fake import FakeContext, FakeTable
-from specllama.engine.methods import make_drafters
+from specllama.engine.drafters import Drafters
 from specllama.errors import EngineError
 from specllama.params import SamplingParams, VerifyRule
 from specllama.speculative.asking import Asking, drive
@@ -382,7 +382,7 @@ def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
             self.read += 1
 
     head = Head("eagle3", "layer_inputs")
-    mixed = make_drafters(FakeContext(FakeTable(V)), None, extra={"eagle3": head})["mixed"]
+    mixed = Drafters(FakeContext(FakeTable(V)), made={"eagle3": head}).drafter("mixed")
     assert isinstance(mixed, MixedDrafter)
     assert (mixed.paid, mixed.needs) == ("eagle3", "layer_inputs")
     drive(mixed.read_prompt())
@@ -392,13 +392,14 @@ def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
     assert mixed.advice() == "", "said once"
 
     heads = {"eagle3": head, "mtp": Head("mtp", "nextn"), "self": Head("self", "nothing")}
-    best = make_drafters(FakeContext(FakeTable(V)), None, extra=heads)["mixed"]
+    best = Drafters(FakeContext(FakeTable(V)), made=dict(heads)).drafter("mixed")
+    assert isinstance(best, MixedDrafter)
     assert best.needs == "nextn"
-    pair = make_drafters(FakeContext(FakeTable(V)), FakeContext(FakeTable(V)), extra=heads)
+    pair = Drafters(FakeContext(FakeTable(V)), FakeContext(FakeTable(V)), made=dict(heads)).all()
     assert isinstance(pair["mixed"], MixedDrafter)
     assert (pair["mixed"].paid, pair["mixed"].needs) == ("draft", "nothing")
     assert pair["mixed"].advice() == ""
-    bare = make_drafters(FakeContext(FakeTable(V)), None)["mixed"]
+    bare = Drafters(FakeContext(FakeTable(V))).drafter("mixed")
     assert isinstance(bare, MixedDrafter)
     assert bare.paid == ""
     assert bare.reusable([1] * 9, 8) == 8

@@ -6,38 +6,49 @@ import subprocess
 import sys
 from pathlib import Path
 
-from specllama.engine.methods import methods, paid_source
+import pytest
+
+from specllama.backend.fake import FakeContext, FakeTable
+from specllama.engine.drafters import Drafters
+from specllama.engine.methods import methods
 from specllama.models import catalog, sidecars
 from specllama.params import PROPOSERS
 from specllama.speculative import drafting
 from specllama.speculative.drafting import registry
 from specllama.speculative.drafting.draft_tree import OTHER_WORDS
-from specllama.speculative.drafting.method import CHAINS_ONLY, NO_DRAFT, NO_HEAD, Facts
+from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.method import CHAINS_ONLY, NO_DRAFT, NO_HEAD, Facts, find
+from specllama.speculative.drafting.method import methods as entries
+from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.learned import Costs
 
 
+class Named(Drafter):
+    def __init__(self, name: str) -> None:
+        self.name = self.paid = name
+
+
 def test_every_line_has_its_file_and_every_file_its_line() -> None:
-    assert tuple(method.name for method in registry.methods()) == registry.names()
+    assert tuple(method.name for method in entries()) == registry.names()
     folder = Path(drafting.__path__[0])
     holding = {p.stem for p in folder.glob("*.py") if "\nMETHOD = " in p.read_text("utf-8")}
     assert holding == set(registry.FILES.values())
-    assert registry.find("auto") is registry.find("none") is None
+    assert find("auto") is find("none") is None
 
 
 def test_what_entries_say_is_complete_and_tells_them_apart() -> None:
-    entries = registry.methods()
-    for method in entries:
+    for method in entries():
         assert method.label
         assert method.short
         assert method.blurb.endswith(".")
         assert len(method.letter) == (method.name not in ("mixed", "merged")), "they only join"
-    letters = [method.letter for method in entries if method.letter]
+    letters = [method.letter for method in entries() if method.letter]
     assert len(set(letters)) == len(letters)
 
 
 def test_choices_derive_from_the_registry() -> None:
     assert ("auto", *registry.names(), "none") == PROPOSERS
-    assert set(sidecars.HEAD_KINDS) < {m.name for m in registry.methods() if m.cost == "own"}
+    assert set(sidecars.HEAD_KINDS) < {m.name for m in entries() if m.cost == "own"}
     assert {pair.method for pair in catalog.load().values()} < set(registry.names())
 
 
@@ -52,20 +63,52 @@ def test_names_cost_no_import() -> None:
 
 def test_costs_are_booked_where_the_entry_says() -> None:
     costs = Costs()
-    for method in registry.methods():
+    for method in entries():
         own = costs.steps(method.name) is not costs.draft
         assert own == (method.cost == "own"), method.name
     kept = Costs()
     kept.restore(costs.to_dict())
-    assert set(kept.heads) == {m.name for m in registry.methods() if m.cost == "own"}
+    assert set(kept.heads) == {m.name for m in entries() if m.cost == "own"}
 
 
-def test_auto_asks_the_best_paying_source_there_is() -> None:
-    assert paid_source(registry.names()) == "draft"
-    assert paid_source({"medusa", "eagle3", "mtp", "self", "ngram"}) == "mtp"
-    assert paid_source({"medusa", "eagle3", "tree"}) == "eagle3"
-    assert paid_source({"medusa"}) == "medusa"
-    assert paid_source({"self", "lookahead", "suffix", "tree", "merged"}) == ""
+@pytest.mark.parametrize(
+    ("parts", "paid"),
+    [
+        (("medusa", "eagle3", "mtp", "self", "draft"), "draft"),
+        (("medusa", "eagle3", "mtp", "self"), "mtp"),
+        (("medusa", "eagle3", "self"), "eagle3"),
+        (("medusa",), "medusa"),
+        (("self",), ""),
+    ],
+)
+def test_auto_drafts_with_copies_and_the_best_paying_source(
+    parts: tuple[str, ...], paid: str
+) -> None:
+    target = FakeContext(FakeTable())
+    made = {name: Named(name) for name in parts}
+    mixed = Drafters(target, made=dict(made)).drafter("mixed")
+    assert isinstance(mixed, MixedDrafter)
+    assert [source.name for source in mixed.sources] == [
+        "suffix",
+        "ngram",
+        *([paid] if paid else []),
+    ]
+    assert mixed.paid == paid
+
+
+def test_drafters_are_made_of_what_the_pair_has() -> None:
+    target, draft = FakeContext(FakeTable()), FakeContext(FakeTable())
+    assert target.max_leaves > 1
+    plain = ["suffix", "ngram", "mixed", "lookahead"]
+    assert list(Drafters(target).all()) == plain
+    assert list(Drafters(target, draft).all()) == ["draft", *plain[:3], "tree", "merged", plain[3]]
+    lacking = Drafters(target, reasons={"mtp": "no NextN"})
+    assert lacking.drafter("mtp") is lacking.drafter("unheard of") is None
+    assert lacking.facts.own == {"mtp": "no NextN"}
+    translating = Drafters(target, Named("draft"))
+    assert [n for n in translating.all() if n not in plain] == ["draft"], "no laws, no trees"
+    for name, drafter in Drafters(target, draft).all().items():
+        assert drafter.name == name
 
 
 def reasons(facts: Facts) -> dict[str, str]:

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from specllama.backend.base import Lane
 from specllama.backend.fake import FakePool, FakeTable, FakeVocab, fake_info
+from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
-from specllama.engine.methods import make_drafters
 from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PromptTooLong
 from specllama.events import Finished, RoundDone
@@ -37,7 +37,7 @@ def engine_of(slots: int, *, in_order: bool = True) -> Engine:
 
     def parts() -> tuple[Lane, dict[str, Drafter]]:
         lane = pool.open()
-        return lane, make_drafters(lane, beside.open())
+        return lane, Drafters(lane, beside.open()).all()
 
     target, drafters = parts()
     more = [Slot(*parts()) for _ in range(slots - 1)]

@@ -15,7 +15,7 @@ from time import perf_counter
 from specllama.errors import ContextFull, EngineError
 from specllama.speculative.asking import Asking, Pass, Place
 from specllama.speculative.drafting.drafter import Drafter, Request
-from specllama.speculative.drafting.method import Method, with_draft
+from specllama.speculative.drafting.method import Kit, Method, with_draft
 from specllama.speculative.history import History, common_prefix
 from specllama.speculative.noise import draw
 from specllama.speculative.sampling import SamplerChain, confidence
@@ -136,7 +136,7 @@ class ChainDrafter(Extending):
         clock: Callable[[], float] = perf_counter,
         name: str | None = None,
     ) -> None:
-        self.name = self.paid = name or type(self).name
+        self.name = name or type(self).name
         self.lane = lane
         self.lanes = (lane,)
         self._clock = clock
@@ -221,6 +221,13 @@ class ChainDrafter(Extending):
         self._start = 0
 
 
+def _open(kit: Kit) -> Drafter:
+    if isinstance(kit.draft, Drafter):
+        return kit.draft
+    assert kit.draft is not None
+    return ChainDrafter(kit.draft, n_vocab=kit.target.n_vocab, batch=min(512, kit.draft.n_batch))
+
+
 METHOD = Method(
     name="draft",
     label="Draft model",
@@ -230,5 +237,6 @@ METHOD = Method(
     "The classic: best on chat and stories.",
     cost="draft model",
     why_not=with_draft,
+    open=_open,
     auto=True,
 )

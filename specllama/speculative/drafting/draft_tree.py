@@ -21,15 +21,15 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
 from specllama.errors import ContextFull, EngineError
 from specllama.speculative.asking import Asking, Pass, Place
 from specllama.speculative.drafting.draft_model import ChainDrafter
-from specllama.speculative.drafting.drafter import Request
-from specllama.speculative.drafting.method import Facts, Method, with_draft, with_trees
+from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.method import Facts, Kit, Method, with_draft, with_trees
 from specllama.speculative.history import common_prefix
 from specllama.speculative.noise import exp_noise
 from specllama.speculative.sampling import SamplerChain, confidence
@@ -61,7 +61,6 @@ class TreeDrafter(ChainDrafter):
     """
 
     name = "tree"
-    branches = "may"
 
     def __init__(
         self,
@@ -338,6 +337,11 @@ def why_no_tree(facts: Facts) -> str:
     return with_trees(facts) or with_draft(facts) or ("" if facts.laws else OTHER_WORDS)
 
 
+def _open(kit: Kit) -> Drafter:
+    lane = cast("Place", kit.draft)
+    return TreeDrafter(lane, n_vocab=kit.target.n_vocab, batch=min(512, lane.n_batch))
+
+
 METHOD = Method(
     name="tree",
     label="Token trees",
@@ -347,5 +351,6 @@ METHOD = Method(
     "pays where extra rows are cheap.",
     cost="draft model",
     why_not=why_no_tree,
-    trees=True,
+    open=_open,
+    branches="may",
 )

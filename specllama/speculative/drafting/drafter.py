@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from specllama.errors import EngineError
 from specllama.speculative.asking import Asking, Place
@@ -61,18 +61,13 @@ class Drafter:
     Attributes:
         name: what its drafts are booked under.
         needs: hidden states that the target's passes have to give away.
-        paid: its source that costs time, "" where all it does is copy.
-        copies: whether it copies from the text.
-        branches: whether it drafts trees: "no", "may" (a chain where only chains can be judged),
-            or "must".
+        paid: the one that costs time of the sources that it joins, "" without one.
         lanes: of its own, which whoever opened it closes.
     """
 
     name = "none"
     needs: HiddenNeed = "nothing"
     paid = ""
-    copies = False
-    branches: Literal["no", "may", "must"] = "no"
     lanes: tuple[Place, ...] = ()
 
     _request: Request | None = None

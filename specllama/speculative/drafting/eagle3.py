@@ -16,7 +16,8 @@ from typing import Protocol
 from specllama.speculative.asking import Asking, Cut, Place
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.draft_tree import TreeDrafter
-from specllama.speculative.drafting.method import NO_HEAD, Method, with_own
+from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room
 
@@ -115,6 +116,10 @@ class EagleDrafter(TreeDrafter):
         self._states.base = index
 
 
+def _open(kit: Kit) -> Drafter:
+    return EagleDrafter(kit.own("eagle3"), n_vocab=kit.target.n_vocab)
+
+
 METHOD = Method(
     name="eagle3",
     label="EAGLE-3",
@@ -124,6 +129,7 @@ METHOD = Method(
     "Needs a head trained for the target.",
     cost="own",
     why_not=with_own("eagle3", NO_HEAD),
-    trees=True,
+    open=_open,
+    branches="may",
     auto=True,
 )

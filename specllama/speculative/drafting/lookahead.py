@@ -40,7 +40,6 @@ class LookaheadDrafter(Drafter):
     """
 
     name = "lookahead"
-    branches = "must"
 
     def __init__(self, *, window: int = 8, ngram: int = 4, guesses: int = 6) -> None:
         if window < 2 or ngram < 3 or guesses < 1:
@@ -183,5 +182,6 @@ METHOD = Method(
     "Pays on GPUs with spare compute, not on CPUs.",
     cost="free",
     why_not=with_trees,
-    trees=True,
+    open=lambda kit: LookaheadDrafter(),
+    branches="must",
 )

@@ -17,7 +17,7 @@ from specllama.errors import EngineError
 from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.medusa_heads import Guess, HeadSource, Vector, grow
-from specllama.speculative.drafting.method import NO_HEAD, Method, with_own
+from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.noise import exp_noise
 from specllama.speculative.sampling import SamplerChain, confidence
 from specllama.speculative.tree import TreeBuilder
@@ -46,9 +46,7 @@ class MedusaDrafter(Drafter):
     """
 
     name = "medusa"
-    branches = "may"
     needs = "final_hidden"
-    paid = name
 
     def __init__(self, heads: HeadSource, hidden: Hidden, *, ranks: int = 4) -> None:
         self.heads = heads
@@ -152,6 +150,17 @@ class _Looks:
         return guesses[: self._ranks], max(lead, 0.0)
 
 
+def _open(kit: Kit) -> Drafter:
+    def hidden(cached: Sequence[int]) -> Vector | None:
+        states = kit.target.hidden
+        last = len(cached) - 1
+        rows = states.rows(last, last + 1)
+        states.forget(last)
+        return None if rows is None else rows[0]
+
+    return MedusaDrafter(kit.own("medusa"), hidden)
+
+
 METHOD = Method(
     name="medusa",
     label="Medusa",
@@ -160,6 +169,7 @@ METHOD = Method(
     blurb="Extra output heads guess several tokens at once. Needs heads trained for the target.",
     cost="own",
     why_not=with_own("medusa", NO_HEAD),
-    trees=True,
+    open=_open,
+    branches="may",
     auto=True,
 )

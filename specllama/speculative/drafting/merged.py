@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.draft_tree import TreeDrafter, why_no_tree
 from specllama.speculative.drafting.drafter import Drafter, Request
-from specllama.speculative.drafting.method import Method
+from specllama.speculative.drafting.method import Kit, Method
+from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.history import common_prefix
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict
@@ -28,14 +29,11 @@ class MergedDrafter(Drafter):
     """
 
     name = "merged"
-    branches = "may"
 
     def __init__(self, copier: Drafter, model: TreeDrafter) -> None:
         self._copier = copier
         self._model = model
         self._guess = EMPTY_DRAFT
-        self.paid = self.name
-        self.copies = True
         self.lanes = model.lanes
 
     def start(self, request: Request) -> None:
@@ -67,6 +65,12 @@ class MergedDrafter(Drafter):
         self._model.close()
 
 
+def _open(kit: Kit) -> Drafter:
+    tree = kit.drafter("tree")
+    assert isinstance(tree, TreeDrafter)
+    return MergedDrafter(NgramDrafter(n_min=3), tree)
+
+
 METHOD = Method(
     name="merged",
     label="Merged",
@@ -75,6 +79,7 @@ METHOD = Method(
     blurb="A copied branch and the draft model's branches in one tree.",
     cost="draft model",
     why_not=why_no_tree,
+    open=_open,
     copies=True,
-    trees=True,
+    branches="may",
 )

@@ -1,16 +1,32 @@
-"""What a way to draft says about itself: an entry of the registry, told without a drafter."""
+"""What a way to draft says about itself, and how a drafter of it is made.
+
+Types of drafters are named, never imported: asking for a label loads that method's file only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from specllama.speculative.drafting import registry
+
+if TYPE_CHECKING:
+    from specllama.speculative.asking import Place
+    from specllama.speculative.drafting.copying import Reader
+    from specllama.speculative.drafting.drafter import Drafter
 
 Cost = Literal["free", "draft model", "own", "of its sources"]
+Branches = Literal["no", "may", "must"]
 
 NO_DRAFT = "no draft model loaded (-d)"
 NO_HEAD = "no head of the target loaded (--head)"
 CHAINS_ONLY = "this target takes chains only"
+HINTS = {  # what makes good for a reason
+    NO_DRAFT: "give a draft model with -d",
+    NO_HEAD: "give a head that was trained for this target with --head FILE",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +47,35 @@ class Facts:
     own: Mapping[str, str] = field(default_factory=dict)
 
 
+class Kit(Protocol):
+    """What the drafters of one conversation are made from.
+
+    Attributes:
+        target: its lane of the target.
+        draft: its lane of the draft model, in the target's tokens; a drafter where that has to
+            translate; None without a draft model.
+        reader: reads the text, once for all that copy from it.
+        past: earlier texts to copy from. remember: told every text that ended.
+    """
+
+    target: Any
+    draft: Place | Drafter | None
+    reader: Reader
+    past: Iterable[Sequence[int]]
+    remember: Callable[[Sequence[int]], None] | None
+
+    def own(self, method: str) -> Any:
+        """What was opened of this target's own for a method, see ``Facts.own``.
+
+        Only the method and whoever opened it know what it is.
+        """
+        ...
+
+    def drafter(self, method: str) -> Drafter | None:
+        """That of another method, to join it; None where the pair has none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Method:
     """One way to draft.
@@ -45,8 +90,10 @@ class Method:
         cost: what a step of it is: nothing that is timed, a step of the draft model, a step that
             has a cost table under the method's name, or those of the sources it joins.
         why_not: why it cannot draft for a pair, "" if it can.
+        open: makes a drafter for one conversation, where nothing speaks against it.
         copies: some of its drafts are copied from the text and cost nothing.
-        trees: its drafts may have branches.
+        branches: "may" of one that grows trees, and chains where only chains can be judged; "must"
+            of one that has nothing to say without them.
         auto: the mixture that ``auto`` drafts with asks it where it is there.
         on_request: opening it writes a file or loads a model, so only its name does that.
     """
@@ -58,8 +105,9 @@ class Method:
     blurb: str
     cost: Cost
     why_not: Callable[[Facts], str]
+    open: Callable[[Kit], Drafter]
     copies: bool = False
-    trees: bool = False
+    branches: Branches = "no"
     auto: bool = False
     on_request: bool = False
 
@@ -82,3 +130,33 @@ def with_trees(facts: Facts) -> str:
 def with_own(name: str, missing: str) -> Callable[[Facts], str]:
     """``why_not`` of a method that needs something of the target's own, and what to say without."""
     return lambda facts: facts.own.get(name, missing)
+
+
+def find(name: str) -> Method | None:
+    """The entry of a method; None for any other word, such as "auto" and "none"."""
+    file = registry.FILES.get(name)
+    if file is None:
+        return None
+    method: Method = importlib.import_module(f"{__package__}.{file}").METHOD
+    return method
+
+
+def methods() -> tuple[Method, ...]:
+    """All entries, in order."""
+    return tuple(method for name in registry.names() if (method := find(name)) is not None)
+
+
+def books_own(name: str) -> bool:
+    """Whether the steps of a method have a cost table of their own."""
+    method = find(name)
+    return method is not None and method.cost == "own"
+
+
+def booked(drafter: Drafter) -> tuple[str, bool]:
+    """The source of a drafter that costs time, "" where all it does is free; whether it copies."""
+    method = find(drafter.name)
+    if method is None:  # of no entry: as if it stepped through a draft model
+        return drafter.name, False
+    if method.cost == "of its sources":
+        return drafter.paid, method.copies
+    return "" if method.cost == "free" else method.name, method.copies

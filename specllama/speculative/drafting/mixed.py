@@ -15,18 +15,11 @@ from collections.abc import Sequence
 
 from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.drafter import Copier, Drafter, Request
-from specllama.speculative.drafting.method import Method, always
+from specllama.speculative.drafting.method import Kit, Method, always, find, methods
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
 
 CALM = 3  # tokens of a match that is taken where no window weighs it against the paying source
-
-_WORDS = {
-    "draft": "the draft model",
-    "eagle3": "the EAGLE-3 head",
-    "medusa": "the Medusa heads",
-    "mtp": "the NextN layers",
-}
 
 
 class MixedDrafter(Drafter):
@@ -50,7 +43,6 @@ class MixedDrafter(Drafter):
             raise ValueError(f"one pass cannot give {' and '.join(sorted(needs))}")
         self.needs = needs.pop() if needs else "nothing"
         self.paid = self._paid[0].name if self._paid else ""
-        self.copies = bool(self._copiers)
         self.lanes = tuple(lane for source in sources for lane in source.lanes)
 
     @property
@@ -60,7 +52,8 @@ class MixedDrafter(Drafter):
     def describe(self) -> str:
         """The sources in words."""
         copies = ["copies of the text"] if self._copiers else []
-        return " and ".join([*copies, *(_WORDS.get(s.name, s.name) for s in self._paid)])
+        paid = (method.short if (method := find(s.name)) else s.name for s in self._paid)
+        return " and ".join([*copies, *paid])
 
     def advice(self) -> str:
         """What drafts here, where that is not the usual draft model; said once."""
@@ -116,6 +109,14 @@ class MixedDrafter(Drafter):
             source.close()
 
 
+def _open(kit: Kit) -> Drafter:
+    """The copiers, and of what costs time the first that the pair has."""
+    free = [kit.drafter(m.name) for m in methods() if m.auto and m.cost == "free"]
+    paid = (kit.drafter(m.name) for m in methods() if m.auto and m.cost != "free")
+    sources = [*free, next((drafter for drafter in paid if drafter), None)]
+    return MixedDrafter([drafter for drafter in sources if drafter])
+
+
 METHOD = Method(
     name="mixed",
     label="Mixed",
@@ -125,6 +126,6 @@ METHOD = Method(
     "every round goes to what promises most for its time.",
     cost="of its sources",
     why_not=always,
+    open=_open,
     copies=True,
-    trees=True,
 )

@@ -16,7 +16,8 @@ import numpy as np
 from specllama.errors import ContextFull, EngineError
 from specllama.speculative.asking import Asking, Feed, Place, StateLane
 from specllama.speculative.drafting.draft_model import Extending
-from specllama.speculative.drafting.method import Method, with_own
+from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.method import Kit, Method, with_own
 from specllama.speculative.history import History, common_prefix
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Row, Rows
@@ -43,7 +44,6 @@ class MtpDrafter(Extending):
 
     name = "mtp"
     needs = "nextn"
-    paid = name
 
     def __init__(self, nextn: StateLane, target: Stated, *, n_vocab: int) -> None:
         self._nextn = nextn
@@ -152,6 +152,10 @@ class MtpDrafter(Extending):
         self._nextn.close()
 
 
+def _open(kit: Kit) -> Drafter:
+    return MtpDrafter(kit.own("mtp"), kit.target, n_vocab=kit.target.n_vocab)
+
+
 METHOD = Method(
     name="mtp",
     label="MTP / NextN",
@@ -160,5 +164,6 @@ METHOD = Method(
     blurb="Heads that some models were trained with predict the tokens after the next.",
     cost="own",
     why_not=with_own("mtp", "the target's file has no NextN layers"),
+    open=_open,
     auto=True,
 )

@@ -27,7 +27,6 @@ class NgramDrafter(Drafter):
     """
 
     name = "ngram"
-    copies = True
 
     def __init__(self, *, n_max: int = 6, n_min: int = 2, reader: Reader | None = None) -> None:
         if not 1 <= n_min <= n_max:
@@ -108,6 +107,7 @@ METHOD = Method(
     "Costs nothing; shines on edits, quotes and code.",
     cost="free",
     why_not=always,
+    open=lambda kit: NgramDrafter(reader=kit.reader),
     copies=True,
     auto=True,
 )

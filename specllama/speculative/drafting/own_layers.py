@@ -1,8 +1,74 @@
-"""Self-speculation: the target drafts with some of its own layers."""
+"""Self-speculation: the target drafts with some of its own layers.
+
+They are a second model, opened when the first reply asks for it: nobody pays for having the choice.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+from specllama.errors import EngineError
+from specllama.speculative.asking import Asking, Place
+from specllama.speculative.drafting.draft_model import ChainDrafter
+from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Method, with_own
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import Draft, Room
+
+Opener = Callable[[], tuple[Place, str]]  # the lane of those layers, and what they are and cost
+
+
+class SelfDrafter(Drafter):
+    """Drafts with the target's own layers, opened at the first ``start``.
+
+    Args:
+        open_layers: see ``Opener``; called once.
+        n_vocab: vocabulary size of the target.
+    """
+
+    name = "self"
+
+    def __init__(self, open_layers: Opener, *, n_vocab: int) -> None:
+        self._open = open_layers
+        self._n_vocab = n_vocab
+        self._inner: ChainDrafter | None = None
+        self._advice = ""
+        self._closed = False
+
+    def start(self, request: Request) -> None:
+        """Open the layers if that was not done yet, and begin a reply.
+
+        Raises:
+            DoesNotFit, CannotLoad: no memory for a second model.
+            SpecllamaError: its file cannot be written.
+        """
+        if self._closed:
+            raise EngineError("the engine is closed")
+        if self._inner is None:
+            lane, self._advice = self._open()
+            batch = min(512, lane.n_batch)
+            self._inner = ChainDrafter(lane, n_vocab=self._n_vocab, batch=batch, name=self.name)
+            self.lanes = self._inner.lanes
+        super().start(request)
+        self._inner.start(request)
+
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        if self._inner is None:
+            raise EngineError("draft before start")
+        return (yield from self._inner.draft(tokens, chain, room))
+
+    def advice(self) -> str:
+        """What the draft is and costs; said once."""
+        said, self._advice = self._advice, ""
+        return said
+
+    def forget(self) -> None:
+        if self._inner is not None:
+            self._inner.forget()
+
+    def close(self) -> None:
+        self._closed = True
+
 
 METHOD = Method(
     name="self",
@@ -12,5 +78,6 @@ METHOD = Method(
     blurb="The target drafts with some of its own layers. Pays when a few layers go a long way.",
     cost="own",
     why_not=with_own("self", "layers cannot be dropped from this architecture"),
+    open=lambda kit: SelfDrafter(kit.own("self"), n_vocab=kit.target.n_vocab),
     on_request=True,
 )

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.copying import Reader
 from specllama.speculative.drafting.drafter import Drafter, Request
-from specllama.speculative.drafting.method import Method, always
+from specllama.speculative.drafting.method import Kit, Method, always
 from specllama.speculative.history import History, Mark, common_prefix
 from specllama.speculative.matches import Matches
 from specllama.speculative.sampling import SamplerChain
@@ -101,7 +101,6 @@ class SuffixDrafter(Drafter):
     """
 
     name = "suffix"
-    copies = True
 
     def __init__(
         self,
@@ -331,6 +330,10 @@ def _never(token: int) -> bool:
     return False
 
 
+def _open(kit: Kit) -> Drafter:
+    return SuffixDrafter(past=kit.past, remember=kit.remember, reader=kit.reader)
+
+
 METHOD = Method(
     name="suffix",
     label="Suffix decoding",
@@ -340,7 +343,7 @@ METHOD = Method(
     "with the most frequent continuation.",
     cost="free",
     why_not=always,
+    open=_open,
     copies=True,
-    trees=True,
     auto=True,
 )

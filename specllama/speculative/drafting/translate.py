@@ -199,7 +199,6 @@ class RetokenizingDrafter(Drafter):
     """
 
     name = "draft"
-    paid = name
 
     def __init__(self, lane: Place, target: Vocab, draft: Vocab, tokens: TokenMap) -> None:
         self.lane = lane

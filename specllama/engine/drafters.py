@@ -1,0 +1,59 @@
+"""The drafters of one conversation, made from what was opened for its pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from specllama.speculative.drafting import registry
+from specllama.speculative.drafting.copying import Reader
+from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.method import Facts, find
+
+if TYPE_CHECKING:
+    from specllama.backend.base import Context
+    from specllama.speculative.asking import Place
+
+
+@dataclass(slots=True)
+class Drafters:
+    """Makes the drafters of one conversation, each once; see ``Kit``.
+
+    Attributes:
+        parts: what was opened of the target's own, by method; ``reasons``: why other was not.
+        made: drafters by method, so far.
+    """
+
+    target: Context
+    draft: Place | Drafter | None = None
+    past: Iterable[Sequence[int]] = ()
+    remember: Callable[[Sequence[int]], None] | None = None
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    reader: Reader = field(default_factory=Reader)
+    made: dict[str, Drafter] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(
+            draft=self.draft is not None,
+            laws=not isinstance(self.draft, Drafter),
+            trees=self.target.max_leaves > 1,
+            own={**self.reasons, **dict.fromkeys(self.parts, "")},
+        )
+
+    def own(self, method: str) -> Any:
+        return self.parts[method]
+
+    def drafter(self, method: str) -> Drafter | None:
+        if method not in self.made:
+            entry = find(method)
+            if entry is None or entry.why_not(self.facts):
+                return None
+            self.made[method] = entry.open(self)
+        return self.made[method]
+
+    def all(self) -> dict[str, Drafter]:
+        """Those of every method that the pair has, in order."""
+        return {name: found for name in registry.names() if (found := self.drafter(name))}

@@ -1,0 +1,52 @@
+"""The whole of a new way to draft: what was written in the last line is written again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specllama.speculative.asking import Asking
+from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.method import Method, always
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room
+
+
+class RepeatDrafter(Drafter):
+    """Drafts the rest of the last line while this one begins like it."""
+
+    name = "repeat"
+
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        yield from ()
+        guesses = self.guesses(tokens, room.n)
+        which, length = room.pick(guesses) if guesses else (0, 0)
+        return self.send(guesses[which], length, room) if length else EMPTY_DRAFT
+
+    def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
+        ending = self.request.ending
+        if ending is None:
+            return []
+        ends = [i + 1 for i, token in enumerate(tokens) if ending(token, token) > 0.0]
+        if len(ends) < 2:
+            return []
+        line, begun = tokens[ends[-2] : ends[-1]], tokens[ends[-1] :]
+        if list(line[: len(begun)]) != list(begun):
+            return []
+        rest = tuple(line[len(begun) :])[:most]
+        return [Guess(self.name, rest, len(begun) + 1)] if rest else []
+
+    def send(self, guess: Guess, length: int, room: Room) -> Draft:
+        return Draft.chain(guess.tokens[:length], self.name, confidence=[0.5] * length)
+
+
+METHOD = Method(
+    name="repeat",
+    label="Repeat the line",
+    short="repeated line",
+    letter="r",
+    blurb="What the last line said is said again. Costs nothing; pays on tables and lists.",
+    cost="free",
+    why_not=always,
+    open=lambda kit: RepeatDrafter(),
+    auto=True,
+)

@@ -1,0 +1,163 @@
+"""Registers the method of ``repeat_line.py`` and prints, as JSON, where it shows up by itself.
+
+``python shown.py FOLDER``: the folder holds ``target.gguf`` and takes what is written. A process of
+its own, because the choices of the command line are read when they are imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from specllama.speculative import drafting
+from specllama.speculative.drafting import registry
+
+drafting.__path__.append(str(Path(__file__).parent))  # as if the file lay in that folder
+registry.FILES["repeat"] = "repeat_line"  # the one line
+
+from textual.widgets import OptionList  # noqa: E402
+
+from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info  # noqa: E402
+from specllama.cli import invoke  # noqa: E402
+from specllama.engine.drafters import Drafters  # noqa: E402
+from specllama.engine.engine import Engine  # noqa: E402
+from specllama.engine.methods import methods  # noqa: E402
+from specllama.engine.profiles import Profile, Windows, band  # noqa: E402
+from specllama.events import Finished, RoundDone  # noqa: E402
+from specllama.interface import EngineInfo  # noqa: E402
+from specllama.params import GenerateParams, SamplingParams  # noqa: E402
+from specllama.speculative.drafting.mixed import MixedDrafter  # noqa: E402
+from specllama.store.rounds import RoundLog  # noqa: E402
+from specllama.tui.screens.methods import MethodsScreen  # noqa: E402
+from specllama.tui.themes import glyphs_for  # noqa: E402
+from specllama.tui.widgets.base import InkedApp  # noqa: E402
+
+PROMPT = "eta"
+ALPHABET = "etaoin \ns"
+"""Of a vocabulary in which the table below writes the same few lines for ever."""
+
+
+def said(*argv: str) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        invoke(list(argv))
+    return out.getvalue()
+
+
+def engine() -> Engine:
+    target = FakeContext(FakeTable(10, seed=17, order=1, sharpness=6.0, eog_bias=-99.0))
+    drafters = Drafters(target)
+    info = fake_info(512, 10)
+    info = EngineInfo(
+        **{name: getattr(info, name) for name in info.__dataclass_fields__ if name != "methods"},
+        methods=methods(drafters.facts),
+    )
+    return Engine(
+        target=target,
+        vocab=FakeVocab(10, ALPHABET),
+        info=info,
+        drafters=drafters.all(),
+        make_window=Windows(Profile(), info),
+    )
+
+
+def asked(proposer: str, temperature: float, **more: Any) -> GenerateParams:
+    return GenerateParams(
+        proposer=proposer,
+        speculate=proposer != "none",
+        sampling=SamplingParams(temperature=temperature),
+        max_tokens=120,
+        min_speculative_tokens=0,
+        seed=1,
+        **more,
+    )
+
+
+def reply(proposer: str, temperature: float, log: RoundLog | None = None) -> dict[str, Any]:
+    params = asked(proposer, temperature, window="fixed", draft_max=4)
+    with engine() as running:
+        events = list(running.generate(PROMPT, params))
+    for event in events if log is not None else ():
+        log.write(event, params)
+    rounds = [event for event in events if isinstance(event, RoundDone) and event.drafted]
+    end = events[-1]
+    assert isinstance(end, Finished)
+    return {
+        "tokens": end.token_ids,
+        "accepted": end.draft_n_accepted,
+        "drafted": end.draft_n,
+        "proposer": end.proposer,
+        "sources": sorted({source for done in rounds for source in done.sources}),
+    }
+
+
+def booked() -> dict[str, list[str]]:
+    """What is known after a reply whose window learns, and under which names."""
+    params = asked("repeat", 0.0)
+    with engine() as running:
+        list(running.generate(PROMPT, params))
+        windows = running.windows
+    assert isinstance(windows, Windows)
+    learned = windows.profile.learned(band(params))
+    return {
+        "accounts": sorted(learned.accounts),
+        "sources": sorted(learned.sources),
+        "tables": sorted(windows.profile.costs.heads),
+    }
+
+
+def joined() -> list[str]:
+    mixed = Drafters(FakeContext(FakeTable())).drafter("mixed")
+    assert isinstance(mixed, MixedDrafter)
+    return [source.name for source in mixed.sources]
+
+
+class Screens(InkedApp):
+    """The page of methods alone."""
+
+
+async def page(info: EngineInfo) -> list[str]:
+    app = Screens()
+    async with app.run_test(size=(100, 40)) as pilot:
+        screen = MethodsScreen(info, "repeat")
+        await app.push_screen(screen)
+        await pilot.pause()
+        options = screen.query_one(OptionList)
+        return [str(options.get_option(way.name).prompt) for way in screen.methods]
+
+
+def main(folder: Path) -> None:
+    with engine() as running:
+        info = running.info
+    log = RoundLog.open(info, GenerateParams(), folder=folder)
+    replies = {
+        f"{proposer} {temperature:g}": reply(
+            proposer, temperature, log if (proposer, temperature) == ("repeat", 0.0) else None
+        )
+        for proposer in ("none", "repeat", "auto")
+        for temperature in (0.0, 0.7)
+    }
+    log.close()
+    glyphs = glyphs_for("unicode", info.methods)
+    shown = {
+        "help": said("run", "--help"),
+        "pair": said("pair", str(folder / "target.gguf"), "--json"),
+        "stats": said("log", "stats", str(log.path)),
+        "rounds": said("log", "show", str(log.path)),
+        "page": asyncio.run(page(info)),
+        "glyph": glyphs.source("repeat"),
+        "label": glyphs.label("repeat"),
+        "replies": replies,
+        "booked": booked(),
+        "mixed": joined(),
+    }
+    print(json.dumps(shown))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
