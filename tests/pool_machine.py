@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specllama.arrays import Row, Rows
 from specllama.backend.base import Part
 from specllama.backend.kernels import TILE
 from specllama.backend.lane import CellLane, Parked
 from specllama.backend.pool import CellPool
 from specllama.errors import ContextFull
-from specllama.speculative.types import Row, Rows
 
 
 @dataclass

@@ -61,6 +61,7 @@ FORBIDDEN = {
         "specllama.backend.symbols",
     ),
     "specllama.backend": (
+        "specllama.speculative",
         "specllama.engine",
         "specllama.session",
         "specllama.store",
@@ -94,9 +95,7 @@ FIRST_PARTY_LIGHT = {
 
 # Circles that stand today: each goes from this list with the arrow that closes it.
 CIRCLES: set[frozenset[str]] = set()
-CIRCLES_OF_PACKAGES: set[frozenset[str]] = {
-    frozenset({"specllama.backend", "specllama.speculative"}),
-}
+CIRCLES_OF_PACKAGES: set[frozenset[str]] = set()
 
 
 def module_files() -> dict[str, Path]:

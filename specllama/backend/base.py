@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from specllama.backend.hidden import HiddenRows
+from specllama.arrays import HiddenNeed, Rows
+from specllama.backend.hidden import HiddenRows as HiddenRows
 from specllama.backend.kernels import Kernels
-from specllama.speculative.types import HiddenNeed, Rows
 
 Outputs = Literal["all", "last", "none"]
 

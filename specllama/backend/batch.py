@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from specllama.arrays import IntArray
 from specllama.backend.cells import Places
-from specllama.speculative.types import IntArray
 
 
 class Batch:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.batch import Batch
-from specllama.speculative.types import HiddenNeed, Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from typing import Any
 import llama_cpp as ll
 import numpy as np
 
+from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.symbols import function, rows
 from specllama.errors import PairIncompatible
 from specllama.models.eagle3_file import LAYER_INPUT_ARCHITECTURES
-from specllama.speculative.types import HiddenNeed, Rows
 
 
 class Capture:

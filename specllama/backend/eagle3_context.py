@@ -25,6 +25,7 @@ import llama_cpp as ll
 import numpy as np
 import numpy.typing as npt
 
+from specllama.arrays import Row, Rows
 from specllama.backend.base import Lane, Outputs
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.llama import LlamaModel
@@ -34,11 +35,10 @@ from specllama.backend.llama_pool import LlamaPool
 from specllama.backend.symbols import function
 from specllama.backend.symbols import rows as view
 from specllama.errors import CannotLoad, ContextFull, EngineError
+from specllama.history import History, common_prefix
 from specllama.models.eagle3_file import EagleFacts, check_target, read_facts
 from specllama.models.gguf import read_header
 from specllama.models.memory import HEAD_BATCH, estimate_head, require_fit
-from specllama.speculative.history import History, common_prefix
-from specllama.speculative.types import Row, Rows
 
 if TYPE_CHECKING:
     from specllama.backend.loaded_target import LoadedTarget

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from specllama.arrays import HiddenNeed, IntArray, Row, Rows
 from specllama.backend.base import SpecialToken
 from specllama.backend.batch import Batch
 from specllama.backend.cache import Shape
@@ -21,7 +22,6 @@ from specllama.backend.pool import CellPool
 from specllama.cancel import StopFlag
 from specllama.errors import Cancelled, ContextFull, EngineError
 from specllama.interface import EngineInfo, ModelInfo
-from specllama.speculative.types import HiddenNeed, IntArray, Row, Rows
 
 _EOG = 0
 _WIDTH = 8  # of a hidden state

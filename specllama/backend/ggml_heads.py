@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from specllama.arrays import FloatArray, Row
 from specllama.backend.symbols import ggml
 from specllama.errors import BadGguf, CannotLoad
 from specllama.models.gguf import GgufHeader
 from specllama.models.medusa_file import MedusaFacts, output_name, read_output_ids
 from specllama.models.tensors import read_bytes
-from specllama.speculative.drafting.medusa_heads import Vector
-from specllama.speculative.types import FloatArray, Row
 
 _F32 = 0
 # what ggml's CPU kernels multiply with float32 activations
@@ -135,7 +134,7 @@ class GgmlHeads:
     def __len__(self) -> int:
         return self._facts.heads
 
-    def logits(self, hidden: Vector, depth: int) -> Row:
+    def logits(self, hidden: Row, depth: int) -> Row:
         """Logits [n_vocab] of head ``depth`` (from 1); a view until the next call."""
         graph, plan, _, rows = self._graphs[depth - 1]
         self._input[:] = hidden

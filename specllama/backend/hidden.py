@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specllama.speculative.types import Rows
+from specllama.arrays import Rows
 
 
 class HiddenRows:

@@ -12,13 +12,13 @@ from typing import Protocol
 
 import numpy as np
 
+from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.base import Outputs, Part, Pool
 from specllama.backend.cells import Places
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.layout import Layout
 from specllama.errors import EngineError
-from specllama.speculative.history import History
-from specllama.speculative.types import HiddenNeed, Rows
+from specllama.history import History
 
 
 class Home(Pool, Protocol):

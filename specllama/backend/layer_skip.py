@@ -16,12 +16,12 @@ from typing import Any
 import llama_cpp as ll
 import numpy as np
 
+from specllama.arrays import IntArray
 from specllama.backend.llama_cache import decode_error
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.llama_pool import LlamaPool
 from specllama.errors import CannotLoad, ContextFull, EngineError
 from specllama.models.pruned import runs
-from specllama.speculative.types import IntArray
 
 _BATCH = 64  # tokens a pass: as many rows of logits are kept
 _INPUTS = ("embd", "inp_scaled")  # what enters layer 0; the last one that a graph has counts

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specllama.speculative.types import IntArray
+from specllama.arrays import IntArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 import llama_cpp as ll
 import numpy as np
 
+from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.attention import FLOATS, one_by_one
 from specllama.backend.batch import Batch
 from specllama.backend.cache import Shape
@@ -30,7 +31,6 @@ from specllama.errors import (
     UnsupportedModel,
     UsageError,
 )
-from specllama.speculative.types import HiddenNeed, Rows
 
 PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part of a sequence's state
 _ABORTED = 2  # llama_decode's word for a pass that the abort callback ended

@@ -14,10 +14,10 @@ import llama_cpp as ll
 import numpy as np
 import numpy.typing as npt
 
+from specllama.arrays import IntArray
 from specllama.backend.llama_log import last_words, recent, start
 from specllama.backend.llama_vocab import LlamaVocab
 from specllama.errors import EngineError, UsageError
-from specllama.speculative.types import IntArray
 
 # llama.cpp parses by recursion: from some 10000 levels on the stack overflows
 _MAX_NESTING = 1000

@@ -17,11 +17,11 @@ import llama_cpp as ll
 import numpy as np
 import numpy.typing as npt
 
+from specllama.arrays import IntArray, Row, Rows
 from specllama.backend.llama_cache import decode_error, require_running
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.symbols import function, rows
 from specllama.errors import CannotLoad, ContextFull, EngineError
-from specllama.speculative.types import IntArray, Row, Rows
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel

@@ -15,6 +15,7 @@ from typing import cast
 
 import numpy as np
 
+from specllama.arrays import Rows
 from specllama.backend.base import Blob, Lane, Outputs, Part
 from specllama.backend.cache import Cache, Shape
 from specllama.backend.cells import Places
@@ -24,7 +25,6 @@ from specllama.backend.layout import Layout, layout
 from specllama.backend.reading import ReadingRoom
 from specllama.backend.settling import Settling
 from specllama.errors import Cancelled, ContextFull, EngineError
-from specllama.speculative.types import Rows
 
 
 @dataclass(slots=True)

@@ -16,10 +16,10 @@ from typing import Protocol
 
 import numpy as np
 
+from specllama.arrays import Row
 from specllama.backend.base import Context
 from specllama.errors import EngineError
 from specllama.exactness import Exactness
-from specllama.speculative.types import Row
 
 NARROW = (2, 3, 4, 8, 16)  # as far as a window goes by itself
 WIDE = 32  # and further, up to what the context takes, where that takes a second or two

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.lane import CellLane, Parked
-from specllama.speculative.history import Mark
+from specllama.history import Mark
 
 
 class _Room(Protocol):

@@ -11,12 +11,12 @@ import threading
 
 import numpy as np
 
+from specllama.arrays import HiddenNeed
 from specllama.backend.cache import Cache, Shape
 from specllama.backend.cells import Cells, Places
 from specllama.backend.lane import CellLane
 from specllama.errors import ContextFull, EngineError
-from specllama.speculative.history import common_prefix
-from specllama.speculative.types import HiddenNeed
+from specllama.history import common_prefix
 
 _HAUNTED = 256  # ghosts that are always worth their keep
 

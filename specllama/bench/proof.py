@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from specllama.arrays import IntArray
 from specllama.engine.engine import Engine
 from specllama.errors import CannotLoad, DoesNotFit, EngineError
 from specllama.events import Finished
 from specllama.params import GenerateParams, WindowKind
 from specllama.prompts import Prompt
 from specllama.speculative.noise import exp_noise
-from specllama.speculative.types import IntArray
 
 # rounding moved logits by up to 0.2 on the worst CPU paths measured; more is a bug
 EXPLAINED_GAP = 0.3

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from specllama.arrays import Row, Rows
 from specllama.cancel import Cancel
 from specllama.engine.profiles import Windows
 from specllama.engine.prompting import Prompt, Prompting
@@ -29,16 +30,15 @@ from specllama.events import (
     TextDelta,
     Timings,
 )
+from specllama.history import History, common_prefix
 from specllama.interface import EngineInfo
 from specllama.params import SEED_DRAWN, GenerateParams
 from specllama.speculative.adaptive import AdaptiveWindow
 from specllama.speculative.asking import Ask, Asking, Cut, Pass
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import booked
-from specllama.speculative.history import History, common_prefix
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
-from specllama.speculative.types import Row, Rows
 from specllama.speculative.window import FixedWindow, Window
 from specllama.stats import SpecStats
 from specllama.text import passage_ending

@@ -185,7 +185,7 @@ def _open(kind: str, path: Path, target: LoadedTarget) -> object:
         from specllama.backend.eagle3_context import open_eagle3
 
         return open_eagle3(path, target)
-    from specllama.backend.open_medusa import open_medusa
+    from specllama.engine.open_medusa import open_medusa
 
     return open_medusa(path, target)
 

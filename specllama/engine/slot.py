@@ -7,12 +7,12 @@ from typing import cast
 
 from specllama.backend.base import Context, Lane
 from specllama.errors import PairIncompatible, SpecllamaError, UsageError
+from specllama.history import History
 from specllama.interface import EngineInfo
 from specllama.params import GenerateParams
 from specllama.speculative.asking import Cut, grant
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import HINTS, Facts, find, methods
-from specllama.speculative.history import History
 from specllama.speculative.rules import rule_of
 
 

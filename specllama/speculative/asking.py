@@ -21,7 +21,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from specllama.speculative.types import Draft, Row, Rows
+from specllama.arrays import Row, Rows
+from specllama.speculative.types import Draft
 
 if TYPE_CHECKING:
     from specllama.backend.base import Context, Outputs

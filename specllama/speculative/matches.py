@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specllama.speculative.history import History, Mark, Places
-from specllama.speculative.types import IntArray
+from specllama.arrays import IntArray
+from specllama.history import History, Mark, Places
 
 _FEW = 4  # places compared one by one, each at the speed of memory
 _DEEP = 64  # a longer match says nothing more, but for the few that are left

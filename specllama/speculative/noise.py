@@ -12,9 +12,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from specllama.speculative.history import Places
+from specllama.arrays import FloatArray, IntArray
+from specllama.history import Places
 from specllama.speculative.selection import reached_by
-from specllama.speculative.types import FloatArray, IntArray, Law
+from specllama.speculative.types import Law
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

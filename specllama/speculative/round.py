@@ -18,11 +18,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from time import perf_counter
 
+from specllama.arrays import Row, Rows
 from specllama.speculative.asking import Asking, Cut, Keep, Offer, Pass, Place
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.rules import Coins, Rule
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room, Row, Rows, Verdict
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room, Verdict
 from specllama.speculative.window import Outcome, Plan, Window
 
 

@@ -26,9 +26,10 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from specllama.arrays import FloatArray, IntArray
 from specllama.params import VERIFY_RULES
 from specllama.speculative.noise import draw
-from specllama.speculative.types import Draft, FloatArray, IntArray, Law, Verdict
+from specllama.speculative.types import Draft, Law, Verdict
 
 _ZERO = 1e-12  # residual mass that is rounding, not probability
 

@@ -19,13 +19,14 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from specllama.arrays import FloatArray, IntArray, Row
 from specllama.errors import EngineError
+from specllama.history import History, Places
 from specllama.params import SamplingParams
-from specllama.speculative.history import History, Places
 from specllama.speculative.matches import agreement
 from specllama.speculative.noise import coin
 from specllama.speculative.selection import reached_by, smallest
-from specllama.speculative.types import FloatArray, IntArray, Law, Row
+from specllama.speculative.types import Law
 
 # Tokens this far (in logits) below the best are looked at only when the nearer ones do not settle
 # the truncation: a threshold scan is some 20 times cheaper than a partition of the vocabulary.

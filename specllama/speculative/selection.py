@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from specllama.speculative.history import Places
-from specllama.speculative.types import FloatArray
+from specllama.arrays import FloatArray
+from specllama.history import Places
 
 _GROUP = 64  # numbers of which only the largest is looked at
 _SORTED = 4096  # numbers that are sorted at once

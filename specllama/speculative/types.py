@@ -7,14 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int32]
-FloatArray = npt.NDArray[np.float64]
-Row = npt.NDArray[np.float32]  # [n_vocab] logits, usually a view into llama.cpp's buffer
-Rows = npt.NDArray[np.float32]  # [n_rows, n_vocab]
-
-HiddenNeed = Literal["nothing", "final_hidden", "layer_inputs", "nextn"]
+from specllama.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from specllama.history import History
 from specllama.params import SamplingParams
 from specllama.speculative.drafting.copying import Reader
 from specllama.speculative.drafting.drafter import Copier, Drafter, Request
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
-from specllama.speculative.history import History
 from specllama.speculative.noise import draw
 from specllama.speculative.rules import MATCH, RandomCoins
 from specllama.speculative.sampling import SamplerChain

@@ -17,6 +17,7 @@ import pytest
 from ggufs import write_llama, write_mamba, write_spm
 from spelling import lets_through
 
+from specllama.arrays import Row
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_grammar import LlamaGrammar
@@ -25,7 +26,6 @@ from specllama.engine.engine import Engine
 from specllama.errors import Cancelled, CannotLoad, ContextFull, EngineError, UsageError
 from specllama.events import Finished, RoundDone
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.speculative.types import Row
 
 pytestmark = pytest.mark.usefixtures("nothing_on_stderr")
 

@@ -30,10 +30,10 @@ import numpy as np
 import pytest
 from ggufs import write_llama
 
+from specllama.arrays import Row
 from specllama.backend.llama import LlamaModel
 from specllama.params import SamplingParams
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Row
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 FLOAT32_TINY = 1e-30  # below this llama.cpp's probabilities vanish

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specllama.backend.open_medusa import load_heads
 from specllama.bench.proof import prove
 from specllama.engine.engine import Engine
+from specllama.engine.open_medusa import load_heads
 from specllama.models.gguf import read_header
 from specllama.models.medusa_file import read_facts
 from specllama.models.refs import resolve

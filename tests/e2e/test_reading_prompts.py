@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specllama.arrays import HiddenNeed, Row
 from specllama.backend import attention, llama_pool
 from specllama.backend.attention import can_switch
 from specllama.backend.lane import CellLane
@@ -20,7 +21,6 @@ from specllama.errors import CannotLoad
 from specllama.events import Finished, PrefillProgress
 from specllama.models.refs import bundled
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.speculative.types import HiddenNeed, Row
 
 pytestmark = [
     pytest.mark.e2e,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ggufs import write_llama
 
-from specllama.backend.open_medusa import load_heads
+from specllama.engine.open_medusa import load_heads
 from specllama.models.gguf import read_header
 from specllama.models.medusa_file import read_facts, vocabulary_digest, write_heads
 from specllama.models.recipe.scale_heads import scale_heads

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 pytest.importorskip("llama_cpp")
 
-from specllama.backend.open_medusa import load_heads as load_numpy  # noqa: E402
+from specllama.engine.open_medusa import load_heads as load_numpy  # noqa: E402
 from specllama.models.gguf import read_header  # noqa: E402
 from specllama.models.recipe import medusa  # noqa: E402
 from specllama.models.recipe.model import Tiny  # noqa: E402

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from specllama.speculative.types import Draft, FloatArray, IntArray, Law, Verdict
+from specllama.arrays import FloatArray, IntArray
+from specllama.speculative.types import Draft, Law, Verdict
 
 Tokens = tuple[int, ...]
 

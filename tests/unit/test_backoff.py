@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specllama.history import History
 from specllama.speculative.drafting import backoff
 from specllama.speculative.drafting.backoff import Backoff
-from specllama.speculative.history import History
 
 
 def of(text: list[int]) -> Backoff:

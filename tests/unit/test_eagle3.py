@@ -10,6 +10,7 @@ from oracle import Oracle, Tokens, bias
 from test_loop import FULL, PROMPT, ChainToy, NotTwice, Setup, V, is_eog
 from test_tree_drafts import Leaves
 
+from specllama.arrays import Rows
 from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.speculative.asking import drive
@@ -18,7 +19,7 @@ from specllama.speculative.drafting.eagle3 import EagleDrafter
 from specllama.speculative.round import Rounds
 from specllama.speculative.rules import MATCH, REJECTION, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Draft, Room, Rows
+from specllama.speculative.types import Draft, Room
 from specllama.speculative.window import FixedWindow
 
 

@@ -15,6 +15,7 @@ import pytest
 from eagle_files import NumpyHead, write_eagle3
 from ggufs import bpe_tokens, write_llama
 
+from specllama.arrays import HiddenNeed, Rows
 from specllama.backend import capture
 from specllama.backend.eagle3_context import EagleContext
 from specllama.backend.lane import CellLane
@@ -28,7 +29,6 @@ from specllama.models.gguf import read_header
 from specllama.models.tensors import read_tensor
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.speculative.drafting.eagle3 import EagleDrafter
-from specllama.speculative.types import HiddenNeed, Rows
 
 OPTIONS = EngineOptions(threads=1, check_memory=False).resolved(on_gpu=False)
 VOCAB = len(bpe_tokens()[0])

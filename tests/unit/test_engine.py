@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specllama.arrays import IntArray, Rows
 from specllama.backend.base import Context, Outputs
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.cancel import Cancel
@@ -33,7 +34,6 @@ from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
-from specllama.speculative.types import IntArray, Rows
 
 V = 48
 PROMPT = "the rain in spain, the rain in "

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specllama.arrays import Rows
 from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.backend.probe import CELLS, HEAD, LONG, probe
 from specllama.errors import EngineError
 from specllama.exactness import Exactness, measured
 from specllama.params import DRAFT_MAX
-from specllama.speculative.types import Rows
 
 
 class Faulty(FakeContext):

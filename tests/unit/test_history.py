@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.speculative import history as module
+from specllama import history as module
+from specllama.history import History, common_prefix
 from specllama.speculative import matches as matching
-from specllama.speculative.history import History, common_prefix
 from specllama.speculative.matches import Matches, common_suffix
 
 Change = tuple[int, list[int], bool]  # tokens kept, tokens that follow, whether the follower looks

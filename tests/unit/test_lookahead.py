@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from test_loop import FULL, PROMPT, SAMPLERS, Setup, V, is_eog
 
+from specllama.arrays import Row
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.speculative.asking import Asking, drive
 from specllama.speculative.drafting.drafter import Drafter, Request
@@ -16,7 +17,7 @@ from specllama.speculative.drafting.lookahead import LookaheadDrafter
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Draft, Room, Row, Verdict
+from specllama.speculative.types import Draft, Room, Verdict
 
 
 class Wide(Drafter):

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import Oracle, Tokens, Toy, bias
 
+from specllama.arrays import IntArray, Rows
 from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.errors import ContextFull, EngineError
@@ -25,7 +26,7 @@ from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import MATCH, Coins, RandomCoins, Rule, rule_of
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Draft, IntArray, Law, Room, Rows
+from specllama.speculative.types import Draft, Law, Room
 from specllama.speculative.window import FixedWindow, Outcome, Plan
 
 V = 16

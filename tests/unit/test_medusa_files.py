@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ggufs import write_llama
 
-from specllama.backend.open_medusa import load_heads
+from specllama.engine.open_medusa import load_heads
 from specllama.errors import (
     BadGguf,
     CannotLoad,

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specllama.arrays import Row, Rows
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.engine.engine import Engine
 from specllama.errors import ContextFull
 from specllama.events import Finished
 from specllama.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.mtp import MtpDrafter
-from specllama.speculative.types import Row, Rows
 
 V, WIDTH = 24, 8
 

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import Toy, ToyWalk, emitted
 
+from specllama.arrays import FloatArray
 from specllama.params import SamplingParams
 from specllama.speculative.noise import _key, coin, draw, exp_noise
 from specllama.speculative.rules import verify_match
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Draft, FloatArray, Law
+from specllama.speculative.types import Draft, Law
 
 Z = 4.75  # normal quantile of 1 - 1e-6
 

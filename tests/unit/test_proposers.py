@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specllama.arrays import HiddenNeed
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.engine.drafters import Drafters
 from specllama.errors import EngineError
+from specllama.history import common_prefix
 from specllama.params import SamplingParams, VerifyRule
 from specllama.speculative.asking import Asking, drive
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -20,11 +22,10 @@ from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
-from specllama.speculative.history import common_prefix
 from specllama.speculative.noise import draw
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Verdict
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
 
 V = 20
 FREE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from specllama.arrays import Rows
 from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.bench.proof import probe_rows, prove
@@ -20,7 +21,7 @@ from specllama.speculative.noise import exp_noise
 from specllama.speculative.round import TargetWalk
 from specllama.speculative.rules import verify_match
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Rows
+from specllama.speculative.types import EMPTY_DRAFT
 from specllama.speculative.window import FixedWindow, Plan
 
 V = 64

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from test_loop import FULL, SAMPLERS, Setup, is_eog
 from test_tree_drafts import Leaves
 
+from specllama.history import History
 from specllama.params import VerifyRule
 from specllama.speculative.asking import drive
 from specllama.speculative.drafting.backoff import Backoff
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import BREAK, PAST, State, SuffixDrafter
-from specllama.speculative.history import History
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import MATCH, RandomCoins
 from specllama.speculative.sampling import SamplerChain

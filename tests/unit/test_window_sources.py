@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specllama.arrays import Row, Rows
 from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.bench.replay import VirtualClock
@@ -29,7 +30,6 @@ from specllama.speculative.drafting.lookahead import LookaheadDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
-from specllama.speculative.types import Row, Rows
 from specllama.speculative.window import Window
 
 V = 64

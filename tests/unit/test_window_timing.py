@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from specllama.arrays import Rows
 from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.engine.engine import Engine
@@ -25,7 +26,6 @@ from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
-from specllama.speculative.types import Rows
 from specllama.speculative.window import FixedWindow
 
 PROMPT = "the rain in spain the rain in spain the rain"

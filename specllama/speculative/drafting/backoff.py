@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from specllama.speculative.history import History, Mark
+from specllama.history import History, Mark
 
 Keys = npt.NDArray[np.int64]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specllama.history import History
 from specllama.speculative.drafting.backoff import Backoff
-from specllama.speculative.history import History
 from specllama.speculative.matches import Matches
 
 

@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
+from specllama.arrays import Row, Rows
 from specllama.errors import ContextFull, EngineError
+from specllama.history import History, common_prefix
 from specllama.speculative.asking import Asking, Pass, Place
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, with_draft
-from specllama.speculative.history import History, common_prefix
 from specllama.speculative.noise import draw
 from specllama.speculative.sampling import SamplerChain, confidence
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room, Row, Rows
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
 
 _SHORT = 3  # tokens; a longer backlog is one pass
 _TRIALS = 3  # of both ways before one is preferred; the first one warms up

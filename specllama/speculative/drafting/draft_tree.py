@@ -25,25 +25,17 @@ from typing import Literal, cast
 
 import numpy as np
 
+from specllama.arrays import FloatArray, IntArray, Row, Rows
 from specllama.errors import ContextFull, EngineError
+from specllama.history import common_prefix
 from specllama.speculative.asking import Asking, Pass, Place
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Facts, Kit, Method, with_draft, with_trees
-from specllama.speculative.history import common_prefix
 from specllama.speculative.noise import exp_noise
 from specllama.speculative.sampling import SamplerChain, confidence
 from specllama.speculative.tree import TreeBuilder
-from specllama.speculative.types import (
-    EMPTY_DRAFT,
-    Draft,
-    FloatArray,
-    IntArray,
-    Law,
-    Room,
-    Row,
-    Rows,
-)
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
 
 _ROOT = -1
 _BESIDE = 0.1  # what a further sampled or fixed sibling must have left to catch

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from specllama.arrays import HiddenNeed, Row
 from specllama.errors import EngineError
 from specllama.speculative.asking import Asking, Place
 from specllama.speculative.rules import Coins, Rule
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, HiddenNeed, Room, Row, Verdict
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
 
 
 @dataclass(frozen=True, slots=True)

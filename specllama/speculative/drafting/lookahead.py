@@ -19,13 +19,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from specllama.arrays import Row
+from specllama.history import History, common_prefix
 from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Method, with_trees
-from specllama.speculative.history import History, common_prefix
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import TreeBuilder
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Row, Verdict
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict
 
 MIN_ROWS = 5  # below this a pass has no place for a window of two columns and one guess
 

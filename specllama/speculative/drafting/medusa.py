@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from specllama.arrays import FloatArray, Row
 from specllama.errors import EngineError
 from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.drafter import Drafter, Request
@@ -21,14 +22,7 @@ from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.noise import exp_noise
 from specllama.speculative.sampling import SamplerChain, confidence
 from specllama.speculative.tree import TreeBuilder
-from specllama.speculative.types import (
-    EMPTY_DRAFT,
-    Draft,
-    FloatArray,
-    Law,
-    Room,
-    Row,
-)
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
 
 _NEAR = 8.0  # logits; a token farther below the best is never a greedy guess
 

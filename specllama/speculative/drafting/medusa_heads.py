@@ -21,8 +21,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from specllama.arrays import FloatArray, IntArray, Row
 from specllama.speculative.tree import TreeBuilder
-from specllama.speculative.types import FloatArray, IntArray, Row
 
 Matrix = npt.NDArray[np.float32]  # [out, in]
 Vector = npt.NDArray[np.float32]

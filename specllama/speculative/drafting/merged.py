@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specllama.history import common_prefix
 from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.draft_tree import TreeDrafter, why_no_tree
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method
 from specllama.speculative.drafting.ngram import NgramDrafter
-from specllama.speculative.history import common_prefix
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict
 

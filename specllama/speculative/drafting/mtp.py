@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from specllama.arrays import Row, Rows
 from specllama.errors import ContextFull, EngineError
+from specllama.history import History, common_prefix
 from specllama.speculative.asking import Asking, Feed, Place, StateLane
 from specllama.speculative.drafting.draft_model import Extending
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import Kit, Method, with_own
-from specllama.speculative.history import History, common_prefix
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Row, Rows
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Room
 
 if TYPE_CHECKING:
-    from specllama.backend.hidden import HiddenRows
+    from specllama.backend.base import HiddenRows
 
 
 class Stated(Place, Protocol):

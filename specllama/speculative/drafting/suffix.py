@@ -18,11 +18,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from specllama.history import History, Mark, common_prefix
 from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.copying import Reader
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, always
-from specllama.speculative.history import History, Mark, common_prefix
 from specllama.speculative.matches import Matches
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import TreeBuilder

@@ -17,19 +17,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from specllama.arrays import IntArray, Rows
 from specllama.backend.base import Context, Outputs, Vocab
 from specllama.errors import ContextFull, EngineError, PairIncompatible
+from specllama.history import History, common_prefix
 from specllama.speculative.asking import Asking, Pass, Place
 from specllama.speculative.drafting.drafter import Drafter
-from specllama.speculative.history import History, common_prefix
 from specllama.speculative.sampling import SamplerChain, confidence
-from specllama.speculative.types import (
-    EMPTY_DRAFT,
-    Draft,
-    IntArray,
-    Room,
-    Rows,
-)
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Room
 
 SHARED_MIN = 0.9  # of the draft's tokens, for the first way
 _LOOK_BACK = 32  # bytes before the end that are cut into draft tokens again

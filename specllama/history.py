@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specllama.speculative.types import IntArray
+from specllama.arrays import IntArray
 
 Places = npt.NDArray[np.int64]  # ascending positions in a text
 

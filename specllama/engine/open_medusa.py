@@ -23,7 +23,7 @@ from specllama.speculative.drafting.medusa_heads import Head, Heads, HeadSource
 if TYPE_CHECKING:
     from specllama.backend.loaded_target import LoadedTarget
 
-logger = logging.getLogger("specllama.backend")
+logger = logging.getLogger("specllama.engine.open_medusa")
 
 
 def open_medusa(path: Path, target: LoadedTarget) -> HeadSource:

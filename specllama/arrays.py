@@ -1,0 +1,16 @@
+"""Arrays that the backend fills and the algorithm reads: their types, in one place."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float64]
+Row = npt.NDArray[np.float32]  # [n_vocab] logits, usually a view into llama.cpp's buffer
+Rows = npt.NDArray[np.float32]  # [n_rows, n_vocab]
+
+# hidden states of the target that a drafter reads
+HiddenNeed = Literal["nothing", "final_hidden", "layer_inputs", "nextn"]
