@@ -1,0 +1,90 @@
+"""Conversations beside each other on the bundled pair: each writes what it writes alone."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from specllama.engine.engine import Engine
+from specllama.events import Finished
+from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.prompts import load_prompts
+
+pytestmark = pytest.mark.e2e
+
+RUNS = int(os.environ.get("SPECLLAMA_SEQUENCES", "10"))
+METHODS = ("mixed", "draft", "ngram", "suffix", "tree", "merged", "none")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def alone(home: None) -> Iterator[Engine]:
+    with Engine.load("tiny", None, EngineOptions(n_ctx=512, threads=1)) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def three(home: None) -> Iterator[Engine]:
+    with Engine.load("tiny", None, EngineOptions(n_ctx=512, threads=1, parallel=3)) as loaded:
+        yield loaded
+
+
+def asked(method: str, seed: int, temperature: float) -> GenerateParams:
+    return GenerateParams(
+        proposer=method,
+        seed=seed,
+        window="fixed",
+        draft_max=4,
+        max_tokens=24,
+        sampling=SamplingParams(temperature=temperature),
+    )
+
+
+def test_no_text_depends_on_its_neighbours(alone: Engine, three: Engine) -> None:
+    """Drafts, rejects, stops, cancelled and dropped conversations at random moments."""
+    rng = random.Random(0)
+    prompts = [prompt.content for prompt in load_prompts()[::11]]
+    said: list[tuple[int, int, float, Finished]] = []
+    together = 0
+    for _ in range(RUNS):
+        running: dict[int, tuple[int, int, float]] = {}
+        left = 6
+        while left or running:
+            while left and three.free:
+                which, seed = rng.randrange(len(prompts)), rng.randrange(3)
+                temperature = rng.choice((0.0, 0.9))
+                params = asked(rng.choice(METHODS), seed, temperature)
+                running[three.submit(prompts[which], params)] = which, seed, temperature
+                left -= 1
+            together = max(together, len(running))
+            for id, event in three.step():
+                assert not isinstance(event, Exception), event
+                if isinstance(event, Finished):
+                    said.append((*running.pop(id), event))
+            if running and rng.random() < 0.02:
+                three.cancel(rng.choice(list(running)))
+            elif running and rng.random() < 0.02:
+                id = rng.choice(list(running))
+                three.drop(id)
+                del running[id]
+    assert together == 3
+    assert len(said) > 3 * RUNS
+    assert sum(event.draft_n for *_, event in said) > 100
+    texts: dict[tuple[int, int, float], tuple[int, ...]] = {}
+    for which, seed, temperature, event in said:
+        key = which, seed, temperature
+        if key not in texts:
+            *_, last = alone.generate(prompts[which], asked("none", seed, temperature))
+            assert isinstance(last, Finished)
+            texts[key] = last.token_ids
+        n = len(event.token_ids) if event.reason == "cancelled" else None
+        assert event.token_ids == texts[key][:n], key
