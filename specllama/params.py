@@ -210,6 +210,8 @@ class EngineOptions:
         allow_other_vocab: accept a draft model with another tokenizer and translate.
         keep_texts: let the suffix proposer keep this machine's texts (as token ids, on disk) and
             copy from them in later runs.
+        parallel: conversations that can be written at once, in one context that they share; heads
+            draft for the first one only.
         check_memory: refuse a pair that needs more memory than is free.
     """
 
@@ -226,6 +228,7 @@ class EngineOptions:
     max_rows: int = DRAFT_MAX_LIMIT + 1
     max_leaves: int = 16
     heads: tuple[str, ...] = ()
+    parallel: int = 1
     allow_other_vocab: bool = False
     keep_texts: bool = False
     use_mmap: bool = True
@@ -300,5 +303,6 @@ class EngineOptions:
             _whole("batch-size", self.n_batch, 32, 2**16)
         _whole("max rows", self.max_rows, 1, 4096)
         _whole("max leaves", self.max_leaves, 1, 256)
+        _whole("parallel", self.parallel, 1, 64)
         if any(not head for head in self.heads):
             raise UsageError("--head needs a file, not an empty name")

@@ -109,6 +109,7 @@ class Engine:
             vocab=parts.vocab,
             info=parts.info,
             drafters=parts.drafters,
+            more=parts.more,
             template=parts.template,
             bos=parts.bos,
             eos=parts.eos,

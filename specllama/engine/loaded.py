@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specllama.backend.base import Lane, Vocab
+    from specllama.engine.slot import Slot
     from specllama.interface import EngineInfo
     from specllama.params import GenerateParams
     from specllama.speculative.drafting.drafter import Drafter
@@ -24,6 +25,7 @@ class Loaded:
         vocab: the target's vocabulary.
         info: what to show people.
         drafters: drafting methods by name, without "none".
+        more: slots for conversations beside the first.
         make_window: the draft window of a request; None: of a fixed length.
         make_constraint: the grammar of a request; None: this engine has none.
         template: Jinja chat template, None for raw prompts; ``bos`` and ``eos``: texts for it.
@@ -34,6 +36,7 @@ class Loaded:
     vocab: Vocab
     info: EngineInfo
     drafters: Mapping[str, Drafter] = field(default_factory=dict)
+    more: tuple[Slot, ...] = ()
     make_window: Callable[[GenerateParams], Window] | None = None
     make_constraint: Callable[[GenerateParams], Constraint | None] | None = None
     template: str | None = None

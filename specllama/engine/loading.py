@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from specllama.cancel import StopFlag
 from specllama.engine.loaded import Loaded
 from specllama.engine.methods import methods
+from specllama.engine.slot import Slot
 from specllama.errors import CannotLoad, StoreError
 from specllama.events import Event, LoadProgress
 from specllama.interface import EngineInfo, ModelInfo
@@ -152,7 +153,7 @@ def load_parts(
         target_model = open_model(target_header, "target", plan.target if plan else None)
         target = open_pool(
             target_model,
-            lanes=LANES,
+            lanes=max(LANES, options.parallel),
             n_ctx=_context_length(options.n_ctx, target_header),
             max_rows=options.max_rows,
             threads=threads,
@@ -165,7 +166,7 @@ def load_parts(
         draft_model = open_model(draft_header, "draft", plan.draft if plan else None)
         draft = open_pool(
             draft_model,
-            lanes=LANES,
+            lanes=max(LANES, options.parallel),
             n_ctx=min(
                 options.draft_ctx or target.n_ctx, draft_header.context_length or target.n_ctx
             ),
@@ -204,18 +205,35 @@ def load_parts(
             if draft is not None and options.draft_threads is None:
                 draft.choose_threads()
         past, remember = _corpus(target_header) if options.keep_texts else ((), None)
-        lane = target.open()
-        speaker: Context | Drafter | None = None
-        if draft is not None and draft_model is not None:
-            speaker = beside = draft.open()
+        if options.parallel > target.lanes:
+            raise CannotLoad(
+                f"{target_header.path.name} keeps a running state: one conversation at a time",
+                "load it without parallel conversations",
+            )
+
+        def open_draft() -> Context | Drafter | None:
+            if draft is None or draft_model is None:
+                return None
+            beside = draft.open()
             if translated:
-                speaker = join_vocabularies(beside, target_model.vocab, draft_model.vocab)
+                return join_vocabularies(beside, target_model.vocab, draft_model.vocab)
+            return beside
+
+        def open_slot() -> Slot:
+            """A further slot; what is the target's own drafts for the first one only."""
+            lane = target.open()
+            why_not = {**own.reasons, **dict.fromkeys(own.parts, "it drafts for one conversation")}
+            made = Drafters(lane, open_draft(), past, remember, reasons=why_not).all()
+            return Slot(lane, made, why_not)
+
+        lane, speaker = target.open(), open_draft()
         own = open_own(
             LoadedTarget(target_header, target_model, target, lane, options, threads, heads_open),
             options.heads,
         )
         drafters = Drafters(lane, speaker, past, remember, own.parts, own.reasons)
         made = drafters.all()
+        more = tuple(open_slot() for _ in range(options.parallel - 1))
     except BaseException:
         close_all()
         raise
@@ -252,6 +270,7 @@ def load_parts(
         vocab=vocab,
         info=info,
         drafters=made,
+        more=more,
         make_window=Windows(open_profile(info), info),
         make_constraint=make_constraint,
         template=target_header.chat_template,

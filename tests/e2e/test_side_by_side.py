@@ -28,13 +28,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def alone(home: None) -> Iterator[Engine]:
-    with Engine.load("tiny", None, EngineOptions(n_ctx=512, threads=1)) as loaded:
+    with Engine.load("tiny", None, EngineOptions(n_ctx=1024, threads=1)) as loaded:
         yield loaded
 
 
 @pytest.fixture(scope="module")
 def three(home: None) -> Iterator[Engine]:
-    with Engine.load("tiny", None, EngineOptions(n_ctx=512, threads=1, parallel=3)) as loaded:
+    with Engine.load("tiny", None, EngineOptions(n_ctx=4096, threads=1, parallel=3)) as loaded:
         yield loaded
 
 
