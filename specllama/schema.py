@@ -258,7 +258,7 @@ SCHEMA: tuple[Setting, ...] = (
         "exact",
         "bool",
         "generate.exact",
-        "No target pass wider than those whose rows are computed as in plain decoding.",
+        "Keep target passes narrow enough that every row is computed as in plain decoding.",
         _S,
     ),
     Setting(

@@ -1,4 +1,4 @@
-"""How many cores llama.cpp should be given: physical ones, the fast kind where there are two.
+"""How many cores llama.cpp should use: physical ones, and only the fast kind if there are two.
 
 Two threads on one core share its arithmetic, and every pass waits for its slowest thread.
 """
@@ -20,7 +20,7 @@ _RELATION_CORE = 0  # RelationProcessorCore
 def physical_cores() -> int:
     """Physical cores that this process may use, at least 1.
 
-    On Apple silicon and Windows the performance cores alone. Where the system does not say: what
+    On Apple silicon and Windows, only the performance cores. If the system does not say, what
     Python counts, hyper-threads included.
     """
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

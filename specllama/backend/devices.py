@@ -1,4 +1,4 @@
-"""Which devices llama.cpp sees, how it was built, and how to lay a pair out over them.
+"""Which devices llama.cpp sees, how it was built, and how to place a pair on them.
 
 ``devices()`` and ``build_info()`` ask the native library; ``plan_offload`` is arithmetic on headers
 and can be tested with devices that do not exist.
@@ -44,7 +44,7 @@ class Device:
 
     @property
     def shares_ram(self) -> bool:
-        """Whether its memory is the machine's: what it takes is gone from RAM."""
+        """Whether it shares the machine's memory: what it takes is missing from RAM."""
         return self.kind == "igpu" or self.backend in ("Metal", "MTL")
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,8 +162,8 @@ def build_info() -> BuildInfo:
     )
 
 
-# the llama.cpp commit that each binding release vendors; a release can be asked only for its own
-# version, and security notes speak of llama.cpp's
+# the llama.cpp commit that each binding release vendors: a release reports only its own version,
+# while security notes name llama.cpp's
 _COMMITS = {"0.3.36": "0c1e57098"}
 
 
@@ -184,7 +184,7 @@ def cpu_name() -> str:
 
 
 def cpu_features() -> str:
-    """What this processor offers, as far as the system lists it; "" elsewhere."""
+    """The features of this processor, as far as the system lists them; else ""."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -196,7 +196,7 @@ def cpu_features() -> str:
 
 
 def library_files() -> list[str]:
-    """Name, size and time of each library of the binding: another build has others."""
+    """Name, size and time of each library of the binding, which differ between builds."""
     import llama_cpp
 
     folder = Path(llama_cpp.__file__).parent / "lib"
@@ -369,7 +369,7 @@ def plan_offload(
     if draft is not None:
         draft_buffer = memory.compute_bytes(draft, context, n_outputs=2, **buffers)
         sizes = layer_bytes(draft, context, **kv)
-        # a draft may take half of what there is: beyond that it starves the target
+        # a draft may take half of the memory: more would starve the target
         cap = [size // 2 for size in free] if draft_gpu_layers == "auto" else free
         draft_placement = _place("draft", sizes, draft_buffer, cap, draft_gpu_layers, warnings)
         if draft_gpu_layers == "auto" and not draft_placement.whole:
@@ -391,11 +391,11 @@ def _place(
     asked: str,
     warnings: list[str],
 ) -> Placement:
-    """The last layers go to the devices, and of these the first to the first, as in llama.cpp."""
+    """The last layers go to the devices, first to first, as in llama.cpp."""
     of = len(sizes)
     if not free or asked == "0":
         if asked not in ("auto", "0") and not free:
-            warnings.append(f"the {role} was to be offloaded, but there is no usable GPU")
+            warnings.append(f"the {role} cannot be offloaded: there is no usable GPU")
         return Placement(role, 0, of, (0,) * len(free), (0,) * len(free))
     wanted = of if asked in ("auto", "all") else min(int(asked), of)
     room = [max(size - buffer, 0) for size in free]

@@ -1,7 +1,7 @@
 """Hidden states of a cache's tokens, by position, for proposers that read them.
 
-The rows come from the same forward passes as the logits. A reader takes what it needs after a pass
-and says with ``forget`` what it will not ask for again.
+The rows come from the same forward passes as the logits. A reader takes what it needs after a pass,
+and tells with ``forget`` what it will not need again.
 """
 
 from __future__ import annotations

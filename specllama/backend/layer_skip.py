@@ -1,9 +1,9 @@
 """The law of a model without some of its layers, from the whole model.
 
-A layer adds to the residual stream. Putting back what entered the first layer of a run in place of
-what leaves its last one is to drop the run, so that any choice of layers is tried in one pass of
-the loaded target: nothing is cut out, written or loaded. llama.cpp's evaluation callback, meant for
-looking at tensors, does it.
+A layer adds to the residual stream. Replacing the output of the last layer of a run by the input of
+its first drops the run, so any choice of layers can be tried in one pass of the loaded target:
+nothing is cut out, written or loaded. llama.cpp's evaluation callback, meant for looking at
+tensors, does it.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class SkippingContext:
                 self._entering = bytes(size)
                 self._g["ggml_backend_tensor_get"](tensor, self._entering, 0, size)
             return True
-        except BaseException as error:  # ctypes would print it and go on
+        except BaseException as error:  # ctypes would only print it and continue
             self._error = error
             return False
 

@@ -46,7 +46,7 @@ _stderr_lock = threading.Lock()
 
 @contextlib.contextmanager
 def _captured_stderr() -> Iterator[list[str]]:
-    """What native code prints to file descriptor 2, given at the end, instead of the terminal.
+    """What native code prints to file descriptor 2, returned at the end, not on the terminal.
 
     llama.cpp's grammar parser prints its reason there and nowhere else. Only for calls of a few
     milliseconds: other threads' output is caught as well.

@@ -14,7 +14,7 @@ os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an abort must not fork a debu
 import llama_cpp as ll
 
 logger = logging.getLogger("specllama.llama")
-# without a handler of its own, logging would print warnings to stderr, across the terminal app
+# without this handler, logging would print warnings to stderr, across the terminal app
 logging.getLogger("specllama").addHandler(logging.NullHandler())
 
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}

@@ -67,7 +67,7 @@ class LlamaVocab:
         return self._vocab
 
     def close(self) -> None:
-        """The model is about to be freed: from now on every call is refused."""
+        """The model is about to be freed: refuse every call from now on."""
         self._vocab = None
 
     @property
@@ -125,7 +125,7 @@ class LlamaVocab:
             EngineError: the vocabulary cannot express the text.
         """
         if after_text and self._spm:
-            # a fresh text would begin with a space; nothing merges with a control character
+            # a fresh text would start with a space; nothing merges with a control character
             guard = self._tokenize(_GUARD, False, False)
             ids = self._tokenize(_GUARD + text, False, False)
             if ids[: len(guard)] == guard:

@@ -1,4 +1,4 @@
-"""A loaded target, as whatever drafts for that target alone is opened on it."""
+"""A loaded target, as seen by whatever drafts for that target alone."""
 
 from __future__ import annotations
 

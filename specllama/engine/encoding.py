@@ -1,13 +1,13 @@
 """From the segments of a prompt to token ids.
 
-llama.cpp finds special tokens by their text before it merges anything, and begins the text behind
+llama.cpp finds special tokens by their text before it merges anything, and starts the text after
 one of them afresh (with a space, in SentencePiece vocabularies). So a prompt is tokenized whole, as
-llama.cpp tokenizes the same text, unless a content holds the text of a marker. Only then is it
+llama.cpp tokenizes the same text, unless a content contains the text of a marker. Only then is it
 taken apart here, in the same way, and what people wrote stays ordinary text:
 
 - control tokens are recognised in template text alone;
-- user-defined tokens that mark something, which llama.cpp recognises everywhere, are cut behind
-  their first character where they stand in a content. They are those written ``<|so|>`` and those
+- user-defined tokens that mark something, which llama.cpp recognises everywhere, are cut after
+  their first character if they occur in a content. They are those written ``<|so|>`` and those
   that the template names; in a reply only those that it wrote into this very prompt, so that what
   else the model can say (``<tool_call>``) stays what it said.
 """
@@ -79,7 +79,7 @@ class _Forgery:
         return "cut" if self._marks(special, all(s.reply for s in contents)) else "token"
 
     def anywhere(self, special: SpecialToken, text: str) -> bool:
-        """Whether something other than a token is to be made of it at any place."""
+        """Whether it must be taken apart, instead of becoming a token, at any place."""
         if not special.control and not self._marks(special, reply=False):
             return False
         at = text.find(special.text)
@@ -90,7 +90,7 @@ class _Forgery:
         return False
 
     def _marks(self, special: SpecialToken, reply: bool) -> bool:
-        """Whether a user-defined token marks something, in what people or in what models wrote."""
+        """Whether a user-defined token is a marker, in the text of people or of models."""
         text = special.text
         if len(text.strip()) < 2:  # spaces; and a single character could not be cut
             return False

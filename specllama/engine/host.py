@@ -1,6 +1,6 @@
 """The engine in a child process, behind the same interface as the engine itself.
 
-llama.cpp ends its process on some bad calls and the kernel ends it when memory runs out. Here that
+llama.cpp ends its process on some bad calls, and the kernel ends it when memory runs out. Here that
 costs one reply: the child dies, the parent turns its exit status and last words into
 ``EngineDied``, and the next request starts a fresh child. Requests carry the whole conversation,
 so nothing has to be rebuilt. The parent never imports llama_cpp.
@@ -57,7 +57,7 @@ class EngineFactory(Protocol):
 
 
 class HostLike(EngineLike, Protocol):
-    """An engine that can be started, and changed for another: EngineHost, or a stand-in."""
+    """An engine that can be started and replaced: EngineHost, or a stand-in."""
 
     factory: EngineFactory
     on_event: OnEvent | None
@@ -113,7 +113,7 @@ class EngineHost:
 
     @property
     def info(self) -> EngineInfo:
-        """Of the loaded pair; of the one before it while its successor loads or has failed."""
+        """Of the loaded pair, or of the previous one while its successor loads or has failed."""
         child = self._child
         if child is not None and child.info is not None:
             self._last_info = child.info
@@ -151,7 +151,7 @@ class EngineHost:
     def switch(self, factory: EngineFactory) -> EngineInfo:
         """Unload, then load something else; two targets at once seldom fit.
 
-        When the new one cannot be loaded the old recipe is put back, and the next request loads it.
+        If the new one cannot be loaded, the old recipe is restored, and the next request loads it.
         """
         before = self.factory
         self._drop()
@@ -179,7 +179,7 @@ class EngineHost:
         request = child.ask("generate", prompt, params)
         finished = False
         try:
-            # by way of the inbox: whoever sets it, a signal handler perhaps, need not wait
+            # through the inbox, so that whoever sets it (perhaps a signal handler) need not wait
             with (cancel or Cancel()).calling(lambda: request.inbox.put(("cancel", None))):
                 while True:
                     kind, payload = request.inbox.get()
@@ -194,7 +194,7 @@ class EngineHost:
                         finished = True
                         raise payload
         finally:
-            # The child serves requests in order, so an abandoned one needs no waiting for.
+            # The child serves requests in order, so there is no need to wait for an abandoned one.
             if not finished:
                 child.cancel(request.id)
             child.forget(request.id)
@@ -231,7 +231,7 @@ class _Request:
 
 
 class _Child:
-    """One process from spawn to burial, seen from the parent."""
+    """One process from spawn to exit, seen from the parent."""
 
     def __init__(self, factory: EngineFactory, on_event: OnEvent | None) -> None:
         self.info: EngineInfo | None = None
@@ -282,7 +282,7 @@ class _Child:
     def stop(self, grace_s: float) -> None:
         self._stopping = True
         self._send(("close", 0))
-        # A child that still loads holds nothing worth a farewell.
+        # A child that is still loading has nothing to save.
         if self.info is None or not self._reap(grace_s):
             self.process.terminate()
             if not self._reap(grace_s):
@@ -297,7 +297,7 @@ class _Child:
             with self._send_lock:
                 self._conn.send(message)
         except (OSError, ValueError):
-            # Let the reader see the end of the pipe and say why.
+            # Let the reader see the end of the pipe and report the reason.
             self._reader.join(REAP_S)
             return False
         return True
@@ -350,15 +350,15 @@ class _Child:
 
 _CAUSES = {
     "SIGKILL": "out of memory?",
-    "SIGABRT": "llama.cpp gave up",
+    "SIGABRT": "llama.cpp aborted",
     "SIGSEGV": "a crash in native code",
-    "SIGBUS": "the file changed or the disk failed while it was read?",
+    "SIGBUS": "did the file change, or the disk fail, while it was read?",
     "SIGILL": "built for another processor?",
 }
 
 
 def _obituary(exitcode: int | None, log: Path, *, loading: bool) -> EngineDied:
-    when = "while loading the model" if loading else "in the middle of its work"
+    when = "while loading the model" if loading else "while it was working"
     if exitcode is not None and exitcode < 0:
         try:
             name = signal.Signals(-exitcode).name
@@ -378,7 +378,7 @@ def _obituary(exitcode: int | None, log: Path, *, loading: bool) -> EngineDied:
 
 
 def last_words(log: Path) -> str:
-    """The line of the child's output that most likely says why it died; one line, no controls."""
+    """The line of the child's output that most likely says why it died, without controls."""
     try:
         with log.open("rb") as handle:
             handle.seek(0, os.SEEK_END)
@@ -386,7 +386,7 @@ def last_words(log: Path) -> str:
             raw = handle.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    # What faulthandler adds is for developers; the reason stands before it.
+    # What faulthandler adds is for developers; the reason comes before it.
     text = raw.split("Fatal Python error", 1)[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = ("assert", "error", "failed", "abort", "what():", "out of memory", "exception")
@@ -410,7 +410,7 @@ def _ensure_resource_tracker() -> None:
     try:
         broken = sys.stderr is None or sys.stderr.fileno() < 0
     except (OSError, ValueError):
-        broken = False  # multiprocessing skips a stderr without a descriptor by itself
+        broken = False  # multiprocessing itself skips a stderr without a descriptor
     if not broken:
         resource_tracker.ensure_running()
         return
@@ -425,7 +425,7 @@ def _ensure_resource_tracker() -> None:
 
 
 class _Link:
-    """The child's end of the pipe. A parent that is gone ends the child at once."""
+    """The child's end of the pipe. If the parent is gone, the child ends at once."""
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
@@ -492,7 +492,7 @@ class _Link:
         while True:
             self._something.wait()
             self._something.clear()
-            # What comes first goes at once; what follows closely goes together.
+            # The first event goes at once; those that follow closely go together.
             self.flush()
             time.sleep(GATHER_S)
 
@@ -525,7 +525,7 @@ def _serve(conn: Connection, factory: EngineFactory, log: str) -> None:
     _redirect_output(log)
     # Ctrl-C in a shared terminal reaches the whole process group; the parent decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort starts a debugger
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an abort must not start a debugger
     import faulthandler
 
     faulthandler.enable()

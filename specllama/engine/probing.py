@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("specllama.engine.probing")
 
-FAR_BYTES = 1 << 30  # weights of models whose passes of up to 65 rows are compared, too
+FAR_BYTES = 1 << 30  # weights of models for which passes of up to 65 rows are compared, too
 
 
 def exactness_of(
@@ -28,7 +28,7 @@ def exactness_of(
         options: resolved, as ``target`` was made with them.
     """
     if not model.can_roll_back:
-        return Exactness(why_not="a running state cannot be set back to compare them")
+        return Exactness(why_not="a running state cannot be rolled back to compare them")
     try:
         return measured(
             _key(header, model, target, options), lambda: _measure(model, target, options)
@@ -41,7 +41,7 @@ def exactness_of(
 def _key(
     header: GgufHeader, model: LlamaModel, target: LlamaPool, options: EngineOptions
 ) -> dict[str, Any]:
-    """All that chooses kernels."""
+    """Everything that chooses kernels."""
     from specllama.backend import devices
     from specllama.models.pruned import fingerprint
 
@@ -66,12 +66,12 @@ def _key(
 
 
 def _measure(model: LlamaModel, target: LlamaPool, options: EngineOptions) -> Exactness:
-    """In a context of its own, made like the target's, which can be looked into."""
+    """Measure in a separate context, made like the target's, whose passes can be watched."""
     from specllama.backend.llama_pool import open_pool
     from specllama.backend.probe import CELLS, COPIES, NARROW, probe
     from specllama.backend.watch import Watch
 
-    # a GPU runs other kernels where it is stopped to be looked at
+    # a GPU runs different kernels if it is stopped and watched
     watch = Watch() if model.gpu_layers == 0 else None
     pool = open_pool(
         model,

@@ -14,7 +14,7 @@ from specllama.thoughts import Reader
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What became of a round's tokens: the first ``kept`` were emitted."""
+    """The fate of a round's tokens: the first ``kept`` were emitted."""
 
     kept: int
     text: str

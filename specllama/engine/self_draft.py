@@ -1,8 +1,8 @@
 """The draft of ``--proposer self``: a model of some of the target's own layers.
 
-It is a file of its own, cut out of the target's (``models.pruned``), so that every model
-whose layers can be dropped works without a special pass. It is made and loaded when the first
-request asks for it: nobody pays for a second model by having the choice.
+It is a separate file, cut out of the target's (``models.pruned``), so that every model whose layers
+can be dropped works without a special pass. It is made and loaded when the first request asks for
+it: merely having the choice costs nothing.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _advice(drop: Sequence[int], work: float, speed: float | None) -> str:
     )
     if speed is not None:
         pays = "" if speed > 1 else ", which cannot pay"
-        return f"{said}; the best choice that was found, at most {speed:.2f}× plain{pays}"
+        return f"{said}; the best choice found, at most {speed:.2f}× plain{pays}"
     return f"{said}, which hardly ever pays" if work > MUCH else said
 
 
