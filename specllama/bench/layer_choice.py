@@ -237,6 +237,6 @@ def _agreement(context: Any, text: Text, drop: Drop) -> list[bool]:
 
 def assumed_passes() -> list[float]:
     """Costs of passes by rows if nobody measured them: the window's own prior."""
-    from specllama.speculative.cost import CostTable
+    from specllama.speculative.policy.costs import CostTable
 
-    return CostTable(level_ms=1.0, hopeful=False).upto(LONGEST + 1)
+    return CostTable(1.0).upto(LONGEST + 1)

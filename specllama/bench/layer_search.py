@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specllama.speculative.cost import expected_tokens, plans
+from specllama.speculative.lengths import expected_tokens, plans
 
 LONGEST = 8  # tokens of a draft
 WIDTH = 8  # layers that are tried at each step down; the first step tries them all

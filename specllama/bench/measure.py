@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from specllama.backend.base import Context, Outputs
-from specllama.speculative.learned import Costs
+from specllama.speculative.policy.costs import Costs
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
 READS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -58,9 +58,9 @@ class PassCosts:
         """Store these figures as what a window knows."""
         costs.target.slope = min(max(self.prefill_row_ms / self.target[1], 0.01), 1.0)
         for rows in sorted(self.target):
-            costs.target.set(rows, self.target[rows])
+            costs.target.set(rows, self.target[rows], self.context)
         for tokens in sorted(self.draft):
-            costs.draft.set(tokens, self.draft[tokens])
+            costs.draft.set(tokens, self.draft[tokens], self.context)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -32,8 +32,8 @@ from specllama.models.gguf import read_header
 from specllama.models.quantize import FLOATS
 from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import Prompt
-from specllama.speculative.cost import best_plan, plans
 from specllama.speculative.drafting.draft_model import ChainDrafter
+from specllama.speculative.lengths import best_plan, plans
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 LAYER_SECONDS = 20.0

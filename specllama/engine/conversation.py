@@ -33,10 +33,10 @@ from specllama.events import (
 from specllama.history import History, common_prefix
 from specllama.interface import EngineInfo
 from specllama.params import SEED_DRAWN, GenerateParams
-from specllama.speculative.adaptive import AdaptiveWindow
 from specllama.speculative.asking import Ask, Asking, Cut, Pass
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import booked
+from specllama.speculative.policy.controller import Controller
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.window import FixedWindow, Window
@@ -166,12 +166,13 @@ class Conversation:
         if isinstance(means.windows, Windows) and (trouble := means.windows.trouble()):
             yield Notice(message=trouble, level="warning", topic="profile")
         read_ms = (prefilled - started) * 1e3
-        if isinstance(window, AdaptiveWindow):
-            paid, copies = booked(drafter)
-            window.drafts_with(drafter.name, paid, copies=copies)
+        if isinstance(window, Controller):
+            paid, _ = booked(drafter)
+            window.drafts_with(drafter.name, paid)
             if reason is None:  # else it would take a part for the whole
-                window.prefilled(len(ids) - cached, read_ms)
-            if paid and (why := window.cannot_gain()):
+                window.prefilled(len(ids) - cached, read_ms, len(ids))
+            windows = means.windows
+            if paid and isinstance(windows, Windows) and (why := windows.cannot_gain(paid)):
                 yield Notice(message=why, topic="routing")
         rounds = Rounds(
             target=self._target,
@@ -402,7 +403,7 @@ class Conversation:
 
     def settle(self) -> list[Cut]:
         """However it ended: what leaves the target's lane within the committed text."""
-        if isinstance(self._window, AdaptiveWindow):
+        if isinstance(self._window, Controller):
             self._window.finish()
         agreed = common_prefix(self._target.tokens, self._tokens)
         if not self._tokens:

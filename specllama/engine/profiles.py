@@ -2,7 +2,7 @@
 
 One JSON file per pair and settings (device, layers on the GPU, threads, context length, KV types)
 under ``profiles_dir()``: the cost tables, what the draft window learnt per rule and temperature
-band, the balance of the pair, and the latest advice of ``specllama tune``. Several processes may
+band, the ledger of the pair, and the latest advice of ``specllama tune``. Several processes may
 share it: see ``store/profiles.py``. A file that is missing or of another version is passed over, a
 damaged one begun anew with a word about it; a folder that cannot be written to only means that
 nothing is kept.
@@ -13,20 +13,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.params import GenerateParams
-from specllama.speculative.adaptive import AdaptiveWindow
-from specllama.speculative.cost import CostTable
-from specllama.speculative.learned import CREDIT_FIRST, Balance, Costs, Learned
+from specllama.speculative.lengths import cannot_gain
+from specllama.speculative.policy.controller import Controller, Learned
+from specllama.speculative.policy.costs import Costs, CostTable
+from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.rules import rule_of
 from specllama.speculative.window import FixedWindow, Window
 from specllama.store import profiles as store
 
-SCHEMA = "specllama.profile.v3"
+_T = TypeVar("_T")
+
+SCHEMA = "specllama.profile.v4"
 
 # Upper ends of the temperature bands; sampling noise changes what a draft's confidence is worth.
 _BANDS = ((0.0, "greedy"), (0.5, "cool"), (0.9, "warm"), (1.2, "hot"))
@@ -88,9 +93,9 @@ def _model_key(model: ModelInfo) -> str:
 
 
 class Profile:
-    """Costs, calibrations by band, the balance and the advice of one pair.
+    """Costs, calibrations by band, the ledger and the advice of one pair.
 
-    ``balance`` is what all drafting of the pair together may still lose: every method, rule and
+    ``ledger`` is what all drafting of the pair together may still lose: every method, rule and
     temperature draws on it, and nothing but plain steps and gains fills it. ``path`` None keeps
     nothing.
     """
@@ -99,8 +104,8 @@ class Profile:
         self.path = path
         self.key = key
         self.costs = Costs()
-        self.balance = Balance()
-        self._kept: Balance | None = None  # while practising
+        self.ledger = Ledger()
+        self._kept: Ledger | None = None  # while practising
         self.advice: dict[str, Any] | None = None
         self._bands: dict[str, Learned] = {}
         self.warm = False
@@ -119,27 +124,22 @@ class Profile:
         return twin
 
     def learned(self, name: str) -> Learned:
-        found = self._bands.get(name)
-        if found is None:
-            found = self._bands[name] = Learned(self.costs, self.balance)
-        return found
+        return self._bands.setdefault(name, Learned())
 
     @contextmanager
     def practice(self) -> Iterator[None]:
         """Texts that are written to measure: neither what they lose nor what they gain counts."""
-        kept = self._kept = replace(self.balance)
+        self._kept = Ledger(self.ledger.spare, dict(self.ledger.own))
         try:
             yield
         finally:
-            self.forgive()
-            self.balance.credit, self.balance.reserve = kept.credit, kept.reserve
-            self.balance.aside, self._kept = kept.aside, None
+            self.ledger.spare, self.ledger.own = self._kept.spare, self._kept.own
+            self._kept = None
 
     def forgive(self) -> None:
         """While practising, let every balance start anew."""
-        mine = [a.own for learned in self._bands.values() for a in learned.accounts.values()]
-        for balance in (self.balance, *mine):
-            balance.credit = max(balance.credit, CREDIT_FIRST)
+        fresh = Ledger()
+        self.ledger.spare, self.ledger.own = fresh.spare, fresh.own
 
     def refresh(self) -> None:
         """Take over what other processes have saved since the file was last seen."""
@@ -189,35 +189,29 @@ class Profile:
         Raises:
             one of ``store.DAMAGE``
         """
-        costs, balance = Costs(), Balance.from_list(data["balance"])
-        costs.restore(data["costs"])
-        bands: dict[str, Learned] = {}
-        for name, saved in data["bands"].items():
-            learned = bands[str(name)] = Learned(self.costs, self.balance)
-            learned.restore(saved)
+        costs = _read(data["costs"], Costs)
+        ledger = _read(data["ledger"], Ledger)
+        bands = _read(data["bands"], dict[str, Learned])
         advice = data["advice"]
-        mine = self._kept or self.balance
-        mine.credit, mine.reserve, mine.aside = balance.credit, balance.reserve, balance.aside
-        self.costs.target, self.costs.draft = costs.target, costs.draft
-        self.costs.heads = costs.heads
+        mine = self._kept or self.ledger
+        mine.spare, mine.own = ledger.spare, ledger.own
+        self.costs.target, self.costs.draft, self.costs.own = costs.target, costs.draft, costs.own
         self._bands = bands
         self.advice = advice if isinstance(advice, dict) else None
 
     def _data(self) -> store.Data:
-        return {
-            "schema": SCHEMA,
-            "pair": self.key.to_dict() if self.key else {},
-            "costs": self.costs.to_dict(),
-            "balance": (self._kept or self.balance).to_list(),
-            "bands": {name: learned.to_dict() for name, learned in self._bands.items()},
-            "advice": self.advice,
-        }
+        data: store.Data = msgspec.to_builtins(
+            {"costs": self.costs, "ledger": self._kept or self.ledger, "bands": self._bands},
+            str_keys=True,
+        )
+        pair = self.key.to_dict() if self.key else {}
+        return {"schema": SCHEMA, "pair": pair, "advice": self.advice, **data}
 
     def save(self) -> bool:
         """Write the file anew, whole or not at all, with what others saved meanwhile. False where
         it cannot be written."""
         path = self.path
-        if path is None or self.costs.target.one is None:
+        if path is None or self.costs.target.level is None:
             return False
 
         data: store.Data = {}
@@ -233,6 +227,15 @@ class Profile:
         if stamp:
             self._stamp, self._seen = stamp, data
         return bool(stamp)
+
+
+def _read(data: Any, kind: type[_T]) -> _T:
+    """What the file says, as what it stands for.
+
+    Raises:
+        msgspec.ValidationError: it is not that.
+    """
+    return msgspec.convert(data, kind, str_keys=True)
 
 
 def open_profile(info: EngineInfo, folder: Path | None = None) -> Profile:
@@ -257,11 +260,11 @@ def measured_passes(info: EngineInfo, rows: int, folder: Path | None = None) -> 
             data = store.read(path)
             if data is None or data["schema"] != SCHEMA or not mine.times_like(data["pair"]):
                 continue
-            table = CostTable.from_dict(data["costs"]["target"])
+            table = _read(data["costs"]["target"], CostTable)
         except (OSError, *store.DAMAGE):
             continue
         timed = sum(table.seen(n) > 0 for n in range(2, rows + 1))
-        if table.one and timed > max(rows // 2, best[0]):
+        if table.level and timed > max(rows // 2, best[0]):
             best = timed, table.upto(rows)
     return best[1] or None
 
@@ -297,12 +300,22 @@ class Windows:
         profile.refresh()
         if params.exact:  # a pass of more rows would be cut into several
             limit = min(limit, info.exact_rows - 1)
-        return AdaptiveWindow(
+        return Controller(
             profile.learned(band(params)),
+            profile.costs,
+            profile.ledger,
             draft_max=limit,
             draft_min=params.draft_min,
             peek=rule_of(params.verify, greedy=params.sampling.temperature == 0.0).peek,
-            steps=profile.costs.steps(params.proposer),
             tokens=params.max_tokens,
             on_finish=profile.save,
         )
+
+    def cannot_gain(self, method: str) -> str:
+        """Why no draft model can pay on this machine, "" if one could or nobody knows yet."""
+        costs = self.profile.costs
+        target, steps = costs.target, costs.steps(method)
+        if target.level is None or not target.known(2):
+            return ""
+        step = steps.ms(1) or target.level * costs.draft_share
+        return cannot_gain(step, target.upto(9))

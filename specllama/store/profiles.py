@@ -1,9 +1,9 @@
 """The file of a profile, which several processes share: locked, read again, merged, replaced whole.
 
 A process remembers what it last saw in the file. When it writes, it keeps what another process has
-changed since. A part (a cost table, what is known of a source, a method's account, the advice) that
-only one of them changed is taken from that one; if both changed it, what was saved first stays.
-Changes of the balance add up: what either of them lost or gained counts.
+changed since. A part (a cost table, what is known of a source or of a method, the advice) that only
+one of them changed is taken from that one; if both changed it, what was saved first stays. Changes
+of the ledger add up: what either of them lost or gained counts.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def merge(base: Data, mine: Data, theirs: Data) -> Data:
     out: Data = {
         "schema": mine["schema"],
         "pair": mine["pair"],
-        "costs": {"heads": {}},
-        "bands": {name: {"accounts": {}, "sources": {}} for name in names},
+        "costs": {"own": {}},
+        "bands": {name: {"asked": {}, "sources": {}} for name in names},
     }
     for key in {**others, **ours}:
         other = others.get(key)
@@ -87,9 +87,21 @@ def merge(base: Data, mine: Data, theirs: Data) -> Data:
         for name in key[:-1]:
             at = at[name]
         at[key[-1]] = part
-    sums = zip(theirs["balance"], mine["balance"], base["balance"], strict=True)
-    out["balance"] = [there + here - was for there, here, was in sums]
+    out["ledger"] = _sums(base["ledger"], mine["ledger"], theirs["ledger"])
     return out
+
+
+def _sums(base: Data, mine: Data, theirs: Data) -> Data:
+    """Amounts to which both added, or from which they took."""
+
+    def both(was: float, here: float, there: float) -> float:
+        return there + here - was
+
+    own = {
+        name: both(*(ledger["own"].get(name, 0.0) for ledger in (base, mine, theirs)))
+        for name in {**theirs["own"], **mine["own"]}
+    }
+    return {"spare": both(base["spare"], mine["spare"], theirs["spare"]), "own": own}
 
 
 def _parts(data: Data) -> dict[tuple[str, ...], Any]:
@@ -97,11 +109,12 @@ def _parts(data: Data) -> dict[tuple[str, ...], Any]:
     parts: dict[tuple[str, ...], Any] = {("advice",): data["advice"]}
     costs = data["costs"]
     parts |= {("costs", name): costs[name] for name in ("target", "draft")}
-    for name, table in costs["heads"].items():
-        parts["costs", "heads", name] = table
+    for name, table in costs["own"].items():
+        parts["costs", "own", name] = table
     for band, learned in data["bands"].items():
-        parts["bands", band, "reply"] = learned["reply"]
-        for kind in ("accounts", "sources"):
+        for name in ("speed", "reply", "round"):
+            parts["bands", band, name] = learned[name]
+        for kind in ("asked", "sources"):
             for name, part in learned[kind].items():
                 parts["bands", band, kind, name] = part
     return parts

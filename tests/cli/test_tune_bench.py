@@ -15,11 +15,11 @@ from specllama.bench.arms import EngineArm, Run, Task
 from specllama.cli import invoke
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile, Windows, open_profile
-from specllama.speculative.adaptive import AdaptiveWindow
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
-from specllama.speculative.learned import CREDIT_FIRST, Balance
+from specllama.speculative.policy.controller import Controller
+from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.window import Plan
 
 
@@ -92,43 +92,41 @@ def test_without_saving_nothing_is_kept() -> None:
 
 def test_the_check_is_of_a_window_that_knows_the_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Any] = []
-    plan = AdaptiveWindow.plan
+    plan = Controller.plan
 
-    def watched(self: AdaptiveWindow, room: int) -> Plan:
+    def watched(self: Controller, room: int) -> Plan:
         plans.append(plan(self, room))
         return plans[-1]
 
-    monkeypatch.setattr(AdaptiveWindow, "plan", watched)
+    monkeypatch.setattr(Controller, "plan", watched)
     assert invoke(["tune", "--max-tokens", "8", "-n", "1", "--temperature", "0", "--no-save"]) == 0
     assert plans
     assert not any(p.reason == "measuring a plain step" for p in plans)
 
 
 def test_what_tuning_loses_is_lost_on_nobodys_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    finish = AdaptiveWindow.finish
+    finish = Controller.finish
 
-    def spend(self: AdaptiveWindow) -> None:
-        self._account.own.credit = self._account.pair.credit = 0.0
+    def spend(self: Controller) -> None:
+        self._ledger.spare = -5.0
         finish(self)
 
-    monkeypatch.setattr(AdaptiveWindow, "finish", spend)
+    monkeypatch.setattr(Controller, "finish", spend)
     assert invoke(["tune", "--max-tokens", "8", "-n", "1", "--temperature", "0"]) == 0
     profile = open_profile(fake_info(2048))
-    accounts = profile.learned("greedy").accounts
-    assert accounts
-    assert all(account.own.credit == CREDIT_FIRST for account in accounts.values())
-    assert profile.balance == Balance()
+    assert profile.learned("greedy").sources
+    assert profile.ledger == Ledger()
 
 
 def test_tuning_gives_nothing_back() -> None:
     """What was lost before stays lost, however often the pair is tuned."""
     profile = open_profile(fake_info(2048))
-    profile.balance.book(0.5 - CREDIT_FIRST)
+    profile.ledger.book("mixed", 0.5 - Ledger().total)
     profile.costs.target.set(1, 5.0)
     assert profile.save()
     for _ in range(2):
         assert invoke(["tune", "--max-tokens", "8", "-n", "1", "--temperature", "0"]) == 0
-        assert open_profile(fake_info(2048)).balance.purse == pytest.approx(0.5)
+        assert open_profile(fake_info(2048)).ledger.total == pytest.approx(0.5)
 
 
 def test_tune_says_why_the_target_cannot_draft_for_itself(

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from windows import Pair, play
 
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile, Windows
@@ -66,13 +67,12 @@ def test_random_sleeps_never_change_a_token(
     assert drafted > 0
 
 
-def test_logged_rounds_replay_within_the_credit(own_tiny: Engine, prompts: list[Prompt]) -> None:
+def test_logged_rounds_replay_within_the_ledger(own_tiny: Engine, prompts: list[Prompt]) -> None:
     """Real drafts, real confidences: what the window would lose at several costs of a pass."""
     import dataclasses
 
-    from specllama.bench.replay import VirtualClock, replay, trace_of_rounds
-    from specllama.speculative.adaptive import AdaptiveWindow
-    from specllama.speculative.learned import CREDIT_FIRST, Costs, Learned
+    from specllama.bench.replay import trace_of_rounds
+    from specllama.speculative.policy.ledger import EPSILON, Ledger
 
     for n, prompt in enumerate(prompts):
         sampling = SamplingParams(temperature=float(n % 2))
@@ -82,12 +82,6 @@ def test_logged_rounds_replay_within_the_credit(own_tiny: Engine, prompts: list[
         trace = trace_of_rounds([dataclasses.asdict(r) for r in rounds])
         for extra, step in ((0.1, 0.05), (0.5, 0.1), (0.9, 0.6)):
             verify = [0.0, *(1 + extra * (k - 1) for k in range(1, 18))]
-            learned = Learned(Costs(draft_share=step))
-            for k in range(1, 18):
-                learned.costs.target.set(k, verify[k])
-            for k in (1, 2, 4, 8, 16, 32, 64):
-                learned.costs.draft.set(k, step * (1 + 0.35 * (k - 1)))
-            clock = VirtualClock()
-            window = AdaptiveWindow(learned, draft_max=8, clock=clock)
-            result = replay(trace, window, clock, verify=verify, draft=step)
-            assert result.worst_loss(0.01) <= CREDIT_FIRST + 1e-6
+            pair = Pair().tuned(verify, step)
+            result = play(trace, verify, step, pair=pair)
+            assert result.worst_loss(EPSILON) <= Ledger().total + 1e-6

@@ -42,7 +42,7 @@ from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import SLICES, Prompt, half, load_prompts
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
-from specllama.speculative.learned import Costs
+from specllama.speculative.policy.costs import Costs
 
 PROMPTS = [
     Prompt("a", "chat", (Message("user", "the rain in spain"),)),

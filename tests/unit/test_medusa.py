@@ -7,20 +7,22 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 import pytest
 from oracle import Oracle, Tokens, bias
 from test_loop import FULL, SAMPLERS, ChainToy, NotTwice, Setup, V, is_eog
 from test_tree_drafts import Leaves, weights
+from windows import Pair
 
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.params import VerifyRule
-from specllama.speculative.adaptive import AdaptiveWindow
 from specllama.speculative.asking import drive
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.medusa import MedusaDrafter
 from specllama.speculative.drafting.medusa_heads import Guess, Head, Heads, Vector, grow, silu
-from specllama.speculative.learned import Costs, Learned
+from specllama.speculative.policy.controller import Controller
+from specllama.speculative.policy.costs import Costs
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import REJECTION, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -373,14 +375,14 @@ def test_the_window_is_asked_before_each_head_and_shown_no_token_it_may_not_see(
 # -- the window ---------------------------------------------------------------------------------
 
 
-def window(slope: float) -> AdaptiveWindow:
+def window(slope: float) -> Controller:
     """Where a further row costs ``slope`` plain steps, after plain steps of 10 ms."""
-    learned = Learned(Costs())
+    pair = Pair()
     for rows in range(1, 18):
-        learned.costs.target.set(rows, 10.0 * (1 + slope * (rows - 1)))
-    steps = learned.costs.steps("medusa")
-    steps.set(1, 0.1)
-    made = AdaptiveWindow(learned, draft_max=16, steps=steps, clock=lambda: 0.0)
+        pair.costs.target.set(rows, 10.0 * (1 + slope * (rows - 1)))
+    pair.costs.steps("medusa").set(1, 0.1)
+    made = pair.window(draft_max=16)
+    made.drafts_with("medusa", "medusa")
     for _ in range(20):
         made.plan(100)
         made.observe(Outcome("none", 0, 0, 1, (), 0.0, 10.0, 10.0, (1,)))
@@ -395,7 +397,7 @@ def test_side_nodes_join_where_rows_are_cheap_only() -> None:
         assert room.beside(likely) is joins, (slope, likely)
 
 
-def test_side_nodes_end_where_the_credit_does() -> None:
+def test_side_nodes_end_where_the_balance_does() -> None:
     room = window(0.3).plan(100).room
     assert room is not None
     joined = 0
@@ -409,10 +411,7 @@ def test_steps_of_heads_are_not_those_of_a_draft_model() -> None:
     costs.draft.set(1, 5.0)
     costs.steps("medusa").set(1, 0.2)
     assert costs.steps("draft") is costs.steps("mixed") is costs.draft
-    kept = Costs()
-    kept.restore(costs.to_dict())
+    kept = msgspec.convert(msgspec.to_builtins(costs, str_keys=True), Costs, str_keys=True)
     assert kept.draft.ms(1) == pytest.approx(5.0)
     assert kept.steps("medusa").ms(1) == pytest.approx(0.2)
-    old = {name: table for name, table in costs.to_dict().items() if name != "heads"}
-    kept.restore(old)  # a profile from before there were heads
-    assert kept.heads == {}
+    assert Costs(own={"gone": costs.draft}).own == {}  # a method that is no more

@@ -15,7 +15,7 @@ from specllama.engine.profiles import PairKey, Profile, Windows, open_profile
 from specllama.events import Notice
 from specllama.params import GenerateParams
 from specllama.speculative.drafting.ngram import NgramDrafter
-from specllama.speculative.learned import CREDIT_FIRST
+from specllama.speculative.policy.ledger import Ledger
 from specllama.store import profiles as store
 
 REPLIES = 25
@@ -25,6 +25,7 @@ WORKER = """
 import sys, time
 from pathlib import Path
 from specllama.engine.profiles import Profile
+from specllama.speculative.policy.controller import Mean
 path, name, replies, loss, start = Path(sys.argv[1]), sys.argv[2], *map(float, sys.argv[3:])
 profile = Profile(path)
 while time.time() < start:
@@ -32,11 +33,10 @@ while time.time() < start:
 kept = 0
 for n in range(int(replies)):
     profile.refresh()
-    account = profile.learned(name).account(name)
     profile.learned(name).source(name, "draft").labels += 1
     profile.costs.target.set(1, 5.0)
-    account.book(-loss)
-    profile.learned("both").account(name).looking.rounds += 1
+    profile.ledger.book(name, -loss)
+    profile.learned("both").asked.setdefault(name, Mean()).n += 1
     time.sleep(0.002)
     kept += profile.save()
 sys.exit(0 if kept == replies else 1)
@@ -59,8 +59,8 @@ def test_two_processes_lose_nothing_of_each_other(tmp_path: Path) -> None:
     assert not profile.trouble
     for name in ("greedy", "warm"):
         assert profile.learned(name).source(name, "draft").labels == REPLIES
-        assert profile.learned("both").account(name).looking.rounds == REPLIES
-    assert profile.balance.credit == pytest.approx(CREDIT_FIRST - 2 * REPLIES * LOSS)
+        assert profile.learned("both").asked[name].n == REPLIES
+    assert profile.ledger.total == pytest.approx(Ledger().total - 2 * REPLIES * LOSS)
     assert {p.name for p in path.parent.iterdir()} == {"pair.json", ".lock"}
 
 
@@ -68,7 +68,7 @@ def test_a_tune_elsewhere_survives_the_reply_that_is_under_way(tmp_path: Path) -
     path = tmp_path / "pair.json"
     app = Profile(path)
     app.costs.target.set(1, 9.0)
-    app.learned("greedy").account("mixed").book(-1.0)
+    app.ledger.book("mixed", -1.0)
     assert app.save()
     # a reply begins here; before it ends, another process tunes
     tuned = Profile(path)
@@ -79,15 +79,14 @@ def test_a_tune_elsewhere_survives_the_reply_that_is_under_way(tmp_path: Path) -
     assert tuned.save()
     # the reply ends: it timed passes, and lost a little
     app.costs.target.observe(1, 9.1)
-    app.learned("greedy").account("mixed").book(-0.5)
-    app.learned("warm").account("ngram").book(-0.25)
+    app.ledger.book("mixed", -0.5)
+    app.ledger.book("ngram", -0.25)
     assert app.save()
     for profile in (Profile(path), app):
         assert profile.advice == {"words": "keep speculation on"}
         assert profile.costs.target.ms(4) == pytest.approx(17.0)
         assert profile.learned("greedy").sources["draft"].labels == 70
-        assert profile.balance.credit == pytest.approx(CREDIT_FIRST - 1.75)
-        assert profile.learned("warm").account("ngram").pair is profile.balance
+        assert profile.ledger.total == pytest.approx(Ledger().total - 1.75)
 
 
 def test_the_next_reply_sees_what_another_process_saved(tmp_path: Path) -> None:
@@ -95,12 +94,12 @@ def test_the_next_reply_sees_what_another_process_saved(tmp_path: Path) -> None:
     app, other = open_profile(info, tmp_path), open_profile(info, tmp_path)
     windows = Windows(app, info)
     other.costs.target.set(1, 10.0)
-    other.balance.book(-3.0)
+    other.ledger.book("draft", -3.0)
     assert other.save()
     windows(GenerateParams())
-    assert app.costs.target.one == 10.0
-    assert app.balance.credit == pytest.approx(CREDIT_FIRST - 3.0)
-    assert app.learned("greedy").account("mixed").credit == pytest.approx(CREDIT_FIRST - 3.0)
+    assert app.costs.target.level == 10.0
+    assert app.ledger.total == pytest.approx(Ledger().total - 3.0)
+    assert app.ledger.covers("mixed") < Ledger().total - 3.0
 
 
 def test_practising_elsewhere_is_not_booked_by_a_reply(tmp_path: Path) -> None:
@@ -109,15 +108,15 @@ def test_practising_elsewhere_is_not_booked_by_a_reply(tmp_path: Path) -> None:
     for profile in (app, tuned):
         profile.costs.target.set(1, 10.0)
     with tuned.practice():
-        tuned.learned("greedy").account("mixed").book(-6.0)
+        tuned.ledger.book("mixed", -6.0)
         assert tuned.save()
-        app.learned("greedy").account("mixed").book(-2.0)
+        app.ledger.book("mixed", -2.0)
         assert app.save()
         assert tuned.save()
-        assert tuned.balance.credit == pytest.approx(CREDIT_FIRST - 6.0)
+        assert tuned.ledger.total == pytest.approx(Ledger().total - 6.0)
     assert tuned.save()
-    assert Profile(path).balance.credit == pytest.approx(CREDIT_FIRST - 2.0)
-    assert tuned.balance.credit == pytest.approx(CREDIT_FIRST - 2.0)
+    assert Profile(path).ledger.total == pytest.approx(Ledger().total - 2.0)
+    assert tuned.ledger.total == pytest.approx(Ledger().total - 2.0)
 
 
 def test_a_damaged_profile_is_said_once_and_begun_anew(home: Path) -> None:

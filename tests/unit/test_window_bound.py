@@ -1,4 +1,4 @@
-"""The bound on drafting: one account for a pair, whatever is drafted, asked or tuned in between.
+"""The bound on drafting: one ledger for a pair, whatever is drafted, asked or tuned in between.
 
 Random sequences of short replies by every kind of method, at every rule and temperature, with
 prompts, restarts and tunings between them, in simulated time. What was written for the user must
@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 from test_window_sources import MEASURED
-from test_window_traces import CLIFF, CPU, DEAR, EPS, GPU, KINDS, trace
+from test_window_traces import CLIFF, CPU, DEAR, GPU, KINDS, trace
 
 from specllama.bench.replay import Spot, VirtualClock, replay
 from specllama.engine.profiles import Profile, band
 from specllama.params import GenerateParams, SamplingParams, VerifyRule
-from specllama.speculative.adaptive import AdaptiveWindow
-from specllama.speculative.learned import BEHIND_MOST
+from specllama.speculative.policy.controller import Controller
+from specllama.speculative.policy.ledger import BEHIND, EPSILON
 from specllama.speculative.window import Outcome
 
 SEQUENCES = int(os.environ.get("SPECLLAMA_SEQUENCES", "200"))
@@ -75,7 +75,7 @@ class User:
         for n, took in self.write(spots, method, rule, temperature, prompt):
             self.tokens += n
             self.time += took
-            self.behind = max(self.behind, self.time - (1.0 + EPS) * self.tokens)
+            self.behind = max(self.behind, self.time - (1.0 + EPSILON) * self.tokens)
 
     def write(
         self, spots: list[Spot], method: str, rule: VerifyRule, temperature: float, prompt: int
@@ -84,15 +84,17 @@ class User:
         params = GenerateParams(sampling=SamplingParams(temperature=temperature), verify=rule)
         peek = rule == "match" or temperature == 0.0
         clock = VirtualClock()
-        window = AdaptiveWindow(
+        window = Controller(
             self.profile.learned(band(params)),
+            self.profile.costs,
+            self.profile.ledger,
             draft_max=15,
             peek=peek,
             tokens=len(spots),
             clock=clock,
         )
         paid = {"ngram": "", "lookahead": "", "mixed": "draft"}.get(method, method)
-        window.drafts_with(method, paid, copies=method == "mixed")
+        window.drafts_with(method, paid)
         if prompt:
             window.prefilled(prompt, prompt * self.verify[-1] / (len(self.verify) - 1))
         if method == "lookahead":
@@ -109,7 +111,7 @@ class User:
         window.finish()
         return rounds
 
-    def blindly(self, window: AdaptiveWindow, spots: list[Spot]) -> list[tuple[int, float]]:
+    def blindly(self, window: Controller, spots: list[Spot]) -> list[tuple[int, float]]:
         """A proposer that asks for rows only, and sends as many as it gets."""
         rounds: list[tuple[int, float]] = []
         at = 0
@@ -170,7 +172,7 @@ def test_no_sequence_of_replies_is_ever_further_behind(machine: str, tmp_path: P
                 spots = trace(only, rng.randrange(50), n) if only else text(rng, n)
                 prompt = rng.choice((0, 20, 150, 600))
                 user.reply(spots, rng.choice(METHODS), *rng.choice(LAWS), prompt)
-        assert user.behind <= BEHIND_MOST + 1e-6, f"sequence {seed}"
+        assert user.behind <= BEHIND + 1e-6, f"sequence {seed}"
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -190,4 +192,4 @@ def test_a_confident_and_wrong_draft_is_paid_for_once(
     for i, law in enumerate(LAWS):
         user.reply(trace("liar", i, 30), "eagle3" if i % 2 else method, *law, 20)
     assert user.tokens == 12 * 29
-    assert 0.0 <= first <= user.behind <= BEHIND_MOST
+    assert 0.0 <= first <= user.behind <= BEHIND

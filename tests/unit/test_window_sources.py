@@ -23,13 +23,13 @@ from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile, band
 from specllama.events import Finished, PrefillProgress, RoundDone
 from specllama.params import GenerateParams, SamplingParams
-from specllama.speculative.adaptive import AdaptiveWindow
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.lookahead import LookaheadDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
+from specllama.speculative.policy.controller import Controller
 from specllama.speculative.window import Window
 
 V = 64
@@ -144,10 +144,11 @@ class Bench:
             self.profile = Profile(self.path)
         profile = self.profile
         profile.costs.draft_share = self.step
-        return AdaptiveWindow(
+        return Controller(
             profile.learned(band(params)),
+            profile.costs,
+            profile.ledger,
             draft_max=params.reach(1),
-            steps=profile.costs.steps(params.proposer),
             tokens=params.max_tokens,
             clock=self.clock,
             on_finish=profile.save,

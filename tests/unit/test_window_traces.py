@@ -1,4 +1,4 @@
-"""Traces replayed offline: whatever the drafts are worth, the loss stays within the credit."""
+"""Traces replayed offline: whatever the drafts are worth, the loss stays within the ledger."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import random
 from pathlib import Path
 
 import pytest
+from windows import Pair, play
 
-from specllama.bench.replay import Replay, Spot, VirtualClock, replay, trace_of_log, trace_of_rounds
-from specllama.speculative.adaptive import AdaptiveWindow
-from specllama.speculative.learned import BEHIND_MOST, CREDIT_FIRST, CREDIT_MOST, Costs, Learned
-
-EPS = 0.01
+from specllama.bench.replay import Spot, VirtualClock, trace_of_log, trace_of_rounds
+from specllama.speculative.policy.ledger import BEHIND, EPSILON, Ledger
 
 CPU = [0.0, 1, 1.5, 2.1, 2.1, 2.75, 3.4, 3.7, 4.0, 4.4, 4.8, 5.1, 5.3, 5.45, 5.55, 5.65, 5.75, 6.3]
 GPU = [0.0, *(1 + 0.03 * (n - 1) for n in range(1, 18))]
@@ -66,32 +64,19 @@ KINDS = (
 )
 
 
-def play(
-    spots: list[Spot], verify: list[float], step: float, *, peek: bool, warm: bool = True
-) -> tuple[Replay, Learned]:
-    learned = Learned(Costs(draft_share=step))
-    if warm:  # the guarantee is about known costs; a cold table is tested apart
-        for rows in range(1, len(verify)):
-            learned.costs.target.set(rows, verify[rows])
-        for tokens in (1, 2, 4, 8, 16, 32, 64, 128):
-            learned.costs.draft.set(tokens, step * (1 + 0.35 * (tokens - 1)))
-    clock = VirtualClock()
-    window = AdaptiveWindow(learned, draft_max=15, peek=peek, clock=clock)
-    return replay(spots, window, clock, verify=verify, draft=step, peek=peek), learned
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("verify", "step"), [(CPU, 0.1), (GPU, 0.1), (DEAR, 0.6), (CLIFF, 0.08)], ids=str
 )
 @pytest.mark.parametrize("peek", [True, False])
-def test_the_credit_bounds_the_loss(
+def test_the_ledger_bounds_the_loss(
     kind: str, verify: list[float], step: float, peek: bool
 ) -> None:
     for seed in (1, 2):
-        result, learned = play(trace(kind, seed), verify, step, peek=peek)
-        assert result.worst_loss(EPS) <= CREDIT_FIRST + 1e-6
-        assert -1e-6 <= learned.account("").credit <= CREDIT_MOST
+        pair = Pair().tuned(verify, step)
+        result = play(trace(kind, seed), verify, step, pair=pair, peek=peek, draft_max=15)
+        assert result.worst_loss(EPSILON) <= Ledger().total + 1e-6
+        assert -1e-6 <= pair.ledger.total <= BEHIND + 1e-6
         assert result.speed > 0.98
         assert result.slowest(500) > 0.97
 
@@ -102,7 +87,8 @@ def test_many_replies_with_prompts_lose_no_more(
     verify: list[float], step: float, rate: float
 ) -> None:
     """Every reply has a prompt that the draft has to read first, as with hot sampling."""
-    learned = Learned(Costs(draft_share=step))
+    pair = Pair()
+    pair.costs.draft_share = step
     rng = random.Random(f"replies {rate}")
     tokens, time = 0, 0.0
     for _ in range(8):
@@ -110,24 +96,20 @@ def test_many_replies_with_prompts_lose_no_more(
         for _ in range(250):
             p = min(max(rng.gauss(rate, 0.25), 0.02), 0.98)
             spots.append(Spot(rng.random() < p, p, 4 * p))
-        clock = VirtualClock()
-        window = AdaptiveWindow(learned, draft_max=6, clock=clock)
-        result = replay(spots, window, clock, verify=verify, draft=step, prompt=80)
+        result = play(spots, verify, step, pair=pair, prompt=80, draft_max=6)
         tokens, time = tokens + result.tokens, time + result.time
         if tokens >= 500:
             assert tokens / time > 0.97
     assert tokens / time > 0.98
-    assert time - (1 + EPS) * tokens <= BEHIND_MOST
+    assert time - (1 + EPSILON) * tokens <= BEHIND
 
 
 def test_a_new_text_is_looked_at_however_bad_the_last_one_was() -> None:
-    learned = Learned(Costs(draft_share=0.1))
+    pair = Pair()
     play_on = [Spot(False, 0.6, 1.0)] * 600, [Spot(True, 0.9, 4.0)] * 600
     speeds = []
     for spots in play_on:
-        clock = VirtualClock()
-        window = AdaptiveWindow(learned, draft_max=6, clock=clock)
-        speeds.append(replay(spots, window, clock, verify=GPU, draft=0.1, prompt=20).speed)
+        speeds.append(play(spots, GPU, 0.1, pair=pair, prompt=20, draft_max=6).speed)
     assert speeds[0] > 0.97
     assert speeds[1] > 2.0
 
@@ -136,8 +118,10 @@ def test_a_new_text_is_looked_at_however_bad_the_last_one_was() -> None:
 def test_a_cold_start_loses_little_more(kind: str) -> None:
     """Before v(n) is known a few rounds are dearer than they look."""
     for verify, step in ((CPU, 0.1), (DEAR, 0.6)):
-        result, _ = play(trace(kind, 1), verify, step, peek=True, warm=False)
-        assert result.worst_loss(EPS) <= BEHIND_MOST
+        pair = Pair()
+        pair.costs.draft_share = step
+        result = play(trace(kind, 1), verify, step, pair=pair, draft_max=15)
+        assert result.worst_loss(EPSILON) <= BEHIND
         assert result.speed > 0.98
 
 
@@ -165,16 +149,17 @@ def test_a_plain_step_that_was_slowed_does_not_make_drafts_look_good(seed: int) 
         p = min(max(rng.gauss(0.6, 0.3), 0.02), 0.98)
         spots.append(Spot(rng.random() < p, p, 4 * p))
     clock = Disturbed(seed)
-    window = AdaptiveWindow(Learned(Costs(draft_share=step)), draft_max=6, clock=clock)
-    replayed = replay(spots, window, clock, verify=verify, draft=step)
+    pair = Pair()
+    pair.costs.draft_share = step
+    replayed = play(spots, verify, step, pair=pair, clock=clock, draft_max=6)
     plain = Disturbed(seed)
     for _ in spots:
         plain.steps(1.0)
     assert plain.now / clock.now > 0.95, replayed.reasons
 
 
-def test_good_text_is_not_held_back_by_the_credit() -> None:
-    result, _ = play(trace("good", 1), GPU, 0.1, peek=True)
+def test_good_text_is_not_held_back_by_the_ledger() -> None:
+    result = play(trace("good", 1), GPU, 0.1, pair=Pair().tuned(GPU, 0.1), draft_max=15)
     assert result.speed > 2.0
 
 
@@ -193,7 +178,7 @@ def test_a_log_becomes_a_trace(tmp_path: Path) -> None:
     assert trace_of_log(log) == spots
 
 
-def test_twenty_logged_runs_replay_within_the_credit(tmp_path: Path) -> None:
+def test_twenty_logged_runs_replay_within_the_ledger(tmp_path: Path) -> None:
     """Logs of real rounds over the fake backend, written and read as people's logs are."""
     import dataclasses
 
@@ -230,5 +215,6 @@ def test_twenty_logged_runs_replay_within_the_credit(tmp_path: Path) -> None:
         spots = trace_of_log(log)
         assert len(spots) == 150
         for peek in (True, False):
-            result, _ = play(spots, CPU, 0.1, peek=peek)
-            assert result.worst_loss(EPS) <= CREDIT_FIRST + 1e-6
+            pair = Pair().tuned(CPU, 0.1)
+            result = play(spots, CPU, 0.1, pair=pair, peek=peek, draft_max=15)
+            assert result.worst_loss(EPSILON) <= Ledger().total + 1e-6

@@ -1,0 +1,78 @@
+"""What fixed draft lengths gain at given costs: for predictions and advice, not for the window.
+
+The principle (maximise tokens per second as a ratio of expectations, by Dinkelbach's
+transformation) is that of renewal-reward processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_LONGEST = 8  # guesses that are tried where it is asked whether a draft model can gain at all
+_BEST = 0.97  # an acceptance that no draft model keeps up for long
+_LEAST = 1.02  # gain that is worth a word
+
+
+@dataclass(frozen=True, slots=True)
+class BestPlan:
+    """The best fixed draft length: ``speed`` is relative to plain decoding."""
+
+    length: int
+    speed: float
+    tokens_per_round: float
+
+
+def expected_tokens(survival: Sequence[float], length: int) -> float:
+    """Tokens of a round that drafts ``length``: one, plus every position that survives.
+
+    ``survival[i]`` is the probability that drafts 1..i+1 are all accepted.
+    """
+    return 1.0 + sum(survival[:length])
+
+
+def plans(
+    survival: Sequence[float],
+    draft_ms: float,
+    verify_ms: Sequence[float],
+    catch_up_ms: float = 0.0,
+) -> list[BestPlan]:
+    """Every fixed length and what it gains.
+
+    Args:
+        survival: see ``expected_tokens``; its length bounds the plans.
+        draft_ms: one draft step.
+        verify_ms: indexed by rows, ``verify_ms[1]`` is a plain step.
+        catch_up_ms: what a draft model pays after a round whose drafts were all accepted: it has
+            not read the last of them yet.
+    """
+    found = []
+    for k in range(1, min(len(survival), len(verify_ms) - 2) + 1):
+        tokens = expected_tokens(survival, k)
+        ms = k * draft_ms + survival[k - 1] * catch_up_ms + verify_ms[k + 1]
+        found.append(BestPlan(k, tokens * verify_ms[1] / ms, tokens))
+    return found
+
+
+def best_plan(
+    survival: Sequence[float],
+    draft_ms: float,
+    verify_ms: Sequence[float],
+    catch_up_ms: float = 0.0,
+) -> BestPlan:
+    """The fixed length with the most tokens per second; see ``plans``."""
+    found = [BestPlan(0, 1.0, 1.0), *plans(survival, draft_ms, verify_ms, catch_up_ms)]
+    return max(found, key=lambda plan: plan.speed)
+
+
+def cannot_gain(draft_ms: float, verify_ms: Sequence[float]) -> str:
+    """Why no draft model can pay at these costs, "" if one could: no length beats plain decoding
+    where the draft step and an extra row cost nearly what a plain step does."""
+    survival = [_BEST**i for i in range(1, _LONGEST + 1)]
+    if best_plan(survival, draft_ms, verify_ms).speed >= _LEAST:
+        return ""
+    share = (draft_ms + verify_ms[2] - verify_ms[1]) / verify_ms[1]
+    return (
+        f"a draft model cannot gain here: a draft step and an extra row cost {share:.2f} "
+        "of a plain step"
+    )

@@ -1,0 +1,191 @@
+"""From what a source says of a guess to the probability that the target accepts it.
+
+One online logistic regression per source (recursive least squares on the logistic loss, with
+forgetting), five weights: bias, three features, and what sets the present text apart, which starts
+at zero with every text. Only tested guesses are learnt from: what lies behind a rejection was never
+judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import mul
+from typing import Literal
+
+Kind = Literal["draft", "copy"]
+Features = tuple[float, float, float]
+
+# Priors: weights and their variances. A draft model's confidence means roughly what it says; long
+# matches copy well, and where a sentence or a line ends a quotation often does, too. What sets a
+# text apart matters for models; of a copy its match says more.
+_PRIOR: dict[Kind, tuple[list[float], list[float]]] = {
+    "draft": ([-0.3, 0.5, 0.5, 0.0, 0.0], [1.0, 0.25, 0.25, 0.25, 0.5]),
+    "copy": ([-1.0, 1.4, 0.8, -2.5, 0.0], [1.0, 0.25, 0.25, 0.25, 0.0]),
+}
+# Confidence never counts against a guess, nor an ending for it.
+_BOUNDS = ((-8.0, 8.0), (0.02, 3.0), (0.0, 3.0), (-8.0, 0.0), (-8.0, 8.0))
+_FORGET = 0.998
+_RECENT = 24  # looks that say what the next one will be like
+# Looks before the first one, by acceptance in tenths: many of a good draft model's guesses are all
+# but certain, the others are anything.
+_FIRST_LOOKS = (*(0.4,) * 9, 1.6)
+
+
+def sigmoid(x: float) -> float:
+    if x >= 0:
+        return 1.0 / (1.0 + math.exp(-x))
+    e = math.exp(x)
+    return e / (1.0 + e)
+
+
+def logit(p: float, limit: float = 6.0) -> float:
+    """log(p / (1 - p)), clipped."""
+    edge = 1.0 / (1.0 + math.exp(limit))
+    p = min(1.0 - edge, max(edge, p))
+    return math.log(p / (1.0 - p))
+
+
+def draft_features(confidence: float | None, lead: float | None) -> Features:
+    """Features of a drafted token.
+
+    Args:
+        confidence: the draft's largest probability (known before the token is drawn).
+        lead: of the drawn token over the runner-up, in logits when greedy, in perturbed log
+            scores under common noise; None where no decision may look at the drawn token.
+    """
+    z = 0.0 if confidence is None else logit(confidence) / 2.0
+    return (0.0 if lead is None else min(max(lead, 0.0), 8.0) / 2.0, z, 0.0)
+
+
+def match_features(
+    match_length: int, depth: int, share: float = 1.0, ending: float = 0.0
+) -> Features:
+    """Features of a copied token.
+
+    Where it is tested, the ``depth`` tokens before it were right, so they lengthen the match: one
+    number says what both do.
+
+    Args:
+        match_length: tokens that agree before the first copied one.
+        depth: copied tokens before this one.
+        share: how likely this token follows those before it, by what followed them in the text.
+        ending: how likely a passage ends before it, see ``Request.endings``.
+    """
+    matched = min(max(match_length + depth, 1), 64)  # a longer match says nothing more
+    return (math.log2(matched) / 2.0, logit(share, 4.0) / 2.0, ending)
+
+
+@dataclass
+class Acceptance:
+    """What is known of one source's guesses, kept between requests.
+
+    Attributes:
+        theta, p: the weights and their covariance.
+        mean: how often guesses behind an accepted one are accepted.
+        labels: guesses that were tested.
+        looks: features of the latest guesses that were seen, sent or not.
+    """
+
+    kind: Kind = "draft"
+    theta: list[float] = field(default_factory=list)
+    p: list[list[float]] = field(default_factory=list)
+    mean: float = 0.75
+    labels: int = 0
+    looks: list[Features] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        weights, variances = _PRIOR[self.kind]
+        self.theta = self.theta or list(weights)
+        self.p = self.p or [[v * (i == j) for j in range(5)] for i, v in enumerate(variances)]
+        self._here = 0  # looks of this text
+        self._spread: list[tuple[float, float]] = []
+        if [len(self.theta), *map(len, self.p)] != [5] * 6 or min(
+            self.p[i][i] for i in range(4)
+        ) <= 0:
+            raise ValueError("not a regression")
+
+    def fresh(self) -> None:
+        """A new text begins: it may be of another kind."""
+        self.theta[-1] = 0.0
+        for row in self.p:
+            row[-1] = 0.0
+        self.p[-1] = [0.0, 0.0, 0.0, 0.0, _PRIOR[self.kind][1][-1]]
+        self._here = 0
+        self._spread = []
+
+    def predict(self, features: Features) -> float:
+        t = self.theta
+        x, y, z = features
+        return sigmoid(t[0] + t[1] * x + t[2] * y + t[3] * z + t[4])
+
+    def look(self, features: Features) -> None:
+        """A guess was seen (it counts from the next ``learn`` on)."""
+        self.looks.append(features)
+        del self.looks[: -4 * _RECENT]
+        self._here = min(self._here + 1, _RECENT)
+
+    def spread(self) -> list[tuple[float, float]]:
+        """(acceptance, weight) of a look at the next guess; weights sum to 1.
+
+        The guesses of this text under the present calibration, over those of earlier texts and a
+        broad prior, which fade behind them.
+        """
+        if not self._spread:
+            fade = 1.0 - self._here / (_RECENT + 1.0)
+            earlier = len(self.looks) - self._here
+            known = earlier / (earlier + _RECENT)
+            bins = [fade * (1.0 - known) * first for first in _FIRST_LOOKS]
+            each = fade * known * sum(_FIRST_LOOKS) / max(earlier, 1)
+            for i, features in enumerate(self.looks):
+                bins[min(int(10.0 * self.predict(features)), 9)] += each if i < earlier else 1.0
+            total = sum(bins)
+            self._spread = [((i + 0.5) / 10.0, b / total) for i, b in enumerate(bins) if b]
+        return self._spread
+
+    def learn(self, features: Features, accepted: bool, depth: int = 0) -> None:
+        """One tested guess, ``depth`` accepted ones before it."""
+        x = (1.0, *features, 1.0)
+        y = 1.0 if accepted else 0.0
+        p, theta = self.p, self.theta
+        a = self.predict(features)
+        w = max(a * (1.0 - a), 0.02)
+        px = [sum(map(mul, row, x)) for row in p]
+        scale = w / (1.0 + w * sum(map(mul, px, x)))
+        # forgetting must not blow up what is never tested
+        keep = _FORGET if sum(p[i][i] for i in range(5)) < 3.0 else 1.0
+        for i, row in enumerate(p):
+            p[i] = [(v - px[i] * scale * q) / keep for v, q in zip(row, px, strict=True)]
+        for i, (low, high) in enumerate(_BOUNDS):
+            theta[i] = min(max(theta[i] + sum(map(mul, p[i], x)) * (y - a), low), high)
+        if depth or not self.labels:
+            self.mean += (y - self.mean) / _RECENT
+        self.labels += 1
+        self._spread = []
+
+
+@dataclass
+class Trial:
+    """Guesses of one source in a round, sent or not, in order; judged by what was emitted.
+
+    ``tokens`` are None where no decision may look at them; ``sent`` of them were sent.
+    ``survival`` are the probabilities that the target comes to each and accepts it.
+    """
+
+    state: Acceptance
+    tokens: list[int | None] = field(default_factory=list)
+    features: list[Features] = field(default_factory=list)
+    survival: list[float] = field(default_factory=list)
+    sent: int = 0
+
+    def judge(self, emitted: Sequence[int], accepted: int) -> None:
+        """Learn from every guess that the emitted text tests."""
+        if None in self.tokens:
+            for i in range(min(self.sent, accepted + 1)):
+                self.state.learn(self.features[i], i < accepted, i)
+            return
+        for i, (token, truth) in enumerate(zip(self.tokens, emitted, strict=False)):
+            self.state.learn(self.features[i], token == truth, i)
+            if token != truth:
+                return

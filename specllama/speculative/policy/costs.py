@@ -1,0 +1,196 @@
+"""What passes cost here, measured while running: v(n, depth) = a(n) + b * n * depth.
+
+``n`` rows behind ``depth`` tokens of context. Kernels make a(n) neither linear nor monotone (CPU
+kernels work on groups of four rows, CUDA switches kernels), so it is a table: the level a(1) times
+a ratio per row count. The level follows drift quickly, ratios are properties of the kernels and
+move slowly. Attention is what depth costs, and every row pays it again.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from specllama.speculative.drafting.method import books_own
+
+# Wide passes share a cell per step of about a third: nobody drafts that far, prompts are that long.
+_CELLS: tuple[int, ...] = (*range(1, 18), 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_SETTLE = 4  # first samples of a cell, of which the least counts: work beside it only adds time
+_GAIN = 0.08  # of the level, per pass of one row; a ratio moves by a third of it
+CLAMP = 0.3  # largest believed surprise in log time: one outlier moves little
+_DEEP = 1024.0  # tokens of depth that ``deep`` is told for
+
+
+@dataclass
+class CostTable:
+    """Milliseconds of a pass of n rows at a depth.
+
+    Attributes:
+        level: of one row without context; None before it is known.
+        slope: prior extra cost per row, in single passes.
+        deep: per row and 1024 tokens of depth.
+        ratios: a(n) in single passes, by cell. What lies between is interpolated; beyond the last
+            cell its mean slope continues.
+        counts: passes timed, by cell.
+        sure: covariance of ``level`` and ``deep``, in that of one measurement.
+    """
+
+    level: float | None = None
+    slope: float = 0.15
+    deep: float = 0.0
+    ratios: dict[int, float] = field(default_factory=lambda: {1: 1.0})
+    counts: dict[int, int] = field(default_factory=dict)
+    sure: tuple[float, float, float] = (_GAIN, 0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        self._flat: list[float] = []  # ratios by rows, rebuilt when one of them moved
+        # a restored table keeps adapting: old counts weigh little
+        self.counts = {cell: min(n, _SETTLE) for cell, n in self.counts.items()}
+        numbers = (self.slope, *self.ratios.values(), 1.0 if self.level is None else self.level)
+        if any(cell not in _CELLS for cell in (*self.ratios, *self.counts)) or 1 not in self.ratios:
+            raise ValueError("no such cell")
+        if min(numbers) <= 0.0 or self.deep < 0.0 or min(self.sure[0], self.sure[2]) < 0.0:
+            raise ValueError("times are positive")
+
+    def seen(self, rows: int) -> int:
+        """How many passes about as wide were timed."""
+        return self.counts.get(_cell(rows), 0)
+
+    def known(self, rows: int) -> bool:
+        """Whether passes so wide were timed often enough to call a dear one an outlier."""
+        return self.seen(rows) >= _SETTLE
+
+    def ratio(self, rows: int) -> float:
+        """a(rows) in single passes."""
+        known = self.ratios
+        if rows in known:
+            return known[rows]
+        below = max(cell for cell in known if cell <= rows)
+        above = min((cell for cell in known if cell > rows), default=0)
+        low = known[below]
+        if above:
+            return low + (known[above] - low) * (rows - below) / (above - below)
+        # of a wider pass that seemed to cost less no slope can be told
+        slope = (low - 1.0) / (below - 1) if low > 1.0 else self.slope
+        return low + slope * (rows - below)
+
+    def ms(self, rows: int, depth: int = 0) -> float:
+        """Expected milliseconds of a pass; 0 rows cost nothing."""
+        if rows <= 0:
+            return 0.0
+        return (self.level or 0.0) * self.ratio(rows) + self.deep * rows * (depth / _DEEP)
+
+    def most(self, rows: int, depth: int = 0) -> float:
+        """The most milliseconds that a pass may take: where none like it was timed, as many rows
+        more than a narrower one may each take a pass of their own."""
+        below = max(cell for cell in self.ratios if cell <= rows)
+        ratio = self.ratios[below] + rows - below
+        return (self.level or 0.0) * ratio + self.deep * rows * (depth / _DEEP)
+
+    def upto(self, rows: int, depth: int = 0) -> list[float]:
+        """``[0, ms(1), ..., ms(rows)]``, to be indexed by row count."""
+        if len(self._flat) <= rows:
+            self._flat = [0.0, *(self.ratio(n) for n in range(1, rows + 1))]
+        one, deep = self.level or 0.0, self.deep * (depth / _DEEP)
+        return [one * r + deep * n for n, r in enumerate(self._flat[: rows + 1])]
+
+    def within(self, rows: int, ms: float, depth: int = 0) -> int:
+        """The most of so many rows that are expected to be read in that time."""
+        if self.ms(rows, depth) <= ms:
+            return rows
+        too_many = bisect_left(range(rows), True, lo=1, key=lambda n: self.ms(n, depth) > ms)
+        return too_many - 1
+
+    def guess(self, ms: float) -> None:
+        """A prior for one row, used until one is timed."""
+        if not self.seen(1):
+            self.level = ms
+
+    def set(self, rows: int, ms: float, depth: int = 0) -> None:
+        """A careful measurement (a calibration run), believed at once."""
+        flat = max(ms - self.deep * rows * (depth / _DEEP), ms / 2)
+        if rows == 1:
+            self.level = flat
+        elif self.level:
+            self.ratios[_cell(rows)] = flat / self.level
+        self.counts[_cell(rows)] = _SETTLE
+        self._flat = []
+
+    def observe(self, rows: int, ms: float, depth: int = 0) -> None:
+        """One pass of ``rows`` rows took ``ms``."""
+        if ms <= 0.0 or rows <= 0:
+            return
+        cell = _cell(rows)
+        seen = self.counts[cell] = self.counts.get(cell, 0) + 1
+        flat = max(ms - self.deep * rows * (depth / _DEEP), ms / 2)  # as it is without context
+        if cell == 1 and seen <= _SETTLE:
+            self._settle(flat if seen == 1 or self.level is None else min(flat, self.level))
+        if self.level is None or (cell == 1 and seen <= _SETTLE):
+            return
+        if flat < self.level * math.exp(-CLAMP):  # more rows are never cheaper: the single ones
+            self._settle(flat * math.exp(CLAMP))  # were slowed
+        if seen <= _SETTLE:
+            ratio = min(flat / self.level, rows) * cell / rows  # one by one is never dearer
+            self.ratios[cell] = ratio if seen == 1 else min(ratio, self.ratios[cell])
+        else:
+            expected = self.ms(rows, depth)
+            surprise = max(-CLAMP, min(CLAMP, math.log(ms / expected)))
+            if cell == 1:
+                self._correct(expected * math.expm1(surprise), depth / _DEEP)
+                return
+            self.level *= math.exp(_GAIN / 3.0 * surprise)
+            self.ratios[cell] = self.ratio(cell) * math.exp(max(_GAIN / 3, 1 / seen) * surprise)
+        self._flat = []
+
+    def _settle(self, level: float) -> None:
+        """Take over a level; the other cells keep the time they took."""
+        for cell in self.ratios if self.level else ():
+            self.ratios[cell] *= self.level / level if self.level and cell > 1 else 1.0
+        self.level = level
+        self._flat = []
+
+    def _correct(self, error: float, depth: float) -> None:
+        """Divide what a single pass took more than expected between the level and the depth.
+
+        A Kalman filter whose level drifts, by so much that it follows with ``_GAIN``.
+        """
+        aa, ab, bb = self.sure
+        aa += _GAIN * _GAIN
+        level, deep = aa + ab * depth, ab + bb * depth
+        scale = 1.0 / (1.0 + level + deep * depth)
+        assert self.level is not None
+        self.level = max(self.level + level * scale * error, self.level / 2)
+        self.deep = max(self.deep + deep * scale * error, 0.0)
+        self.sure = (
+            aa - level * level * scale,
+            ab - level * deep * scale,
+            bb - deep * deep * scale,
+        )
+
+
+def _cell(rows: int) -> int:
+    return _CELLS[min(bisect_left(_CELLS, rows), len(_CELLS) - 1)]
+
+
+@dataclass
+class Costs:
+    """Measured costs of a pair on a machine: target passes by rows, draft passes by tokens.
+
+    ``own`` are the tables of methods whose steps are not the draft model's; ``draft_share`` is the
+    prior for a step of that, in plain steps.
+    """
+
+    target: CostTable = field(default_factory=CostTable)
+    draft: CostTable = field(default_factory=CostTable)
+    own: dict[str, CostTable] = field(default_factory=dict)
+    draft_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        self.own = {name: table for name, table in self.own.items() if books_own(name)}
+
+    def steps(self, method: str) -> CostTable:
+        """The table of what ``method`` pays per step: its own, or that of the draft model."""
+        if not books_own(method):
+            return self.draft
+        return self.own.setdefault(method, CostTable())

@@ -1,0 +1,72 @@
+"""What drafting may still lose: a balance for every source, and a sum that is the bound.
+
+Time is told in plain steps. Every token that is written earns ``EPSILON``; a round that drafted
+adds what it gained over plain decoding or takes what it lost. The sum of all balances begins below
+``BEHIND`` and never exceeds it, and nothing is begun that could make it negative. Therefore all
+drafting of a pair together is never more than ``BEHIND`` plain steps, and then ``EPSILON`` of the
+time, behind plain decoding.
+
+Where a source promises a gain it may lose what nobody owns, and its own balance. Where it does not
+it explores, from its own balance alone: so what looking at it costs is bounded, source by source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+BEHIND = 8.0  # plain steps that all drafting of a pair may be behind plain decoding, ever
+EPSILON = 0.01  # and this share of the time
+_OWN = 0.5  # a source's first balance; as much is kept back for passes that were never timed
+_SAVED = 2.0  # the most that a source saves up to explore with
+
+
+@dataclass
+class Ledger:
+    """The balances of a pair, kept between requests. Plain steps.
+
+    ``spare`` is nobody's own; it can be negative, for a pass may take longer than expected.
+    """
+
+    spare: float = BEHIND - _OWN
+    own: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.own = {name: min(max(own, 0.0), _SAVED) for name, own in self.own.items()}
+        self.spare = min(self.spare, BEHIND - sum(self.own.values()))
+
+    @property
+    def total(self) -> float:
+        return self.spare + sum(self.own.values())
+
+    def balance(self, source: str) -> float:
+        """What a source may explore with."""
+        if source not in self.own:
+            self.own[source] = given = min(_OWN, max(self.spare, 0.0))
+            self.spare -= given
+        return self.own[source]
+
+    def covers(self, source: str) -> float:
+        """What a source may lose where it promises a gain."""
+        return max(self.balance(source) + self.spare, 0.0)
+
+    def book(self, source: str, steps: float, *, exploring: bool = False) -> None:
+        """Add what a source gained, or take what it lost."""
+        own = self.balance(source)
+        if exploring:
+            self.own[source] = max(own + steps, 0.0)
+        elif steps > 0.0:
+            self.own[source] = max(own, min(own + steps, _OWN))
+        else:
+            self.own[source] = min(own, max(own + steps + max(self.spare, 0.0), 0.0))
+        self._rest(steps + own - self.own[source])
+
+    def earn(self, tokens: float, source: str) -> None:
+        """So many tokens were written while this source was there to draft: half of what they earn
+        is its own."""
+        half = EPSILON * tokens / 2.0
+        own = self.balance(source)
+        self.own[source] = min(own + half, max(own, _SAVED))
+        self._rest(2.0 * half + own - self.own[source])
+
+    def _rest(self, steps: float) -> None:
+        self.spare = min(self.spare + steps, BEHIND - sum(self.own.values()))
