@@ -63,7 +63,7 @@ class SpecStats:
 
     @property
     def per_position(self) -> list[float | None]:
-        """Unconditional: accepted at depth i / all rounds (not only those that drafted so)."""
+        """Unconditional: accepted at depth i / all rounds, even those that drafted less far."""
         return [a / self.rounds if self.rounds else None for a in self.accepted_at]
 
     @property
