@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,6 +77,7 @@ class Engine:
         self._scheduler = Scheduler(target.pool)
         self._ids = itertools.count()
         self._cancels: dict[int, Cancel] = {}
+        self._obeying = ExitStack()
         self._on_close = on_close
         self._stop = stop or StopFlag()
         self._busy = threading.Lock()
@@ -223,6 +225,7 @@ class Engine:
 
         def end() -> None:
             del self._cancels[id]
+            self._obey()
             self._free.insert(0, slot)
             asks = conversation.settle()
             if not self._closed:
@@ -230,6 +233,7 @@ class Engine:
                     grant(ask)
 
         self._cancels[id] = cancel
+        self._obey()
         self._scheduler.add(id, conversation.run(prompt), end)
         return id
 
@@ -240,11 +244,14 @@ class Engine:
         left. One call at a time. A cancel stops the pass that is running where no other
         conversation shares it.
         """
-        if len(self._cancels) != 1:
-            return self._scheduler.step()
-        [cancel] = self._cancels.values()
-        with self._stop.obeying(cancel):
-            return self._scheduler.step()
+        return self._scheduler.step()
+
+    def _obey(self) -> None:
+        """A pass can be stopped for the only conversation that is left."""
+        self._obeying.close()
+        if len(self._cancels) == 1:
+            [cancel] = self._cancels.values()
+            self._obeying.enter_context(self._stop.obeying(cancel))
 
     def cancel(self, id: int) -> None:
         """End a conversation; unless it is over already, its last event comes with a ``step``."""

@@ -54,6 +54,12 @@ class Scheduler:
         An exception is what ended its conversation; the others go on. [] when none is left.
         """
         while self._running:
+            if len(self._running) == 1:
+                [one] = self._running.values()
+                saying = self._resume(one, None if one.ask is None else _tried(one.ask))
+                if saying is not None:
+                    return [(one.id, saying)]
+                continue
             said = [
                 (one.id, saying)
                 for one in list(self._running.values())
