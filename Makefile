@@ -70,7 +70,7 @@ recordings: $(VENV)/.installed-dev
 # measures the README's table of speeds anew (an hour, on an idle machine) and prints it:
 #   make speed PAIR="-m target.gguf -d draft.gguf"
 WHOLE   := --max-tokens 96 --no-ignore-eos -n 20
-METHODS ?= draft tree ngram suffix mixed merged lookahead medusa self
+METHODS ?= draft tree ngram suffix mixed merged lookahead self
 speed: $(VENV)/.installed-dev
 	$(BIN)/specllama tune $(PAIR) -n 5 -r 3
 	$(BIN)/specllama bench run $(PAIR) $(WHOLE) -r 3 --breakdown --out speed-auto
