@@ -285,12 +285,11 @@ class Controller:
                 self._why = f"draft too slow here: {gives}"
                 return 0
             self._exploring = True
-        need = draft.ms(read, self._depth)
-        if not any(draft.seen(n) for n in (_READ, read)) and read > 1:
-            need *= _UNTIMED
-            if need + row > self._stake:
-                read = min(read, _READ)
-                need = _UNTIMED * draft.ms(read, self._depth)
+        if read > 1 and not any(draft.seen(n) for n in (_READ, read)):
+            read = min(read, _READ)  # to find out what reading costs
+            need = _UNTIMED * draft.ms(read, self._depth)
+        else:
+            need = draft.ms(read, self._depth)
         if need + row > self._stake:
             self._why = f"saving up: reading and drafting may cost {(need + row) / one:.1f} steps"
             return 0
