@@ -48,7 +48,7 @@ class Capture:
         kind = architecture(self._model)
         if kind not in LAYER_INPUT_ARCHITECTURES:
             raise PairIncompatible(
-                f"llama.cpp does not give away the layer inputs of {kind} models, which this head "
+                f"llama.cpp does not expose the layer inputs of {kind} models, which this head "
                 "reads",
                 "draft with --proposer ngram, suffix or a draft model",
             )

@@ -147,7 +147,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
         lambda p: eagle(write_eagle(p / "head.gguf", tokens=renamed(tokens_of(TARGET), SHARED))),
     ),
     "eagle3, a target that gives no states away": (
-        "does not give away the layer inputs of qwen2",
+        "does not expose the layer inputs of qwen2",
         lambda p: no_hook(p),
     ),
     "medusa, width": ("width", lambda p: medusa(write_medusa(p / "head.gguf", width=128))),

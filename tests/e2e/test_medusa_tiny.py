@@ -97,7 +97,7 @@ def test_wrong_files_end_with_a_word_and_exit_code_4(
     wrong = {
         "width": write(tmp_path / "width.gguf", target, width=128),
         "tokens": write(tmp_path / "vocab.gguf", target, vocab=target.vocab_size - 1),
-        "other tokens": write(tmp_path / "other.gguf", target, vocabulary="0" * 64),
+        "different tokens": write(tmp_path / "other.gguf", target, vocabulary="0" * 64),
         "no drafting head": resolve("tiny-draft"),
     }
     for word, path in wrong.items():

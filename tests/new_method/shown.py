@@ -105,9 +105,9 @@ def booked() -> dict[str, list[str]]:
     assert isinstance(windows, Windows)
     learned = windows.profile.learned(band(params))
     return {
-        "accounts": sorted(learned.accounts),
+        "balances": sorted(windows.profile.ledger.own),
         "sources": sorted(learned.sources),
-        "tables": sorted(windows.profile.costs.heads),
+        "tables": sorted(windows.profile.costs.own),
     }
 
 

@@ -60,7 +60,7 @@ def test_it_joins_what_auto_drafts_with(shown: dict[str, Any]) -> None:
 def test_it_is_booked_and_logged_under_its_own_name(shown: dict[str, Any]) -> None:
     own = shown["replies"]["repeat 0"]
     assert own["sources"] == ["repeat"]
-    assert "repeat" in shown["booked"]["accounts"]
+    assert "repeat" in shown["booked"]["balances"]
     assert set(shown["booked"]["sources"]) <= {"repeat"}
     assert shown["booked"]["tables"] == [], "it steps through nothing that is timed"
     assert "repeat" in shown["stats"]
