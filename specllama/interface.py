@@ -26,6 +26,9 @@ class Message:
         return {"role": self.role, "content": self.content}
 
 
+Prompt = str | Sequence[int] | Sequence[Message]  # a raw text, token ids, or a conversation
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """One loaded file, for display and for the log."""
@@ -103,7 +106,7 @@ class EngineLike(Protocol):
 
     def generate(
         self,
-        prompt: str | Sequence[int] | Sequence[Message],
+        prompt: Prompt,
         params: GenerateParams,
         *,
         cancel: Cancel | None = None,
@@ -135,7 +138,7 @@ class Stepped(EngineLike, Protocol):
 
     def submit(
         self,
-        prompt: str | Sequence[int] | Sequence[Message],
+        prompt: Prompt,
         params: GenerateParams,
         *,
         cancel: Cancel | None = None,
@@ -161,7 +164,7 @@ class OneAtATime:
 
     def submit(
         self,
-        prompt: str | Sequence[int] | Sequence[Message],
+        prompt: Prompt,
         params: GenerateParams,
         *,
         cancel: Cancel | None = None,
@@ -187,7 +190,7 @@ class OneAtATime:
 
     def generate(
         self,
-        prompt: str | Sequence[int] | Sequence[Message],
+        prompt: Prompt,
         params: GenerateParams,
         *,
         cancel: Cancel | None = None,

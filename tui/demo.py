@@ -18,7 +18,7 @@ from specllama.engine.host import EngineFactory
 from specllama.engine.methods import methods
 from specllama.errors import SpecllamaError
 from specllama.events import Event, LoadProgress
-from specllama.interface import EngineInfo, EngineLike, Message, ModelInfo, OneAtATime
+from specllama.interface import EngineInfo, EngineLike, Message, ModelInfo, OneAtATime, Prompt
 from specllama.params import GenerateParams
 from specllama.speculative.drafting.method import Facts
 from specllama.tui.script import N_VOCAB, Guess, Move, Reading, count_tokens, is_drafting, play
@@ -103,7 +103,7 @@ class DemoEngine(OneAtATime):
 
     def generate(
         self,
-        prompt: str | Sequence[int] | Sequence[Message],
+        prompt: Prompt,
         params: GenerateParams,
         *,
         cancel: threading.Event | None = None,
@@ -225,7 +225,7 @@ class InlineHost:
 
     def generate(
         self,
-        prompt: str | Sequence[int] | Sequence[Message],
+        prompt: Prompt,
         params: GenerateParams,
         *,
         cancel: Cancel | None = None,

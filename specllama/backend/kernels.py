@@ -35,7 +35,3 @@ class Kernels:
     tiles: bool = False
     exact_rows: int = 1
     exact_trees: bool = False
-
-    def reads_in_tiles(self, n: int, rows: int) -> bool:
-        """Whether a pass of ``n`` tokens that returns ``rows`` rows is computed in tiles."""
-        return self.tiles and rows == 0 and n >= TILE

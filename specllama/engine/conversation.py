@@ -14,7 +14,7 @@ from typing import Any
 from specllama.arrays import Row, Rows
 from specllama.cancel import Cancel
 from specllama.engine.profiles import Windows
-from specllama.engine.prompting import Prompt, Prompting
+from specllama.engine.prompting import Prompting
 from specllama.engine.reply import Reply
 from specllama.engine.sampler_chains import SamplerChains
 from specllama.engine.slot import Slot
@@ -31,7 +31,7 @@ from specllama.events import (
     Timings,
 )
 from specllama.history import History, common_prefix
-from specllama.interface import EngineInfo
+from specllama.interface import EngineInfo, Prompt
 from specllama.params import SEED_DRAWN, GenerateParams
 from specllama.speculative.asking import Ask, Asking, Cut, Pass
 from specllama.speculative.drafting.drafter import Request
@@ -167,7 +167,7 @@ class Conversation:
             yield Notice(message=trouble, level="warning", topic="profile")
         read_ms = (prefilled - started) * 1e3
         if isinstance(window, Controller):
-            paid, _ = booked(drafter)
+            paid = booked(drafter)
             window.drafts_with(drafter.name, paid)
             if reason is None:  # else it would take a part for the whole
                 window.prefilled(len(ids) - cached, read_ms, len(ids))
@@ -347,8 +347,9 @@ class Conversation:
         yield Cut(self._target, min(common_prefix(self._target.tokens, self._tokens), head))
         done = len(self._target.tokens)
         self._slot.kept(done)
-        while done < len(self._tokens) - 1:
-            done = yield from self._read(self._tokens[:-1], done, row=False)
+        text = self._tokens[:-1]
+        while done < len(text):
+            done = yield from self._read(text, done, row=False)
         return f"context full: dropped {dropped} older tokens, kept {len(self._tokens)}"
 
     def _finished(
@@ -405,10 +406,9 @@ class Conversation:
         """However it ended: what leaves the target's lane within the committed text."""
         if isinstance(self._window, Controller):
             self._window.finish()
-        agreed = common_prefix(self._target.tokens, self._tokens)
         if not self._tokens:
             return []  # refused before the lane was touched
-        return [Cut(self._target, agreed)]
+        return [Cut(self._target, common_prefix(self._target.tokens, self._tokens))]
 
 
 def _show(piece: bytes) -> str:

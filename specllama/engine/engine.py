@@ -8,7 +8,6 @@ printed.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,13 +16,13 @@ from pathlib import Path
 from specllama.backend.base import Lane, Vocab
 from specllama.cancel import Cancel, StopFlag
 from specllama.engine.conversation import Conversation, Means
-from specllama.engine.prompting import Prompt, Prompting
+from specllama.engine.prompting import Prompting
 from specllama.engine.sampler_chains import ConstraintMaker, SamplerChains
 from specllama.engine.scheduler import Scheduler
 from specllama.engine.slot import Slot
 from specllama.errors import EngineError
 from specllama.events import Event
-from specllama.interface import EngineInfo
+from specllama.interface import EngineInfo, Prompt
 from specllama.params import EngineOptions, GenerateParams
 from specllama.speculative.asking import grant
 from specllama.speculative.drafting.drafter import Drafter
@@ -80,7 +79,6 @@ class Engine:
         self._obeying = ExitStack()
         self._on_close = on_close
         self._stop = stop or StopFlag()
-        self._busy = threading.Lock()
         self._closed = False
 
     @classmethod

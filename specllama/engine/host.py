@@ -39,10 +39,9 @@ from typing import Any, Protocol
 from specllama.cancel import Cancel
 from specllama.errors import EngineDied, EngineError, SpecllamaError
 from specllama.events import Event, Finished, Notice
-from specllama.interface import EngineInfo, EngineLike, Message, Stepped
+from specllama.interface import EngineInfo, EngineLike, Message, Prompt, Stepped
 from specllama.params import EngineOptions, GenerateParams
 
-Prompt = str | Sequence[int] | Sequence[Message]
 OnEvent = Callable[[Event], None]
 
 GATHER_S = 0.012  # events of so long cross the pipe together: a fast model makes thousands a second

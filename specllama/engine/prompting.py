@@ -9,11 +9,9 @@ from specllama.backend.base import Vocab
 from specllama.chat import render
 from specllama.engine.encoding import encode_segments
 from specllama.errors import UsageError
-from specllama.interface import Message
+from specllama.interface import Message, Prompt
 from specllama.params import GenerateParams
 from specllama.thoughts import Reader, reader
-
-Prompt = str | Sequence[int] | Sequence[Message]
 
 _TAIL = 16  # tokens at the end of a prompt, where a tag may be open
 

@@ -71,15 +71,13 @@ class Scheduler:
 
     def _answers(self) -> Iterator[Said]:
         """Answer what can be answered now; what is said to it."""
-        asking = list(self._running.values())
-        sharing = [one for one in asking if len(asking) > 1 and _pool_of(one.ask) is not None]
-        if len(sharing) < len(asking):
-            answers = [(one, _tried(one.ask)) for one in asking if one not in sharing]
-        else:
-            drafting = [one for one in sharing if _pool_of(one.ask) is not self._target]
-            first = drafting or sharing
-            pool = _pool_of(first[0].ask) if first else None
-            answers = _shared(pool, [one for one in first if _pool_of(one.ask) is pool])
+        asking = [(one, _pool_of(one.ask)) for one in self._running.values()]
+        answers = [(one, _tried(one.ask)) for one, pool in asking if pool is None]
+        if not answers:
+            # drafting models first: the target's pass is the one that all wait for
+            pools = [pool for _, pool in asking if pool is not None]
+            pool = next((pool for pool in pools if pool is not self._target), self._target)
+            answers = _shared(pool, [one for one, its in asking if its is pool])
         for one, answer in answers:
             saying = self._resume(one, answer)
             if saying is not None:
@@ -141,10 +139,8 @@ def _tried(ask: Ask | None) -> object:
         return error
 
 
-def _shared(pool: Pool | None, asking: Sequence[_Running]) -> list[tuple[_Running, object]]:
+def _shared(pool: Pool, asking: Sequence[_Running]) -> list[tuple[_Running, object]]:
     """Answer passes of one pool together, as far as one pass takes them."""
-    if pool is None:
-        return []
     together: list[_Running] = []
     parts: list[Part] = []
     tokens = rows = leaves = 0
@@ -159,7 +155,7 @@ def _shared(pool: Pool | None, asking: Sequence[_Running]) -> list[tuple[_Runnin
             break
         together.append(one)
         parts.append(part)
-    if len(parts) == 1:
+    if len(parts) <= 1:
         return [(one, _tried(one.ask)) for one in together]
     for one in together:
         ask = cast(Pass, one.ask)

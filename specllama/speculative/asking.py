@@ -127,10 +127,18 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A draft that is ready. ``survival[i]``: probability that the target follows it to node i."""
+    """A draft that is ready."""
 
     draft: Draft
-    survival: tuple[float, ...] = ()
+
+    @property
+    def survival(self) -> tuple[float, ...]:
+        """Probability that the target follows it to each node; unknown confidences count as 1."""
+        reach: list[float] = []
+        for parent, likely in zip(self.draft.parents, self.draft.confidence, strict=True):
+            above = reach[parent] if parent >= 0 else 1.0
+            reach.append(above if likely is None else above * likely)
+        return tuple(reach)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from time import perf_counter
 
 from specllama.arrays import Row, Rows
@@ -216,7 +215,7 @@ class Rounds:
         room = replace(offered, begin=begin)
         draft = yield from self.drafter.draft(self.tokens, self.chain, room)
         if len(draft):
-            granted: int = yield Offer(draft, survival(draft))
+            granted: int = yield Offer(draft)
             draft = draft.first(granted)
         return draft, read
 
@@ -224,14 +223,3 @@ class Rounds:
         """Forget everything behind the first ``n_tokens`` (a stop inside an accepted run)."""
         del self.tokens[n_tokens:]
         yield Cut(self.target, n_tokens - 1)
-
-
-def survival(draft: Draft) -> tuple[float, ...]:
-    """Probability that the target follows a draft to each node; unknown confidences count as 1."""
-    known = [1.0 if c is None else c for c in draft.confidence]
-    if draft.is_line:
-        return tuple(accumulate(known, lambda a, b: a * b))
-    reach: list[float] = []
-    for parent, likely in zip(draft.parents, known, strict=True):
-        reach.append(likely * (reach[parent] if parent >= 0 else 1.0))
-    return tuple(reach)

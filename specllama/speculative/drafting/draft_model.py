@@ -121,7 +121,7 @@ class ChainDrafter(Extending):
     Args:
         lane: the draft model's own, any size.
         n_vocab: vocabulary size of the target; ids at or above it are never proposed.
-        batch: most tokens fed in one pass when catching up.
+        batch: most tokens fed in one pass when catching up; default: 512, or what a pass takes.
         clock: seconds; injected in tests.
         name: the source that drafts are booked under; default: the class's.
     """
@@ -133,7 +133,7 @@ class ChainDrafter(Extending):
         lane: Place,
         *,
         n_vocab: int,
-        batch: int = 512,
+        batch: int | None = None,
         clock: Callable[[], float] = perf_counter,
         name: str | None = None,
     ) -> None:
@@ -143,7 +143,7 @@ class ChainDrafter(Extending):
         self._clock = clock
         self._short = ShortReading()
         self._n_vocab = min(n_vocab, lane.n_vocab)
-        self._batch = batch
+        self._batch = batch or min(512, lane.n_batch)
         self._start = 0  # index of the lane's first token in the text
 
     def start(self, request: Request) -> None:
@@ -226,7 +226,7 @@ def _open(kit: Kit) -> Drafter:
     if isinstance(kit.draft, Drafter):
         return kit.draft
     assert kit.draft is not None
-    return ChainDrafter(kit.draft, n_vocab=kit.target.n_vocab, batch=min(512, kit.draft.n_batch))
+    return ChainDrafter(kit.draft, n_vocab=kit.target.n_vocab)
 
 
 METHOD = Method(

@@ -59,7 +59,7 @@ class TreeDrafter(ChainDrafter):
         lane: Place,
         *,
         n_vocab: int,
-        batch: int = 512,
+        batch: int | None = None,
         siblings: int = 3,
         floor: float = 0.02,
         name: str | None = None,
@@ -331,7 +331,7 @@ def why_no_tree(facts: Facts) -> str:
 
 def _open(kit: Kit) -> Drafter:
     lane = cast("Place", kit.draft)
-    return TreeDrafter(lane, n_vocab=kit.target.n_vocab, batch=min(512, lane.n_batch))
+    return TreeDrafter(lane, n_vocab=kit.target.n_vocab)
 
 
 METHOD = Method(

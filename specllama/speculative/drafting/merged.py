@@ -80,6 +80,5 @@ METHOD = Method(
     cost="draft model",
     why_not=why_no_tree,
     open=_open,
-    copies=True,
     branches="may",
 )

@@ -91,7 +91,6 @@ class Method:
             has a cost table under the method's name, or those of the sources it joins.
         why_not: why it cannot draft for a pair, "" if it can.
         open: makes a drafter for one conversation, where nothing speaks against it.
-        copies: some of its drafts are copied from the text and cost nothing.
         branches: "may" of one that grows trees, and chains where only chains can be judged; "must"
             of one that has nothing to say without them.
         auto: the mixture that ``auto`` drafts with asks it where it is there.
@@ -106,7 +105,6 @@ class Method:
     cost: Cost
     why_not: Callable[[Facts], str]
     open: Callable[[Kit], Drafter]
-    copies: bool = False
     branches: Branches = "no"
     auto: bool = False
     on_request: bool = False
@@ -152,11 +150,11 @@ def books_own(name: str) -> bool:
     return method is not None and method.cost == "own"
 
 
-def booked(drafter: Drafter) -> tuple[str, bool]:
-    """The source of a drafter that costs time, "" where all it does is free; whether it copies."""
+def booked(drafter: Drafter) -> str:
+    """The source of a drafter that costs time, "" where all it does is free."""
     method = find(drafter.name)
     if method is None:  # of no entry: as if it stepped through a draft model
-        return drafter.name, False
+        return drafter.name
     if method.cost == "of its sources":
-        return drafter.paid, method.copies
-    return "" if method.cost == "free" else method.name, method.copies
+        return drafter.paid
+    return "" if method.cost == "free" else method.name

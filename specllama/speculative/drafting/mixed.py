@@ -127,5 +127,4 @@ METHOD = Method(
     cost="of its sources",
     why_not=always,
     open=_open,
-    copies=True,
 )

@@ -108,6 +108,5 @@ METHOD = Method(
     cost="free",
     why_not=always,
     open=lambda kit: NgramDrafter(reader=kit.reader),
-    copies=True,
     auto=True,
 )

@@ -46,8 +46,7 @@ class SelfDrafter(Drafter):
             raise EngineError("the engine is closed")
         if self._inner is None:
             lane, self._advice = self._open()
-            batch = min(512, lane.n_batch)
-            self._inner = ChainDrafter(lane, n_vocab=self._n_vocab, batch=batch, name=self.name)
+            self._inner = ChainDrafter(lane, n_vocab=self._n_vocab, name=self.name)
             self.lanes = self._inner.lanes
         super().start(request)
         self._inner.start(request)

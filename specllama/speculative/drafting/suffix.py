@@ -344,6 +344,5 @@ METHOD = Method(
     cost="free",
     why_not=always,
     open=_open,
-    copies=True,
     auto=True,
 )
