@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from specllama.speculative.policy.budget import Lane, allocate, growth
+from specllama.speculative.policy.budget import Bid, allocate, growth
 
 RICH = 1e6
 
@@ -55,8 +55,8 @@ def test_no_other_allocation_is_worth_more(seed: int) -> None:
     v = [0.0, 1.0]
     for _ in range(rows):
         v.append(max(v[-1] + rng.choice((-0.1, 0.05, 0.4, 0.9)), 0.5))
-    lanes = [
-        Lane(
+    bids = [
+        Bid(
             falling(rng, rng.randint(0, 3)),
             rng.choice((1.0, 1.5, 3.0)),
             rng.choice((1.5, 4.0, 9.0)),
@@ -68,40 +68,38 @@ def test_no_other_allocation_is_worth_more(seed: int) -> None:
     def worth(given: tuple[int, ...]) -> float:
         took = spent + v[taken + sum(given)] - v[taken]
         return sum(
-            growth(lane.survival[:n], lane.pace * took, lane.balance)
-            for n, lane in zip(given, lanes, strict=True)
+            growth(bid.survival[:n], bid.pace * took, bid.balance)
+            for n, bid in zip(given, bids, strict=True)
         )
 
-    options = product(*(range(len(lane.survival) + 1) for lane in lanes))
+    options = product(*(range(len(bid.survival) + 1) for bid in bids))
     best = max(
         (worth(given) for given in options if 0 < sum(given) <= len(v) - 1 - taken), default=0.0
     )
-    found, value = allocate(lanes, v, taken=taken, spent=spent)
+    found, value = allocate(bids, v, taken=taken, spent=spent)
     assert value == pytest.approx(max(best, 0.0))
     assert value == pytest.approx(worth(tuple(found)) if any(found) else 0.0)
 
 
 def test_a_dear_middle_is_stepped_over_to_a_cheap_group() -> None:
     v = [0.0, 1.0, 1.9, 2.8, 1.4]
-    assert allocate([Lane([0.9, 0.85, 0.8], 1.0, 8.0)], v)[0] == [3]
-    lanes = [Lane([0.7], 1.0, 8.0) for _ in range(3)]
+    assert allocate([Bid([0.9, 0.85, 0.8], 1.0, 8.0)], v)[0] == [3]
+    bids = [Bid([0.7], 1.0, 8.0) for _ in range(3)]
     # three conversations fill a group that none of them would open alone
-    assert allocate(lanes[:1], v)[0] == [0]
-    assert allocate(lanes, [0.0, *v], taken=2)[0] == [1, 1, 1]
+    assert allocate(bids[:1], v)[0] == [0]
+    assert allocate(bids, [0.0, *v], taken=2)[0] == [1, 1, 1]
 
 
 def test_a_copy_goes_less_far_the_less_may_be_lost() -> None:
     v = [0.0, *(1 + 0.35 * n for n in range(17))]
     survival = [0.93**n for n in range(1, 16)]
-    lengths = [
-        allocate([Lane(survival, 1.0, b)], v)[0][0] for b in (0.3, 1.0, 2.0, 4.0, 16.0, RICH)
-    ]
+    lengths = [allocate([Bid(survival, 1.0, b)], v)[0][0] for b in (0.3, 1.0, 2.0, 4.0, 16.0, RICH)]
     assert lengths[2:] == sorted(lengths[2:])
     assert lengths[0] < lengths[-2] < lengths[-1]
 
 
 def test_nothing_is_given_where_nothing_pays() -> None:
     assert allocate([], [0.0, 1.0, 2.0]) == ([], 0.0)
-    assert allocate([Lane([], 1.0, 8.0)], [0.0, 1.0, 2.0]) == ([0], 0.0)
-    assert allocate([Lane([0.3], 1.0, 8.0)], [0.0, 1.0, 1.9]) == ([0], 0.0)
-    assert allocate([Lane([0.9], 1.0, 8.0)], [0.0, 1.0]) == ([0], 0.0)  # the pass is full
+    assert allocate([Bid([], 1.0, 8.0)], [0.0, 1.0, 2.0]) == ([0], 0.0)
+    assert allocate([Bid([0.3], 1.0, 8.0)], [0.0, 1.0, 1.9]) == ([0], 0.0)
+    assert allocate([Bid([0.9], 1.0, 8.0)], [0.0, 1.0]) == ([0], 0.0)  # the pass is full

@@ -40,8 +40,8 @@ def growth(survival: Sequence[float], cost: float, balance: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """What one conversation would have checked.
+class Bid:
+    """What one conversation would have checked in a pass that others share.
 
     Attributes:
         survival: see ``growth``; never rising.
@@ -55,12 +55,12 @@ class Lane:
 
 
 def allocate(
-    lanes: Sequence[Lane], v: Sequence[float], *, taken: int = 1, spent: float = 0.0
+    bids: Sequence[Bid], v: Sequence[float], *, taken: int = 1, spent: float = 0.0
 ) -> tuple[list[int], float]:
-    """How many guesses of each lane go into a pass that all pay for, and what that is worth.
+    """How many guesses of each bid go into a pass that all pay for, and what that is worth.
 
     For a given number of rows the best are those with the largest increments of ``growth``, and
-    increments within a lane never rise, so prefixes are kept. Every number is tried: kernels make
+    increments within a bid never rise, so prefixes are kept. Every number is tried: kernels make
     some dear and the next cheap.
 
     Args:
@@ -68,27 +68,27 @@ def allocate(
         taken: rows that the pass has anyway. spent: milliseconds of drafting so far.
 
     Returns:
-        (guesses by lane, tokens over drafting nothing); all 0 where no draft is worth its rows.
+        (guesses by bid, tokens over drafting nothing); all 0 where no draft is worth its rows.
     """
-    best, worth = [0] * len(lanes), 0.0
-    most = min(len(v) - 1 - taken, sum(len(lane.survival) for lane in lanes))
+    best, worth = [0] * len(bids), 0.0
+    most = min(len(v) - 1 - taken, sum(len(bid.survival) for bid in bids))
     for rows in range(1, most + 1):
         took = spent + v[taken + rows] - v[taken]
-        after = [logs(x.balance, x.pace * took, min(len(x.survival), rows)) for x in lanes]
+        after = [logs(x.balance, x.pace * took, min(len(x.survival), rows)) for x in bids]
         total = sum(left[0] for left in after)
         heap = [
-            (-lane.survival[0] * (after[i][1] - after[i][0]), i, 1)
-            for i, lane in enumerate(lanes)
-            if lane.survival
+            (-bid.survival[0] * (after[i][1] - after[i][0]), i, 1)
+            for i, bid in enumerate(bids)
+            if bid.survival
         ]
         heapq.heapify(heap)
-        given = [0] * len(lanes)
+        given = [0] * len(bids)
         for _ in range(rows):
             gain, i, depth = heapq.heappop(heap)
             given[i] = depth
             total -= gain
-            if depth < min(len(lanes[i].survival), rows):
-                more = lanes[i].survival[depth] * (after[i][depth + 1] - after[i][depth])
+            if depth < min(len(bids[i].survival), rows):
+                more = bids[i].survival[depth] * (after[i][depth + 1] - after[i][depth])
                 heapq.heappush(heap, (-more, i, depth + 1))
         if total > worth:
             best, worth = given, total

@@ -16,7 +16,7 @@ from specllama.speculative.policy.acceptance import (
     draft_features,
     match_features,
 )
-from specllama.speculative.policy.budget import Lane, allocate, growth, logs
+from specllama.speculative.policy.budget import Bid, allocate, growth, logs
 from specllama.speculative.policy.costs import CLAMP, Costs
 from specllama.speculative.policy.ledger import BEHIND, Ledger
 from specllama.speculative.types import Draft, Guess, Room
@@ -354,8 +354,8 @@ class Controller:
         which, length, best = 0, 0, 0.0
         longest = self._longest()
         for i, copy in enumerate(self._copies):
-            lane = Lane([fair * s for s in copy.survival[:longest]], self._rate, balance)
-            (n,), gain = allocate([lane], self._v[: len(lane.survival) + 2])
+            bid = Bid([fair * s for s in copy.survival[:longest]], self._rate, balance)
+            (n,), gain = allocate([bid], self._v[: len(bid.survival) + 2])
             if gain > best:
                 which, length, best = i, n, gain
         if length and first and best < self._model_value():
