@@ -53,9 +53,11 @@ class Exactness(msgspec.Struct, frozen=True):
 
     @property
     def measured(self) -> str:
-        """What was compared, in one line."""
+        """What was compared, in one line; "" where nothing had to be."""
         if self.why_not:
             return f"passes were not compared: {self.why_not}"
+        if not self.widths:
+            return ""
         what = "every product and attention" if self.inside else "logits"
         text = (
             f"passes of {_and(self.widths)} rows against single steps over {_and(self.cells)} cells"

@@ -1,5 +1,7 @@
 """What the engine needs from an inference library: ``llama_pool`` is one, ``fake`` a table.
 
+A backend is an ``Opener`` and a line in ``engine/loading.py``.
+
 A *pool* is one KV cache of one model; a *lane* is one conversation's place in it. Lanes take tokens
 in passes, several lanes in one pass where the pool runs them together. What else is in a pool
 changes no bit of a lane's rows.
@@ -7,13 +9,21 @@ changes no bit of a lane's rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.hidden import HiddenRows as HiddenRows
 from specllama.backend.kernels import Kernels
+from specllama.cancel import StopFlag
+from specllama.exactness import Exactness
+
+if TYPE_CHECKING:
+    from specllama.events import Event
+    from specllama.interface import ModelInfo
+    from specllama.params import EngineOptions, GenerateParams
 
 Outputs = Literal["all", "last", "none"]
 
@@ -284,3 +294,73 @@ class Pool(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+# -- what a backend opens --
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model and its pool. ``info`` is what to show people."""
+
+    pool: Pool
+    vocab: Vocab
+    info: ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What drafts for one target only, by method.
+
+    ``parts`` are for the methods to use (``Kit.own``), ``reasons`` say why one that was looked
+    for is not there.
+    """
+
+    parts: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedPair:
+    """A target, maybe a draft model, and what their files say.
+
+    Attributes:
+        translated: the draft model has a vocabulary of its own.
+        exactness: of the target's passes, as its pool's ``kernels`` state it.
+        own: opens what drafts for this target only, for one of its lanes.
+        constraint: the grammar of a request; None: this backend has none.
+        template: Jinja chat template, None for raw prompts; ``bos`` and ``eos``: texts for it.
+        vocabulary: names it where texts in its tokens are kept; "" keeps none.
+        close: frees the models.
+    """
+
+    target: Opened
+    draft: Opened | None = None
+    translated: bool = False
+    exactness: Exactness = field(default_factory=Exactness)
+    own: Callable[[Any], Own] = field(default=lambda lane: Own())
+    constraint: Callable[[GenerateParams], Any] | None = None
+    template: str | None = None
+    bos: str = ""
+    eos: str = ""
+    vocabulary: str = ""
+    close: Callable[[], None] = field(default=lambda: None)
+
+
+class Opener(Protocol):
+    def __call__(
+        self,
+        target: Path,
+        draft: Path | None,
+        options: EngineOptions,
+        on_progress: Callable[[Event], None] | None,
+        stop: StopFlag,
+        /,
+    ) -> OpenedPair:
+        """Open the files of a pair and make them ready: the next pass is timed.
+
+        Raises:
+            SpecllamaError: what is wrong with them; nothing is left open.
+            Cancelled: ``stop`` was set. Later, passes that see it raise it, too.
+        """
+        ...

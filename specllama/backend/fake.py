@@ -7,21 +7,26 @@ unrelated. Rows handed out are poisoned by the next pass, as llama.cpp reuses it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from specllama.arrays import HiddenNeed, IntArray, Row, Rows
-from specllama.backend.base import SpecialToken
+from specllama.backend.base import Opened, OpenedPair, SpecialToken
 from specllama.backend.batch import Batch
 from specllama.backend.cache import Shape
 from specllama.backend.kernels import Kernels
 from specllama.backend.lane import CellLane
 from specllama.backend.pool import CellPool
 from specllama.cancel import StopFlag
-from specllama.errors import Cancelled, ContextFull, EngineError
+from specllama.errors import Cancelled, CannotLoad, ContextFull, EngineError
+from specllama.events import Event
+from specllama.exactness import Exactness
 from specllama.interface import EngineInfo, ModelInfo
+from specllama.params import EngineOptions
 
 _EOG = 0
 _WIDTH = 8  # of a hidden state
@@ -363,10 +368,10 @@ class FakeContext(CellLane):
         self.passes = pool.fake.passes
 
 
-def fake_info(n_ctx: int = 512, n_vocab: int = 64, *, exact_rows: int = 65) -> EngineInfo:
-    """What an engine over fake contexts says of itself."""
-    model = ModelInfo(
-        path="fake",
+def fake_model(n_ctx: int = 512, n_vocab: int = 64, path: str = "fake") -> ModelInfo:
+    """What a table says of itself."""
+    return ModelInfo(
+        path=path,
         name="fake table",
         architecture="table",
         quantization="exact",
@@ -378,6 +383,11 @@ def fake_info(n_ctx: int = 512, n_vocab: int = 64, *, exact_rows: int = 65) -> E
         kv_bytes=0,
         gpu_layers=0,
     )
+
+
+def fake_info(n_ctx: int = 512, n_vocab: int = 64, *, exact_rows: int = 65) -> EngineInfo:
+    """What an engine over fake contexts says of itself."""
+    model = fake_model(n_ctx, n_vocab)
     return EngineInfo(
         target=model,
         draft=model,
@@ -389,4 +399,52 @@ def fake_info(n_ctx: int = 512, n_vocab: int = 64, *, exact_rows: int = 65) -> E
         load_ms=0.0,
         has_chat_template=False,
         exact_trees=exact_rows > 1,
+    )
+
+
+class TableFile(msgspec.Struct, forbid_unknown_fields=True):
+    """A file ``NAME.table``: the arguments of a ``FakeTable``, as JSON.
+
+    A draft model whose file says how far it agrees is a mixture with its target.
+    """
+
+    n_vocab: int = 64
+    seed: int = 0
+    order: int = 2
+    sharpness: float = 3.0
+    eog_bias: float = 0.0
+    agreement: float = 1.0
+
+    def table(self, of: FakeTable | None = None) -> FakeTable:
+        return FakeTable(
+            self.n_vocab, seed=self.seed, order=self.order, sharpness=self.sharpness,
+            eog_bias=self.eog_bias, of=of, agreement=self.agreement,
+        )  # fmt: skip
+
+
+def open_pair(
+    target: Path,
+    draft: Path | None,
+    options: EngineOptions,
+    on_progress: Callable[[Event], None] | None,
+    stop: StopFlag,
+) -> OpenedPair:
+    """See ``base.Opener``."""
+    n_ctx, rows = options.n_ctx or 512, options.max_rows
+
+    def opened(path: Path, of: FakeTable | None) -> tuple[FakeTable, Opened]:
+        try:
+            table = msgspec.json.decode(path.read_bytes(), type=TableFile).table(of)
+        except (OSError, msgspec.DecodeError) as error:
+            raise CannotLoad(f"{path.name} is no table: {error}") from None
+        pool = FakePool(
+            table, n_ctx=n_ctx, max_rows=rows, max_leaves=options.max_leaves, stop=stop,
+            lanes=max(options.parallel, 4), in_order=of is None, by_order=of is None,
+        )  # fmt: skip
+        info = fake_model(n_ctx, table.n_vocab, str(path))
+        return table, Opened(pool, FakeVocab(table.n_vocab), info)
+
+    table, first = opened(target, None)
+    return OpenedPair(
+        first, None if draft is None else opened(draft, table)[1], exactness=Exactness(rows, True)
     )

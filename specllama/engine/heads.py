@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from specllama.backend.base import Own
 from specllama.errors import PairIncompatible, SpecllamaError
 from specllama.models import sidecars
 from specllama.speculative.drafting.method import Facts
@@ -27,18 +27,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("specllama.engine.heads")
 
 KINDS = sidecars.HEAD_KINDS
-
-
-@dataclass(slots=True)
-class Own:
-    """What drafts for one target only, by method.
-
-    ``parts`` are for the methods to use (``Kit.own``), ``reasons`` say why one that was looked
-    for is not there.
-    """
-
-    parts: dict[str, Any] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
 
 
 def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:

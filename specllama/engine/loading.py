@@ -1,11 +1,10 @@
-"""From model references to the parts of an engine: check headers, load files, state exactness."""
+"""From model references to the parts of an engine: who opens the files, what every slot gets."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -15,23 +14,20 @@ from specllama.engine.loaded import Loaded
 from specllama.engine.methods import methods
 from specllama.engine.slot import Slot
 from specllama.errors import CannotLoad, StoreError
-from specllama.events import Event, LoadProgress
-from specllama.interface import EngineInfo, ModelInfo
-from specllama.params import EngineOptions, GenerateParams
+from specllama.events import Event
+from specllama.interface import EngineInfo
+from specllama.params import EngineOptions
 
 if TYPE_CHECKING:
-    from specllama.backend.base import Context, Pool
-    from specllama.backend.devices import OffloadPlan, Placement
-    from specllama.backend.llama import LlamaModel
-    from specllama.backend.llama_pool import LlamaPool
-    from specllama.models.gguf import GgufHeader
+    from specllama.backend.base import Context, Opener
     from specllama.speculative.drafting.drafter import Drafter
-    from specllama.speculative.sampling import Constraint
 
 logger = logging.getLogger("specllama.engine.loading")
 
-DEFAULT_CTX = 8192
-LANES = 4  # conversations that a pool has room for
+BACKENDS = {  # by what a target's file name ends with: who opens it
+    ".gguf": "specllama.engine.open_gguf:open_pair",
+    ".table": "specllama.backend.fake:open_pair",
+}
 PAST_TOKENS = 32768  # of kept texts, read when a model is loaded
 
 
@@ -42,333 +38,98 @@ def load_parts(
     on_progress: Callable[[Event], None] | None,
     stop: StopFlag,
 ) -> Loaded:
-    """Open the files of a pair. Headers are checked before llama.cpp sees a file.
+    """Open the files of a pair and make the slots of its conversations.
 
     Setting ``stop`` ends it with Cancelled; later, the passes of every context look at it.
     """
-    from specllama.models.gguf import read_header
-    from specllama.models.loadable import check_loadable
-    from specllama.models.memory import estimate_pair, require_fit
-    from specllama.models.nextn import why_not
-    from specllama.models.pairing import require_pair
-    from specllama.models.refs import resolve_pair
-
-    begin = perf_counter()
-    target_path, draft_path = resolve_pair(
-        str(target_ref), None if draft_ref is None else str(draft_ref)
-    )
-    target_header = read_header(target_path)
-    check_loadable(target_header, "target")
-    draft_header = None
-    translated = False
-    if draft_path is not None:
-        draft_header = read_header(draft_path)
-        check_loadable(draft_header, "draft")
-        translated = options.allow_other_vocab and _only_vocabularies_differ(
-            target_header, draft_header
-        )
-        if not translated:
-            require_pair(target_header, draft_header)
-    plan = _offload(target_header, draft_header, options)
-    on_gpu = plan is not None and plan.target.layers > 0
-    draft_options = options.resolved(
-        on_gpu=on_gpu, one_kv_type=draft_header is not None and draft_header.one_kv_type
-    )
-    fitted = options.resolved(on_gpu=on_gpu, one_kv_type=target_header.one_kv_type)
-
-    def require_ram(plan: OffloadPlan | None) -> None:
-        """What the GPUs do not take has to fit in RAM."""
-        if not options.check_memory:
-            return
-        need = estimate_pair(
-            target_header,
-            draft_header,
-            n_ctx=_context_length(options.n_ctx, target_header),
-            type_k=fitted.kv_type_k,
-            type_v=fitted.kv_type_v,
-            n_ubatch=options.batch(on_gpu=on_gpu),
-            n_outputs=options.max_rows,
-            flash_attn=options.flash_attn != "off",
-        )
-        if plan is not None:
-            from specllama.backend.devices import left_in_ram
-
-            need = left_in_ram(need, plan, target_header, draft_header)
-        require_fit(need)
-
-    require_ram(plan)
-
-    # importing llama.cpp takes a quarter of a second; a bad file is refused before that
-    from specllama.backend import llama
-    from specllama.backend.attention import can_switch
-    from specllama.backend.cores import physical_cores
-    from specllama.backend.devices import fewer_layers
-    from specllama.backend.llama_grammar import LlamaGrammar
-    from specllama.backend.llama_pool import open_pool
-    from specllama.backend.loaded_target import LoadedTarget
     from specllama.engine.drafters import Drafters
-    from specllama.engine.heads import open_own
-    from specllama.engine.probing import exactness_of
     from specllama.engine.profiles import Windows, open_profile
+    from specllama.models.refs import resolve_pair
     from specllama.speculative.drafting.translate import join_vocabularies
 
-    def report(role: str, path: Path) -> Callable[[float], None]:
-        def progress(fraction: float) -> None:
-            if on_progress is not None:
-                on_progress(LoadProgress(role=role, path=str(path), fraction=fraction))  # type: ignore[arg-type]
-
-        return progress
-
-    opened: list[LlamaModel] = []
-    heads_open = ExitStack()
-
-    def close_all() -> None:
-        heads_open.close()
-        for model in opened:
-            model.close()
-
-    def open_model(header: GgufHeader, role: str, place: Placement | None) -> LlamaModel:
-        model = llama.LlamaModel(
-            header.path,
-            pre=header.pre_tokenizer or "",
-            gpu_layers=str(place.layers) if place else "0",
-            split=place.split if place else (),
-            use_mmap=options.use_mmap,
-            use_mlock=options.use_mlock,
-            load_mtp=role == "target" and not why_not(header),
-            progress=report(role, header.path),
-            stop=stop,
-        )
-        opened.append(model)
-        return model
-
-    options = options.resolved(
-        on_gpu=on_gpu, one_kv_type=target_header.one_kv_type, apart=not can_switch()
-    )
-    threads = options.threads or physical_cores()
-
-    def open_pair(
-        plan: OffloadPlan | None,
-    ) -> tuple[LlamaModel, LlamaPool, LlamaModel | None, LlamaPool | None]:
-        target_model = open_model(target_header, "target", plan.target if plan else None)
-        target = open_pool(
-            target_model,
-            lanes=max(LANES, options.parallel),
-            n_ctx=_context_length(options.n_ctx, target_header),
-            max_rows=options.max_rows,
-            threads=threads,
-            options=options,
-            flash=options.flash_attn,
-            max_leaves=options.max_leaves,
-        )
-        if draft_header is None:
-            return target_model, target, None, None
-        draft_model = open_model(draft_header, "draft", plan.draft if plan else None)
-        draft = open_pool(
-            draft_model,
-            lanes=max(LANES, options.parallel),
-            n_ctx=min(
-                options.draft_ctx or target.n_ctx, draft_header.context_length or target.n_ctx
-            ),
-            max_rows=1,
-            threads=options.draft_threads or threads,
-            options=draft_options,
-            flash=options.flash_attn,
-            alike=False,  # nothing asks a draft model for that
-        )
-        return target_model, target, draft_model, draft
-
+    begin = perf_counter()
+    path, draft_path = resolve_pair(str(target_ref), None if draft_ref is None else str(draft_ref))
+    opened = _opener(path)(path, draft_path, options, on_progress, stop)
+    target, draft = opened.target, opened.draft
     try:
-        while True:
-            try:
-                target_model, target, draft_model, draft = open_pair(plan)
-                break
-            except CannotLoad as refused:
-                # the estimate was short of what the card needs: give it less and try again
-                fewer = fewer_layers(plan) if plan is not None else None
-                if fewer is None:
-                    raise
-                logger.warning("%s; trying with fewer layers on the GPU", refused)
-                close_all()
-                opened.clear()
-                plan = fewer
-                require_ram(plan)
-        for pool in (target, draft):
-            if pool is not None:
-                _warm_up(pool)
-        exactness = exactness_of(target_header, target_model, target, options)
-        target.kernels = replace(
-            target.kernels, exact_rows=exactness.rows, exact_trees=exactness.trees
-        )
-        if options.threads is None:
-            target.choose_threads()
-            if draft is not None and options.draft_threads is None:
-                draft.choose_threads()
-        past, remember = _corpus(target_header) if options.keep_texts else ((), None)
-        if options.parallel > target.lanes:
+        if options.parallel > target.pool.lanes:
             raise CannotLoad(
-                f"{target_header.path.name} keeps a running state: one conversation at a time",
+                f"{path.name} takes one conversation at a time",
                 "load it without parallel conversations",
             )
+        past, remember = _corpus(opened.vocabulary) if opened.vocabulary else ((), None)
 
         def open_draft() -> Context | Drafter | None:
-            if draft is None or draft_model is None:
+            if draft is None:
                 return None
-            beside = draft.open()
-            if translated:
-                return join_vocabularies(beside, target_model.vocab, draft_model.vocab)
+            beside = draft.pool.open()
+            if opened.translated:
+                return join_vocabularies(beside, target.vocab, draft.vocab)
             return beside
 
         def open_slot() -> Slot:
             """A further slot; what is the target's own drafts for the first one only."""
-            lane = target.open()
+            lane = target.pool.open()
             why_not = {**own.reasons, **dict.fromkeys(own.parts, "it drafts for one conversation")}
             made = Drafters(lane, open_draft(), past, remember, reasons=why_not).all()
             return Slot(lane, made, why_not)
 
-        lane, speaker = target.open(), open_draft()
-        own = open_own(
-            LoadedTarget(target_header, target_model, target, lane, options, threads, heads_open),
-            options.heads,
-        )
+        lane, speaker = target.pool.open(), open_draft()
+        own = opened.own(lane)
         drafters = Drafters(lane, speaker, past, remember, own.parts, own.reasons)
         made = drafters.all()
         more = tuple(open_slot() for _ in range(options.parallel - 1))
     except BaseException:
-        close_all()
+        opened.close()
         raise
 
+    kernels = target.pool.kernels
     info = EngineInfo(
-        target=_model_info(target_header, target_model, target, options),
-        draft=(
-            None
-            if draft_header is None or draft_model is None or draft is None
-            else _model_info(draft_header, draft_model, draft, options)
-        ),
-        exactness=exactness.label,
-        exact_rows=exactness.rows,
-        exact_trees=exactness.trees,
-        measured=exactness.measured,
-        device="GPU" if target_model.gpu_layers else "CPU",
-        threads=threads,
-        flash_attn=target.kernels.flash != "off",
+        target=target.info,
+        draft=None if draft is None else draft.info,
+        exactness=opened.exactness.label,
+        exact_rows=kernels.exact_rows,
+        exact_trees=kernels.exact_trees,
+        measured=opened.exactness.measured,
+        device="CPU" if kernels.on_cpu else "GPU",
+        threads=kernels.threads,
+        flash_attn=kernels.flash != "off",
         load_ms=(perf_counter() - begin) * 1e3,
-        has_chat_template=target_header.chat_template is not None,
+        has_chat_template=opened.template is not None,
         methods=methods(drafters.facts),
     )
-    vocab = target_model.vocab
-
-    def make_constraint(params: GenerateParams) -> Constraint | None:
-        if params.grammar is not None:
-            return LlamaGrammar(vocab, params.grammar)
-        if params.json_schema is not None:
-            return LlamaGrammar.from_json_schema(vocab, params.json_schema)
-        return None
-
     return Loaded(
         target=lane,
-        vocab=vocab,
+        vocab=target.vocab,
         info=info,
         drafters=made,
         more=more,
         make_window=Windows(open_profile(info), info),
-        make_constraint=make_constraint,
-        template=target_header.chat_template,
-        bos=vocab.bos_text,
-        eos=vocab.eos_text,
-        on_close=close_all,
+        make_constraint=opened.constraint,
+        template=opened.template,
+        bos=opened.bos,
+        eos=opened.eos,
+        on_close=opened.close,
     )
 
 
-def _offload(
-    target: GgufHeader, draft: GgufHeader | None, options: EngineOptions
-) -> OffloadPlan | None:
-    """How many layers go to the GPUs; None when there is none, or none is wanted."""
-    from specllama.backend.devices import devices, gpus, plan_offload
-
-    if options.gpu_layers == "0" and options.draft_gpu_layers in ("0", "auto"):
-        return None
-    found = devices()
-    if not gpus(found):
-        return None
-    plan = plan_offload(
-        target,
-        draft,
-        found,
-        gpu_layers=options.gpu_layers,
-        draft_gpu_layers=options.draft_gpu_layers,
-        n_ctx=_context_length(options.n_ctx, target),
-        n_ubatch=options.batch(on_gpu=True),
-        n_outputs=options.max_rows,
-        flash_attn=options.flash_attn != "off",
-        type_k=options.kv_type_k,
-        type_v=options.kv_type_v,
-    )
-    for line in plan.lines():
-        logger.info("%s", line)
-    return plan
+def _opener(path: Path) -> Opener:
+    """Who opens such a file: GGUF files may have any name."""
+    module, _, name = BACKENDS.get(path.suffix, BACKENDS[".gguf"]).partition(":")
+    opener: Opener = getattr(import_module(module), name)
+    return opener
 
 
-def _only_vocabularies_differ(target: GgufHeader, draft: GgufHeader) -> bool:
-    """Whether the pair would fit if the draft spoke the target's tokens."""
-    from specllama.models.pairing import VOCABULARY_KINDS, compare
+def _corpus(vocabulary: str) -> tuple[list[list[int]], Callable[[Sequence[int]], None]]:
+    """Earlier texts in the tokens of this vocabulary, and how to keep a further one."""
+    from specllama.store.corpus import Corpus
 
-    kinds = {problem.kind for problem in compare(target, draft).problems}
-    return bool(kinds) and kinds <= VOCABULARY_KINDS
-
-
-def _corpus(
-    header: GgufHeader,
-) -> tuple[list[list[int]], Callable[[Sequence[int]], None]]:
-    """Earlier texts in the tokens of this model, and how to keep a further one."""
-    from specllama.store.corpus import Corpus, tokenizer_key
-
-    corpus, key = Corpus(), tokenizer_key(header.token_bytes)
+    corpus = Corpus()
 
     def remember(text: Sequence[int]) -> None:
         try:
-            corpus.add(key, text)
+            corpus.add(vocabulary, text)
         except StoreError as error:  # a full disk must not end a conversation
             logger.warning("%s", error)
 
-    return corpus.texts(key, most=PAST_TOKENS), remember
-
-
-def _warm_up(pool: Pool) -> None:
-    """Let one pass fetch the weights and start the threads: a first reply is timed, too."""
-    lane = pool.open()
-    lane.forward([0], outputs="last")
-    lane.close()
-
-
-def _context_length(asked: int | None, header: GgufHeader) -> int:
-    trained = header.context_length
-    if asked:
-        return asked
-    if trained <= 0:
-        raise CannotLoad(
-            f"{header.path.name} does not say how long a context it was trained for",
-            "choose one with --ctx-size",
-        )
-    return min(trained, DEFAULT_CTX) if asked is None else trained
-
-
-def _model_info(
-    header: GgufHeader, model: LlamaModel, pool: LlamaPool, options: EngineOptions
-) -> ModelInfo:
-    from specllama.models.memory import kv_bytes
-
-    return ModelInfo(
-        path=str(header.path),
-        name=header.name,
-        architecture=header.architecture,
-        quantization=header.quantization,
-        n_params=model.n_params,
-        file_bytes=header.file_bytes,
-        n_ctx=pool.n_ctx,
-        n_ctx_train=model.n_ctx_train,
-        n_vocab=pool.n_vocab,
-        kv_bytes=kv_bytes(header, pool.n_ctx, type_k=options.kv_type_k, type_v=options.kv_type_v),
-        gpu_layers=min(model.gpu_layers, model.n_layer + 1),
-        kv_types=f"{options.kv_type_k}/{options.kv_type_v}",
-    )
+    return corpus.texts(vocabulary, most=PAST_TOKENS), remember

@@ -78,6 +78,8 @@ class Scheduler:
             pools = [pool for _, pool in asking if pool is not None]
             pool = next((pool for pool in pools if pool is not self._target), self._target)
             answers = _shared(pool, [one for one, its in asking if its is pool])
+            for one, _ in answers:  # who had to wait comes first in the next pass
+                self._running[one.id] = self._running.pop(one.id)
         for one, answer in answers:
             saying = self._resume(one, answer)
             if saying is not None:

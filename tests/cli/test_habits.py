@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specllama.cli import ELSEWHERE, SHORT, invoke
-from specllama.engine.loading import _context_length
+from specllama.engine.open_gguf import _context_length
 from specllama.models.gguf import read_header
 from specllama.models.refs import bundled, parse_hub, plain, resolve
 
