@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specllama.errors import DoesNotFit, UsageError
+from specllama.errors import CannotLoad, DoesNotFit, UsageError
 from specllama.models.ggml_types import KV_BYTES
 from specllama.models.nextn import trunk_blocks, why_not
 
@@ -112,9 +112,21 @@ def padded_ctx(n_ctx: int) -> int:
     return -(-max(n_ctx, 1) // CTX_PADDING) * CTX_PADDING
 
 
-def default_ctx(header: GgufHeader) -> int:
-    """The context length that the engine takes when none is asked for."""
-    return min(header.context_length or DEFAULT_CTX, DEFAULT_CTX)
+def context_length(header: GgufHeader, asked: int | None = None) -> int:
+    """Tokens of the context that is opened: None asks for no more than 8192, 0 for all it knows.
+
+    Raises:
+        CannotLoad: a length was not asked for, and the file does not say either.
+    """
+    if asked:
+        return asked
+    trained = header.context_length
+    if trained <= 0:
+        raise CannotLoad(
+            f"{header.path.name} does not say how long a context it was trained for",
+            "choose one with --ctx-size",
+        )
+    return min(trained, DEFAULT_CTX) if asked is None else trained
 
 
 def _windowed_layers(header: GgufHeader) -> list[bool]:
@@ -272,7 +284,7 @@ def estimate_model(
     Raises:
         UsageError: an unknown cache type.
     """
-    n_ctx = padded_ctx(default_ctx(header) if n_ctx is None else n_ctx)
+    n_ctx = padded_ctx(context_length(header, n_ctx))
     compute = compute_bytes(
         header, n_ctx, n_ubatch=n_ubatch, n_outputs=n_outputs, flash_attn=flash_attn
     )

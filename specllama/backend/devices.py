@@ -359,7 +359,7 @@ def plan_offload(
         n_ctx: context length; None takes the engine's default.
     """
     cards = tuple(gpus(found))
-    context = memory.padded_ctx(memory.default_ctx(target) if n_ctx is None else n_ctx)
+    context = memory.padded_ctx(memory.context_length(target, n_ctx))
     kv = {"type_k": type_k, "type_v": type_v}
     buffers: dict[str, Any] = {"n_ubatch": n_ubatch, "flash_attn": flash_attn}
     free = [max(int(card.free * USABLE) - RESERVE_BYTES, 0) for card in cards]

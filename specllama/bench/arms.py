@@ -16,7 +16,7 @@ import numpy as np
 
 from specllama.bench.breakdown import Parts, parts_of, plain_step
 from specllama.engine.engine import Engine
-from specllama.engine.profiles import Profile, Windows
+from specllama.engine.profiles import Profile
 from specllama.errors import EngineError
 from specllama.events import Finished, RoundDone
 from specllama.params import GenerateParams
@@ -134,12 +134,11 @@ class EngineArm:
 
     def _know(self, repetition: int) -> None:
         """Give the engine's windows what this arm has learnt so far."""
-        windows = self._engine.windows
-        if self._begin is None or not isinstance(windows, Windows):
+        if self._begin is None:
             return
         if self._profile is None or repetition != self._repetition:
             self._profile, self._repetition = self._begin(), repetition
-        windows.use(self._profile)
+        self._engine.windows.use(self._profile)
 
     def run(self, task: Task, repetition: int) -> Run:
         engine = self._engine

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from specllama.bench.layer_choice import Choice, choose_layers
 from specllama.bench.measure import PassCosts, measure_costs
 from specllama.bench.runner import Comparison, compare
 from specllama.engine.engine import Engine
-from specllama.engine.profiles import Windows
 from specllama.errors import SpecllamaError
 from specllama.events import Finished, RoundDone
 from specllama.interface import ModelInfo
@@ -263,8 +262,7 @@ def tune(
         return measure_costs(engine.target, draft, text, repetitions=repetitions, progress=tick)
 
     costs = timed("costs")
-    if isinstance(engine.windows, Windows):
-        costs.store(engine.windows.profile.costs)
+    costs.store(engine.windows.profile.costs)
     longest = min(max(LENGTHS), engine.target.max_rows - 1)
     runs = 0
 
@@ -329,15 +327,12 @@ def tune(
 
 def practice(engine: Engine) -> AbstractContextManager[None]:
     """Nothing written within is booked on the pair's balance."""
-    if isinstance(engine.windows, Windows):
-        return engine.windows.profile.practice()
-    return nullcontext()
+    return engine.windows.profile.practice()
 
 
 def forgive(engine: Engine) -> None:
     """Reset the balances of the engine's windows, within ``practice``."""
-    if isinstance(engine.windows, Windows):
-        engine.windows.profile.forgive()
+    engine.windows.profile.forgive()
 
 
 def own_layers(

@@ -296,12 +296,9 @@ def scale(
 
 def _states(engine: Engine) -> dict[str, Callable[[], Profile] | None]:
     """What the arms of a method start from, by name: nothing, and what is known of the pair."""
-    from specllama.engine.profiles import Profile, Windows
+    from specllama.engine.profiles import Profile
 
-    windows = engine.windows
-    if not isinstance(windows, Windows):
-        return {"": None}
-    known = windows.profile
+    known = engine.windows.profile
     states: dict[str, Callable[[], Profile] | None] = {"cold": lambda: Profile(key=known.key)}
     if known.warm:
         states["warm"] = known.copy
@@ -315,9 +312,7 @@ def _states(engine: Engine) -> dict[str, Callable[[], Profile] | None]:
 
 def _tuned(engine: Engine) -> str | None:
     """When the pair was tuned, None if it never was."""
-    from specllama.engine.profiles import Windows
-
-    advice = engine.windows.profile.advice if isinstance(engine.windows, Windows) else None
+    advice = engine.windows.profile.advice
     return str(advice["when"]) if advice and "when" in advice else None
 
 

@@ -69,7 +69,6 @@ def command(
     """
     from specllama.bench.provenance import provenance
     from specllama.bench.tune import LAYER_SECONDS, tune
-    from specllama.engine.profiles import Profile, Windows
     from specllama.errors import UsageError
     from specllama.models.gguf import read_header
     from specllama.models.pruned import keep_choice
@@ -97,7 +96,7 @@ def command(
         loading.open_engine(settings, quiet=as_json) as engine,
         _Meter("measuring") as progress,
     ):
-        profile = engine.windows.profile if isinstance(engine.windows, Windows) else Profile()
+        profile = engine.windows.profile
         if not save:
             profile.path = None
         result = tune(

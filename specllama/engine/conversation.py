@@ -6,17 +6,14 @@ A generator: it yields events for people, and asks (``speculative.asking``) for 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Generator
 from time import perf_counter
 from typing import Any
 
 from specllama.arrays import Row, Rows
 from specllama.cancel import Cancel
-from specllama.engine.profiles import Windows
-from specllama.engine.prompting import Prompting
+from specllama.engine.loaded import Loaded
 from specllama.engine.reply import Reply
-from specllama.engine.sampler_chains import SamplerChains
 from specllama.engine.slot import Slot
 from specllama.errors import Cancelled, ContextFull, PromptTooLong
 from specllama.events import (
@@ -31,7 +28,7 @@ from specllama.events import (
     Timings,
 )
 from specllama.history import History, common_prefix
-from specllama.interface import EngineInfo, Prompt
+from specllama.interface import Prompt
 from specllama.params import SEED_DRAWN, GenerateParams
 from specllama.speculative.asking import Ask, Asking, Cut, Pass
 from specllama.speculative.drafting.drafter import Request
@@ -50,28 +47,17 @@ NEAR_TIE = 0.1
 PREFILL_CHUNK = 512
 _SAID_AGAIN = 8  # reading fewer tokens again than this is not worth a word
 
-WindowMaker = Callable[[GenerateParams], Window]
 Saying = Generator[Event | Ask, Any, None]
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """What every conversation of an engine needs beside its slot."""
-
-    info: EngineInfo
-    prompting: Prompting
-    chains: SamplerChains
-    windows: WindowMaker
 
 
 class Conversation:
     """One request from prompt to Finished."""
 
-    def __init__(self, means: Means, slot: Slot, params: GenerateParams, cancel: Cancel) -> None:
-        self._means = means
+    def __init__(self, loaded: Loaded, slot: Slot, params: GenerateParams, cancel: Cancel) -> None:
+        self._loaded = loaded
         self._slot = slot
         self._target = slot.target
-        self._vocab = means.prompting.vocab
+        self._vocab = loaded.prompting.vocab
         self._params = params
         self._cancel = cancel
         self._seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
@@ -86,17 +72,17 @@ class Conversation:
 
     def run(self, prompt: Prompt) -> Saying:
         begin = perf_counter()
-        means, slot, params = self._means, self._slot, self._params
-        ids, notice = means.prompting.encode(prompt)
-        self._reply = Reply(params, self._vocab, means.prompting.reader(prompt, ids, params))
+        loaded, slot, params = self._loaded, self._slot, self._params
+        ids, notice = loaded.prompting.encode(prompt)
+        self._reply = Reply(params, self._vocab, loaded.prompting.reader(prompt, ids, params))
         n_ctx = self._target.n_ctx
         if len(ids) > n_ctx:
             raise PromptTooLong(
                 f"the prompt has {len(ids)} tokens, the context {n_ctx}",
                 "shorten it, or raise --ctx-size",
             )
-        drafter, skipped = slot.drafter_for(params, means.info)
-        chain = means.chains.chain(params, self._seed, ids)
+        drafter, skipped = slot.drafter_for(params, loaded.info)
+        chain = loaded.chains.chain(params, self._seed, ids)
         rule = rule_of(params.verify, greedy=chain.greedy)
         tokenized = perf_counter()
 
@@ -119,7 +105,7 @@ class Conversation:
             proposer=drafter.name,
             verify=params.verify,
             draft_max=self._reach() if drafter.name != "none" else 0,
-            exactness=means.info.exactness,
+            exactness=loaded.info.exactness,
         )
         if notice:
             yield Notice(message=notice, level="warning", topic="template")
@@ -145,7 +131,7 @@ class Conversation:
         prefilled = perf_counter()
 
         pass_rows = self._pass_rows
-        trees = not rule.chains_only and (means.info.exact_trees or not params.exact)
+        trees = not rule.chains_only and (loaded.info.exact_trees or not params.exact)
         drafter.start(
             Request(
                 seed=self._seed,
@@ -161,9 +147,9 @@ class Conversation:
         )
         if advice := drafter.advice():
             yield Notice(message=advice, topic="routing")
-        window = FixedWindow(0) if drafter.name == "none" else means.windows(params)
+        window = FixedWindow(0) if drafter.name == "none" else loaded.windows(params)
         self._window = window
-        if isinstance(means.windows, Windows) and (trouble := means.windows.trouble()):
+        if trouble := loaded.windows.trouble():
             yield Notice(message=trouble, level="warning", topic="profile")
         read_ms = (prefilled - started) * 1e3
         if isinstance(window, Controller):
@@ -171,8 +157,7 @@ class Conversation:
             window.drafts_with(drafter.name, paid)
             if reason is None:  # else it would take a part for the whole
                 window.prefilled(len(ids) - cached, read_ms, len(ids))
-            windows = means.windows
-            if paid and isinstance(windows, Windows) and (why := windows.cannot_gain(paid)):
+            if paid and (why := loaded.windows.cannot_gain(paid)):
                 yield Notice(message=why, topic="routing")
         rounds = Rounds(
             target=self._target,
@@ -242,10 +227,10 @@ class Conversation:
     def _pass_rows(self) -> int:
         """Rows of the widest pass; with ``exact``, one that is bit-identical to single steps."""
         most = self._target.max_rows
-        return min(most, self._means.info.exact_rows) if self._params.exact else most
+        return min(most, self._loaded.info.exact_rows) if self._params.exact else most
 
     def _reach(self) -> int:
-        return min(self._params.reach(self._means.info.exact_rows), self._pass_rows - 1)
+        return min(self._params.reach(self._loaded.info.exact_rows), self._pass_rows - 1)
 
     # -- steps --
 
@@ -292,7 +277,7 @@ class Conversation:
         draft, verdict = done.draft, done.verdict
         piece = self._vocab.piece
         rows = len(draft) + 1
-        if rows > 1 and not self._means.info.alike(rows, line=draft.is_line):
+        if rows > 1 and not self._loaded.info.alike(rows, line=draft.is_line):
             self._slot.rounded(done.n_past)
         gap = verdict.gap
         event = RoundDone(
@@ -380,14 +365,14 @@ class Conversation:
             n_ctx=self._target.n_ctx,
             proposer=self._drafter.name,
             verify=self._params.verify,
-            exactness=self._means.info.exactness,
+            exactness=self._loaded.info.exactness,
             acceptance_rate=stats.acceptance_rate,
             mean_acceptance_length=stats.mean_acceptance_length,
             accepted_per_position=tuple(stats.accepted_at),
             drafted_per_position=tuple(stats.drafted_at),
             near_ties=stats.near_ties,
             timings=Timings(
-                load_ms=self._means.info.load_ms,
+                load_ms=self._loaded.info.load_ms,
                 tokenize_ms=tokenize_s * 1e3,
                 prefill_ms=prefill_s * 1e3,
                 first_decode_ms=(first_s or 0.0) * 1e3,

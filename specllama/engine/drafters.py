@@ -12,7 +12,7 @@ from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import Facts, find
 
 if TYPE_CHECKING:
-    from specllama.backend.base import Context
+    from specllama.backend.base import Lane
     from specllama.speculative.asking import Place
 
 
@@ -25,7 +25,7 @@ class Drafters:
         made: drafters by method, so far.
     """
 
-    target: Context
+    target: Lane
     draft: Place | Drafter | None = None
     past: Iterable[Sequence[int]] = ()
     remember: Callable[[Sequence[int]], None] | None = None

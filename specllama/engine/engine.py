@@ -8,18 +8,16 @@ printed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from specllama.backend.base import Lane, Vocab
 from specllama.cancel import Cancel, StopFlag
-from specllama.engine.conversation import Conversation, Means
-from specllama.engine.prompting import Prompting
-from specllama.engine.sampler_chains import ConstraintMaker, SamplerChains
+from specllama.engine.conversation import Conversation
+from specllama.engine.loaded import Loaded
+from specllama.engine.profiles import Windows
 from specllama.engine.scheduler import Scheduler
-from specllama.engine.slot import Slot
 from specllama.errors import EngineError
 from specllama.events import Event
 from specllama.interface import EngineInfo, Prompt
@@ -27,58 +25,19 @@ from specllama.params import EngineOptions, GenerateParams
 from specllama.speculative.asking import grant
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.window import FixedWindow, Window
 
 
 class Engine:
-    """Generates text from one loaded target, drafting with what is available.
+    """Generates text from one loaded target, drafting with what is available."""
 
-    ``Engine.load`` opens model files; the constructor takes ready parts (tests, other backends).
-
-    Args:
-        target: a lane in the target's pool.
-        vocab: the target's vocabulary.
-        drafters: drafting methods by name; "none" is always there.
-        info: what to show people.
-        template: Jinja chat template, or None for raw prompts.
-        bos, eos: special token texts for the template.
-        make_constraint: builds the grammar of a request.
-        make_window: the draft window of a request.
-        more: further slots, each for a conversation beside the first.
-        on_close: frees the models.
-        stop: what the lanes look at; the cancel of a request that runs alone sets it.
-    """
-
-    def __init__(
-        self,
-        *,
-        target: Lane,
-        vocab: Vocab,
-        info: EngineInfo,
-        drafters: Mapping[str, Drafter] | None = None,
-        template: str | None = None,
-        bos: str = "",
-        eos: str = "",
-        make_constraint: ConstraintMaker | None = None,
-        make_window: Callable[[GenerateParams], Window] | None = None,
-        more: Sequence[Slot] = (),
-        on_close: Callable[[], None] | None = None,
-        stop: StopFlag | None = None,
-    ) -> None:
-        self._means = Means(
-            info,
-            Prompting(vocab, template, bos, eos),
-            SamplerChains(vocab, make_constraint),
-            make_window or _fixed_window,
-        )
-        self._slots = [Slot(target, drafters or {}), *more]
-        self._free = list(self._slots)
-        self._scheduler = Scheduler(target.pool)
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._slots = loaded.slots
+        self._free = list(loaded.slots)
+        self._scheduler = Scheduler(self.target.pool)
         self._ids = itertools.count()
         self._cancels: dict[int, Cancel] = {}
         self._obeying = ExitStack()
-        self._on_close = on_close
-        self._stop = stop or StopFlag()
         self._closed = False
 
     @classmethod
@@ -99,35 +58,21 @@ class Engine:
             ModelUnavailable, BadGguf, UnsupportedModel, PairIncompatible, DoesNotFit, CannotLoad.
             Cancelled: ``cancel`` was set.
         """
-        from specllama.engine.loading import load_parts
+        from specllama.engine.loading import load
 
         stop = StopFlag()
         with stop.obeying(cancel or Cancel()):
-            parts = load_parts(target, draft, options or EngineOptions(), on_progress, stop)
-        return cls(
-            target=parts.target,
-            vocab=parts.vocab,
-            info=parts.info,
-            drafters=parts.drafters,
-            more=parts.more,
-            template=parts.template,
-            bos=parts.bos,
-            eos=parts.eos,
-            make_constraint=parts.make_constraint,
-            make_window=parts.make_window,
-            on_close=parts.on_close,
-            stop=stop,
-        )
+            return cls(load(target, draft, options or EngineOptions(), on_progress, stop))
 
     # -- facts --
 
     @property
     def info(self) -> EngineInfo:
-        return self._means.info
+        return self._loaded.info
 
     @property
     def vocab(self) -> Vocab:
-        return self._means.prompting.vocab
+        return self._loaded.prompting.vocab
 
     @property
     def target(self) -> Lane:
@@ -152,13 +97,9 @@ class Engine:
         return self._slots[0].drafters[name]
 
     @property
-    def windows(self) -> Callable[[GenerateParams], Window]:
-        """What makes the draft window of a request; another may be set."""
-        return self._means.windows
-
-    @windows.setter
-    def windows(self, make: Callable[[GenerateParams], Window]) -> None:
-        self._means = replace(self._means, windows=make)
+    def windows(self) -> Windows:
+        """What makes the draft window of a request."""
+        return self._loaded.windows
 
     @property
     def may_round(self) -> bool:
@@ -177,12 +118,11 @@ class Engine:
         self._closed = True
         for slot in self._slots:
             slot.close()
-        if self._on_close is not None:
-            self._on_close()
+        self._loaded.close()
 
     def abort(self) -> None:
         """Stop whatever pass is running, from any thread; all requests end as cancelled."""
-        self._stop.set()
+        self._loaded.stop.set()
         for cancel in tuple(self._cancels.values()):
             cancel.set()
 
@@ -195,14 +135,14 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> tuple[list[int], str]:
         """See ``Prompting.encode``."""
-        return self._means.prompting.encode(prompt)
+        return self._loaded.prompting.encode(prompt)
 
     def count_tokens(self, prompt: Prompt) -> int:
         return len(self.encode(prompt)[0])
 
     def chain(self, params: GenerateParams, seed: int, tokens: Sequence[int]) -> SamplerChain:
         """See ``SamplerChains.chain``."""
-        return self._means.chains.chain(params, seed, tokens)
+        return self._loaded.chains.chain(params, seed, tokens)
 
     # -- generation --
 
@@ -219,7 +159,7 @@ class Engine:
         if not self._free:
             raise EngineError("the engine is busy with another request")
         slot, id, cancel = self._free.pop(0), next(self._ids), cancel or Cancel()
-        conversation = Conversation(self._means, slot, params or GenerateParams(), cancel)
+        conversation = Conversation(self._loaded, slot, params or GenerateParams(), cancel)
 
         def end() -> None:
             del self._cancels[id]
@@ -249,7 +189,7 @@ class Engine:
         self._obeying.close()
         if len(self._cancels) == 1:
             [cancel] = self._cancels.values()
-            self._obeying.enter_context(self._stop.obeying(cancel))
+            self._obeying.enter_context(self._loaded.stop.obeying(cancel))
 
     def cancel(self, id: int) -> None:
         """End a conversation; unless it is over already, its last event comes with a ``step``."""
@@ -279,7 +219,3 @@ class Engine:
                     yield said
         finally:
             self.drop(id)
-
-
-def _fixed_window(params: GenerateParams) -> Window:
-    return FixedWindow(params.reach(1), params.draft_min)

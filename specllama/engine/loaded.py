@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from specllama.backend.base import Lane, Vocab
-    from specllama.engine.slot import Slot
-    from specllama.interface import EngineInfo
-    from specllama.params import GenerateParams
-    from specllama.speculative.drafting.drafter import Drafter
-    from specllama.speculative.sampling import Constraint
-    from specllama.speculative.window import Window
+from specllama.cancel import StopFlag
+from specllama.engine.profiles import Windows
+from specllama.engine.prompting import Prompting
+from specllama.engine.sampler_chains import SamplerChains
+from specllama.engine.slot import Slot
+from specllama.interface import EngineInfo
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,25 +22,19 @@ class Loaded:
     """The parts of an engine, from model files or from wherever a test takes them.
 
     Attributes:
-        target: a lane in the target's pool.
-        vocab: the target's vocabulary.
         info: what to show people.
-        drafters: drafting methods by name, without "none".
-        more: slots for conversations beside the first.
-        make_window: the draft window of a request; None: of a fixed length.
-        make_constraint: the grammar of a request; None: this engine has none.
-        template: Jinja chat template, None for raw prompts; ``bos`` and ``eos``: texts for it.
-        on_close: frees the models.
+        slots: places for conversations, whose lanes are of one pool; at least one.
+        prompting: prompts in the target's tokens.
+        chains: the sampler chain of a request.
+        windows: the draft window of a request.
+        stop: what every pass looks at; the cancel of a request that runs alone sets it.
+        close: frees the models.
     """
 
-    target: Lane
-    vocab: Vocab
     info: EngineInfo
-    drafters: Mapping[str, Drafter] = field(default_factory=dict)
-    more: tuple[Slot, ...] = ()
-    make_window: Callable[[GenerateParams], Window] | None = None
-    make_constraint: Callable[[GenerateParams], Constraint | None] | None = None
-    template: str | None = None
-    bos: str = ""
-    eos: str = ""
-    on_close: Callable[[], None] | None = None
+    slots: tuple[Slot, ...]
+    prompting: Prompting
+    chains: SamplerChains
+    windows: Windows
+    stop: StopFlag = field(default_factory=StopFlag)
+    close: Callable[[], None] = _nothing

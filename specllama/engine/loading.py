@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
 
+from specllama.backend.base import OpenedPair, Opener, Own
 from specllama.cancel import StopFlag
+from specllama.engine.drafters import Drafters
 from specllama.engine.loaded import Loaded
 from specllama.engine.methods import methods
+from specllama.engine.profiles import Windows, open_profile
+from specllama.engine.prompting import Prompting
+from specllama.engine.sampler_chains import SamplerChains
 from specllama.engine.slot import Slot
 from specllama.errors import CannotLoad, StoreError
 from specllama.events import Event
 from specllama.interface import EngineInfo
+from specllama.models.refs import resolve_pair
 from specllama.params import EngineOptions
-
-if TYPE_CHECKING:
-    from specllama.backend.base import Context, Opener
-    from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.asking import Place
+from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.translate import join_vocabularies
+from specllama.store.corpus import Corpus
 
 logger = logging.getLogger("specllama.engine.loading")
 
@@ -31,62 +36,36 @@ BACKENDS = {  # by what a target's file name ends with: who opens it
 PAST_TOKENS = 32768  # of kept texts, read when a model is loaded
 
 
-def load_parts(
-    target_ref: str | Path,
-    draft_ref: str | Path | None,
+def load(
+    target: str | Path,
+    draft: str | Path | None,
     options: EngineOptions,
     on_progress: Callable[[Event], None] | None,
     stop: StopFlag,
 ) -> Loaded:
-    """Open the files of a pair and make the slots of its conversations.
+    """Open the files of a pair and make the slots of its conversations; see ``Engine.load``.
 
     Setting ``stop`` ends it with Cancelled; later, the passes of every context look at it.
     """
-    from specllama.engine.drafters import Drafters
-    from specllama.engine.profiles import Windows, open_profile
-    from specllama.models.refs import resolve_pair
-    from specllama.speculative.drafting.translate import join_vocabularies
-
     begin = perf_counter()
-    path, draft_path = resolve_pair(str(target_ref), None if draft_ref is None else str(draft_ref))
+    path, draft_path = resolve_pair(str(target), None if draft is None else str(draft))
     opened = _opener(path)(path, draft_path, options, on_progress, stop)
-    target, draft = opened.target, opened.draft
+    pool, vocab = opened.target.pool, opened.target.vocab
     try:
-        if options.parallel > target.pool.lanes:
+        if options.parallel > pool.lanes:
             raise CannotLoad(
                 f"{path.name} takes one conversation at a time",
                 "load it without parallel conversations",
             )
-        past, remember = _corpus(opened.vocabulary) if opened.vocabulary else ((), None)
-
-        def open_draft() -> Context | Drafter | None:
-            if draft is None:
-                return None
-            beside = draft.pool.open()
-            if opened.translated:
-                return join_vocabularies(beside, target.vocab, draft.vocab)
-            return beside
-
-        def open_slot() -> Slot:
-            """A further slot; what is the target's own drafts for the first one only."""
-            lane = target.pool.open()
-            why_not = {**own.reasons, **dict.fromkeys(own.parts, "it drafts for one conversation")}
-            made = Drafters(lane, open_draft(), past, remember, reasons=why_not).all()
-            return Slot(lane, made, why_not)
-
-        lane, speaker = target.pool.open(), open_draft()
-        own = opened.own(lane)
-        drafters = Drafters(lane, speaker, past, remember, own.parts, own.reasons)
-        made = drafters.all()
-        more = tuple(open_slot() for _ in range(options.parallel - 1))
+        drafters = _drafters(opened, options.parallel)
+        slots = tuple(Slot(made.target, made.all(), made.reasons) for made in drafters)
     except BaseException:
         opened.close()
         raise
-
-    kernels = target.pool.kernels
+    kernels = pool.kernels
     info = EngineInfo(
-        target=target.info,
-        draft=None if draft is None else draft.info,
+        target=opened.target.info,
+        draft=None if opened.draft is None else opened.draft.info,
         exactness=opened.exactness.label,
         exact_rows=kernels.exact_rows,
         exact_trees=kernels.exact_trees,
@@ -96,20 +75,16 @@ def load_parts(
         flash_attn=kernels.flash != "off",
         load_ms=(perf_counter() - begin) * 1e3,
         has_chat_template=opened.template is not None,
-        methods=methods(drafters.facts),
+        methods=methods(drafters[0].facts),
     )
     return Loaded(
-        target=lane,
-        vocab=target.vocab,
         info=info,
-        drafters=made,
-        more=more,
-        make_window=Windows(open_profile(info), info),
-        make_constraint=opened.constraint,
-        template=opened.template,
-        bos=opened.bos,
-        eos=opened.eos,
-        on_close=opened.close,
+        slots=slots,
+        prompting=Prompting(vocab, opened.template, opened.bos, opened.eos),
+        chains=SamplerChains(vocab, opened.constraint),
+        windows=Windows(open_profile(info), info),
+        stop=stop,
+        close=opened.close,
     )
 
 
@@ -120,10 +95,32 @@ def _opener(path: Path) -> Opener:
     return opener
 
 
-def _corpus(vocabulary: str) -> tuple[list[list[int]], Callable[[Sequence[int]], None]]:
-    """Earlier texts in the tokens of this vocabulary, and how to keep a further one."""
-    from specllama.store.corpus import Corpus
+def _drafters(opened: OpenedPair, slots: int) -> list[Drafters]:
+    """What each slot drafts with; what is the target's own drafts for the first one only."""
+    past, remember = _corpus(opened.vocabulary) if opened.vocabulary else ((), None)
 
+    def beside() -> Place | Drafter | None:
+        if opened.draft is None:
+            return None
+        lane = opened.draft.pool.open()
+        if opened.translated:
+            return join_vocabularies(lane, opened.target.vocab, opened.draft.vocab)
+        return lane
+
+    lane = opened.target.pool.open()
+    own = opened.own(lane)
+    reasons = {**own.reasons, **dict.fromkeys(own.parts, "it drafts for one conversation")}
+    others = [(opened.target.pool.open(), Own({}, reasons)) for _ in range(slots - 1)]
+    return [
+        Drafters(lane, beside(), past, remember, own.parts, own.reasons)
+        for lane, own in [(lane, own), *others]
+    ]
+
+
+def _corpus(
+    vocabulary: str,
+) -> tuple[Iterable[Sequence[int]], Callable[[Sequence[int]], None]]:
+    """Earlier texts in the tokens of this vocabulary, and how to keep a further one."""
     corpus = Corpus()
 
     def remember(text: Sequence[int]) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specllama.cli import ELSEWHERE, SHORT, invoke
-from specllama.engine.open_gguf import _context_length
 from specllama.models.gguf import read_header
+from specllama.models.memory import context_length
 from specllama.models.refs import bundled, parse_hub, plain, resolve
 
 
@@ -29,7 +29,7 @@ def test_a_context_of_nought_is_the_trained_one(tmp_path: Path) -> None:
     import ggufs
 
     header = read_header(ggufs.write_llama(tmp_path / "m.gguf", context=32768))
-    assert [_context_length(asked, header) for asked in (None, 0, 512)] == [8192, 32768, 512]
+    assert [context_length(header, asked) for asked in (None, 0, 512)] == [8192, 32768, 512]
 
 
 def test_prompts_as_options(cli, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import loaded
 
 from specllama.cli import invoke
 from specllama.engine.engine import Engine
@@ -91,7 +92,7 @@ def test_prove_draws_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> Non
     def load(target: Any, draft: Any, options: Any, **more: Any) -> Engine:
         table = FakeTable(seed=3, order=1)
         return Engine(
-            target=FakeContext(table, n_ctx=2048), vocab=FakeVocab(), info=fake_info(2048)
+            loaded(target=FakeContext(table, n_ctx=2048), vocab=FakeVocab(), info=fake_info(2048))
         )
 
     monkeypatch.setattr(Engine, "load", staticmethod(load))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import loaded
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.bench.arms import EngineArm, Run, Task
@@ -35,11 +36,13 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
         info = fake_info(2048)
         drafts = ChainDrafter(model, n_vocab=64)
         return Engine(
-            target=FakeContext(table, n_ctx=2048),
-            vocab=FakeVocab(),
-            info=info,
-            drafters={"draft": drafts, "mixed": MixedDrafter([NgramDrafter(), drafts])},
-            make_window=Windows(open_profile(info), info),
+            loaded(
+                target=FakeContext(table, n_ctx=2048),
+                vocab=FakeVocab(),
+                info=info,
+                drafters={"draft": drafts, "mixed": MixedDrafter([NgramDrafter(), drafts])},
+                make_window=Windows(open_profile(info), info),
+            )
         )
 
     monkeypatch.setattr(Engine, "load", staticmethod(load))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from engines import loaded
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.bench.proof import RowProbe, available, probe_stated_rows, prove, random_pauses
@@ -161,10 +162,12 @@ class Unopenable(Drafter):
 
 def test_a_method_that_cannot_be_opened_is_neither_passed_nor_failed() -> None:
     engine = Engine(
-        target=FakeContext(FakeTable(seed=3), n_ctx=256),
-        vocab=FakeVocab(),
-        info=fake_info(256),
-        drafters={"self": Unopenable()},
+        loaded(
+            target=FakeContext(FakeTable(seed=3), n_ctx=256),
+            vocab=FakeVocab(),
+            info=fake_info(256),
+            drafters={"self": Unopenable()},
+        )
     )
     assert available(engine, ("self", "mtp", "auto"))[0] == ("self", "auto")
     some = [Prompt(str(i), "own", text="the rain in spain") for i in range(2)]

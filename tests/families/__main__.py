@@ -32,10 +32,9 @@ from chats import KINDS, TURNS, Chat, chats
 from llama_cpp_server import Refused, TemplateServer, find_server
 
 from specllama.backend.base import SpecialToken
-from specllama.backend.fake import FakeContext, FakeTable, fake_info
 from specllama.backend.llama_vocab import LlamaVocab
 from specllama.chat import render
-from specllama.engine.engine import Engine
+from specllama.engine.prompting import Prompting
 from specllama.interface import Message
 from specllama.models.gguf import read_header
 
@@ -142,14 +141,10 @@ def compare_tokens(templates: dict[str, str], path: Path) -> Row:
     row = Row(path.stem.removeprefix("ggml-vocab-"))
     with vocabulary(path) as vocab:
         bos, eos = vocab.bos_text, vocab.eos_text
-        context = FakeContext(FakeTable())
         like_markers = [s.text for s in vocab.specials if s.text.startswith("<")]
         own = "".join(like_markers[:: len(like_markers) // TYPED + 1])
         for name, source in templates.items():
-            engine = Engine(
-                target=context, vocab=vocab, info=fake_info(), template=source, bos=bos, eos=eos
-            )
-            encode = partial(one_chat, engine, vocab, source)
+            encode = partial(one_chat, Prompting(vocab, source, bos, eos), vocab, source)
             for chat in chats(own):
                 if chat.system == "none" or chat.kind == "plain":
                     outcome, reason = encode(chat)
@@ -157,8 +152,8 @@ def compare_tokens(templates: dict[str, str], path: Path) -> Row:
     return row
 
 
-def one_chat(engine: Engine, vocab: LlamaVocab, source: str, chat: Chat) -> tuple[str, str]:
-    ids, notice = engine.encode(chat.messages)
+def one_chat(prompting: Prompting, vocab: LlamaVocab, source: str, chat: Chat) -> tuple[str, str]:
+    ids, notice = prompting.encode(chat.messages)
     if notice:
         return "refused", notice
     text = render(source, chat.messages, bos=vocab.bos_text, eos=vocab.eos_text).text
@@ -168,7 +163,7 @@ def one_chat(engine: Engine, vocab: LlamaVocab, source: str, chat: Chat) -> tupl
     if ids == expected:
         return "equal", ""
     if chat.kind == "markers":
-        plain, _ = engine.encode(harmless(chat.messages))
+        plain, _ = prompting.encode(harmless(chat.messages))
         same_text = bare(written(vocab, ids)) == bare(written(vocab, expected))
         same_markers = markers(vocab, ids, source) == markers(vocab, plain, source)
         if same_markers and same_text:

@@ -26,8 +26,12 @@ from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info 
 from specllama.cli import invoke  # noqa: E402
 from specllama.engine.drafters import Drafters  # noqa: E402
 from specllama.engine.engine import Engine  # noqa: E402
+from specllama.engine.loaded import Loaded  # noqa: E402
 from specllama.engine.methods import methods  # noqa: E402
 from specllama.engine.profiles import Profile, Windows, band  # noqa: E402
+from specllama.engine.prompting import Prompting  # noqa: E402
+from specllama.engine.sampler_chains import SamplerChains  # noqa: E402
+from specllama.engine.slot import Slot  # noqa: E402
 from specllama.events import Finished, RoundDone  # noqa: E402
 from specllama.interface import EngineInfo  # noqa: E402
 from specllama.params import GenerateParams, SamplingParams  # noqa: E402
@@ -57,12 +61,15 @@ def engine() -> Engine:
         **{name: getattr(info, name) for name in info.__dataclass_fields__ if name != "methods"},
         methods=methods(drafters.facts),
     )
+    vocab = FakeVocab(10, ALPHABET)
     return Engine(
-        target=target,
-        vocab=FakeVocab(10, ALPHABET),
-        info=info,
-        drafters=drafters.all(),
-        make_window=Windows(Profile(), info),
+        Loaded(
+            info=info,
+            slots=(Slot(target, drafters.all()),),
+            prompting=Prompting(vocab),
+            chains=SamplerChains(vocab),
+            windows=Windows(Profile(), info),
+        )
     )
 
 
@@ -102,7 +109,6 @@ def booked() -> dict[str, list[str]]:
     with engine() as running:
         list(running.generate(PROMPT, params))
         windows = running.windows
-    assert isinstance(windows, Windows)
     learned = windows.profile.learned(band(params))
     return {
         "balances": sorted(windows.profile.ledger.own),

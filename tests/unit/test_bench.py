@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from xml.etree import ElementTree
 
 import pytest
+from engines import loaded
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.bench.arms import (
@@ -55,10 +56,12 @@ def engine() -> Engine:
     table = FakeTable(seed=3, sharpness=2.0)
     draft = FakeContext(FakeTable(seed=9, of=table, agreement=0.8))
     return Engine(
-        target=FakeContext(table),
-        vocab=FakeVocab(),
-        info=fake_info(),
-        drafters={"ngram": NgramDrafter(), "draft": ChainDrafter(draft, n_vocab=64)},
+        loaded(
+            target=FakeContext(table),
+            vocab=FakeVocab(),
+            info=fake_info(),
+            drafters={"ngram": NgramDrafter(), "draft": ChainDrafter(draft, n_vocab=64)},
+        )
     )
 
 

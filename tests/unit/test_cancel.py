@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from engines import loaded
 from test_engine import PROMPT, check_laws, params, run, words
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
@@ -14,19 +15,21 @@ from specllama.events import Event, RoundDone
 from specllama.speculative.drafting.draft_model import ChainDrafter
 
 
-def stoppable(**options: Any) -> tuple[Engine, StopFlag]:
+def stoppable(stop: StopFlag | None = None, **options: Any) -> tuple[Engine, StopFlag]:
     """An engine whose contexts, the draft model's too, look at the flag that its cancel sets."""
-    stop = StopFlag()
+    stop = stop or StopFlag()
     table = FakeTable(seed=1, eog_bias=-4.0)
     target = FakeContext(table, stop=stop, n_batch=16, **options)
     copy = FakeTable(seed=2, of=table, agreement=0.7)
     draft = FakeContext(copy, stop=stop, n_batch=16, max_rows=1, **options)
     engine = Engine(
-        target=target,
-        vocab=FakeVocab(),
-        info=fake_info(target.n_ctx),
-        drafters={"draft": ChainDrafter(draft, n_vocab=64, batch=16)},
-        stop=stop,
+        loaded(
+            target=target,
+            vocab=FakeVocab(),
+            info=fake_info(target.n_ctx),
+            drafters={"draft": ChainDrafter(draft, n_vocab=64, batch=16)},
+            stop=stop,
+        )
     )
     return engine, stop
 
@@ -50,13 +53,8 @@ def test_a_cancel_stops_the_next_pass_of_either_model_and_nothing_after_its_requ
     reference = words(run(engine, p, prompt))
     ends: set[str] = set()
     for at in range(1, 60):
-        engine, _ = stoppable()
         stop = Counting()
-        draft = engine.drafter("draft")
-        assert isinstance(draft, ChainDrafter)
-        engine._stop = stop
-        for lane in (engine.target, draft.lane):
-            lane.pool.fake.stop = stop  # type: ignore[attr-defined]
+        engine, _ = stoppable(stop)
         stop.cancel, stop.at = Cancel(), at
         events = list(engine.generate(prompt, p, cancel=stop.cancel))
         finished = check_laws(events)

@@ -10,8 +10,7 @@ import pytest
 
 from specllama.backend import devices as dev
 from specllama.backend.devices import Device, OffloadPlan, fewer_layers, plan_offload
-from specllama.cancel import StopFlag
-from specllama.engine.loading import load_parts
+from specllama.engine.engine import Engine
 from specllama.errors import DoesNotFit
 from specllama.models import memory
 from specllama.models.gguf import GgufHeader, read_header
@@ -213,7 +212,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def test_llama_cpp_is_given_the_planned_split(asked: list[dict[str, Any]]) -> None:
     with pytest.raises(Refused):
-        load_parts("tiny", None, EngineOptions(n_ctx=512), None, StopFlag())
+        Engine.load("tiny", None, EngineOptions(n_ctx=512))
     plan = asked[0]
     assert int(plan["gpu_layers"]) == sum(plan["split"]) > 0
     assert plan["split"][1] == 0
@@ -224,7 +223,7 @@ def test_ram_is_checked_with_a_card_too(
 ) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: 65 << 20)
     with pytest.raises(DoesNotFit, match="are free"):
-        load_parts("tiny", None, EngineOptions(n_ctx=2048, gpu_layers="1"), None, StopFlag())
+        Engine.load("tiny", None, EngineOptions(n_ctx=2048, gpu_layers="1"))
     assert not asked
     with pytest.raises(Refused):  # what the card takes needs no RAM
-        load_parts("tiny", None, EngineOptions(n_ctx=2048), None, StopFlag())
+        Engine.load("tiny", None, EngineOptions(n_ctx=2048))

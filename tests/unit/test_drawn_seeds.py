@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from engines import loaded
+
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.engine.engine import Engine
 from specllama.events import Finished
@@ -9,7 +11,7 @@ from specllama.params import GenerateParams
 
 
 def test_drawn_seeds_are_exact_in_a_double() -> None:
-    engine = Engine(target=FakeContext(FakeTable()), vocab=FakeVocab(), info=fake_info())
+    engine = Engine(loaded(target=FakeContext(FakeTable()), vocab=FakeVocab(), info=fake_info()))
     seeds = []
     for _ in range(60):
         *_, last = engine.generate("the rain", GenerateParams(max_tokens=1))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ggufs
 import pytest
+from engines import loaded
 
 from specllama.backend.base import SpecialToken, Vocab
 from specllama.backend.fake import FakeContext, FakeTable, fake_info
@@ -80,12 +81,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Vocab
 
 def engine(vocab: Vocab, template: str | None) -> Engine:
     return Engine(
-        target=FakeContext(FakeTable()),
-        vocab=vocab,
-        info=fake_info(),
-        template=template,
-        bos="<s>",
-        eos="</s>",
+        loaded(
+            target=FakeContext(FakeTable()),
+            vocab=vocab,
+            info=fake_info(),
+            template=template,
+            bos="<s>",
+            eos="</s>",
+        )
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engines import loaded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,11 +108,13 @@ def make(
         "mixed": MixedDrafter([NgramDrafter(n_min=3), draft]),
     }
     return Engine(
-        target=context(table, n_ctx=n_ctx),
-        vocab=FakeVocab(V),
-        info=fake_info(n_ctx, V, exact_rows=exact_rows),
-        drafters=proposers,
-        **options,
+        loaded(
+            target=context(table, n_ctx=n_ctx),
+            vocab=FakeVocab(V),
+            info=fake_info(n_ctx, V, exact_rows=exact_rows),
+            drafters=proposers,
+            **options,
+        )
     )
 
 
@@ -597,9 +600,11 @@ def test_requests_that_cannot_be_served() -> None:
         assert "outside the vocabulary" in refused(make(), [1, token], params()).message
     assert "grammar" in refused(make(), PROMPT, params(grammar="root ::= x")).message
     lonely = Engine(
-        target=FakeContext(FakeTable(V, sharpness=2.0, eog_bias=-2.0), n_ctx=256),
-        vocab=FakeVocab(V),
-        info=fake_info(256, V),
+        loaded(
+            target=FakeContext(FakeTable(V, sharpness=2.0, eog_bias=-2.0), n_ctx=256),
+            vocab=FakeVocab(V),
+            info=fake_info(256, V),
+        )
     )
     with pytest.raises(UsageError, match="draft"):
         next(iter(lonely.generate(PROMPT, params(proposer="draft"))))

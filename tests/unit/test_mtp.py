@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engines import loaded
 
 from specllama.arrays import Row, Rows
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
@@ -72,10 +73,12 @@ def make(
     target = FakeContext(table, n_ctx=n_ctx)
     nextn = FakeNextn(other, nextn_ctx)
     engine = Engine(
-        target=target,
-        vocab=FakeVocab(V),
-        info=fake_info(n_ctx, V),
-        drafters={"mtp": MtpDrafter(nextn, target, n_vocab=V)},
+        loaded(
+            target=target,
+            vocab=FakeVocab(V),
+            info=fake_info(n_ctx, V),
+            drafters={"mtp": MtpDrafter(nextn, target, n_vocab=V)},
+        )
     )
     return engine, nextn, table
 

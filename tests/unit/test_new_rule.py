@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from engines import loaded
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.engine.drafters import Drafters
@@ -21,10 +22,12 @@ def engine() -> Engine:
     target = FakeContext(table)
     draft = FakeContext(FakeTable(24, seed=4, sharpness=2.0, of=table, agreement=0.9))
     return Engine(
-        target=target,
-        vocab=FakeVocab(24),
-        info=fake_info(512, 24),
-        drafters=Drafters(target, draft).all(),
+        loaded(
+            target=target,
+            vocab=FakeVocab(24),
+            info=fake_info(512, 24),
+            drafters=Drafters(target, draft).all(),
+        )
     )
 
 

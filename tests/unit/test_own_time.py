@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import loaded
 from fakes import ScriptedRecipe
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
@@ -45,7 +46,9 @@ def engine(clock: VirtualClock) -> Engine:
     target = Timed(FakeTable(seed=3))
     target.clock = clock
     return Engine(
-        target=target, vocab=FakeVocab(), info=fake_info(), drafters={"ngram": NgramDrafter()}
+        loaded(
+            target=target, vocab=FakeVocab(), info=fake_info(), drafters={"ngram": NgramDrafter()}
+        )
     )
 
 

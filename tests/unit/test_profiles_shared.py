@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from engines import loaded
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.engine.engine import Engine
@@ -125,11 +126,13 @@ def test_a_damaged_profile_is_said_once_and_begun_anew(home: Path) -> None:
     home.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b'{"schema": ' + b"[" * 200_000)
     engine = Engine(
-        target=FakeContext(FakeTable(seed=3)),
-        vocab=FakeVocab(),
-        info=info,
-        drafters={"ngram": NgramDrafter()},
-        make_window=Windows(open_profile(info, home), info),
+        loaded(
+            target=FakeContext(FakeTable(seed=3)),
+            vocab=FakeVocab(),
+            info=info,
+            drafters={"ngram": NgramDrafter()},
+            make_window=Windows(open_profile(info, home), info),
+        )
     )
     params = GenerateParams(max_tokens=80, seed=1, proposer="ngram", ignore_eos=True)
     told = []

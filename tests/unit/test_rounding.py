@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from engines import loaded
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
@@ -56,11 +57,13 @@ def engine(exact_rows: int, *, burst: bool = False) -> Engine:
     table = FakeTable(V, seed=3, **FLAT)
     draft = ChainDrafter(FakeContext(table), n_vocab=V)
     return Engine(
-        target=Wobbly(table),
-        vocab=FakeVocab(V),
-        info=dataclasses.replace(fake_info(exact_rows=exact_rows), exact_rows=exact_rows),
-        drafters={"draft": draft},
-        make_window=(lambda params: Burst()) if burst else None,
+        loaded(
+            target=Wobbly(table),
+            vocab=FakeVocab(V),
+            info=dataclasses.replace(fake_info(exact_rows=exact_rows), exact_rows=exact_rows),
+            drafters={"draft": draft},
+            make_window=(lambda params: Burst()) if burst else None,
+        )
     )
 
 
@@ -122,6 +125,8 @@ def test_a_difference_is_explained_only_where_passes_may_round(exact_rows: int) 
 def test_a_probe_reads_in_passes_that_the_context_takes() -> None:
     table = FakeTable(V, seed=3, **FLAT)
     short = Engine(
-        target=FakeContext(table, n_batch=16), vocab=FakeVocab(V), info=fake_info(), drafters={}
+        loaded(
+            target=FakeContext(table, n_batch=16), vocab=FakeVocab(V), info=fake_info(), drafters={}
+        )
     )
     assert probe_rows(short, [1, 2, 3, 4] * 10, (2, 4))

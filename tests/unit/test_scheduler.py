@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from engines import loaded
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -42,7 +43,7 @@ def engine_of(slots: int, *, in_order: bool = True) -> Engine:
     target, drafters = parts()
     more = [Slot(*parts()) for _ in range(slots - 1)]
     return Engine(
-        target=target, drafters=drafters, more=more, vocab=FakeVocab(V), info=fake_info(160, V)
+        loaded(target, FakeVocab(V), info=fake_info(160, V), drafters=drafters, more=more)
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import ggufs
 import pytest
+from engines import loaded
 
 from specllama.backend.fake import FakeContext, FakeTable, fake_info
 from specllama.backend.llama import LlamaModel
@@ -127,14 +128,18 @@ def test_a_whole_chat(tmp_path: Path) -> None:
     try:
         vocab = model.vocab
         engine = Engine(
-            target=FakeContext(FakeTable(vocab.n_tokens)),
-            vocab=vocab,
-            info=fake_info(),
-            template=TEMPLATE,
+            loaded(
+                target=FakeContext(FakeTable(vocab.n_tokens)),
+                vocab=vocab,
+                info=fake_info(),
+                template=TEMPLATE,
+            )
         )
         question = [Message("user", "the model?")]
         reply = Reply(
-            GenerateParams(), vocab, engine._means.prompting.reader(question, [0], GenerateParams())
+            GenerateParams(),
+            vocab,
+            engine._loaded.prompting.reader(question, [0], GenerateParams()),
         )
         ids = vocab.tokenize(RAW + "<|return|>", add_special=False, parse_special=True)
         taken = reply.take(ids)
@@ -148,9 +153,9 @@ def test_a_whole_chat(tmp_path: Path) -> None:
         assert isinstance(end, Finished)
         assert "<|message|>" not in end.text
         free, bound = GenerateParams(), GenerateParams(grammar='root ::= "x"')
-        assert engine._means.prompting.reader("raw text", [0], free) is None
-        assert engine._means.prompting.reader([1, 2], [0], free) is None
-        assert engine._means.prompting.reader(question, [0], bound) is None
+        assert engine._loaded.prompting.reader("raw text", [0], free) is None
+        assert engine._loaded.prompting.reader([1, 2], [0], free) is None
+        assert engine._loaded.prompting.reader(question, [0], bound) is None
     finally:
         model.close()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engines import loaded
 
 from specllama.arrays import Row, Rows
 from specllama.backend.base import Outputs
@@ -173,11 +174,13 @@ class Bench:
     def reply(self, spoken: Talk) -> None:
         table = Script(spoken.prompt + spoken.reply)
         engine = Engine(
-            target=Timed(table, self.clock, self.verify),
-            vocab=FakeVocab(V),
-            info=fake_info(4096, V),
-            drafters=self.proposers(spoken),
-            make_window=self.window,
+            loaded(
+                target=Timed(table, self.clock, self.verify),
+                vocab=FakeVocab(V),
+                info=fake_info(4096, V),
+                drafters=self.proposers(spoken),
+                make_window=self.window,
+            )
         )
         params = GenerateParams(
             sampling=SamplingParams(temperature=0.0),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import loaded
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
@@ -56,15 +57,17 @@ def make(
     model = ChainDrafter(draft, n_vocab=64)
     info = fake_info(n_ctx)
     engine = Engine(
-        target=target,
-        vocab=FakeVocab(),
-        info=info,
-        drafters={
-            "ngram": NgramDrafter(),
-            "draft": model,
-            "mixed": MixedDrafter([SuffixDrafter(), NgramDrafter(), model]),
-        },
-        make_window=Windows(profile, info),
+        loaded(
+            target=target,
+            vocab=FakeVocab(),
+            info=info,
+            drafters={
+                "ngram": NgramDrafter(),
+                "draft": model,
+                "mixed": MixedDrafter([SuffixDrafter(), NgramDrafter(), model]),
+            },
+            make_window=Windows(profile, info),
+        )
     )
     return engine, info
 
@@ -147,10 +150,12 @@ def test_a_short_memory_of_the_text_never_changes_a_token() -> None:
         table = FakeTable(seed=3, sharpness=2.0)
         draft = FakeContext(FakeTable(seed=9, of=table, agreement=0.8), n_ctx=draft_ctx)
         engine = Engine(
-            target=FakeContext(table),
-            vocab=FakeVocab(),
-            info=fake_info(),
-            drafters={"draft": ChainDrafter(draft, n_vocab=64)},
+            loaded(
+                target=FakeContext(table),
+                vocab=FakeVocab(),
+                info=fake_info(),
+                drafters={"draft": ChainDrafter(draft, n_vocab=64)},
+            )
         )
         spec, _ = ask(engine, proposer="draft", window="fixed")
         assert spec.token_ids == plain.token_ids

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from engines import loaded
 from windows import Pair, play
 
 from specllama.bench.replay import Spot, VirtualClock, trace_of_log, trace_of_rounds
@@ -192,10 +193,12 @@ def test_twenty_logged_runs_replay_within_the_ledger(tmp_path: Path) -> None:
         table = FakeTable(seed=n, order=1)
         draft = FakeContext(FakeTable(seed=n + 100, order=1, of=table, agreement=n / 20))
         engine = Engine(
-            target=FakeContext(table),
-            vocab=FakeVocab(),
-            info=fake_info(),
-            drafters={"draft": ChainDrafter(draft, n_vocab=64)},
+            loaded(
+                target=FakeContext(table),
+                vocab=FakeVocab(),
+                info=fake_info(),
+                drafters={"draft": ChainDrafter(draft, n_vocab=64)},
+            )
         )
         params = GenerateParams(
             sampling=SamplingParams(temperature=0.5 * (n % 3)),

@@ -1,0 +1,203 @@
+"""The models of a pair of GGUF files, loaded by llama.cpp, with their pools."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from specllama.backend import llama
+from specllama.backend.attention import can_switch
+from specllama.backend.base import Opened, OpenedPair, Own
+from specllama.backend.cores import physical_cores
+from specllama.backend.devices import Placement
+from specllama.backend.lane import CellLane
+from specllama.backend.llama_grammar import LlamaGrammar
+from specllama.backend.llama_pool import LlamaPool, open_pool
+from specllama.backend.llama_vocab import LlamaVocab
+from specllama.backend.loaded_target import LoadedTarget
+from specllama.cancel import StopFlag
+from specllama.engine.gguf_pair import Pair
+from specllama.engine.heads import open_own
+from specllama.engine.probing import exactness_of
+from specllama.errors import CannotLoad
+from specllama.events import Event, LoadProgress
+from specllama.interface import ModelInfo
+from specllama.models.gguf import GgufHeader
+from specllama.models.memory import kv_bytes
+from specllama.models.nextn import why_not
+from specllama.params import EngineOptions, GenerateParams
+from specllama.speculative.sampling import Constraint
+from specllama.store.corpus import tokenizer_key
+
+logger = logging.getLogger("specllama.engine.gguf_models")
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """A model with its pool."""
+
+    header: GgufHeader
+    model: llama.LlamaModel
+    pool: LlamaPool
+    options: EngineOptions
+
+    @property
+    def shown(self) -> Opened:
+        return Opened(self.pool, self.model.vocab, self._info)
+
+    @property
+    def _info(self) -> ModelInfo:
+        header, options, n_ctx = self.header, self.options, self.pool.n_ctx
+        kinds = options.kv_type_k, options.kv_type_v
+        return ModelInfo(
+            path=str(header.path),
+            name=header.name,
+            architecture=header.architecture,
+            quantization=header.quantization,
+            n_params=self.model.n_params,
+            file_bytes=header.file_bytes,
+            n_ctx=n_ctx,
+            n_ctx_train=self.model.n_ctx_train,
+            n_vocab=self.pool.n_vocab,
+            kv_bytes=kv_bytes(header, n_ctx, type_k=kinds[0], type_v=kinds[1]),
+            gpu_layers=min(self.model.gpu_layers, self.model.n_layer + 1),
+            kv_types="/".join(kinds),
+        )
+
+
+def open_models(
+    pair: Pair, on_progress: Callable[[Event], None] | None, stop: StopFlag
+) -> OpenedPair:
+    """Load the files; all is freed again where it fails."""
+    with ExitStack() as closing:
+        target, draft = _load(pair, _Loader(pair.options, on_progress, stop), closing)
+        heads = closing.enter_context(ExitStack())  # freed before the models
+        header, model, pool, options = target.header, target.model, target.pool, target.options
+        for one in (target, draft):
+            if one is not None:
+                _warm_up(one.pool)
+        exactness = exactness_of(header, model, pool, options)
+        pool.kernels = replace(pool.kernels, exact_rows=exactness.rows, exact_trees=exactness.trees)
+        if options.threads is None:
+            pool.choose_threads()
+            if draft is not None and options.draft_threads is None:
+                draft.pool.choose_threads()
+
+        def own(lane: CellLane) -> Own:
+            threads = pool.kernels.threads
+            return open_own(
+                LoadedTarget(header, model, pool, lane, options, threads, heads), options.heads
+            )
+
+        return OpenedPair(
+            target=target.shown,
+            draft=None if draft is None else draft.shown,
+            translated=pair.translated,
+            exactness=exactness,
+            own=own,
+            constraint=_grammars(model.vocab),
+            template=header.chat_template,
+            bos=model.vocab.bos_text,
+            eos=model.vocab.eos_text,
+            vocabulary=tokenizer_key(header.token_bytes) if options.keep_texts else "",
+            close=closing.pop_all().close,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    """Loads model files."""
+
+    options: EngineOptions
+    on_progress: Callable[[Event], None] | None
+    stop: StopFlag
+
+    def model(
+        self, header: GgufHeader, role: Literal["target", "draft"], place: Placement | None
+    ) -> llama.LlamaModel:
+        def progress(fraction: float) -> None:
+            if self.on_progress is not None:
+                self.on_progress(LoadProgress(role, str(header.path), fraction))
+
+        return llama.LlamaModel(
+            header.path,
+            pre=header.pre_tokenizer or "",
+            gpu_layers=str(place.layers) if place else "0",
+            split=place.split if place else (),
+            use_mmap=self.options.use_mmap,
+            use_mlock=self.options.use_mlock,
+            load_mtp=role == "target" and not why_not(header),
+            progress=progress,
+            stop=self.stop,
+        )
+
+
+def _load(pair: Pair, loader: _Loader, closing: ExitStack) -> tuple[_Model, _Model | None]:
+    """The models of a pair, with fewer layers on the GPUs where it asks for too much."""
+    while True:
+        try:
+            return _load_as(pair, loader, closing)
+        except CannotLoad as refused:
+            # the estimate was short of what the card needs: give it less and try again
+            fewer = pair.with_fewer_layers()
+            if fewer is None:
+                raise
+            logger.warning("%s; trying with fewer layers on the GPU", refused)
+            closing.close()
+            pair = fewer
+
+
+def _load_as(pair: Pair, loader: _Loader, closing: ExitStack) -> tuple[_Model, _Model | None]:
+    plan = pair.plan
+    options = pair.resolved(apart=not can_switch())
+    threads = options.threads or physical_cores()
+    model = loader.model(pair.target, "target", plan.target if plan else None)
+    closing.callback(model.close)
+    pool = open_pool(
+        model,
+        lanes=options.parallel,
+        n_ctx=pair.n_ctx,
+        max_rows=options.max_rows,
+        threads=threads,
+        options=options,
+        flash=options.flash_attn,
+        max_leaves=options.max_leaves,
+    )
+    target = _Model(pair.target, model, pool, options)
+    if pair.draft is None:
+        return target, None
+    model = loader.model(pair.draft, "draft", plan.draft if plan else None)
+    closing.callback(model.close)
+    options = pair.draft_options
+    pool = open_pool(
+        model,
+        lanes=options.parallel,
+        n_ctx=min(options.draft_ctx or pool.n_ctx, pair.draft.context_length or pool.n_ctx),
+        max_rows=1,
+        threads=options.draft_threads or threads,
+        options=options,
+        flash=options.flash_attn,
+        alike=False,  # nothing asks a draft model for that
+    )
+    return target, _Model(pair.draft, model, pool, options)
+
+
+def _grammars(vocab: LlamaVocab) -> Callable[[GenerateParams], Constraint | None]:
+    def make(params: GenerateParams) -> Constraint | None:
+        if params.grammar is not None:
+            return LlamaGrammar(vocab, params.grammar)
+        if params.json_schema is not None:
+            return LlamaGrammar.from_json_schema(vocab, params.json_schema)
+        return None
+
+    return make
+
+
+def _warm_up(pool: LlamaPool) -> None:
+    """Let one pass fetch the weights and start the threads: a first reply is timed, too."""
+    lane = pool.open()
+    lane.forward([0], outputs="last")
+    lane.close()
