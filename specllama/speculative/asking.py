@@ -9,6 +9,7 @@ yielded    means                                 answered with
 =========  ====================================  =========================================
 ``Pass``   evaluate these tokens                 rows [n, n_vocab], good until the lane's next pass
 ``Feed``   evaluate these beside states  (row [n_vocab], state [width]) behind the last
+``Look``   what a head makes of a state          row [n_vocab], good until the next ``Look``
 ``Offer``  this draft could be sent              how many of its tokens go
 ``Keep``   of the lane's last tree, this path    None
 ``Cut``    of the lane, the first tokens         None
@@ -26,6 +27,7 @@ from specllama.speculative.types import Draft
 
 if TYPE_CHECKING:
     from specllama.backend.base import Context, Outputs
+    from specllama.speculative.drafting.medusa_heads import HeadSource
 
 
 class Place(Protocol):
@@ -126,6 +128,15 @@ class Feed:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """What head ``depth`` (from 1) guesses from a hidden state of the target."""
+
+    heads: HeadSource
+    state: Row  # [width]
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """A draft that is ready."""
 
@@ -157,7 +168,7 @@ class Cut:
     length: int
 
 
-Ask = Pass | Feed | Offer | Keep | Cut
+Ask = Pass | Feed | Look | Offer | Keep | Cut
 T = TypeVar("T")
 Asking = Generator[Ask, Any, T]
 
@@ -191,6 +202,8 @@ def grant(ask: Ask) -> object:
         else:
             ask.lane.rollback_to(ask.at)
         return ask.lane.feed(ask.tokens, ask.states)
+    if isinstance(ask, Look):
+        return ask.heads.logits(ask.state, ask.depth)
     lane = cast("Context", ask.lane)
     if isinstance(ask, Pass):
         if ask.keep is not None:

@@ -1,8 +1,17 @@
-"""Token trees: how drafters build them. How a pass takes them is ``backend.layout``'s affair."""
+"""Token trees: the builder of all of them, and best-first growth for those that weigh nodes.
+
+How a pass takes a tree is decided in ``backend.layout``.
+"""
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Callable
+
+from specllama.speculative.asking import Asking
 from specllama.speculative.types import Draft, Law
+
+ROOT = -1  # the pending token
 
 
 class TreeBuilder:
@@ -127,3 +136,88 @@ class TreeBuilder:
             scout=tuple(self._scout[i] for i in order) if any(self._scout) else (),
         )
         return draft, at
+
+
+class BestFirst(TreeBuilder):
+    """A tree of the nodes that the target most likely reaches.
+
+        heap    guesses that could join, and nodes that could be read, by the probability that the
+                target follows the path there
+        join    the likeliest guess becomes a node
+        read    whoever drafts looks at a node and offers what may follow it
+
+    A child is never likelier than its parent, so the first n guesses to leave the heap make the
+    best n nodes there are (EAGLE-2, OPT-Tree; Sequoia's dynamic programme finds the same). A node
+    is read only when no likelier guess is waiting, so a weak side branch costs a row of the target
+    and no draft step.
+
+    Args:
+        is_end: nothing follows such a token.
+        floor: probability below which no node joins; the first one always may.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_nodes: int,
+        max_leaves: int,
+        is_end: Callable[[int], bool],
+        floor: float = 0.0,
+    ) -> None:
+        super().__init__(max_nodes=max_nodes, max_leaves=max_leaves)
+        self.weight = {ROOT: 1.0}  # probability that the target comes to a node
+        self._is_end = is_end
+        self._floor = floor
+        self._heap: list[tuple[float, int, int, tuple[int, float, str, Law | None] | None]] = []
+        self._pushed = 0
+
+    def read(self, node: int) -> Asking[None]:
+        """Offer what may follow ``node``."""
+        raise NotImplementedError
+
+    def wants(self, parent: int, token: int, weight: float) -> bool:
+        """Whether a guess is worth a row; asked when it is the likeliest that is left."""
+        return True
+
+    def offer(
+        self, parent: int, token: int, share: float, source: str, q: Law | None = None
+    ) -> None:
+        """A guess: behind ``parent`` the target goes on like this with probability ``share``."""
+        self._pushed += 1
+        guess = token, share, source, q
+        heapq.heappush(self._heap, (-self.weight[parent] * share, self._pushed, parent, guess))
+
+    def join(
+        self, parent: int, token: int, share: float, source: str, q: Law | None = None
+    ) -> int | None:
+        """A node whatever its weight; None where it does not fit."""
+        known = len(self)
+        node = self.add(parent, token, source, q=q, confidence=share)
+        if node == known:
+            self.weight[node] = self.weight[parent] * share
+            if not self._is_end(token):
+                self._read_later(node)
+        return node
+
+    def _read_later(self, node: int) -> None:
+        # before guesses of the same weight: what follows may be likelier than they are
+        self._pushed += 1
+        heapq.heappush(self._heap, (-self.weight[node], -self._pushed, node, None))
+
+    def stop(self) -> None:
+        """No guess that waits is worth its row."""
+        self._heap.clear()
+
+    def grow(self) -> Asking[Draft]:
+        """The tree, from the pending token or from what has joined already."""
+        if not len(self):
+            self._read_later(ROOT)
+        while self._heap and self.room > 0:
+            minus, _, node, guess = heapq.heappop(self._heap)
+            if -minus < self._floor and len(self):
+                break
+            if guess is None:
+                yield from self.read(node)
+            elif self.wants(node, guess[0], -minus):
+                self.join(node, *guess)
+        return self.build()

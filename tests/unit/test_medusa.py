@@ -17,16 +17,16 @@ from windows import Pair
 
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.params import VerifyRule
-from specllama.speculative.asking import drive
+from specllama.speculative.asking import Ask, Asking, Look, drive, grant
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.medusa import MedusaDrafter
-from specllama.speculative.drafting.medusa_heads import Guess, Head, Heads, Vector, grow, silu
+from specllama.speculative.drafting.medusa_heads import Head, Heads, Vector, silu
 from specllama.speculative.policy.controller import Controller
 from specllama.speculative.policy.costs import Costs
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import REJECTION, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.tree import TreeBuilder
+from specllama.speculative.tree import BestFirst
 from specllama.speculative.types import Draft, Room
 from specllama.speculative.window import FixedWindow, Outcome
 
@@ -102,14 +102,34 @@ def test_silu_has_no_trouble_far_out() -> None:
 # -- the tree -----------------------------------------------------------------------------------
 
 
+class Levels(BestFirst):
+    """Every node of a level is followed by the same guesses."""
+
+    def __init__(
+        self,
+        levels: Sequence[Sequence[float]],
+        n: int,
+        leaves: int = 64,
+        is_end: Callable[[int], bool] = lambda token: False,
+        beside: Callable[[float], bool] = lambda likely: True,
+    ) -> None:
+        super().__init__(max_nodes=n, max_leaves=leaves, is_end=is_end)
+        self.levels, self.beside = levels, beside
+        self.looked: list[int] = []
+
+    def read(self, node: int) -> Asking[None]:
+        yield from ()
+        depth = self.depth(node)
+        self.looked.append(depth)
+        for rank, share in enumerate(self.levels[depth] if depth < len(self.levels) else ()):
+            self.offer(node, 10 * depth + rank, share, "medusa")
+
+    def wants(self, parent: int, token: int, weight: float) -> bool:
+        return token % 10 == 0 or self.beside(weight)
+
+
 def grown(levels: Sequence[Sequence[float]], n: int, leaves: int = 64) -> Draft:
-    tree = TreeBuilder(max_nodes=n, max_leaves=leaves)
-    table: list[list[Guess]] = [
-        [(10 * depth + rank, share) for rank, share in enumerate(level)]
-        for depth, level in enumerate(levels)
-    ]
-    grow(tree, lambda depth: table[depth - 1], depths=len(levels), source="medusa")
-    return tree.build()
+    return drive(Levels(levels, n, leaves).grow())
 
 
 def best_sum(levels: Sequence[Sequence[float]], n: int) -> float:
@@ -147,37 +167,43 @@ def test_bounds_ends_and_refusals() -> None:
     levels = [[0.5, 0.4], [0.9, 0.05], [0.9]]
     assert grown(levels, 6, leaves=1).is_chain
     assert len(grown(levels, 6, leaves=1)) == 3
-    tree = TreeBuilder(max_nodes=9, max_leaves=9)
     asked: list[float] = []
 
     def beside(likely: float) -> bool:
         asked.append(likely)
         return False
 
-    def guesses(depth: int) -> list[Guess]:
-        return [(10 * (depth - 1) + r, share) for r, share in enumerate(levels[depth - 1])]
-
-    grow(tree, guesses, depths=3, source="medusa", beside=beside)
-    assert tree.build().tokens == (0, 10, 20)
+    assert drive(Levels(levels, 9, 9, beside=beside).grow()).tokens == (0, 10, 20)
     assert asked
     assert asked[0] == pytest.approx(0.4)
-    tree = TreeBuilder(max_nodes=9, max_leaves=9)
-    grow(tree, guesses, depths=3, source="medusa", is_end=lambda token: token == 0)
-    draft = tree.build()
+    draft = drive(Levels(levels, 9, 9, is_end=lambda token: token == 0).grow())
     assert 0 in draft.tokens
     assert draft.children(draft.tokens.index(0)) == []
     assert draft.children(draft.tokens.index(1)) != []
 
 
-def test_a_head_is_asked_only_when_its_guesses_can_matter() -> None:
+def test_what_follows_is_looked_up_only_when_it_can_matter() -> None:
+    tree = Levels([(0.3, 0.25, 0.2)] * 4, 3)
+    drive(tree.grow())
+    # below the best guess before siblings of 0.25; below those of 0.09 never
+    assert [depth for depth in tree.looked if depth < 2] == [0, 1, 1]
+    assert max(tree.looked) == 1
+
+
+def test_a_head_is_asked_once_a_round() -> None:
+    setup = Setup()
+    proposer = medusa(setup)
+    proposer.start(request())
     asked: list[int] = []
 
-    def guesses(depth: int) -> list[Guess]:
-        asked.append(depth)
-        return [(depth, 0.3), (depth + 10, 0.25), (depth + 20, 0.2)]
+    def answer(ask: Ask) -> object:
+        assert isinstance(ask, Look)
+        asked.append(ask.depth)
+        return grant(ask)
 
-    grow(TreeBuilder(max_nodes=3, max_leaves=9), guesses, depths=4, source="medusa")
-    assert asked == [1, 2]  # a look below 0.3 comes before siblings of 0.25, one below 0.09 not
+    chain = SamplerChain(FULL, tokens=[1, 2, 3])
+    drive(proposer.draft([1, 2, 3], chain, Room(12)), answer)
+    assert asked == [1, 2, 3]
 
 
 # -- drafting -----------------------------------------------------------------------------------

@@ -11,20 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from specllama.arrays import FloatArray, Row
+from specllama.arrays import Row
 from specllama.errors import EngineError
-from specllama.speculative.asking import Asking
-from specllama.speculative.drafting.drafter import Drafter, Request
-from specllama.speculative.drafting.medusa_heads import Guess, HeadSource, Vector, grow
+from specllama.speculative.asking import Asking, Look
+from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.likeliest import likeliest
+from specllama.speculative.drafting.medusa_heads import HeadSource, Vector
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
-from specllama.speculative.noise import exp_noise
 from specllama.speculative.sampling import SamplerChain, confidence
-from specllama.speculative.tree import TreeBuilder
+from specllama.speculative.tree import ROOT, BestFirst
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
-
-_NEAR = 8.0  # logits; a token farther below the best is never a greedy guess
 
 Hidden = Callable[[Sequence[int]], Vector | None]
 
@@ -45,103 +41,88 @@ class MedusaDrafter(Drafter):
     def __init__(self, heads: HeadSource, hidden: Hidden, *, ranks: int = 4) -> None:
         self.heads = heads
         self._hidden = hidden
-        self._ranks = ranks
+        self.ranks = ranks
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
-        yield from ()
-        request = self.request
         if room.n <= 0 or len(tokens) < 2:
             return EMPTY_DRAFT
         hidden = self._hidden(tokens[:-1])
         if hidden is None or room.begin(self.name, 1) <= 0:
             return EMPTY_DRAFT
-        tree = TreeBuilder(max_nodes=room.n, max_leaves=request.leaves)
-        looks = _Looks(self.heads, hidden, chain.fork(), request, room, self._ranks)
-        grow(
-            tree,
-            looks.at,
-            depths=len(self.heads),
-            source=self.name,
-            is_end=request.is_eog,
-            beside=room.beside,
-        )
-        return tree.build()
+        return (yield from _Growth(self, hidden, chain.fork(), room).grow())
 
 
-class _Looks:
-    """One round's answers of the heads, in the order of depth."""
+class _Growth(BestFirst):
+    """One round's tree. Every node of a depth is followed by the same guesses."""
 
     def __init__(
-        self,
-        heads: HeadSource,
-        hidden: Vector,
-        ahead: SamplerChain,
-        request: Request,
-        room: Room,
-        ranks: int,
+        self, drafter: MedusaDrafter, hidden: Vector, ahead: SamplerChain, room: Room
     ) -> None:
-        self._heads = heads
+        self._request = request = drafter.request
+        super().__init__(max_nodes=room.n, max_leaves=request.leaves, is_end=request.is_eog)
+        self._drafter = drafter
         self._hidden = hidden
         self._ahead = ahead
-        self._request = request
         self._room = room
-        self._ranks = ranks if request.leaves > 1 else 1
+        self._guesses: list[list[tuple[int, float]]] = []  # by depth, the best first
+        self._trunk = ROOT  # the end of the path of best guesses
         self._score: float | None = None
 
-    def at(self, depth: int) -> list[Guess]:
+    def read(self, node: int) -> Asking[None]:
+        depth = self.depth(node)
+        if depth == len(self._guesses) < len(self._drafter.heads):
+            found = yield from self._look(depth + 1)
+            self._guesses.append(found)
+        for token, share in self._guesses[depth] if depth < len(self._guesses) else ():
+            self.offer(node, token, share, self._drafter.name)
+
+    def wants(self, parent: int, token: int, weight: float) -> bool:
+        # the window was asked for the best path when its guesses were made
+        return self._is_best(parent, token) or self._room.beside(weight)
+
+    def _is_best(self, parent: int, token: int) -> bool:
+        return parent == self._trunk and token == self._guesses[self.depth(parent)][0][0]
+
+    def join(
+        self, parent: int, token: int, share: float, source: str, q: Law | None = None
+    ) -> int | None:
+        best = self._is_best(parent, token)
+        node = super().join(parent, token, share, source, q)
+        if best and node is not None:
+            self._trunk = node
+        return node
+
+    def _look(self, depth: int) -> Asking[list[tuple[int, float]]]:
         """The guesses of head ``depth``, best first; none where the window wants no more.
 
         The chain is advanced along the best guesses: the places are right for every path, the
         history of penalties and grammars for the likeliest one. A wrong history costs acceptance,
         never exactness.
         """
-        room, ahead = self._room, self._ahead
+        room, ahead, request, heads = self._room, self._ahead, self._request, self._drafter.heads
         if depth > 1 and not room.keep_going(depth - 1, self._score):
             return []
-        row = self._heads.logits(self._hidden, depth)
+        row: Row = yield Look(heads, self._hidden, depth)
         score = self._score = confidence(row)
-        if score < self._request.p_min:
+        if score < request.p_min:
             return []
         try:
             law = ahead.law(row)
         except EngineError:
             return []  # NaN, or a grammar with no way on
-        race = self._request.rule.common_noise and not ahead.greedy
-        guesses, lead = self._rank(law, row, race)
-        if ahead.greedy or race:
-            wanted = room.include(score, min(lead, ahead.gap), guesses[0][0])
-        else:
-            wanted = room.include(score, None, None)
-        if not wanted:
+        drawn = request.drawn(ahead)
+        ranks = self._drafter.ranks if request.leaves > 1 else 1
+        found, lead = likeliest(law, row, ahead, ranks, request.seed if drawn else None)
+        if not room.include(score, *((lead, found[0][0]) if drawn else (None, None))):
             return []
+        ahead.advance(found[0][0])
         if ahead.greedy:
-            rates = self._heads.measured(depth, score)
-            guesses = [
-                (token, float(rates[i])) if i < len(rates) else (token, share)
-                for i, (token, share) in enumerate(guesses)
+            rates = heads.measured(depth, score).tolist()
+            found = [
+                (token, rates[i] if i < len(rates) else share)
+                for i, (token, share) in enumerate(found)
             ]
-        ahead.advance(guesses[0][0])
-        return guesses
-
-    def _rank(self, law: Law, row: Row, race: bool) -> tuple[list[Guess], float]:
-        """The best guesses with their shares, and the lead of the first in log score."""
-        ids = law.ids
-        if self._ahead.greedy:
-            ids = np.flatnonzero(row > row.max() - np.float32(_NEAR)).astype(np.int32)
-            weights: FloatArray = np.exp((row[ids] - row.max()).astype(np.float64))
-        elif race:
-            weights = law.probs / exp_noise(self._request.seed, self._ahead.position, ids)
-        else:
-            weights = law.probs
-        weights = weights / weights.sum()
-        order = np.lexsort((ids, -weights))[: max(self._ranks, 2)]
-        guesses = [(int(ids[i]), float(weights[i])) for i in order]
-        if self._ahead.greedy and guesses[0][0] != int(law.ids[0]):
-            # a penalty or a grammar moved the best token away from the top
-            best = int(law.ids[0])
-            guesses = [(best, guesses[0][1]), *(g for g in guesses if g[0] != best)]
-        lead = float(np.log(guesses[0][1] / guesses[1][1])) if len(guesses) > 1 else float("inf")
-        return guesses[: self._ranks], max(lead, 0.0)
+        return found
 
 
 def _open(kit: Kit) -> Drafter:

@@ -1,20 +1,15 @@
-"""Medusa's mathematics: heads that read the target's hidden state, and the tree of their guesses.
+"""Medusa's mathematics: heads that read the target's hidden state.
 
     head d      x <- x + SiLU(W x + b) for every residual block, then (optionally) a square matrix
                 in front of the target's own output matrix, or an output matrix of its own
     depth       head d guesses the token d places behind the pending one, from the hidden state
                 that the pending token was drawn from; it never sees the tokens between
-    tree        nodes (depth, rank) leave a heap by the product of their expected acceptances along
-                the path: the best n nodes there are, since a child never beats its parent
 
-Source: Cai et al. 2024 (Medusa), whose sparse tree is built in this way from accuracies measured
-per head and rank.
+Source: Cai et al. 2024 (Medusa).
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,12 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.arrays import FloatArray, IntArray, Row
-from specllama.speculative.tree import TreeBuilder
 
 Matrix = npt.NDArray[np.float32]  # [out, in]
 Vector = npt.NDArray[np.float32]
-
-ROOT = -1
 
 
 @dataclass(frozen=True)
@@ -117,60 +109,3 @@ def silu(x: Vector) -> Vector:
     one = np.float32(1.0)
     out: Vector = np.divide(x, one + np.exp(-np.maximum(x, np.float32(-80.0))), dtype=np.float32)
     return out
-
-
-Guess = tuple[int, float]  # token, expected acceptance given its parent
-
-
-def grow(
-    tree: TreeBuilder,
-    guesses: Callable[[int], Sequence[Guess]],
-    *,
-    depths: int,
-    source: str,
-    is_end: Callable[[int], bool] = lambda token: False,
-    beside: Callable[[float], bool] = lambda likely: True,
-) -> None:
-    """Fill ``tree`` with the likeliest nodes.
-
-    Args:
-        guesses: the guesses at a depth (from 1), best first; asked once per depth, and only when
-            no shallower node is likelier than the best that could follow.
-        depths: how many heads there are.
-        is_end: nothing follows such a token.
-        beside: asked before a node off the path of best guesses, with the probability that the
-            target comes there.
-    """
-    known: dict[int, list[Guess]] = {}
-    heap: list[tuple[float, int, int, int, int]] = []  # -likely, order, parent, depth, rank
-    pushed = 0
-
-    def push(likely: float, parent: int, depth: int, rank: int) -> None:
-        nonlocal pushed
-        pushed += 1
-        heapq.heappush(heap, (-likely, pushed, parent, depth, rank))
-
-    weights = {ROOT: 1.0}
-    best = ROOT  # the end of the path of best guesses
-    push(1.0, ROOT, 1, -1)  # rank -1: look at the guesses that follow
-    while heap and tree.room > 0:
-        minus, _, parent, depth, rank = heapq.heappop(heap)
-        if rank < 0:
-            if depth not in known:
-                known[depth] = list(guesses(depth))
-            if known[depth]:
-                push(weights[parent] * known[depth][0][1], parent, depth, 0)
-            continue
-        token, share = known[depth][rank]
-        if rank + 1 < len(known[depth]):
-            push(weights[parent] * known[depth][rank + 1][1], parent, depth, rank + 1)
-        main = rank == 0 and parent == best
-        if not main and not beside(-minus):
-            continue
-        node = tree.add(parent, token, source, confidence=share)
-        if node is None:
-            continue
-        weights[node] = -minus
-        best = node if main else best
-        if depth < depths and not is_end(token):
-            push(-minus, node, depth + 1, -1)

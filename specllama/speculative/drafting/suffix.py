@@ -13,19 +13,18 @@ target takes chains, a tree where it takes trees.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from specllama.history import History, Mark, common_prefix
-from specllama.speculative.asking import Asking
+from specllama.speculative.asking import Asking, drive
 from specllama.speculative.drafting.copying import Reader
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, always
 from specllama.speculative.matches import Matches
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.tree import TreeBuilder
+from specllama.speculative.tree import ROOT, BestFirst
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
 
 BREAK = -1  # stands between texts; never proposed
@@ -201,54 +200,17 @@ class SuffixDrafter(Drafter):
             most: nodes.
             worth: which others to add, the likeliest first; None for a chain.
         """
-        request, match = self._request, guess.match_length
-        state = self._states[guess]
-        self._used = match
-        leaves = request.leaves if request and worth is not None else 1
-        tree = TreeBuilder(max_nodes=most, max_leaves=leaves)
-        heap: list[tuple[float, int, int, int, int, State]] = []
-        pushed = 0
-
-        def offer(
-            node: int, depth: int, ways: list[tuple[int, State, float]], weight: float
-        ) -> None:
-            nonlocal pushed
-            trust = self._trust(match + depth)
-            for token, after, share in ways:
-                likely = weight * share * trust
-                if likely < _LIKELY:
-                    break
-                pushed += 1
-                heapq.heappush(heap, (-likely, pushed, node, depth, token, after))
-
-        node, weight, score = -1, 1.0, 0.0
-        weights = {-1: 1.0}
-        for depth, token in enumerate(guess.tokens[:trunk]):
-            ways = state.followers()
-            offer(node, depth, [way for way in ways if way[0] != token], weight)
-            _, state, share = next(way for way in ways if way[0] == token)
-            likely = share * self._trust(match + depth)
-            added = tree.add(node, token, self.name, confidence=likely)
-            assert added is not None  # a chain of at most ``most`` nodes always fits
-            node = added
-            weight *= likely
-            weights[node] = weight
-            score += weight
-        if trunk == 0:
-            offer(-1, 0, state.followers(), 1.0)
-        while worth is not None and heap and tree.room > 0:
-            negative, _, parent, depth, token, after = heapq.heappop(heap)
-            weight = -negative
-            if not worth(weight):
-                break
-            found = tree.add(parent, token, self.name, confidence=weight / weights[parent])
-            if found is None:
-                continue
-            weights[found] = weight
-            score += weight
-            if request is None or not request.is_eog(token):
-                offer(found, depth + 1, after.followers(), weight)
-        return tree.build(), score
+        request = self._request
+        self._used = guess.match_length
+        tree = _Copies(
+            lambda depth: self._trust(guess.match_length + depth),
+            max_nodes=most,
+            max_leaves=request.leaves if request and worth else 1,
+            is_end=request.is_eog if request else _never,
+            worth=worth,
+        )
+        tree.follow(self._states[guess], guess.tokens[:trunk])
+        return drive(tree.grow()), sum(tree.weight.values()) - 1.0
 
     def _trust(self, match: int) -> float:
         """Probability that the target goes on as the text did after a match of this length."""
@@ -308,6 +270,64 @@ class SuffixDrafter(Drafter):
     def close(self) -> None:
         self._ended()
         self._text, self._source = [], None
+
+
+class _Copies(BestFirst):
+    """What followed the end of a text, by how often it did.
+
+    Args:
+        trust: how reliable the match is where it is this many tokens longer.
+        worth: whether a node off the copied chain is worth a row; None where there are none.
+    """
+
+    def __init__(
+        self,
+        trust: Callable[[int], float],
+        *,
+        max_nodes: int,
+        max_leaves: int,
+        is_end: Callable[[int], bool],
+        worth: Callable[[float], bool] | None,
+    ) -> None:
+        super().__init__(max_nodes=max_nodes, max_leaves=max_leaves, is_end=is_end)
+        self._trust = trust
+        self._worth = worth
+        self._after: dict[tuple[int, int], State] = {}  # behind a node's token that was offered
+
+    def follow(self, state: State, copied: Sequence[int]) -> None:
+        """The chain that is copied, and what else followed at each of its nodes."""
+        node = ROOT
+        for token in copied:
+            ways = state.followers()
+            trust = self._offer_all(node, [way for way in ways if way[0] != token])
+            _, state, share = next(way for way in ways if way[0] == token)
+            added = self.add(node, token, "suffix", confidence=share * trust)
+            assert added is not None  # a chain within the bounds always fits
+            self.weight[added] = self.weight[node] * share * trust
+            node = added
+        if not copied:
+            self._after[ROOT, ROOT] = state
+
+    def _offer_all(self, node: int, ways: Sequence[tuple[int, State, float]]) -> float:
+        trust, weight = self._trust(self.depth(node)), self.weight[node]
+        for token, after, share in ways if self._worth else ():
+            if weight * share * trust < _LIKELY:
+                break
+            self._after[node, token] = after
+            self.offer(node, token, share * trust, "suffix")
+        return trust
+
+    def read(self, node: int) -> Asking[None]:
+        yield from ()
+        at = (self.parent(node), self.token(node)) if node >= 0 else (ROOT, ROOT)
+        self._offer_all(node, self._after[at].followers())
+
+    def wants(self, parent: int, token: int, weight: float) -> bool:
+        assert self._worth is not None
+        wanted = self._worth(weight)
+        if not wanted:
+            self.stop()  # the rest is less likely
+        return wanted
 
 
 def _size(length: int) -> int:

@@ -14,6 +14,7 @@ How the text is spelled for the draft model changes what it guesses, never what 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,9 +22,11 @@ from specllama.arrays import IntArray, Rows
 from specllama.backend.base import Context, Outputs, Vocab
 from specllama.errors import ContextFull, EngineError, PairIncompatible
 from specllama.history import History, common_prefix
-from specllama.speculative.asking import Asking, Pass, Place
-from specllama.speculative.drafting.drafter import Drafter
-from specllama.speculative.sampling import SamplerChain, confidence
+from specllama.params import SamplingParams
+from specllama.speculative.asking import Asking, Place
+from specllama.speculative.drafting.draft_model import ChainDrafter
+from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room
 
 SHARED_MIN = 0.9  # of the draft's tokens, for the first way
@@ -186,18 +189,15 @@ class TranslatedContext:
         self._inner.close()
 
 
-class RetokenizingDrafter(Drafter):
+class RetokenizingDrafter(ChainDrafter):
     """Drafts with a model of any vocabulary: its text, cut into target tokens.
 
     Args:
         lane: the draft model's, in its own tokens.
     """
 
-    name = "draft"
-
     def __init__(self, lane: Place, target: Vocab, draft: Vocab, tokens: TokenMap) -> None:
-        self.lane = lane
-        self.lanes = (lane,)
+        super().__init__(lane, n_vocab=draft.n_tokens)
         self._target = target
         self._draft = draft
         self._speller = tokens.target_speller
@@ -207,48 +207,28 @@ class RetokenizingDrafter(Drafter):
         self._text = bytearray()
         self._ids = History()  # the text in draft tokens
         self._id_ends: list[int] = []
+        self._greedy = SamplerChain(SamplingParams(temperature=0.0))
+
+    def start(self, request: Request) -> None:
+        super().start(replace(request, is_eog=self._stops))
+
+    def _stops(self, token: int) -> bool:
+        """Whether a token of the draft model's is no text."""
+        return self._draft.is_eog(token) or not self._draft.piece(token)
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
-        request = self.request
-        if room.n <= 0 or not self._follow(tokens):
+        if room.n <= 0 or not self._follow(tokens) or not self._ids:
             return EMPTY_DRAFT
-        n = min(room.n, self.lane.n_ctx - len(self._ids) + 1)
-        if n <= 0 or not self._ids:
-            return EMPTY_DRAFT
-        held = min(common_prefix(self.lane.tokens, self._ids), len(self._ids) - 1)
-        unread = len(self._ids) - held
-        # a backlog that is too dear for one round is read over several
-        read = min(room.begin(self.name, unread), unread)
-        batch = min(512, self.lane.n_batch)
-        keep: int | None = held
-        for i in range(held, held + read, batch):
-            part = self._ids[i : min(i + batch, held + read)]
-            rows: Rows = yield Pass(self.lane, part, keep=keep)
-            keep = None
-        if read < unread:
-            return EMPTY_DRAFT
-        written = bytearray()
-        scores: list[float] = []
-        while True:
-            row = rows[0]
-            score = confidence(row)
-            token = int(np.argmax(row))
-            piece = self._draft.piece(token)
-            if score < request.p_min or not piece or self._draft.is_eog(token):
-                break
-            if not room.include(score, None, None):
-                break
-            written += piece
-            scores.append(score)
-            if len(scores) == n or not room.keep_going(len(scores), score):
-                break
-            rows = yield Pass(self.lane, [token])
-        guess = self._cut(tokens, bytes(written))[: room.n]
-        return Draft.chain(
-            guess,
-            self.name,
-            confidence=[scores[min(i, len(scores) - 1)] for i in range(len(guess))],
-        )
+
+        def include(score: float | None, lead: float | None, token: int | None) -> bool:
+            return room.include(score, None, None)  # the window knows the target's tokens only
+
+        own = replace(room, include=include)
+        guess = yield from super().draft(self._ids, self._greedy, own)
+        written = b"".join(map(self._draft.piece, guess.tokens))
+        cut = self._cut(tokens, written)[: room.n]
+        scores = [guess.confidence[min(i, len(guess) - 1)] for i in range(len(cut))]
+        return Draft.chain(cut, self.name, confidence=scores)
 
     def _follow(self, tokens: Sequence[int]) -> bool:
         """Bring the text in draft tokens up to date; False where it cannot be written now."""
