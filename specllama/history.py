@@ -134,6 +134,33 @@ class History(list[int]):
         return np.concatenate((known, newest + self._sorted)) if len(newest) else known
 
 
+class Follower:
+    """Somebody who reads a text round after round: texts are not compared again each time.
+
+    Attributes:
+        text: what was read last; a list of a caller's as a history of our own.
+    """
+
+    def __init__(self) -> None:
+        self.text = self._own = History()
+        self._mark = self.text.mark()
+
+    def follow(self, tokens: Sequence[int]) -> tuple[int, bool]:
+        """Read ``tokens``: how many of them had been read before, and whether others were cut."""
+        text = tokens if isinstance(tokens, History) else self._own
+        if text is self._own:
+            text.replace(tokens)
+        kept = self.kept if text is self.text else 0
+        edited = kept < self._mark.length
+        self.text, self._mark = text, text.mark()
+        return kept, edited
+
+    @property
+    def kept(self) -> int:
+        """How many of the tokens that were read still stand."""
+        return self.text.kept(self._mark)
+
+
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix."""
     n = min(len(a), len(b))

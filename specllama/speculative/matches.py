@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from specllama.arrays import IntArray
-from specllama.history import History, Mark, Places
+from specllama.history import Follower, History, Places
 
 _FEW = 4  # places compared one by one, each at the speed of memory
 _DEEP = 64  # a longer match says nothing more, but for the few that are left
@@ -27,8 +27,7 @@ class Matches:
         self.within = within
         self.places: Places = np.empty(0, np.int64)
         self.lengths: Places = np.empty(0, np.int64)
-        self._text: History | None = None
-        self._mark = Mark(0, 0)
+        self._seen = Follower()
 
     @property
     def longest(self) -> int:
@@ -42,8 +41,8 @@ class Matches:
 
     def follow(self, text: History) -> None:
         """Find the end of ``text``; ``within`` may have grown only if it is the text itself."""
-        same = text is self._text and text.kept(self._mark) == self._mark.length
-        known = self._mark.length if same else 0
+        kept, edited = self._seen.follow(text)
+        known = 0 if edited else kept
         if len(text) > known:
             places = self.within.places(text[-1])
             if self.within is text:
@@ -52,9 +51,8 @@ class Matches:
             new = len(text) - known
             self.lengths = agreement(self.within.array, text.array, places, new, before, _DEEP)
             self.places = places
-        elif not same:
+        elif edited:
             self.places = self.lengths = np.empty(0, np.int64)
-        self._text, self._mark = text, text.mark()
 
 
 def agreement(

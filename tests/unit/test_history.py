@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama import history as module
-from specllama.history import History, common_prefix
+from specllama.history import Follower, History, common_prefix
 from specllama.speculative import matches as matching
 from specllama.speculative.matches import Matches, common_suffix
 
@@ -30,6 +30,26 @@ def test_a_follower_learns_how_much_still_stands(changes: list[Change]) -> None:
         if looks:
             mark, seen = text.mark(), list(text)
         assert text[: len(seen)] == seen
+
+
+@pytest.mark.parametrize("lists", [False, True])
+@given(CHANGES)
+def test_a_follower_reads_only_what_is_new(lists: bool, changes: list[Change]) -> None:
+    text, follower, read = History(), Follower(), list[int]()
+    for keep, more, looks in changes:
+        text.cut(keep)
+        text.extend(more)
+        if looks:
+            kept, edited = follower.follow(list(text) if lists else text)
+            assert text[:kept] == read[:kept]
+            assert edited is (kept < len(read))
+            if not lists:  # what was cut and came again is read again
+                assert kept == len(read) or edited
+            read = list(follower.text)
+            assert read == text
+    other = History(text)
+    assert follower.follow(other) == (0, bool(read))
+    assert follower.text is other
 
 
 @pytest.mark.parametrize("unsorted", [2, 4096])

@@ -14,7 +14,7 @@ from specllama.arrays import HiddenNeed
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.engine.drafters import Drafters
 from specllama.errors import EngineError
-from specllama.history import common_prefix
+from specllama.history import History, common_prefix
 from specllama.params import SamplingParams, VerifyRule
 from specllama.speculative.asking import Asking, drive
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -190,6 +190,30 @@ def test_it_follows_any_history() -> None:
         text = rng.integers(1, 4, int(rng.integers(1, 12))).tolist()
         fresh = drive(model().draft(text, chain(text), Room(3)))
         assert drive(used.draft(text, chain(text), Room(3))).tokens == fresh.tokens
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_to_a_history_its_lane_holds_the_end_of_it(seed: int) -> None:
+    """Cuts, other requests, backlogs that may not be read, and a cache that the text outgrows."""
+    rng = np.random.default_rng(seed)
+    used = model(n_ctx=int(rng.integers(6, 40)))
+    text, drafts = History([3]), 0
+    for _ in range(150):
+        text.cut(int(rng.integers(1, len(text) + 1)) if rng.random() < 0.2 else len(text))
+        text.extend(rng.integers(1, 4, int(rng.integers(0, 6))).tolist())
+        if rng.random() < 0.1:
+            used.start(request())
+        allowed = int(rng.integers(0, 9))
+
+        def begin(source: str, lag: int, allowed: int = allowed) -> int:
+            return min(lag, allowed)
+
+        draft = drive(used.draft(text, chain(text), Room(4, begin=begin))).tokens
+        if draft:
+            drafts += 1
+            held = list(used.lane.tokens)
+            assert [*text, *draft[:-1]][-len(held) :] == held
+    assert drafts > 50
 
 
 def test_it_ends_at_an_end_of_turn() -> None:

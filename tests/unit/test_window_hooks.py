@@ -118,7 +118,7 @@ def test_lookahead_keeps_to_the_rows_it_is_given(most: int) -> None:
     assert len(draft) + 1 <= most
 
 
-def test_a_backlog_in_other_tokens_is_read_over_several_rounds() -> None:
+def test_of_a_backlog_in_other_tokens_the_newest_are_read_too() -> None:
     words = Words([*LETTERS, "ab", "cd", " "])
     context = FakeContext(FakeTable(words.n_tokens, seed=4), n_ctx=256)
     proposer = RetokenizingDrafter(context, OURS, words, TokenMap(OURS, words))
@@ -130,12 +130,11 @@ def test_a_backlog_in_other_tokens_is_read_over_several_rounds() -> None:
         lags.append(lag)
         return 3
 
-    drafts = [drive(proposer.draft(TEXT, chain, Room(4, begin=begin))) for _ in range(4)]
-    assert lags[0] > 3
-    assert lags[:2] == [lags[0], lags[0] - 3]
-    assert not len(drafts[0])
-    assert lags[-1] == 1  # all but the last token stay read
-    assert len(context.tokens) >= lags[0]
+    drafts = [drive(proposer.draft(TEXT, chain, Room(4, begin=begin))) for _ in range(2)]
+    assert lags == [5, 1]  # all but the last token stay read
+    assert len(drafts[0])
+    assert drafts[0] == drafts[1]
+    assert len(context.tokens) < 5 + 4
 
 
 # -- short backlogs -----------------------------------------------------------------------------

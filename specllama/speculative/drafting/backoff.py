@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from specllama.history import History, Mark
+from specllama.history import Follower, History
 
 Keys = npt.NDArray[np.int64]
 
@@ -69,16 +69,15 @@ class Backoff:
     """Counts of what followed one and two tokens of a text."""
 
     def __init__(self) -> None:
-        self._text: History | None = None
-        self._mark = Mark(0, 0)
+        self._seen = Follower()
         self._sorted = 0
         self._counts = _Counts(np.empty(0, np.int64))
         self._likely: dict[tuple[int, ...], tuple[float, ...]] = {}  # sources often agree
 
     def follow(self, text: History) -> None:
         """Count what is new in ``text``; what was cut off is forgotten."""
-        read = text.kept(self._mark) if text is self._text else 0
-        if text is not self._text or read < self._mark.length or len(text) - self._sorted > _NEWEST:
+        read, edited = self._seen.follow(text)
+        if edited or not read or len(text) - self._sorted > _NEWEST:
             a = text.array.astype(np.int64)
             two = (((a[:-2] << _BITS) | a[1:-1]) << _BITS) | a[2:]
             two.sort()
@@ -94,7 +93,6 @@ class Backoff:
                 if i >= 2:
                     self._counts.add((text[i - 2] << _BITS) | text[i - 1], text[i])
                 self._likely.clear()
-        self._text, self._mark = text, text.mark()
 
     def likely(self, copied: Sequence[int]) -> tuple[float, ...]:
         """The probability of each of these tokens, behind the text and those before it."""
@@ -104,10 +102,11 @@ class Backoff:
         return self._likely[key]
 
     def _chances(self, copied: tuple[int, ...]) -> tuple[float, ...]:
-        if not self._text or not copied:
+        text = self._seen.text
+        if not text or not copied:
             return (_ANY,) * len(copied)
-        known = min(len(self._text), 2)
-        behind = np.array([*self._text[-known:], *copied], np.int64)
+        known = min(len(text), 2)
+        behind = np.array([*text[-known:], *copied], np.int64)
         tokens = behind[known:]
         pairs = (behind[:-2] << _BITS) | behind[1:-1]
         n, second = len(tokens), 2 - known  # the first token that the text has two before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.history import History
+from specllama.history import Follower, History
 from specllama.speculative.drafting.backoff import Backoff
 from specllama.speculative.matches import Matches
 
@@ -13,9 +13,9 @@ class Reader:
     """Follows one text: where its end stood before, and what its habits are."""
 
     def __init__(self) -> None:
-        self._own = History()  # for callers that have plain lists
+        self._seen = Follower()
         self.habits = Backoff()
-        self.matches = Matches(self._own)
+        self.matches = Matches(self._seen.text)
 
     @property
     def text(self) -> History:
@@ -23,13 +23,12 @@ class Reader:
 
     def follow(self, tokens: Sequence[int]) -> History:
         """Read what is new in ``tokens``."""
-        if isinstance(tokens, History):
-            text = tokens
-        else:
-            text = self._own
-            text.replace(tokens)
+        read, edited = self._seen.follow(tokens)
+        text = self._seen.text
         if text is not self.matches.within:
             self.matches = Matches(text)
+        elif read == len(text) and not edited:
+            return text  # another source asked before
         self.matches.follow(text)
         self.habits.follow(text)
         return text

@@ -14,7 +14,7 @@ from time import perf_counter
 
 from specllama.arrays import Row, Rows
 from specllama.errors import ContextFull, EngineError
-from specllama.history import History, common_prefix
+from specllama.history import Follower, common_prefix
 from specllama.speculative.asking import Asking, Pass, Place
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, with_draft
@@ -145,6 +145,8 @@ class ChainDrafter(Extending):
         self._n_vocab = min(n_vocab, lane.n_vocab)
         self._batch = batch or min(512, lane.n_batch)
         self._start = 0  # index of the lane's first token in the text
+        self._seen = Follower()
+        self._agreed = 0, 0  # first token of the lane, and how many of it were the text's
 
     def start(self, request: Request) -> None:
         super().start(request)
@@ -176,9 +178,18 @@ class ChainDrafter(Extending):
         if length <= 0 or length > n_ctx:
             length = min(len(tokens), max(n_ctx // 2, 1))
             self._start = len(tokens) - length
-        text = tokens if self._start == 0 else History(tokens[self._start :])
-        agreed = min(common_prefix(self.lane.tokens, text), length - 1)
-        return length - agreed, n_ctx - length + 1
+        agreed = self._agrees(tokens)
+        return length - min(agreed, length - 1), n_ctx - length + 1
+
+    def _agrees(self, tokens: Sequence[int]) -> int:
+        """How many tokens of the lane are those of the text: only what is new is compared."""
+        held, start = self.lane.tokens, self._start
+        kept, _ = self._seen.follow(tokens)
+        before, agreed = self._agreed
+        known = min(agreed, max(kept - start, 0), len(held)) if before == start else 0
+        agreed = known + common_prefix(held[known:], tokens[start + known :])
+        self._agreed = start, agreed
+        return agreed
 
     def _catch_up(self, tokens: Sequence[int], room: Room, unread: int) -> Asking[Row | None]:
         """Bring the lane to the end of ``tokens``: the logits after the last one.
@@ -216,10 +227,10 @@ class ChainDrafter(Extending):
 
     def _start_at(self, index: int) -> None:
         """The lane's first token is this one of the text."""
-        self._start = index
+        self._start, self._agreed = index, (index, 0)
 
     def forget(self) -> None:
-        self._start = 0
+        self._start_at(0)
 
 
 def _open(kit: Kit) -> Drafter:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from specllama.arrays import Row
-from specllama.history import History, common_prefix
+from specllama.history import Follower
 from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Method, with_trees
@@ -48,7 +48,7 @@ class LookaheadDrafter(Drafter):
         self._shape = (window, ngram, guesses)
         self._pool: dict[int, list[tuple[int, ...]]] = {}
         self._levels: list[list[int]] = []  # [N - 1][W]; level 0, column 0 is the pending token
-        self._text = History()
+        self._seen = Follower()
         self._columns: list[list[int]] = []  # this round: the nodes of each column, level 0 first
 
     def start(self, request: Request) -> None:
@@ -122,7 +122,7 @@ class LookaheadDrafter(Drafter):
         for column in self._columns:
             token = int(np.argmax(row(column[-1])))
             newest.append(token)
-            first = draft.tokens[column[0]] if column[0] >= 0 else self._text[-1]
+            first = draft.tokens[column[0]] if column[0] >= 0 else self._seen.text[-1]
             self._learn(first, (*(draft.tokens[node] for node in column[1:]), token))
         if newest:
             kept = self._levels[-1][len(newest) :]
@@ -151,19 +151,17 @@ class LookaheadDrafter(Drafter):
     def _follow(self, tokens: Sequence[int]) -> None:
         """Another text starts with its own tokens as first guesses; the pool stays."""
         width, n, _ = self._shape
-        keep = common_prefix(self._text, tokens)
-        if not self._levels or keep < len(self._text):
+        keep, edited = self._seen.follow(tokens)
+        if not self._levels or edited:
             self._levels = [_repeat(tokens[: len(tokens) - j], width) for j in range(n - 1)]
             keep = 0
         # every n-gram of the text is one the target has seen written
         for i in range(max(keep - n, 0), len(tokens) - n + 1):
             self._learn(tokens[i], tuple(tokens[i + 1 : i + n]))
-        self._text.replace(tokens)
 
     def forget(self) -> None:
         self._pool.clear()
         self._levels, self._columns = [], []
-        self._text.clear()
 
 
 def _repeat(tokens: Sequence[int], n: int) -> list[int]:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from specllama.history import History, Mark, common_prefix
+from specllama.history import Follower, History
 from specllama.speculative.asking import Asking, drive
 from specllama.speculative.drafting.copying import Reader
 from specllama.speculative.drafting.drafter import Drafter, Request
@@ -119,9 +119,8 @@ class SuffixDrafter(Drafter):
         # of this round's guesses, the longest match first
         self._states: dict[Guess, State] = {}
         self._reader = reader or Reader()
-        self._source: History | None = None  # the text read, up to the mark
-        self._mark = Mark(0, 0)
-        self._text: list[int] = []  # a copy of what was read
+        self._seen = Follower()
+        self._text: list[int] = []  # a copy of what was read, to remember it when it is gone
         self._past = Matches(self._kept())
 
     def start(self, request: Request) -> None:
@@ -223,9 +222,8 @@ class SuffixDrafter(Drafter):
     def _follow(self, tokens: Sequence[int]) -> None:
         """Read the tokens that are new. What an edit replaces joins the earlier texts."""
         text = self._reader.follow(tokens)
-        same = text is self._source
-        keep = text.kept(self._mark) if same else common_prefix(self._text, text)
-        if keep < len(self._text):
+        keep, edited = self._seen.follow(text)
+        if edited and self._text:
             self._ended()
             gone = (*self._text[max(keep - _OVERLAP, 0) :], BREAK)
             past = self._past.within
@@ -235,8 +233,7 @@ class SuffixDrafter(Drafter):
                 past.extend(gone)
             self._past = Matches(past)
             del self._text[keep:]
-        self._text += text[keep:]
-        self._source, self._mark = text, text.mark()
+        self._text += text[len(self._text) :]
         self._past.follow(text)
 
     def _kept(self) -> History:
@@ -262,14 +259,13 @@ class SuffixDrafter(Drafter):
         self._used = None
 
     def forget(self) -> None:
-        self._ended()
-        self._text, self._source = [], None
+        self.close()
         self._tested = [[0.0, 0.0] for _ in _RELIABLE]
         self._past = Matches(self._kept())
 
     def close(self) -> None:
         self._ended()
-        self._text, self._source = [], None
+        self._text = []
 
 
 class _Copies(BestFirst):

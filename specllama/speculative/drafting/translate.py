@@ -21,7 +21,7 @@ import numpy as np
 from specllama.arrays import IntArray, Rows
 from specllama.backend.base import Context, Outputs, Vocab
 from specllama.errors import ContextFull, EngineError, PairIncompatible
-from specllama.history import History, common_prefix
+from specllama.history import Follower, History
 from specllama.params import SamplingParams
 from specllama.speculative.asking import Asking, Place
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -202,7 +202,7 @@ class RetokenizingDrafter(ChainDrafter):
         self._draft = draft
         self._speller = tokens.target_speller
         self._draft_speller = tokens.draft_speller
-        self._seen = History()  # target tokens
+        self._seen = Follower()  # of target tokens
         self._ends: list[int] = []  # bytes of the text up to and including each
         self._text = bytearray()
         self._ids = History()  # the text in draft tokens
@@ -232,14 +232,12 @@ class RetokenizingDrafter(ChainDrafter):
 
     def _follow(self, tokens: Sequence[int]) -> bool:
         """Bring the text in draft tokens up to date; False where it cannot be written now."""
-        keep = common_prefix(self._seen, tokens)
-        self._seen.cut(keep)
+        keep, _ = self._seen.follow(tokens)
         del self._ends[keep:]
         del self._text[self._ends[-1] if self._ends else 0 :]
         stable = len(self._text) - _LOOK_BACK
         for token in tokens[keep:]:
             self._text += self._target.piece(token)
-            self._seen.append(token)
             self._ends.append(len(self._text))
         # cut again from a draft token's start, shortly before what is new, at a blank: there
         # tokenizers agree best with what they make of the whole
