@@ -132,9 +132,8 @@ def test_of_a_backlog_in_other_tokens_the_newest_are_read_too() -> None:
 
     drafts = [drive(proposer.draft(TEXT, chain, Room(4, begin=begin))) for _ in range(2)]
     assert lags == [5, 1]  # all but the last token stay read
-    assert len(drafts[0])
     assert drafts[0] == drafts[1]
-    assert len(context.tokens) < 5 + 4
+    assert context.tokens[:3] == proposer._ids[-3:]
 
 
 # -- short backlogs -----------------------------------------------------------------------------
