@@ -105,6 +105,7 @@ class LlamaCache:
         self._one_by_one = (
             one_by_one(self._ctx) if settings.alike and on_cpu and one_float else None
         )
+        self._tiled: bool | None = None  # how the last pass was computed
         self.kernels = Kernels(
             on_cpu=model.gpu_layers == 0,
             threads=settings.threads,
@@ -148,8 +149,9 @@ class LlamaCache:
     # -- passes --
 
     def decode(self, *, tiled: bool) -> None:
-        if self._one_by_one is not None:
+        if self._one_by_one is not None and tiled is not self._tiled:
             self._one_by_one(not tiled)
+            self._tiled = tiled
         n = self.batch.n
         self._native.n_tokens = n
         choice = self.choice

@@ -68,6 +68,7 @@ class CellPool(Settling):
         self.n_batch = shape.n_batch
         self.max_rows = shape.max_rows
         self.max_leaves = shape.max_leaves
+        self._counting = np.arange(cache.n_cells + shape.n_batch, dtype=np.int32)
         self._no_rows: Rows = np.empty((0, n_vocab), np.float32)
         self._reading = ReadingRoom(
             self._make_room, lambda lane: self.cache.state(lane.sequence), shape.n_ctx
@@ -237,12 +238,10 @@ class CellPool(Settling):
         with self._lock:
             self._settle_only(lane)
             past = lane.n_cells
-            if not batch.write(slice(0, n), tokens):
-                batch.token[0] = -1
-            ids = batch.token[:n]
-            if ids.min() < 0 or ids.max() >= self.n_vocab:
+            if min(tokens) < 0 or max(tokens) >= self.n_vocab:
                 raise EngineError(f"a token is outside the vocabulary of {self.n_vocab}")
-            batch.position[:n] = np.arange(past, past + n)
+            batch.token[:n] = tokens
+            batch.position[:n] = self._counting[past : past + n]
             batch.sequences[:n, 0] = lane.sequence
             batch.output[:n] = outputs == "all"
             if outputs == "last":
@@ -254,7 +253,7 @@ class CellPool(Settling):
                 cache.remove(lane.sequence, past)
                 raise
             lane.n_cells = past + n
-            lane.text.extend(ids.tolist())
+            lane.text.extend(batch.token[:n].tolist())
             return cache.rows(n if outputs == "all" else int(outputs == "last"))
 
     def _check(self, parts: Sequence[Part]) -> list[Piece]:

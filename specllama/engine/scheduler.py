@@ -22,7 +22,7 @@ Said = tuple[int, Event | Exception]
 @dataclass(slots=True)
 class _Running:
     id: int
-    saying: Saying
+    saying: Saying[None]
     on_end: Callable[[], None]
     ask: Ask | None = None
 
@@ -44,7 +44,7 @@ class Scheduler:
     def __contains__(self, id: int) -> bool:
         return id in self._running
 
-    def add(self, id: int, saying: Saying, on_end: Callable[[], None]) -> None:
+    def add(self, id: int, saying: Saying[None], on_end: Callable[[], None]) -> None:
         """A conversation begins; ``on_end`` is called once when it is over, however it ends."""
         self._running[id] = _Running(id, saying, on_end)
 
