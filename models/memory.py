@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specllama.errors import CannotLoad, DoesNotFit, UsageError
+from specllama.errors import DoesNotFit, UsageError
 from specllama.models.ggml_types import KV_BYTES
 from specllama.models.nextn import trunk_blocks, why_not
 
@@ -26,18 +26,16 @@ MIB = 1 << 20
 CTX_PADDING = 256
 F32 = 4
 DEFAULT_CTX = 8192
+PASS_TOKENS, PASS_ROWS = 256, 65  # of the engine's passes on CPUs, unless it is told otherwise
 HEAD_BATCH = 128  # tokens of a pass of an EAGLE-3 head: each costs a row of the output matrix
 
 # Python, numpy, llama.cpp's libraries and our own code and buffers (measured with the tiny pair)
-PROCESS_BYTES = 52 * MIB
+PROCESS_BYTES = 60 * MIB
 # hash maps and strings of the tokenizer, fitted to seven vocabularies of 32 k to 262 k tokens
 BPE_TOKEN_BYTES, MERGE_BYTES = 220, 105
 OTHER_TOKEN_BYTES = 120
 # the share of the available memory that a pair may take
 MARGIN = 0.95
-
-# every n-th layer has full attention in architectures that do not spell the pattern out
-_SWA_PERIOD = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "exaone4": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +45,8 @@ class ModelMemory:
     Attributes:
         repacked: weights that llama.cpp rearranges for this CPU. The mapped originals stay resident
             until the system reclaims their pages: they count in ``total``, not in ``required``.
+        reading: a second cache and its buffers, in which a long prompt is read while other
+            conversations go on.
     """
 
     weights: int
@@ -56,6 +56,7 @@ class ModelMemory:
     output: int
     tokenizer: int
     n_ctx: int
+    reading: int = 0
 
     @property
     def total(self) -> int:
@@ -65,7 +66,8 @@ class ModelMemory:
     @property
     def required(self) -> int:
         """What cannot be given back: the amount that has to fit."""
-        return self.weights + self.kv + self.compute + self.output + self.tokenizer
+        buffers = self.kv + self.compute + self.output + self.reading
+        return self.weights + buffers + self.tokenizer
 
     def to_dict(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -113,51 +115,16 @@ def padded_ctx(n_ctx: int) -> int:
 
 
 def context_length(header: GgufHeader, asked: int | None = None) -> int:
-    """Tokens of the context that is opened: None asks for no more than 8192, 0 for all it knows.
-
-    Raises:
-        CannotLoad: a length was not asked for, and the file does not say either.
-    """
-    if asked:
-        return asked
-    trained = header.context_length
-    if trained <= 0:
-        raise CannotLoad(
-            f"{header.path.name} does not say how long a context it was trained for",
-            "choose one with --ctx-size",
-        )
-    return min(trained, DEFAULT_CTX) if asked is None else trained
+    """Tokens of the context that is opened: None asks for no more than 8192, 0 for all it knows."""
+    trained = header.context_length or DEFAULT_CTX
+    return asked or (min(trained, DEFAULT_CTX) if asked is None else trained)
 
 
-def _windowed_layers(header: GgufHeader) -> list[bool]:
-    """Which layers see only a sliding window."""
-    n = header.block_count
-    if not header.sliding_window:
-        return [False] * n
-    key = header.own("attention.sliding_window_pattern")
-    if key in header.arrays:
-        pattern = [bool(value) for value in header.array(key)]
-        return (pattern + [False] * n)[:n]
-    period = header.integer(key) or _SWA_PERIOD.get(header.architecture, 1)
-    if period == 1:
-        return [header.architecture in _SWA_PERIOD] * n
-    return [(i + 1) % period != 0 for i in range(n)]
+def kv_bytes(header: GgufHeader, n_ctx: int, *, type_k: str = "f16", type_v: str = "f16") -> int:
+    """The KV cache of ``n_ctx`` tokens, or the recurrent states of layers without attention.
 
-
-def kv_bytes(
-    header: GgufHeader,
-    n_ctx: int,
-    *,
-    type_k: str = "f16",
-    type_v: str = "f16",
-    n_ubatch: int = 512,
-    swa_full: bool = True,
-) -> int:
-    """The KV cache of one sequence, or the recurrent states of layers that have no attention.
-
-    Args:
-        swa_full: keep windowed layers at full length (the binding's default), so that any depth of
-            rollback stays possible.
+    Layers with a sliding window keep every cell (the binding's default), so that any depth of
+    rollback stays possible.
 
     Raises:
         UsageError: an unknown cache type.
@@ -167,23 +134,13 @@ def kv_bytes(
             raise UsageError(
                 f"unknown KV cache type {kind!r}", f"choose one of {', '.join(KV_BYTES)}"
             )
-    cells = padded_ctx(n_ctx)
-    window = header.sliding_window
-    windowed = cells if swa_full else min(cells, padded_ctx(window + n_ubatch))
-    total = 0.0
-    recurrent = header.is_recurrent or header.is_hybrid
     # NextN blocks have a cache of their own, and only where they are run
     blocks = trunk_blocks(header) if why_not(header) else header.block_count
-    counts = header.head_counts_kv[:blocks]
-    for heads, is_windowed in zip(counts, _windowed_layers(header), strict=False):
-        if heads == 0:
-            continue
-        rows = windowed if is_windowed else cells
-        per_token = header.key_length * KV_BYTES[type_k]
-        if not header.one_kv_type:  # there V is a view of K
-            per_token += header.value_length * KV_BYTES[type_v]
-        total += rows * heads * per_token
-    if recurrent:
+    per_head = header.key_length * KV_BYTES[type_k]
+    if not header.one_kv_type:  # there V is a view of K
+        per_head += header.value_length * KV_BYTES[type_v]
+    total = padded_ctx(n_ctx) * sum(header.head_counts_kv[:blocks]) * per_head
+    if header.is_recurrent or header.is_hybrid:
         total += _recurrent_bytes(header)
     return int(total)
 
@@ -229,8 +186,8 @@ def compute_bytes(
     header: GgufHeader,
     n_ctx: int,
     *,
-    n_ubatch: int = 512,
-    n_outputs: int = 16,
+    n_ubatch: int = PASS_TOKENS,
+    n_outputs: int = PASS_ROWS,
     flash_attn: bool = True,
 ) -> int:
     """The buffer of the widest pass: the largest of attention scores, feed-forward and output.
@@ -274,35 +231,47 @@ def estimate_model(
     n_ctx: int | None = None,
     type_k: str = "f16",
     type_v: str = "f16",
-    n_ubatch: int = 512,
-    n_outputs: int = 16,
+    n_ubatch: int = PASS_TOKENS,
+    n_outputs: int = PASS_ROWS,
     flash_attn: bool = True,
-    swa_full: bool = True,
+    reads_apart: bool = False,
 ) -> ModelMemory:
-    """Memory of one model; ``n_ctx`` None takes the engine's default.
+    """Memory of one model; ``n_ctx`` as in ``context_length``.
+
+    Args:
+        n_ctx: of all conversations together, which share the cache.
+        reads_apart: several conversations may go on, so that prompts are read in a second cache.
 
     Raises:
         UsageError: an unknown cache type.
     """
     n_ctx = padded_ctx(context_length(header, n_ctx))
-    compute = compute_bytes(
-        header, n_ctx, n_ubatch=n_ubatch, n_outputs=n_outputs, flash_attn=flash_attn
-    )
-    if not why_not(header):  # the context that runs the NextN block
-        compute += compute_bytes(
-            header, n_ctx, n_ubatch=n_ubatch, n_outputs=1, flash_attn=flash_attn
+    kv = kv_bytes(header, n_ctx, type_k=type_k, type_v=type_v)
+
+    def buffer(rows: int) -> int:
+        return compute_bytes(
+            header, n_ctx, n_ubatch=n_ubatch, n_outputs=rows, flash_attn=flash_attn
         )
+
+    compute = buffer(n_outputs)
+    reading = kv + compute if reads_apart and _has_cells_only(header) else 0
+    if not why_not(header):  # the context that runs the NextN block
+        compute += buffer(1)
     return ModelMemory(
         weights=header.tensor_bytes,
         repacked=repacked_bytes(header),
-        kv=kv_bytes(
-            header, n_ctx, type_k=type_k, type_v=type_v, n_ubatch=n_ubatch, swa_full=swa_full
-        ),
+        kv=kv,
         compute=compute,
         output=n_outputs * header.vocab_size * F32,
         tokenizer=tokenizer_bytes(header),
         n_ctx=n_ctx,
+        reading=reading,
     )
+
+
+def _has_cells_only(header: GgufHeader) -> bool:
+    """Whether several conversations can share its cache."""
+    return not (header.is_recurrent or header.is_hybrid or header.sliding_window)
 
 
 def estimate_head(header: GgufHeader, target: GgufHeader, *, n_ctx: int) -> ModelMemory:
@@ -330,22 +299,26 @@ def estimate_pair(
     *,
     heads: Sequence[GgufHeader] = (),
     n_ctx: int | None = None,
+    draft_ctx: int | None = None,
+    parallel: int = 1,
     **options: Any,
 ) -> PairMemory:
-    """Memory of a target with its draft and heads, all with the same context length.
+    """Memory of a target with its draft and heads.
 
     Args:
-        options: as for ``estimate_model``.
+        n_ctx, options: as for ``estimate_model``.
+        draft_ctx: context length of the draft; None takes that of the target.
+        parallel: conversations at once.
 
     Raises:
         UsageError: an unknown cache type.
         PairIncompatible, BadGguf: one of ``heads`` is no head.
     """
-    first = estimate_model(target, n_ctx=n_ctx, **options)
+    first = estimate_model(target, n_ctx=n_ctx, reads_apart=parallel > 1, **options)
     second = None
     if draft is not None:
-        draft_ctx = min(first.n_ctx, padded_ctx(draft.context_length or first.n_ctx))
-        second = estimate_model(draft, n_ctx=draft_ctx, **{**options, "n_outputs": 2})
+        draft_ctx = min(draft_ctx or first.n_ctx, padded_ctx(draft.context_length or first.n_ctx))
+        second = estimate_model(draft, n_ctx=draft_ctx, **{**options, "n_outputs": parallel})
     beside = tuple(estimate_head(head, target, n_ctx=first.n_ctx) for head in heads)
     return PairMemory(first, second, beside)
 

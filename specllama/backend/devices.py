@@ -67,62 +67,48 @@ class BuildInfo:
         return dataclasses.asdict(self)
 
 
-def _libraries() -> tuple[Any, Any]:
-    """ggml's registry and base libraries, the very instances that libllama uses."""
-    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-    import llama_cpp
-
-    # through the binding's handle: a second copy of the library would have its own registry
-    library = llama_cpp.llama_cpp._lib
-    return library, library
-
-
 def devices() -> list[Device]:
     """Every device that the native library was built for and finds.
 
     Raises:
         ImportError: llama-cpp-python is not installed.
     """
-    registry, base = _libraries()
-    try:
-        count, get = registry.ggml_backend_dev_count, registry.ggml_backend_dev_get
-        names = {
-            name: getattr(base, f"ggml_backend_dev_{name}")
-            for name in ("name", "description", "type", "memory", "backend_reg")
-        }
-        reg_name = base.ggml_backend_reg_name
-    except AttributeError:
-        return []
-    count.restype = ctypes.c_size_t
-    get.argtypes, get.restype = [ctypes.c_size_t], ctypes.c_void_p
-    for name, function in names.items():
-        function.argtypes = [ctypes.c_void_p]
-        function.restype = {
-            "type": ctypes.c_int, "backend_reg": ctypes.c_void_p, "memory": None,
-        }.get(name, ctypes.c_char_p)  # fmt: skip
-    names["memory"].argtypes = [ctypes.c_void_p, *[ctypes.POINTER(ctypes.c_size_t)] * 2]
-    reg_name.argtypes, reg_name.restype = [ctypes.c_void_p], ctypes.c_char_p
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+    import llama_cpp
+
+    # through the binding's handle: a second copy of the library would have its own registry
+    library = llama_cpp.llama_cpp._lib
+
+    def call(name: str, result: Any, *arguments: Any) -> Any:
+        function = library[f"ggml_backend_{name}"]
+        function.restype = result
+        return function(*arguments)
+
+    def text(name: str, handle: Any) -> str:
+        raw = call(name, ctypes.c_char_p, ctypes.c_void_p(handle))
+        return (raw or b"").decode("utf-8", "replace").strip()
+
     found = []
-    for i in range(count()):
-        handle = get(i)
-        free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
-        names["memory"](handle, ctypes.byref(free), ctypes.byref(total))
-        kind = _KINDS.get(names["type"](handle), "accel")
-        found.append(
-            Device(
-                name=_text(names["name"](handle)),
-                kind=kind,
-                backend=_text(reg_name(names["backend_reg"](handle))),
-                description=_text(names["description"](handle)),
-                free=memory.available_memory() if kind == "cpu" else free.value,
-                total=memory.total_memory() if kind == "cpu" else total.value,
+    try:
+        for i in range(call("dev_count", ctypes.c_size_t)):
+            handle = call("dev_get", ctypes.c_void_p, ctypes.c_size_t(i))
+            device = ctypes.c_void_p(handle)
+            free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
+            call("dev_memory", None, device, ctypes.byref(free), ctypes.byref(total))
+            kind = _KINDS.get(call("dev_type", ctypes.c_int, device), "accel")
+            found.append(
+                Device(
+                    name=text("dev_name", handle),
+                    kind=kind,
+                    backend=text("reg_name", call("dev_backend_reg", ctypes.c_void_p, device)),
+                    description=text("dev_description", handle),
+                    free=memory.available_memory() if kind == "cpu" else free.value,
+                    total=memory.total_memory() if kind == "cpu" else total.value,
+                )
             )
-        )
+    except AttributeError:  # it does not export them
+        return []
     return found
-
-
-def _text(raw: bytes | None) -> str:
-    return (raw or b"").decode("utf-8", "replace").strip()
 
 
 def gpus(found: Sequence[Device]) -> list[Device]:
@@ -173,26 +159,21 @@ def _commit() -> str:
 
 def cpu_name() -> str:
     """The processor's name as the system gives it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return " ".join(line.partition(":")[2].split())
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    return " ".join(_cpuinfo("model name").split()) or platform.processor() or platform.machine()
 
 
 def cpu_features() -> str:
     """The features of this processor, as far as the system lists them; else ""."""
+    return " ".join(sorted(_cpuinfo("flags", "Features").split()))
+
+
+def _cpuinfo(*names: str) -> str:
+    """What Linux says of the first processor under one of these names; else ""."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.startswith(("flags", "Features")):
-                    return " ".join(sorted(line.partition(":")[2].split()))
+            return next((line.partition(":")[2] for line in file if line.startswith(names)), "")
     except OSError:
-        pass
-    return ""
+        return ""
 
 
 def library_files() -> list[str]:

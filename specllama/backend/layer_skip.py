@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import llama_cpp as ll
@@ -20,6 +19,7 @@ from specllama.arrays import IntArray
 from specllama.backend.llama_cache import decode_error
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.llama_pool import LlamaPool
+from specllama.backend.symbols import ggml
 from specllama.errors import CannotLoad, ContextFull, EngineError
 from specllama.models.pruned import runs
 
@@ -36,22 +36,6 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
 }
 
 
-@cache
-def _ggml() -> dict[str, Any]:
-    found = {}
-    for name, (arguments, result) in _FUNCTIONS.items():
-        try:
-            function = getattr(ll.llama_cpp._lib, name)
-        except AttributeError:
-            raise CannotLoad(
-                f"the installed llama.cpp does not export {name}: layers cannot be tried out",
-                "install the pinned binding: pip install llama-cpp-python==0.3.36",
-            ) from None
-        function.argtypes, function.restype = arguments, result
-        found[name] = function
-    return found
-
-
 class SkippingContext:
     """A cache of its own of a loaded model, any of whose layers can be left out of a text.
 
@@ -64,7 +48,7 @@ class SkippingContext:
     """
 
     def __init__(self, target: LlamaPool, *, n_ctx: int) -> None:
-        self._g = _ggml()
+        self._g = {name: ggml(name, "ggml-base", *types) for name, types in _FUNCTIONS.items()}
         self._n_vocab = target.n_vocab
         params = target.settings()
         params.n_ctx = -(-n_ctx // 256) * 256

@@ -20,6 +20,13 @@ from specllama.backend.llama_vocab import LlamaVocab
 from specllama.cancel import StopFlag
 from specllama.errors import Cancelled, CannotLoad, UnsupportedModel
 
+_LOAD_MODES = {  # by whether to map the file, and whether to keep it in memory
+    (True, True): ll.LLAMA_LOAD_MODE_MMAP_MLOCK,
+    (False, True): ll.LLAMA_LOAD_MODE_MLOCK,
+    (True, False): ll.LLAMA_LOAD_MODE_MMAP,
+    (False, False): ll.LLAMA_LOAD_MODE_NONE,
+}
+
 
 class Closing(Protocol):
     def close(self) -> None: ...
@@ -56,29 +63,14 @@ class LlamaModel:
         self.path = path
         self.stop = stop = stop or StopFlag()
         params = ll.llama_model_default_params()
-        if gpu_layers == "auto":
-            self.gpu_layers = 999 if supports_gpu() else 0
-        elif gpu_layers == "all":
-            self.gpu_layers = 999
-        else:
-            self.gpu_layers = int(gpu_layers)
-        if not supports_gpu():
-            self.gpu_layers = 0
+        wanted = 999 if gpu_layers in ("auto", "all") else int(gpu_layers)
+        self.gpu_layers = wanted if supports_gpu() else 0
         params.n_gpu_layers = self.gpu_layers
         # llama.cpp reads one number for every device that it could have, and copies them
         shares = (ctypes.c_float * ll.llama_max_devices())(*split)
         if any(split):
             params.tensor_split = shares
-        params.load_mode = (
-            ll.LLAMA_LOAD_MODE_MMAP_MLOCK
-            if use_mmap and use_mlock
-            else ll.LLAMA_LOAD_MODE_MLOCK
-            if use_mlock
-            else ll.LLAMA_LOAD_MODE_MMAP
-            if use_mmap
-            else ll.LLAMA_LOAD_MODE_NONE
-        )
-
+        params.load_mode = _LOAD_MODES[use_mmap, use_mlock]
         params.load_mtp = load_mtp
 
         @ll.llama_progress_callback  # type: ignore[untyped-decorator]
@@ -88,6 +80,7 @@ class LlamaModel:
             return not stop.is_set()
 
         params.progress_callback = on_progress
+        self._parts: list[Closing] = []
         recent.clear()
         self._model = ll.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
@@ -109,7 +102,6 @@ class LlamaModel:
                 f"{path.name} is an encoder-decoder or embedding model; specllama generates text "
                 "with decoder-only models"
             )
-        self._parts: list[Closing] = []
 
     @property
     def handle(self) -> Any:
@@ -130,10 +122,9 @@ class LlamaModel:
         part.close()
 
     def close(self) -> None:
-        for part in getattr(self, "_parts", []):
+        for part in self._parts:
             part.close()
         if self._model:
-            if hasattr(self, "vocab"):
-                self.vocab.close()
+            self.vocab.close()
             ll.llama_model_free(self._model)
             self._model = None

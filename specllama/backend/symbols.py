@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp as ll
+import numpy as np
 
 from specllama.errors import CannotLoad
 
 _CONTEXT = ll.llama_context_p_ctypes
-_MODEL = ll.llama_model_p_ctypes
 _FLOATS = ctypes.POINTER(ctypes.c_float)
-_INTS = ctypes.POINTER(ctypes.c_int32)
 
 # name -> (symbols, argument types, result type)
 _FUNCTIONS: dict[str, tuple[tuple[str, ...], list[Any], Any]] = {
@@ -57,15 +56,6 @@ _FUNCTIONS: dict[str, tuple[tuple[str, ...], list[Any], Any]] = {
         [_CONTEXT],
         _FLOATS,
     ),
-    # (ctx, i): which of several appended NextN blocks the next pass runs
-    "llama_set_nextn_layer_offset": (
-        (
-            "_Z28llama_set_nextn_layer_offsetP13llama_contexti",
-            "?llama_set_nextn_layer_offset@@YAXPEAUllama_context@@H@Z",
-        ),
-        [_CONTEXT, ctypes.c_int32],
-        None,
-    ),
     # (ctx) -> ggml_backend_sched_t; a const member, which takes its object first
     "llama_context_get_sched": (
         (
@@ -74,22 +64,6 @@ _FUNCTIONS: dict[str, tuple[tuple[str, ...], list[Any], Any]] = {
         ),
         [_CONTEXT],
         ctypes.c_void_p,
-    ),
-    "llama_model_target_layer_ids": (
-        (
-            "_Z28llama_model_target_layer_idsPK11llama_model",
-            "?llama_model_target_layer_ids@@YAPEBHPEBUllama_model@@@Z",
-        ),
-        [_MODEL],
-        _INTS,
-    ),
-    "llama_model_target_layer_ids_n": (
-        (
-            "_Z30llama_model_target_layer_ids_nPK11llama_model",
-            "?llama_model_target_layer_ids_n@@YAIPEBUllama_model@@@Z",
-        ),
-        [_MODEL],
-        ctypes.c_uint32,
     ),
 }
 
@@ -104,13 +78,8 @@ def function(name: str) -> Any:
     symbols, arguments, result = _FUNCTIONS[name]
     library = ll.llama_cpp._lib
     for symbol in (name, *symbols):
-        try:
-            found = getattr(library, symbol)
-        except AttributeError:
-            continue
-        found.argtypes = arguments
-        found.restype = result
-        return found
+        if hasattr(library, symbol):
+            return _typed(library[symbol], arguments, result)
     raise CannotLoad(
         f"the installed llama.cpp has no {name}",
         "install the pinned binding: pip install llama-cpp-python==0.3.36",
@@ -141,16 +110,17 @@ def ggml(name: str, library: str, arguments: list[Any], result: Any) -> Any:
         CannotLoad: it is not there.
     """
     try:
-        found = getattr(_ggml_library(library), name)
+        found = _ggml_library(library)[name]
     except AttributeError:
         raise CannotLoad(f"the installed llama.cpp does not export {name}") from None
-    found.argtypes = arguments
-    found.restype = result
-    return found
+    return _typed(found, arguments, result)
+
+
+def _typed(function: Any, arguments: list[Any], result: Any) -> Any:
+    function.argtypes, function.restype = arguments, result
+    return function
 
 
 def rows(pointer: Any, n: int, width: int) -> Any:
     """A float32 view [n, width] of llama.cpp's buffer; valid until the next pass."""
-    import numpy as np
-
     return np.ctypeslib.as_array(pointer, (n, width))

@@ -9,8 +9,6 @@ context that is there to be looked at.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import llama_cpp as ll
@@ -37,16 +35,14 @@ class _Tensor(ctypes.Structure):
 _TENSOR = ctypes.POINTER(_Tensor)
 
 
-@cache
-def _ggml() -> dict[str, Callable[..., Any]]:
-    signatures: dict[str, tuple[list[Any], Any]] = {
-        "ggml_op_desc": ([_TENSOR], ctypes.c_char_p),
-        "ggml_get_name": ([_TENSOR], ctypes.c_char_p),
-        "ggml_nelements": ([_TENSOR], ctypes.c_int64),
-        "ggml_is_contiguous": ([_TENSOR], ctypes.c_bool),
-        "ggml_backend_tensor_get": ([_TENSOR, ctypes.c_void_p, *[ctypes.c_size_t] * 2], None),
-    }
-    return {name: ggml(name, "ggml-base", *types) for name, types in signatures.items()}
+# name -> (argument types, result type)
+_FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
+    "ggml_op_desc": ([_TENSOR], ctypes.c_char_p),
+    "ggml_get_name": ([_TENSOR], ctypes.c_char_p),
+    "ggml_nelements": ([_TENSOR], ctypes.c_int64),
+    "ggml_is_contiguous": ([_TENSOR], ctypes.c_bool),
+    "ggml_backend_tensor_get": ([_TENSOR, ctypes.c_void_p, *[ctypes.c_size_t] * 2], None),
+}
 
 
 class Watch:
@@ -57,7 +53,7 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self._g = _ggml()
+        self._g = {name: ggml(name, "ggml-base", *types) for name, types in _FUNCTIONS.items()}
         self._n = 0
         self._seen: dict[str, list[int]] = {}
         callback = ll.ggml_backend_sched_eval_callback

@@ -310,7 +310,7 @@ def _memory_rows(finding: Finding) -> list[list[str]]:
             "memory",
             f"{size(need.required)} at {need.target.n_ctx:,} tokens: weights"
             f" {size(sum(p.weights for p in parts))}, KV {size(sum(p.kv for p in parts))}, buffers"
-            f" {size(sum(p.compute + p.output for p in parts))}"
+            f" {size(sum(p.compute + p.output + p.reading for p in parts))}"
             + (f", heads {size(sum(h.required for h in need.heads))} of it" if need.heads else "")
             + f"; {size(free)} of RAM are free",
         ]

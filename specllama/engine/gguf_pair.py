@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specllama.backend import devices
+from specllama.errors import CannotLoad
 from specllama.models import memory
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.loadable import check_loadable
@@ -62,6 +63,8 @@ class Pair:
             self.target,
             self.draft,
             n_ctx=self.n_ctx,
+            draft_ctx=options.draft_ctx,
+            parallel=options.parallel,
             type_k=options.kv_type_k,
             type_v=options.kv_type_v,
             n_ubatch=options.batch(on_gpu=self.on_gpu),
@@ -96,6 +99,11 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
             translated = bool(kinds) and kinds <= VOCABULARY_KINDS
         if not translated:
             require_pair(header, second)
+    if not options.n_ctx and header.context_length <= 0:
+        raise CannotLoad(
+            f"{target.name} does not say how long a context it was trained for",
+            "choose one with --ctx-size",
+        )
     n_ctx = memory.context_length(header, options.n_ctx)
     pair = Pair(header, second, translated, n_ctx, options)
     return replace(pair, plan=_offload(pair)).fitting()

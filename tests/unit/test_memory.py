@@ -15,6 +15,7 @@ from specllama.models import memory
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.medusa_file import write_heads
 from specllama.models.refs import bundled
+from specllama.params import EngineOptions
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_an_unknown_cache_type(header: GgufHeader) -> None:
         memory.kv_bytes(header, 256, type_k="fp8")
 
 
-def test_windowed_layers_stay_full_unless_told_otherwise(tmp_path: Path) -> None:
+def test_windowed_layers_keep_every_cell(tmp_path: Path) -> None:
     header = with_keys(
         tmp_path,
         attention__sliding_window=256,
@@ -56,8 +57,6 @@ def test_windowed_layers_stay_full_unless_told_otherwise(tmp_path: Path) -> None
     )
     full = memory.kv_bytes(header, 4096)
     assert full == 6 * 4096 * 2 * 32 * 2
-    short = memory.kv_bytes(header, 4096, swa_full=False, n_ubatch=256)
-    assert short == (2 * 4096 + 4 * 512) * 2 * 32 * 2
 
 
 def test_layers_without_attention_have_no_cache(tmp_path: Path) -> None:
@@ -70,10 +69,28 @@ def test_recurrent_states_do_not_grow_with_the_context(tmp_path: Path) -> None:
     assert memory.kv_bytes(header, 256) == memory.kv_bytes(header, 65536) > 0
 
 
+def test_several_conversations_share_a_cache_and_read_in_a_second_one(
+    header: GgufHeader, tmp_path: Path
+) -> None:
+    one, three = (memory.estimate_pair(header, header, n_ctx=512, parallel=n) for n in (1, 3))
+    assert one.target.reading == 0
+    assert three.target.reading == one.target.kv + one.target.compute
+    assert three.required - one.required >= three.target.reading
+    assert three.target.kv == one.target.kv
+    alone = read_header(ggufs.write_mamba(tmp_path / "m.gguf"))  # takes one conversation
+    assert memory.estimate_pair(alone, None, parallel=3).target.reading == 0
+
+
+def test_the_defaults_are_those_of_the_engine() -> None:
+    options = EngineOptions()
+    assert options.batch(on_gpu=False) == memory.PASS_TOKENS
+    assert options.max_rows == memory.PASS_ROWS
+
+
 def test_flash_attention_needs_no_scores(header: GgufHeader) -> None:
     off = memory.compute_bytes(header, 8192, flash_attn=False)
     on = memory.compute_bytes(header, 8192, flash_attn=True)
-    assert off - on >= 512 * 8192 * header.head_count * 4
+    assert off - on >= memory.PASS_TOKENS * 8192 * header.head_count * 4
 
 
 def test_a_pair_is_its_parts(header: GgufHeader) -> None:
