@@ -221,7 +221,7 @@ def test_llama_cpp_is_given_the_planned_split(asked: list[dict[str, Any]]) -> No
 def test_ram_is_checked_with_a_card_too(
     asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: 65 << 20)
+    monkeypatch.setattr(memory, "available_memory", lambda: 75 << 20)
     with pytest.raises(DoesNotFit, match="are free"):
         Engine.load("tiny", None, EngineOptions(n_ctx=2048, gpu_layers="1"))
     assert not asked
