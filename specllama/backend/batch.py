@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
 from specllama.arrays import IntArray
-from specllama.backend.cells import Places
 
 
 class Batch:
@@ -21,11 +18,3 @@ class Batch:
         self.sequences: IntArray = np.zeros((n, width), np.int32)
         self.n_sequences: IntArray = np.ones(n, np.int32)
         self.output: npt.NDArray[np.int8] = np.zeros(n, np.int8)
-
-    def write(self, at: slice | Places, tokens: Sequence[int]) -> bool:
-        """Write ``tokens`` to these rows; False where one is no int32."""
-        try:
-            self.token[at] = tokens
-        except OverflowError:
-            return False
-        return True

@@ -103,7 +103,9 @@ class CellLane:
     def __init__(self, pool: Home, sequence: int) -> None:
         self.pool = pool
         self.sequence = sequence
-        self.text = History()
+        self.n_ctx, self.n_vocab, self.n_batch = pool.n_ctx, pool.n_vocab, pool.n_batch
+        self.max_rows, self.max_leaves = pool.max_rows, pool.max_leaves
+        self.tokens = History()
         self.places: Places = np.empty(pool.n_ctx, np.int64)  # of the cells, by position
         self.n_cells = 0  # of them that the cache holds, a tree apart
         self.tree: TreePass | None = None
@@ -112,30 +114,6 @@ class CellLane:
         self.closed = False
 
     # -- facts --
-
-    @property
-    def n_ctx(self) -> int:
-        return self.pool.n_ctx
-
-    @property
-    def n_vocab(self) -> int:
-        return self.pool.n_vocab
-
-    @property
-    def n_batch(self) -> int:
-        return self.pool.n_batch
-
-    @property
-    def max_rows(self) -> int:
-        return self.pool.max_rows
-
-    @property
-    def max_leaves(self) -> int:
-        return self.pool.max_leaves
-
-    @property
-    def tokens(self) -> History:
-        return self.text
 
     @property
     def n_past(self) -> int:
@@ -162,18 +140,18 @@ class CellLane:
         if not tree.is_path(path):
             raise ValueError("not a path from the root of the tree")
         tree.path = list(path)
-        self.hidden.keep_path(len(self.text), path)
-        self.text.extend([tree.tokens[node] for node in path])
+        self.hidden.keep_path(len(self.tokens), path)
+        self.tokens.extend([tree.tokens[node] for node in path])
         self.pool.decided(self)
 
     def rollback(self, keep_len: int) -> None:
         self._require_open()
-        if not 0 <= keep_len <= len(self.text):
-            raise ValueError(f"cannot roll back to {keep_len} of {len(self.text)} tokens")
+        if not 0 <= keep_len <= len(self.tokens):
+            raise ValueError(f"cannot roll back to {keep_len} of {len(self.tokens)} tokens")
         if self.tree is not None and self.tree.path is None:
             self.keep_path(())
-        if keep_len < len(self.text):
-            self.text.cut(keep_len)
+        if keep_len < len(self.tokens):
+            self.tokens.cut(keep_len)
             self.hidden.cut(keep_len)
             self.pool.decided(self)
 
@@ -194,7 +172,7 @@ class CellLane:
             return
         if self.tree is not None and self.tree.path is None:
             self.tree.path = []
-        self.text.clear()
+        self.tokens.clear()
         self.hidden.clear()
         self.closed = True
         self.pool.decided(self)

@@ -121,14 +121,14 @@ class RunningPool(LlamaPool):
 
     def _set_back(self, lane: CellLane, *, replay: bool = True) -> None:
         """Make the state that of the lane's text, or of the beginning that costs nothing."""
-        text, keep = list(lane.text), len(lane.text)
+        text, keep = list(lane.tokens), len(lane.tokens)
         at = self._restored(lane, keep)
         if at == 0:
             self._llama.clear()
             self._checkpoint = None
         self.cells.drop(lane.places[at:keep])
         lane.n_cells = at
-        lane.text.cut(at)
+        lane.tokens.cut(at)
         lane.hidden.cut(at)
         try:
             for i in range(at, keep if replay else at, self.n_batch):

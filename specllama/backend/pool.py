@@ -135,30 +135,26 @@ class CellPool(Settling):
 
     def fork(self, lane: Lane, keep: int) -> CellLane:
         mine = self._mine(lane)
-        if mine.tree is not None and mine.tree.path is None:
-            raise EngineError("a tree pass must be settled with keep_path")
-        if not 0 <= keep <= len(mine.text):
-            raise ValueError(f"cannot fork behind {keep} of {len(mine.text)} tokens")
+        if not 0 <= keep <= len(mine.tokens):
+            raise ValueError(f"cannot fork behind {keep} of {len(mine.tokens)} tokens")
         new = self.open()
         if keep:
             self.cache.copy(mine.sequence, new.sequence, 0, keep)
             self.cells.share(mine.places[:keep])
             new.places[:keep] = mine.places[:keep]
         new.n_cells = keep
-        new.text.extend(mine.text[:keep])
+        new.tokens.extend(mine.tokens[:keep])
         new.need, new.hidden = mine.need, mine.hidden.copy()
         new.hidden.cut(keep)
         return new
 
     def park(self, lane: Lane) -> Parked:
         mine = self._mine(lane)
-        if mine.tree is not None and mine.tree.path is None:
-            raise EngineError("a tree pass must be settled with keep_path")
         self.settle()
         state = self.cache.state(mine.sequence) if mine.n_cells else b""
         if mine.n_cells and not state:
             raise EngineError("the library does not give the state of a lane away")
-        parked = Parked(list(mine.text), state, mine.hidden, mine.need)
+        parked = Parked(list(mine.tokens), state, mine.hidden, mine.need)
         mine.hidden = type(mine.hidden)()
         mine.close()
         return parked
@@ -177,7 +173,7 @@ class CellPool(Settling):
                     raise EngineError("the library does not take the state of a parked lane")
                 lane.places[:n] = places
                 lane.n_cells = n
-                lane.text.extend(parked.tokens)
+                lane.tokens.extend(parked.tokens)
             lane.hidden = parked.hidden.copy()
             if parked.need != "nothing":
                 lane.need = parked.need
@@ -191,7 +187,13 @@ class CellPool(Settling):
         self.cache.require_open()
         if not isinstance(lane, CellLane) or lane.closed or lane.pool is not self:
             raise EngineError("the lane is closed, or of another pool")
+        if lane.tree is not None and lane.tree.path is None:
+            raise EngineError("a tree pass must be settled with keep_path")
         return lane
+
+    def _require_tokens(self, tokens: Sequence[int]) -> None:
+        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
+            raise EngineError(f"a token is outside the vocabulary of {self.n_vocab}")
 
     # -- passes --
 
@@ -200,14 +202,14 @@ class CellPool(Settling):
             return [self._step(parts[0])]
         pieces = self._check(parts)
         self.settle()
-        past = [len(piece.lane.text) for piece in pieces]
+        past = [len(piece.lane.tokens) for piece in pieces]
         try:
             together = [piece for piece in pieces if not self._read_first(piece)]
             if together:
                 self._pass(together)
         except BaseException:
             for piece, n in zip(pieces, past, strict=True):
-                if len(piece.lane.text) > n:
+                if len(piece.lane.tokens) > n:
                     with suppress(Cancelled):  # a running state that would have to be read again
                         piece.lane.rollback(n)
             raise
@@ -224,7 +226,7 @@ class CellPool(Settling):
             and part.parents is None
             and 0 < n <= most
             and n < TILE
-            and len(lane.text) + n <= self.n_ctx
+            and len(lane.tokens) + n <= self.n_ctx
             and not self._needs
         )
 
@@ -238,8 +240,7 @@ class CellPool(Settling):
         with self._lock:
             self._settle_only(lane)
             past = lane.n_cells
-            if min(tokens) < 0 or max(tokens) >= self.n_vocab:
-                raise EngineError(f"a token is outside the vocabulary of {self.n_vocab}")
+            self._require_tokens(tokens)
             batch.token[:n] = tokens
             batch.position[:n] = self._counting[past : past + n]
             batch.sequences[:n, 0] = lane.sequence
@@ -253,7 +254,7 @@ class CellPool(Settling):
                 cache.remove(lane.sequence, past)
                 raise
             lane.n_cells = past + n
-            lane.text.extend(batch.token[:n].tolist())
+            lane.tokens.extend(batch.token[:n].tolist())
             return cache.rows(n if outputs == "all" else int(outputs == "last"))
 
     def _check(self, parts: Sequence[Part]) -> list[Piece]:
@@ -262,8 +263,6 @@ class CellPool(Settling):
         n = n_rows = leaves = 0
         for part in parts:
             lane = self._mine(part.lane)
-            if lane.tree is not None and lane.tree.path is None:
-                raise EngineError("a tree pass must be settled with keep_path")
             if len(parts) > 1 and any(lane is piece.lane for piece in pieces):
                 raise ValueError("a lane has one part in a pass")
             piece = Piece(lane, part.tokens, part.outputs)
@@ -281,7 +280,8 @@ class CellPool(Settling):
             size = len(part.tokens)
             if size == 0:
                 raise ValueError("a pass needs at least one token")
-            if len(lane.text) + size > self.n_ctx:
+            self._require_tokens(part.tokens)
+            if len(lane.tokens) + size > self.n_ctx:
                 raise ContextFull(
                     f"the context of {self.n_ctx} tokens is full",
                     "start a new chat, raise --ctx-size, or use --on-full shift",
@@ -329,9 +329,8 @@ class CellPool(Settling):
         at = _lay(sizes)
         batch = self.cache.batch
         for piece, rows, size in zip(pieces, at, sizes, strict=True):
-            if not batch.write(rows, piece.tokens):
-                batch.token[rows] = -1
-            past, laid = len(piece.lane.text), piece.laid
+            batch.token[rows] = piece.tokens
+            past, laid = len(piece.lane.tokens), piece.laid
             batch.position[rows] = (
                 np.arange(past, past + size) if laid is None else laid.depth + past
             )
@@ -339,9 +338,6 @@ class CellPool(Settling):
             if piece.outputs == "last":
                 batch.output[size - 1 if isinstance(rows, slice) else rows[-1]] = 1
         batch.n = n
-        ids = batch.token[:n]
-        if ids.min() < 0 or ids.max() >= self.n_vocab:
-            raise EngineError(f"a token is outside the vocabulary of {self.n_vocab}")
         every = "final_hidden" in self._needs and any(piece.gives_final for piece in pieces)
         if every and len(pieces) > 1:
             if n > self.max_rows:
@@ -387,7 +383,7 @@ class CellPool(Settling):
             for leaf in piece.sequences[1:]:
                 self.cache.remove(leaf, 0)
                 self._free.append(leaf)
-            self.cache.remove(piece.lane.sequence, len(piece.lane.text))
+            self.cache.remove(piece.lane.sequence, len(piece.lane.tokens))
 
     def _take(self, pieces: Sequence[Piece], at: Sequence[slice | Places], places: Places) -> None:
         """Enter a pass into the books."""
@@ -397,7 +393,7 @@ class CellPool(Settling):
         total = pieces[0].n_rows if order is None else int(order[-1]) + 1
         given = self.cache.rows(total)
         for piece, rows in zip(pieces, at, strict=True):
-            lane, size, past = piece.lane, len(piece.tokens), len(piece.lane.text)
+            lane, size, past = piece.lane, len(piece.tokens), len(piece.lane.tokens)
             if order is None:
                 piece.rows = given
             else:
@@ -416,13 +412,13 @@ class CellPool(Settling):
             else:
                 lane.places[past : past + size] = places[rows]
                 lane.n_cells += size
-                lane.text.extend(tokens)
+                lane.tokens.extend(tokens)
 
     # -- reading apart --
 
     def _read_apart(self, piece: Piece) -> None:
         """Read a text in the reading room, and take its cells over."""
-        lane, past, n = piece.lane, len(piece.lane.text), len(piece.tokens)
+        lane, past, n = piece.lane, len(piece.lane.tokens), len(piece.tokens)
         self._fit(n)
         state, hidden = self._reading.read(lane, piece.tokens)
         places = self.cells.take(n)
@@ -435,7 +431,7 @@ class CellPool(Settling):
         self.cache.remove(self._spare, 0)
         lane.places[past : past + n] = places
         lane.n_cells += n
-        lane.text.extend(int(token) for token in piece.tokens)
+        lane.tokens.extend(int(token) for token in piece.tokens)
         if (states := hidden.rows(past, past + n)) is not None:
             lane.hidden.add(past, states)
         self._reading.taken(lane)

@@ -54,7 +54,7 @@ class ReadingRoom:
 
     def read(self, lane: CellLane, tokens: Sequence[int]) -> tuple[bytes, HiddenRows]:
         """Read ``tokens`` behind the lane's text; the state of their cells, and hidden states."""
-        past = len(lane.text)
+        past = len(lane.tokens)
         reader = self._reader
         if reader is not None and reader.room.n_ctx < past + len(tokens):
             self.close()
@@ -64,8 +64,8 @@ class ReadingRoom:
             if reader is not None:
                 reader.lane.close()
             state = self._state(lane) if past else b""
-            copy = room.resume(Parked(list(lane.text), state))
-            reader = self._reader = _Reader(room, copy, lane, lane.text.mark())
+            copy = room.resume(Parked(list(lane.tokens), state))
+            reader = self._reader = _Reader(room, copy, lane, lane.tokens.mark())
         reader.lane.capture(lane.need)
         reader.lane.forward(tokens, outputs="none")
         return room.state_behind(reader.lane, past), reader.lane.hidden
@@ -75,13 +75,13 @@ class ReadingRoom:
 
     @staticmethod
     def _holds(reader: _Reader, lane: CellLane) -> bool:
-        n = len(lane.text)
-        return reader.of is lane and len(reader.lane.text) == n == lane.text.kept(reader.mark)
+        n = len(lane.tokens)
+        return reader.of is lane and len(reader.lane.tokens) == n == lane.tokens.kept(reader.mark)
 
     def taken(self, lane: CellLane) -> None:
         """The lane took what was read for it last."""
         if self._reader is not None:
-            self._reader.mark = lane.text.mark()
+            self._reader.mark = lane.tokens.mark()
 
     def close(self) -> None:
         if self._reader is not None:

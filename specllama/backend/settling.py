@@ -66,7 +66,7 @@ class Settling:
         """Settle a lane that is alone."""
         if self._decided:
             self._decided.clear()
-            if (keep := len(lane.text)) < lane.n_cells:
+            if (keep := len(lane.tokens)) < lane.n_cells:
                 self._cut(lane, keep)
 
     def settle(self) -> None:
@@ -89,7 +89,7 @@ class Settling:
 
     def _give_up(self, lane: CellLane) -> None:
         """Take what the lane no longer wants out of the books."""
-        tree, keep = lane.tree, len(lane.text)
+        tree, keep = lane.tree, len(lane.tokens)
         if tree is not None and tree.path is not None:
             tree.path = tree.path[: max(0, keep - lane.n_cells)]
             self.cells.drop(tree.places[tree.rest])
@@ -98,7 +98,7 @@ class Settling:
 
     def _haunt(self, lane: CellLane) -> None:
         """Make ghosts of what the lane gave up before living cells."""
-        tree, keep = lane.tree, len(lane.text)
+        tree, keep = lane.tree, len(lane.tokens)
         if (
             tree is not None
             and tree.path is not None
@@ -120,7 +120,7 @@ class Settling:
 
     def _carry_out(self, lane: CellLane) -> None:
         """Make the cache hold of this lane what its text says."""
-        tree, keep = lane.tree, len(lane.text)
+        tree, keep = lane.tree, len(lane.tokens)
         if tree is not None and tree.path is not None:
             path = tree.path
             winner = tree.layout.leaves[path[-1]][0] if path else 0
@@ -157,7 +157,7 @@ class Settling:
         for lane in self._lanes:
             if lane.tree is not None:
                 self._free += lane.tree.sequences[1:]
-            lane.text.clear()
+            lane.tokens.clear()
             lane.hidden.clear()
             lane.n_cells, lane.tree = 0, None
 
