@@ -14,7 +14,8 @@ import pytest
 from fakes import AbortingRecipe, Reply, ScriptedEngine, ScriptedRecipe, engine_info
 
 from specllama.cancel import Cancel
-from specllama.engine.host import EngineHost, LoadEngine, last_words
+from specllama.engine.host import EngineHost, LoadEngine
+from specllama.engine.process import last_words
 from specllama.errors import BadGguf, EngineDied, EngineError, PromptTooLong
 from specllama.events import Event, Finished, LoadProgress, Notice, TextDelta
 from specllama.interface import EngineInfo, Message, OneAtATime, Stepped
