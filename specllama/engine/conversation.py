@@ -208,8 +208,8 @@ class Conversation:
     def _read_prompt(self) -> Saying[Row]:
         """Read what is not in the cache; the row behind the prompt."""
         cached, total = self._started.cached_n, self._started.prompt_n
-        self._clock.reading()
         yield from self._cut(cached)
+        self._clock.reading()
         done, rows = cached, None
         while done < total:
             done, rows = yield from self._read(self._tokens, done, row=True)
@@ -222,9 +222,8 @@ class Conversation:
 
     def _begin(self, chain: SamplerChain) -> Saying[Rounds]:
         """What drafts, judges and decides how far to draft."""
-        info, params, windows, drafter = (
-            self._loaded.info, self._params, self._loaded.windows, self._drafter,
-        )  # fmt: skip
+        info, windows = self._loaded.info, self._loaded.windows
+        params, drafter = self._params, self._drafter
         rule = rule_of(params.verify, greedy=chain.greedy)
         trees = not rule.chains_only and (info.exact_trees or not params.exact)
         drafter.start(
