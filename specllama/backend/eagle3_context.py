@@ -84,6 +84,7 @@ class EagleContext:
         model: the head. target: the lane whose hidden states it reads, in ``pool``.
     """
 
+    pool = None  # its passes are its own
     max_rows = 1
     max_leaves = 1
 

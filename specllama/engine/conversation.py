@@ -325,7 +325,7 @@ class Conversation:
         accepted, emitted = min(len(verdict.path), kept), done.tokens[:kept]
         drafted, target_token, gap = draft.tokens, verdict.target_token, verdict.gap
         n = len(drafted)
-        if n and not self._loaded.info.alike(n + 1, line=draft.is_line):
+        if done.rows > 1 and not self._loaded.info.alike(done.rows, line=draft.is_line):
             self._slot.rounded(done.n_past)
         event = RoundDone(
             index=self._stats.rounds,

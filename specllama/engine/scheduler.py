@@ -1,20 +1,24 @@
 """Drives conversations: runs what they ask for and hands back what they say.
 
 A pass is run only when nobody has anything to say and everybody's next wish is known, those of
-drafting models first: lanes of one pool share it.
+drafting models first: lanes of one pool share it. Drafts wait for the target's pass that they are
+for. Every conversation in it has the row of its pending token; the other rows go where they gain
+most (``budget.allocate``). Who found no room in a pass is the first in the next one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import cast
 
 from specllama.backend.base import Lane, Part, Pool
 from specllama.engine.conversation import Saying
 from specllama.errors import ContextFull, EngineError
 from specllama.events import Event, Finished
-from specllama.speculative.asking import Ask, Pass, grant
+from specllama.speculative.asking import Ask, Offer, Pass, Shared, grant
+from specllama.speculative.policy.budget import allocate
 
 Said = tuple[int, Event | Exception]
 
@@ -71,19 +75,30 @@ class Scheduler:
 
     def _answers(self) -> Iterator[Said]:
         """Answer what can be answered now; what is said to it."""
-        asking = [(one, _pool_of(one.ask)) for one in self._running.values()]
+        asking = [(one, self._pool_of(one.ask)) for one in self._running.values()]
         answers = [(one, _tried(one.ask)) for one, pool in asking if pool is None]
         if not answers:
             # drafting models first: the target's pass is the one that all wait for
             pools = [pool for _, pool in asking if pool is not None]
             pool = next((pool for pool in pools if pool is not self._target), self._target)
-            answers = _shared(pool, [one for one, its in asking if its is pool])
-            for one, _ in answers:  # who had to wait comes first in the next pass
-                self._running[one.id] = self._running.pop(one.id)
+            together = _room(pool, [one for one, its in asking if its is pool])
+            offering = [one for one in together if isinstance(one.ask, Offer)]
+            if offering:
+                answers = list(zip(offering, _granted(pool, together), strict=True))
+            else:
+                answers = _passed(pool, together)
+                for one in together:  # who had to wait comes first in the next pass
+                    self._running[one.id] = self._running.pop(one.id)
         for one, answer in answers:
             saying = self._resume(one, answer)
             if saying is not None:
                 yield one.id, saying
+
+    def _pool_of(self, ask: Ask | None) -> Pool | None:
+        """Where an answer could be shared with others."""
+        if isinstance(ask, Offer):
+            return self._target
+        return cast(Lane, ask.lane).pool if isinstance(ask, Pass) else None
 
     def end(self, id: int) -> None:
         """Stop a conversation where it is."""
@@ -127,11 +142,6 @@ class Scheduler:
             one.on_end()
 
 
-def _pool_of(ask: Ask | None) -> Pool | None:
-    """Where a pass could be shared with others."""
-    return cast(Lane, ask.lane).pool if isinstance(ask, Pass) else None
-
-
 def _tried(ask: Ask | None) -> object:
     """The answer to it, or the error that it ended with."""
     assert ask is not None
@@ -141,35 +151,75 @@ def _tried(ask: Ask | None) -> object:
         return error
 
 
-def _shared(pool: Pool, asking: Sequence[_Running]) -> list[tuple[_Running, object]]:
-    """Answer passes of one pool together, as far as one pass takes them."""
+def _widest(pool: Pool) -> int:
+    """Most tokens of a pass that several share: each has the rows that it has alone."""
+    exact = pool.kernels.exact_rows
+    return min(pool.n_batch, exact) if exact > 1 else pool.n_batch
+
+
+def _size(ask: Ask | None) -> tuple[int, int, int]:
+    """(tokens, rows, branches) that it takes of a pass in any case."""
+    if isinstance(ask, Offer):
+        return 1, 1, _branches(ask.draft.parents)
+    assert isinstance(ask, Pass)
+    n = len(ask.tokens)
+    rows = n if ask.outputs == "all" else int(ask.outputs == "last")
+    return n, rows, 0 if ask.parents is None else _branches(ask.parents)
+
+
+def _branches(parents: Sequence[int]) -> int:
+    """Leaves of a tree beside the first."""
+    return len(parents) - len({parent for parent in parents if parent >= 0}) - 1
+
+
+def _room(pool: Pool, asking: Sequence[_Running]) -> list[_Running]:
+    """Those who find room in one pass, the first of them in any case."""
     together: list[_Running] = []
-    parts: list[Part] = []
-    tokens = rows = leaves = 0
-    most = pool.kernels.exact_rows if pool.kernels.exact_rows > 1 else pool.max_rows
+    tokens = rows = branches = 0
     for one in asking:
-        part = _part(one.ask)
-        n = len(part.tokens)
-        tokens += n
-        rows += n if part.outputs == "all" else part.outputs == "last"
-        leaves += 0 if part.parents is None else n
-        if parts and (tokens > pool.n_batch or rows > most or leaves > pool.free_leaves):
+        n, wanted, leaves = _size(one.ask)
+        tokens, rows, branches = tokens + n, rows + wanted, branches + leaves
+        full = tokens > _widest(pool) or rows > pool.max_rows or branches > pool.free_leaves
+        if together and full:
             break
         together.append(one)
-        parts.append(part)
-    if len(parts) <= 1:
-        return [(one, _tried(one.ask)) for one in together]
-    for one in together:
-        ask = cast(Pass, one.ask)
-        if ask.keep is not None:
-            cast(Lane, ask.lane).rollback(ask.keep)
-    try:
-        return list(zip(together, pool.run(parts), strict=True))
-    except (ContextFull, EngineError, ValueError):
-        # one of them cannot have it: each hears for itself
-        return [(one, _tried(one.ask)) for one in together]
+    return together
 
 
-def _part(ask: Ask | None) -> Part:
-    assert isinstance(ask, Pass)
-    return Part(cast(Lane, ask.lane), ask.tokens, ask.outputs, ask.parents)
+def _granted(pool: Pool, together: Sequence[_Running]) -> list[int]:
+    """How many guesses of every offer go into the pass of these conversations."""
+    offers = [one.ask for one in together if isinstance(one.ask, Offer)]
+    if len(together) == 1:
+        return [offers[0].size]
+    sizes = [_size(one.ask) for one in together]
+    tokens, rows = sum(n for n, _, _ in sizes), sum(n for _, n, _ in sizes)
+    left = min(_widest(pool) - tokens, pool.max_rows - rows, sum(offer.size for offer in offers))
+    # attention is dearest to the longest text
+    v = max((offer.bidder.passes(tokens + left) for offer in offers), key=lambda v: v[-1])
+    return allocate([offer.bidder.bid(offer) for offer in offers], v, taken=tokens)[0]
+
+
+def _passed(pool: Pool, together: Sequence[_Running]) -> list[tuple[_Running, object]]:
+    """Run passes of one pool together, and tell of it."""
+    asks = [cast(Pass, one.ask) for one in together]
+    begin = perf_counter()
+    answers = _rows(pool, asks)
+    ms, tokens = (perf_counter() - begin) * 1e3, sum(len(ask.tokens) for ask in asks)
+    for i, ask in enumerate(asks):
+        if ask.tell is not None:
+            ask.tell(Shared(len(asks), tokens, ms, i == 0))
+    return list(zip(together, answers, strict=True))
+
+
+def _rows(pool: Pool, asks: Sequence[Pass]) -> Sequence[object]:
+    """The rows for each of some passes, or the error that it ends with."""
+    if len(asks) > 1:
+        try:
+            for ask in asks:
+                if ask.keep is not None:
+                    cast(Lane, ask.lane).rollback(ask.keep)
+            parts = [Part(cast(Lane, a.lane), a.tokens, a.outputs, a.parents) for a in asks]
+            return pool.run(parts)
+        except (ContextFull, EngineError, ValueError):
+            pass  # one of them cannot have it: each hears for itself
+    return [_tried(ask) for ask in asks]

@@ -10,7 +10,7 @@ yielded    means                                 answered with
 ``Pass``   evaluate these tokens                 rows [n, n_vocab], good until the lane's next pass
 ``Feed``   evaluate these beside states  (row [n_vocab], state [width]) behind the last
 ``Look``   what a head makes of a state          row [n_vocab], good until the next ``Look``
-``Offer``  this draft could be sent              how many of its tokens go
+``Offer``  this draft could be sent              how many of ``size`` guesses may go
 ``Keep``   of the lane's last tree, this path    None
 ``Cut``    of the lane, the first tokens         None
 =========  ====================================  =========================================
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from specllama.arrays import Row, Rows
+from specllama.speculative.policy.budget import Bid
 from specllama.speculative.types import Draft
 
 if TYPE_CHECKING:
@@ -51,10 +52,24 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Shared:
+    """A pass among several conversations: of so many ``lanes`` and ``tokens`` together.
+
+    ``first`` is true for one of them, who books what the pass took.
+    """
+
+    lanes: int
+    tokens: int
+    ms: float
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Pass:
     """Evaluate ``tokens`` behind the first ``keep`` of the lane (None: behind all of them).
 
-    ``parents`` make it a tree, see ``Context.forward``, whose errors it may raise.
+    ``parents`` make it a tree, see ``Context.forward``, whose errors it may raise. ``tell`` is told
+    of a pass that was run where other conversations wait for theirs.
     """
 
     lane: Place
@@ -62,6 +77,7 @@ class Pass:
     outputs: Outputs = "last"
     keep: int | None = None
     parents: Sequence[int] | None = None
+    tell: Callable[[Shared], None] | None = None
 
 
 class StateLane(Protocol):
@@ -136,20 +152,58 @@ class Look:
     depth: int
 
 
+class Bidder(Protocol):
+    """What a draft is worth to a conversation that shares its pass, see ``budget``."""
+
+    def bid(self, offer: Offer) -> Bid: ...
+
+    def passes(self, rows: int) -> Sequence[float]:
+        """Milliseconds of the target's passes of 0, 1, ..., ``rows`` rows; zeros if unknown."""
+        ...
+
+
+_UNSEEN = 0.75  # acceptance of a guess that must not be looked at
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A draft that is ready."""
+    """A draft that is ready.
+
+    Attributes:
+        size: guesses that the bid is for; whoever is granted as many sends all of it.
+        peek: what goes may depend on what was drafted. Where tokens were sampled it may not: a
+            token that is left out for its own sake, or for what follows it, biases the output. Then
+            ``size`` is what could have been drafted, known before the first draw.
+    """
 
     draft: Draft
+    size: int
+    peek: bool
+    bidder: Bidder
 
     @property
-    def survival(self) -> tuple[float, ...]:
-        """Probability that the target follows it to each node; unknown confidences count as 1."""
+    def survival(self) -> list[float]:
+        """Probability that the target follows to each node; unknown confidences count as 1."""
+        if not self.peek:
+            return [_UNSEEN**i for i in range(1, self.size + 1)]
         reach: list[float] = []
         for parent, likely in zip(self.draft.parents, self.draft.confidence, strict=True):
             above = reach[parent] if parent >= 0 else 1.0
-            reach.append(above if likely is None else above * likely)
-        return tuple(reach)
+            reach.append(above if likely is None else above * min(likely, 1.0))
+        return reach
+
+    def cut(self, n: int) -> Draft:
+        """What goes of it where only ``n`` guesses may: the likeliest, their parents among them.
+
+        Unseen it is the beginning of the line of first children, whoever stands beside it.
+        """
+        if self.peek:
+            reach = self.survival
+            best = sorted(range(len(reach)), key=lambda node: -reach[node])[:n]
+            return self.draft.only(sorted(best))
+        parents = self.draft.parents
+        line = next((i for i, parent in enumerate(parents) if parent != i - 1), len(parents))
+        return self.draft.first(min(n, line))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +249,7 @@ def drive(asking: Asking[T], answer: Callable[[Ask], object] | None = None) -> T
 def grant(ask: Ask) -> object:
     """Run what is asked for at once, on its lane; every offered token goes."""
     if isinstance(ask, Offer):
-        return len(ask.draft)
+        return ask.size
     if isinstance(ask, Feed):
         if ask.anew:
             ask.lane.begin_at(ask.at)

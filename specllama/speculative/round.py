@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from specllama.arrays import Row, Rows
-from specllama.speculative.asking import Asking, Cut, Keep, Offer, Pass, Place
+from specllama.speculative.asking import Asking, Cut, Keep, Offer, Pass, Place, Shared
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.rules import Coins, Rule
 from specllama.speculative.sampling import SamplerChain
@@ -43,6 +43,7 @@ class Round:
     verify_ms: float
     other_ms: float
     read: int = 0
+    rows: int = 0  # of the target's pass, those of other conversations among them
 
 
 class TargetWalk:
@@ -109,6 +110,9 @@ class Rounds:
         self._coins = coins
         self._is_stop = is_stop
         self._pass_rows = pass_rows
+        # whether a draft may be cut for what it holds, see ``Offer``
+        self._peek = rule.peek or chain.greedy
+        self._shared: Shared | None = None
 
     def round(self, remaining: float = math.inf, *, first: Row | None = None) -> Asking[Round]:
         """One draft, verify, commit.
@@ -127,10 +131,17 @@ class Rounds:
         if first is None:
             plan = self.window.plan(self._room(remaining, past))
         if plan.draft_max > 0:
+            asked = plan.draft_max
             draft, read = yield from self._draft(plan)
             if plan.explain is not None:
                 plan = plan.explain(draft)
         drafted = perf_counter()
+        if n := len(draft):
+            offer = Offer(draft, n if self._peek else max(asked, n), self._peek, self.window)
+            granted: int = yield offer
+            if granted < offer.size and len(draft := offer.cut(granted)) < n:
+                plan = Plan(len(draft), f"{len(draft)} of {n} guesses: others share the pass")
+        self._shared = None
 
         evaluated = drafted
         try:
@@ -140,6 +151,7 @@ class Rounds:
                     [self.tokens[-1], *draft.tokens],
                     "all",
                     parents=None if draft.is_line else [-1, *(p + 1 for p in draft.parents)],
+                    tell=self._tell,
                 )
                 evaluated = perf_counter()
             else:
@@ -172,6 +184,7 @@ class Rounds:
         self.drafter.commit(self.tokens, draft, verdict)
         done = perf_counter()
         draft_ms, verify_ms = (drafted - begin) * 1e3, verify_s * 1e3
+        shared = self._shared
         if first is None:  # else there was no pass to learn from
             self.window.observe(
                 Outcome(
@@ -182,8 +195,11 @@ class Rounds:
                     confidence=draft.confidence,
                     draft_ms=draft_ms,
                     verify_ms=verify_ms,
-                    round_ms=(done - begin) * 1e3,
+                    round_ms=(done - begin) * 1e3
+                    if shared is None
+                    else draft_ms + shared.ms + (done - evaluated) * 1e3,
                     tokens=tuple(new),
+                    shared=shared,
                 )
             )
         return Round(
@@ -196,7 +212,11 @@ class Rounds:
             verify_ms=verify_ms,
             other_ms=(done - begin) * 1e3 - draft_ms - verify_ms,
             read=read,
+            rows=len(draft) + 1 if shared is None else shared.tokens,
         )
+
+    def _tell(self, shared: Shared) -> None:
+        self._shared = shared
 
     def _room(self, remaining: float, past: int) -> int:
         return int(min(remaining - 1, self.target.n_ctx - past - 1, self._pass_rows - 1))
@@ -214,9 +234,6 @@ class Rounds:
 
         room = replace(offered, begin=begin)
         draft = yield from self.drafter.draft(self.tokens, self.chain, room)
-        if len(draft):
-            granted: int = yield Offer(draft)
-            draft = draft.first(granted)
         return draft, read
 
     def cut_back(self, n_tokens: int) -> Asking[None]:

@@ -94,15 +94,18 @@ class Draft:
 
     def first(self, n: int) -> Draft:
         """Its first ``n`` nodes."""
-        if n >= len(self):
-            return self
+        return self if n >= len(self) else self.only(range(n))
+
+    def only(self, nodes: Sequence[int]) -> Draft:
+        """Some of its nodes, ascending, the parent of each among them."""
+        at = {node: i for i, node in enumerate(nodes)} | {-1: -1}
         return Draft(
-            self.tokens[:n],
-            self.parents[:n],
-            self.q[:n],
-            self.confidence[:n],
-            self.sources[:n],
-            self.scout[:n],
+            tuple(self.tokens[i] for i in nodes),
+            tuple(at[self.parents[i]] for i in nodes),
+            tuple(self.q[i] for i in nodes),
+            tuple(self.confidence[i] for i in nodes),
+            tuple(self.sources[i] for i in nodes),
+            tuple(self.scout[i] for i in nodes) if self.scout else (),
         )
 
     def children(self, node: int) -> list[int]:

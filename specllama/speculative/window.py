@@ -5,11 +5,15 @@ The reason of a plan is shown to people.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from specllama.speculative.asking import Bidder, Offer, Shared
+from specllama.speculative.policy.budget import Bid
 from specllama.speculative.types import Draft, Room
+
+_PLENTY = 1e6  # tokens that may be lost: nothing is weighed
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,8 @@ class Plan:
 class Outcome:
     """What a round cost and gave, for windows that learn. Times in milliseconds.
 
-    ``tokens`` are the tokens the round added (accepted drafts, then the target token).
+    ``tokens`` are the tokens the round added (accepted drafts, then the target token). Of a
+    ``shared`` pass the times are those of its own drafting and of the pass: nobody else's turn.
     """
 
     source: str
@@ -42,9 +47,10 @@ class Outcome:
     verify_ms: float
     round_ms: float
     tokens: tuple[int, ...] = ()
+    shared: Shared | None = None
 
 
-class Window(Protocol):
+class Window(Bidder, Protocol):
     def plan(self, room: int) -> Plan:
         """Before a round; ``room`` bounds the draft (tokens left, context left)."""
         ...
@@ -84,3 +90,9 @@ class FixedWindow:
 
     def observe(self, outcome: Outcome) -> None:
         pass
+
+    def bid(self, offer: Offer) -> Bid:
+        return Bid(sorted(offer.survival, reverse=True), 0.0, _PLENTY)
+
+    def passes(self, rows: int) -> Sequence[float]:
+        return [0.0] * (rows + 1)

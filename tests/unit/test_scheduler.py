@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -27,13 +28,16 @@ DRAFT = FakeTable(V, seed=4, sharpness=2.0, of=TABLE, agreement=0.7)
 METHODS = ("draft", "ngram", "suffix", "mixed", "tree", "merged", "lookahead", "none")
 
 
-def engine_of(slots: int, *, in_order: bool = True) -> Engine:
+def engine_of(slots: int, *, in_order: bool = True, rows: int = 65, leaves: int = 16) -> Engine:
     """Conversations share a pool of the target and one of the draft model.
 
     Args:
         in_order: False frees the target's cells instead of leaving ghosts.
+        rows, leaves: most that a pass of the target takes.
     """
-    pool = FakePool(TABLE, n_ctx=160, lanes=slots, in_order=in_order)
+    pool = FakePool(
+        TABLE, n_ctx=160, lanes=slots, in_order=in_order, max_rows=rows, max_leaves=leaves
+    )
     beside = FakePool(DRAFT, n_ctx=160, lanes=slots, in_order=False, by_order=False)
 
     def parts() -> tuple[Lane, dict[str, Drafter]]:
@@ -125,13 +129,67 @@ def test_an_error_ends_one_conversation_only() -> None:
         engine.submit([1], params("none", 1))
 
 
-class Conversations(RuleBasedStateMachine):
-    """Any order of submitting, going on, cancelling, dropping: nobody changes another's text."""
+def together(engine: Engine, asked: Sequence[GenerateParams]) -> list[tuple[int, Any]]:
+    """Everything that conversations of these wishes say, side by side."""
+    for i, a in enumerate(asked):
+        engine.submit([1 + i, 2, 3, 1 + i, 2], a)
+    return [said for events in iter(engine.step, []) for said in events]
 
-    @initialize(slots=st.integers(1, 3))
-    def start(self, slots: int) -> None:
-        self.engine = engine_of(slots)
+
+@pytest.mark.parametrize("method", ["draft", "tree", "merged", "lookahead"])
+def test_scarce_rows_cut_drafts_and_change_no_text(method: str) -> None:
+    asked = [params(method, seed, ends=False) for seed in (1, 2, 3)]
+    said = together(engine_of(3, rows=9, leaves=12), asked)
+    cut = [e for _, e in said if isinstance(e, RoundDone) and "others share" in e.window_reason]
+    assert len(cut) > 5
+    assert all(len(event.drafted) < 4 or method == "lookahead" for event in cut)
+    for id, event in said:
+        if isinstance(event, Finished):
+            assert event.token_ids == alone([1 + id, 2, 3, 1 + id, 2], asked[id])
+            assert event.draft_n_accepted > 0 or method == "lookahead"
+            assert len(event.token_ids) == event.draft_n_accepted + event.rounds - event.cut
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_where_not_even_a_row_each_fits_they_take_turns(rows: int) -> None:
+    asked = [params(method, 1, ends=False) for method in ("draft", "none", "tree", "ngram")]
+    said = together(engine_of(4, rows=rows), asked)
+    rounds = [id for id, event in said if isinstance(event, RoundDone)]
+    ends = [i for i, (_, event) in enumerate(said) if isinstance(event, Finished)]
+    everybody = [id for id, event in said[: ends[0]] if isinstance(event, RoundDone)]
+    for id in range(4):
+        assert rounds.count(id) > 5
+        waits = [i for i, other in enumerate(everybody) if other == id]
+        assert max(b - a for a, b in pairwise(waits)) <= 2 * 4 - 1
+    for id, event in said:
+        if isinstance(event, Finished):
+            assert event.token_ids == alone([1 + id, 2, 3, 1 + id, 2], asked[id])
+
+
+def test_a_long_prompt_keeps_nobody_from_writing() -> None:
+    engine = engine_of(2, rows=4)
+    first = engine.submit([1, 2], params("draft", 1, ends=False))
+    second = engine.submit([1, 2, 3] * 40, params("none", 1, ends=False))
+    order = [id for events in iter(engine.step, []) for id, e in events if isinstance(e, RoundDone)]
+    assert order.index(second) < len(order) - order[::-1].index(first) - 1
+
+
+class Conversations(RuleBasedStateMachine):
+    """Any order of submitting, going on, cancelling, dropping: nobody changes another's text.
+
+    Where rows are scarce drafts are cut and passes split.
+    """
+
+    @initialize(
+        slots=st.integers(1, 3),
+        rows=st.sampled_from([2, 3, 5, 9, 65]),
+        leaves=st.sampled_from([2, 4, 16]),
+    )
+    def start(self, slots: int, rows: int, leaves: int) -> None:
+        self.engine = engine_of(slots, rows=rows, leaves=min(rows, leaves))
         self.slots = slots
+        # coins are thrown for what is sent: only common noise and greed make one text of all cuts
+        self.one_text = rows == 65 and leaves == 16
         self.asked: dict[int, tuple[list[int], GenerateParams]] = {}
         self.cancelled: set[int] = set()
 
@@ -142,7 +200,7 @@ class Conversations(RuleBasedStateMachine):
         sampled=st.sampled_from([("match", 0.0), ("match", 0.8), ("rejection", 0.8)]),
     )
     def submit(self, prompt: list[int], method: str, seed: int, sampled: tuple[str, float]) -> None:
-        if len(self.asked) < self.slots:
+        if len(self.asked) < self.slots and (self.one_text or sampled[0] == "match"):
             asked = params(method, seed, rule=sampled[0], temperature=sampled[1])
             self.asked[self.engine.submit(prompt, asked)] = prompt, asked
 

@@ -50,6 +50,7 @@ class LookaheadDrafter(Drafter):
         self._levels: list[list[int]] = []  # [N - 1][W]; level 0, column 0 is the pending token
         self._seen = Follower()
         self._columns: list[list[int]] = []  # this round: the nodes of each column, level 0 first
+        self._sent = 0  # this round: nodes of the draft
 
     def start(self, request: Request) -> None:
         super().start(request)
@@ -75,6 +76,7 @@ class LookaheadDrafter(Drafter):
             self._add_window(tree, width)
         draft, at = tree.numbered()
         self._columns = [[at[node] for node in column] for column in self._columns]
+        self._sent = len(draft)
         return draft
 
     def _add_guesses(self, tree: TreeBuilder, token: int, most: int, request: Request) -> None:
@@ -119,6 +121,8 @@ class LookaheadDrafter(Drafter):
             row: the logits after a node of the draft, -1 for the pending token.
         """
         newest = []
+        if len(draft) < self._sent:  # cut: nothing can be said of the window
+            self._columns = []
         for column in self._columns:
             token = int(np.argmax(row(column[-1])))
             newest.append(token)

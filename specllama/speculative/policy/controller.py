@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from operator import mul
 from time import perf_counter
 
+from specllama.speculative.asking import Offer
 from specllama.speculative.policy.acceptance import (
     Acceptance,
     Kind,
@@ -110,6 +111,7 @@ class Controller:
         self._steps = 0.0  # that they took
         self._pace = (0.0, 0.0)  # tokens and ms of late
         self._rounds = 0  # since a plain step was timed
+        self._others = 0  # conversations that shared the last pass
         self.drafts_with("")
         for source in learned.sources.values():
             source.fresh()
@@ -159,11 +161,12 @@ class Controller:
         target, ledger = self._costs.target, self._ledger
         if target.level is None or not target.known(1):
             return Plan(0, _MEASURING)
-        if self._rounds >= min(1 << min(target.seen(1), 16), _MEMORY):
+        others = self._others
+        if not others and self._rounds >= min(1 << min(target.seen(1), 16), _MEMORY):
             return Plan(0, _MEASURING)  # what drafts are compared with may be wrong, or change
         self._draft.guess(target.level * self._costs.draft_share)
         self._most = most = min(self._draft_max, room)
-        self._v = target.upto(most + 1, self._depth)
+        self._v = target.upto(most + 1 + others, self._depth)[others:]  # by rows of its own
         self._one = one = self._v[1]
         self._step = self._draft.ms(1, self._depth)
         usual = (1.0 + max(self._learned.speed.value, 1.0)) / (2.0 * one)
@@ -172,9 +175,9 @@ class Controller:
         asked = self._asked
         if asked.n >= _WORTH and asked.value < 0.0 and ledger.balance(self._method) < -asked.value:
             return Plan(0, "looking for drafts costs more than they gain")
-        self._stake = ledger.covers(self._method) * one
+        self._stake = self._covers(self._method)
         longest = self._longest()
-        self._stake = ledger.covers(self._paid or self._method) * one
+        self._stake = self._covers(self._paid or self._method)
         longest = max(longest, self._longest())
         if not longest:
             return Plan(0, _BEHIND)
@@ -184,6 +187,10 @@ class Controller:
         )
         return Plan(longest, "", room=room_, explain=self.explain)
 
+    def _covers(self, source: str) -> float:
+        """Milliseconds that a source may lose where as many conversations as now may lose them."""
+        return self._ledger.covers(source) * self._one / (1 + self._others)
+
     def _longest(self) -> int:
         """The most guesses whose pass risks no more than the stake."""
         return next((n for n in range(self._most, 0, -1) if self._fits(n)), 0)
@@ -192,7 +199,7 @@ class Controller:
         """Whether so many guesses, and ``further`` ms for them, risk no more than the stake."""
         if guesses > self._most:
             return False
-        worst = self._costs.target.most(guesses + 1, self._depth) - self._one
+        worst = self._costs.target.most(guesses + 1 + self._others, self._depth) - self._one
         return self._spent + further + worst <= self._stake
 
     # -- the gain of a further guess --
@@ -338,13 +345,14 @@ class Controller:
         draft, rows, depth = self._draft, self._rows, self._depth
         self._due += draft.ms(rows, depth) if draft.known(rows) else draft.most(rows, depth)
         self._spent += ms
-        draft.observe(rows, ms, depth)
+        if not self._others:  # whose steps shared or delayed this one
+            draft.observe(rows, ms, depth)
 
     def pick(self, guesses: Sequence[Guess]) -> tuple[int, int]:
         first = not self._copies  # otherwise the paying source had its turn
         if first:
             self._copies = [self._weigh(guess) for guess in guesses]
-        stake, self._stake = self._stake, self._ledger.covers(self._method) * self._one
+        stake, self._stake = self._stake, self._covers(self._method)
         # of several copies that begin differently one at most can be right
         openings = {copy.tokens[0]: 0.0 for copy in self._copies}
         for copy in self._copies:
@@ -390,7 +398,7 @@ class Controller:
         if state is None:
             return 0.0
         self._drafting = Trial(state)
-        stake = self._ledger.covers(self._paid) * self._one
+        stake = self._covers(self._paid)
         value, price, _ = self._worth(max(self._lag, 1), stake)
         self._drafting = None
         return value - price
@@ -410,7 +418,23 @@ class Controller:
         balance = self._ledger.covers if trusted else self._ledger.balance
         stake = self._one * (1.0 + balance(self._method))
         cost = target.most if trusted else target.ms
-        return max((n for n in range(2, most + 1) if cost(n, depth) <= stake), default=1)
+        others = self._others
+        return max((n for n in range(2, most + 1) if cost(n + others, depth) <= stake), default=1)
+
+    # -- a pass that others share --
+
+    def bid(self, offer: Offer) -> Bid:
+        """What was decided for a conversation alone, as far as a cut may depend on it."""
+        reached = self._sending.survival[: offer.size] if self._sending else self._reached[1:]
+        if not self._peek and self._drafting:
+            mean = self._drafting.state.mean
+            reached = [mean**i for i in range(1, offer.size + 1)]
+        if len(reached) != offer.size:  # branches, or room for more than was drafted
+            reached = sorted(offer.survival, reverse=True)
+        return Bid(reached, self._rate, max(self._rate * self._stake, 0.1))
+
+    def passes(self, rows: int) -> Sequence[float]:
+        return self._costs.target.upto(rows, self._depth)
 
     # -- after a round --
 
@@ -429,10 +453,16 @@ class Controller:
 
     def observe(self, outcome: Outcome) -> None:
         target, depth, n = self._costs.target, self._depth, outcome.drafted
-        verify = target.ms(n + 1, depth) if target.known(n + 1) else target.most(n + 1, depth)
-        target.observe(n + 1, outcome.round_ms - outcome.draft_ms, depth)
+        shared, rows = outcome.shared, n + 1
+        if shared and target.known(1):  # until then it stands for a plain step
+            rows = shared.tokens
+        verify = target.ms(rows, depth) if target.known(rows) else target.most(rows, depth)
+        if not shared or shared.first:
+            target.observe(rows, outcome.round_ms - outcome.draft_ms, depth)
+        self._others = shared.lanes - 1 if shared else 0
         self._rounds = self._rounds + 1 if n else 0
         for trial in self._trials:
+            trial.sent = min(trial.sent, n)  # others may have needed the rows
             trial.judge(outcome.tokens, outcome.accepted)
         emitted = outcome.emitted
         self._written += emitted
@@ -444,7 +474,7 @@ class Controller:
         self._pace = self._pace[0] * keep + emitted, self._pace[1] * keep + outcome.round_ms
         if target.level is None:
             return
-        one = target.ms(1, depth)
+        one = target.ms(1 + self._others, depth)
         self._steps += outcome.round_ms / one
         self._ledger.earn(emitted, self._paid or self._method)
         if self._asking:
@@ -455,6 +485,8 @@ class Controller:
         ledger, asked, method = self._ledger, self._asked, self._method
         if not outcome.drafted and not self._due:
             # the pass cost what plain decoding costs, however long it took; looking for drafts did
+            if self._n:
+                return  # there was a draft, and no room for it
             looked = min(outcome.draft_ms / one, 1.0)
             ledger.book(method, -looked, exploring=asked.value < 0.0)
             asked.add(-looked)
