@@ -299,7 +299,6 @@ def estimate_pair(
     *,
     heads: Sequence[GgufHeader] = (),
     n_ctx: int | None = None,
-    draft_ctx: int | None = None,
     parallel: int = 1,
     **options: Any,
 ) -> PairMemory:
@@ -307,7 +306,6 @@ def estimate_pair(
 
     Args:
         n_ctx, options: as for ``estimate_model``.
-        draft_ctx: context length of the draft; None takes that of the target.
         parallel: conversations at once.
 
     Raises:
@@ -317,7 +315,7 @@ def estimate_pair(
     first = estimate_model(target, n_ctx=n_ctx, reads_apart=parallel > 1, **options)
     second = None
     if draft is not None:
-        draft_ctx = min(draft_ctx or first.n_ctx, padded_ctx(draft.context_length or first.n_ctx))
+        draft_ctx = min(first.n_ctx, padded_ctx(draft.context_length or first.n_ctx))
         second = estimate_model(draft, n_ctx=draft_ctx, **{**options, "n_outputs": parallel})
     beside = tuple(estimate_head(head, target, n_ctx=first.n_ctx) for head in heads)
     return PairMemory(first, second, beside)

@@ -216,11 +216,9 @@ class EngineOptions:
     """
 
     n_ctx: int | None = None
-    draft_ctx: int | None = None
     gpu_layers: str = "auto"
     draft_gpu_layers: str = "auto"
     threads: int | None = None
-    draft_threads: int | None = None
     flash_attn: FlashAttention = "auto"
     kv_type_k: str = "auto"
     kv_type_v: str = "auto"
@@ -280,12 +278,10 @@ class EngineOptions:
         )
 
     def __post_init__(self) -> None:
-        for name, value in (("ctx-size", self.n_ctx), ("draft ctx-size", self.draft_ctx)):
-            if value is not None and not (value == 0 and name == "ctx-size"):
-                _whole(name, value, 8, 2**24)
-        for name, threads in (("threads", self.threads), ("draft threads", self.draft_threads)):
-            if threads is not None:
-                _whole(name, threads, 1, 1024)
+        if self.n_ctx:
+            _whole("ctx-size", self.n_ctx, 8, 2**24)
+        if self.threads is not None:
+            _whole("threads", self.threads, 1, 1024)
         for name, layers in (
             ("gpu-layers", self.gpu_layers),
             ("draft-gpu-layers", self.draft_gpu_layers),

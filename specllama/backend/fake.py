@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -342,27 +343,10 @@ class FakePool(CellPool):
 
 
 class FakeContext(CellLane):
-    """The only lane of a fake pool."""
+    """The only lane of a fake pool. ``options``: those of the pool."""
 
-    def __init__(
-        self,
-        table: FakeTable,
-        *,
-        n_ctx: int = 512,
-        max_rows: int = 65,
-        n_batch: int = 512,
-        max_leaves: int = 16,
-        stop: StopFlag | None = None,
-    ) -> None:
-        pool = FakePool(
-            table,
-            n_ctx=n_ctx,
-            lanes=1,
-            max_rows=max_rows,
-            n_batch=n_batch,
-            max_leaves=max_leaves,
-            stop=stop,
-        )
+    def __init__(self, table: FakeTable, **options: Any) -> None:
+        pool = FakePool(table, lanes=1, **options)
         super().__init__(pool, pool.take_sequence())
         pool.seat(self)
         self.passes = pool.fake.passes

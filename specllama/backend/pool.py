@@ -50,12 +50,7 @@ class Piece:
 
 
 class CellPool(Settling):
-    """See ``base.Pool``.
-
-    Args:
-        cache: empty, with ``shape.sequences`` sequences.
-        in_order: keep the order of every lane's cells (see ``cells``).
-    """
+    """See ``base.Pool``, and ``Settling`` for the arguments."""
 
     def __init__(
         self, cache: Cache, shape: Shape, n_vocab: int, kernels: Kernels, *, in_order: bool

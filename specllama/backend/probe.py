@@ -40,16 +40,6 @@ class Seen(Protocol):
     def take(self) -> Mapping[str, Sequence[int]]: ...
 
 
-class Blind:
-    """For contexts that cannot be looked into: only logits are compared."""
-
-    def expect(self, n: int) -> None:
-        pass
-
-    def take(self) -> Mapping[str, Sequence[int]]:
-        return {}
-
-
 @dataclass(frozen=True, slots=True)
 class _Computed:
     """One row of a pass: its logits and what led to them."""
@@ -68,7 +58,7 @@ class _Computed:
 class _Probe:
     """Rows of one text behind one head, decoded in passes of any width."""
 
-    def __init__(self, context: Context, seen: Seen, base: int) -> None:
+    def __init__(self, context: Context, seen: Seen | None, base: int) -> None:
         self._context = context
         self._seen = seen
         self._base = base
@@ -82,9 +72,10 @@ class _Probe:
         return self.evaluate(self._text[start : start + n], None)
 
     def evaluate(self, tokens: Sequence[int], parents: Sequence[int] | None) -> list[_Computed]:
-        self._seen.expect(len(tokens))
+        if self._seen is not None:
+            self._seen.expect(len(tokens))
         rows = self._context.forward(tokens, outputs="all", parents=parents).copy()
-        inside = self._seen.take()
+        inside = {} if self._seen is None else self._seen.take()
         return [
             _Computed(row, {name: hashes[i] for name, hashes in inside.items()})
             for i, row in enumerate(rows)
@@ -146,17 +137,16 @@ def probe(
         EngineError: a pass failed.
     """
     begin = perf_counter()
-    look = seen or Blind()
     head = [_token(i, context.n_vocab) for i in range(LONG)]
     cells = [HEAD]
     trees = False
     try:
         context.forward(head[:HEAD], outputs="none")
-        found = _widths(_Probe(context, look, HEAD), (2, 4))
+        found = _widths(_Probe(context, seen, HEAD), (2, 4))
         if found.rows == 4:
             base = _lengthen(context, fill, head, trained)
             cells += [LONG] if base else []
-            prober = _Probe(context, look, base or HEAD)
+            prober = _Probe(context, seen, base or HEAD)
             most = context.max_rows
             wide = [w for w in sorted({WIDE, most}) if far and NARROW[-1] < w <= most]
             found = _widths(prober, (*NARROW, *wide))

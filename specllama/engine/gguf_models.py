@@ -83,7 +83,7 @@ def open_models(
         pool.kernels = replace(pool.kernels, exact_rows=exactness.rows, exact_trees=exactness.trees)
         if options.threads is None:
             pool.choose_threads()
-            if draft is not None and options.draft_threads is None:
+            if draft is not None:
                 draft.pool.choose_threads()
 
         def own(lane: CellLane) -> Own:
@@ -175,9 +175,9 @@ def _load_as(pair: Pair, loader: _Loader, closing: ExitStack) -> tuple[_Model, _
     pool = open_pool(
         model,
         lanes=options.parallel,
-        n_ctx=min(options.draft_ctx or pool.n_ctx, pair.draft.context_length or pool.n_ctx),
+        n_ctx=min(pool.n_ctx, pair.draft.context_length or pool.n_ctx),
         max_rows=1,
-        threads=options.draft_threads or threads,
+        threads=threads,
         options=options,
         flash=options.flash_attn,
         alike=False,  # nothing asks a draft model for that

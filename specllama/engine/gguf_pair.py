@@ -63,7 +63,6 @@ class Pair:
             self.target,
             self.draft,
             n_ctx=self.n_ctx,
-            draft_ctx=options.draft_ctx,
             parallel=options.parallel,
             type_k=options.kv_type_k,
             type_v=options.kv_type_v,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from specllama.errors import DoesNotFit
 from specllama.models import memory, pruned
 
 if TYPE_CHECKING:
@@ -38,7 +37,16 @@ def open_own_layers(target: LoadedTarget) -> tuple[Lane, str]:
     said = _advice(drop, pruned.draft_work(target.header, drop), speed)
     header = pruned.make_draft(target.header, drop, threads=target.threads)
     if options.check_memory and not target.model.gpu_layers:
-        _require_memory(header, target)
+        memory.require_fit(
+            memory.estimate_model(
+                header,
+                n_ctx=target.lane.n_ctx,
+                type_k=options.kv_type_k,
+                type_v=options.kv_type_v,
+                n_ubatch=target.lane.n_batch,
+                n_outputs=1,
+            )
+        )
     model = LlamaModel(
         header.path,
         pre=header.pre_tokenizer or "",
@@ -51,7 +59,7 @@ def open_own_layers(target: LoadedTarget) -> tuple[Lane, str]:
         model,
         n_ctx=target.lane.n_ctx,
         max_rows=1,
-        threads=options.draft_threads or target.threads,
+        threads=target.threads,
         options=options,
         flash=target.pool.kernels.flash,
         alike=False,
@@ -76,17 +84,3 @@ def _advice(drop: Sequence[int], work: float, speed: float | None) -> str:
         pays = "" if speed > 1 else ", which cannot pay"
         return f"{said}; the best choice found, at most {speed:.2f}× plain{pays}"
     return f"{said}, which hardly ever pays" if work > MUCH else said
-
-
-def _require_memory(header: GgufHeader, target: LoadedTarget) -> None:
-    options = target.options
-    needed = header.file_bytes + memory.kv_bytes(
-        header, target.lane.n_ctx, type_k=options.kv_type_k, type_v=options.kv_type_v
-    )
-    free = memory.available_memory()
-    if 0 < free < needed:
-        raise DoesNotFit(
-            f"the draft cut out of the target needs {needed / 1e9:.1f} GB of memory, "
-            f"{free / 1e9:.1f} GB are free",
-            "choose another --proposer, or a smaller context (-c)",
-        )

@@ -48,7 +48,7 @@ def test_defaults_are_those_of_the_parameters() -> None:
 def test_every_field_that_should_be_is_a_setting() -> None:
     fields = {setting.field for setting in SCHEMA}
     for room, kind, left_out in (
-        ("engine", EngineOptions, {"draft_ctx", "draft_threads", "max_rows", "parallel"}),
+        ("engine", EngineOptions, {"max_rows", "parallel"}),
         ("sampling", SamplingParams, {"logit_bias"}),
         ("generate", GenerateParams, {"sampling", "grammar", "json_schema"}),
     ):
