@@ -34,6 +34,8 @@ from specllama.store.corpus import tokenizer_key
 
 logger = logging.getLogger("specllama.engine.gguf_models")
 
+Report = Callable[[Event], None] | None
+
 
 @dataclass(frozen=True, slots=True)
 class _Model:
@@ -68,12 +70,10 @@ class _Model:
         )
 
 
-def open_models(
-    pair: Pair, on_progress: Callable[[Event], None] | None, stop: StopFlag
-) -> OpenedPair:
+def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
     """Load the files; all is freed again where it fails."""
     with ExitStack() as closing:
-        target, draft = _load(pair, _Loader(pair.options, on_progress, stop), closing)
+        target, draft = _load(pair, on_progress, stop, closing)
         heads = closing.enter_context(ExitStack())  # freed before the models
         header, model, pool, options = target.header, target.model, target.pool, target.options
         for one in (target, draft):
@@ -107,39 +107,13 @@ def open_models(
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Loader:
-    """Loads model files."""
-
-    options: EngineOptions
-    on_progress: Callable[[Event], None] | None
-    stop: StopFlag
-
-    def model(
-        self, header: GgufHeader, role: Literal["target", "draft"], place: Placement | None
-    ) -> llama.LlamaModel:
-        def progress(fraction: float) -> None:
-            if self.on_progress is not None:
-                self.on_progress(LoadProgress(role, str(header.path), fraction))
-
-        return llama.LlamaModel(
-            header.path,
-            pre=header.pre_tokenizer or "",
-            gpu_layers=str(place.layers) if place else "0",
-            split=place.split if place else (),
-            use_mmap=self.options.use_mmap,
-            use_mlock=self.options.use_mlock,
-            load_mtp=role == "target" and not why_not(header),
-            progress=progress,
-            stop=self.stop,
-        )
-
-
-def _load(pair: Pair, loader: _Loader, closing: ExitStack) -> tuple[_Model, _Model | None]:
+def _load(
+    pair: Pair, on_progress: Report, stop: StopFlag, closing: ExitStack
+) -> tuple[_Model, _Model | None]:
     """The models of a pair, with fewer layers on the GPUs where it asks for too much."""
     while True:
         try:
-            return _load_as(pair, loader, closing)
+            return _load_as(pair, on_progress, stop, closing)
         except CannotLoad as refused:
             # the estimate was short of what the card needs: give it less and try again
             fewer = pair.with_fewer_layers()
@@ -150,12 +124,33 @@ def _load(pair: Pair, loader: _Loader, closing: ExitStack) -> tuple[_Model, _Mod
             pair = fewer
 
 
-def _load_as(pair: Pair, loader: _Loader, closing: ExitStack) -> tuple[_Model, _Model | None]:
-    plan = pair.plan
-    options = pair.resolved(apart=not can_switch())
+def _load_as(
+    pair: Pair, on_progress: Report, stop: StopFlag, closing: ExitStack
+) -> tuple[_Model, _Model | None]:
+    def open_model(
+        header: GgufHeader, role: Literal["target", "draft"], place: Placement | None
+    ) -> llama.LlamaModel:
+        def progress(fraction: float) -> None:
+            if on_progress is not None:
+                on_progress(LoadProgress(role, str(header.path), fraction))
+
+        model = llama.LlamaModel(
+            header.path,
+            pre=header.pre_tokenizer or "",
+            gpu_layers=str(place.layers) if place else "0",
+            split=place.split if place else (),
+            use_mmap=options.use_mmap,
+            use_mlock=options.use_mlock,
+            load_mtp=role == "target" and not why_not(header),
+            progress=progress,
+            stop=stop,
+        )
+        closing.callback(model.close)
+        return model
+
+    plan, options = pair.plan, pair.resolved(apart=not can_switch())
     threads = options.threads or physical_cores()
-    model = loader.model(pair.target, "target", plan.target if plan else None)
-    closing.callback(model.close)
+    model = open_model(pair.target, "target", plan.target if plan else None)
     pool = open_pool(
         model,
         lanes=options.parallel,
@@ -169,20 +164,18 @@ def _load_as(pair: Pair, loader: _Loader, closing: ExitStack) -> tuple[_Model, _
     target = _Model(pair.target, model, pool, options)
     if pair.draft is None:
         return target, None
-    model = loader.model(pair.draft, "draft", plan.draft if plan else None)
-    closing.callback(model.close)
-    options = pair.draft_options
+    model = open_model(pair.draft, "draft", plan.draft if plan else None)
     pool = open_pool(
         model,
         lanes=options.parallel,
         n_ctx=min(pool.n_ctx, pair.draft.context_length or pool.n_ctx),
         max_rows=1,
         threads=threads,
-        options=options,
-        flash=options.flash_attn,
+        options=pair.draft_options,
+        flash=pair.draft_options.flash_attn,
         alike=False,  # nothing asks a draft model for that
     )
-    return target, _Model(pair.draft, model, pool, options)
+    return target, _Model(pair.draft, model, pool, pair.draft_options)
 
 
 def _grammars(vocab: LlamaVocab) -> Callable[[GenerateParams], Constraint | None]:

@@ -53,9 +53,7 @@ REQUEST: list[tuple[str, list[Any], list[Any]]] = [
 
 OPTIONS: list[tuple[str, list[Any], list[Any]]] = [
     ("n_ctx", [None, 0, 8, 4096], [1, 7, -1, 2**24 + 1, 1.5]),
-    ("draft_ctx", [None, 512], [0, -5]),
     ("threads", [None, 1, 64], [0, -1, 100_000]),
-    ("draft_threads", [None, 2], [0]),
     ("gpu_layers", ["auto", "all", "0", "33"], ["-1", "some", ""]),
     ("draft_gpu_layers", ["auto", "5"], ["x"]),
     ("flash_attn", ["auto", "on", "off"], ["maybe"]),
