@@ -73,6 +73,6 @@ def cannot_gain(draft_ms: float, verify_ms: Sequence[float]) -> str:
         return ""
     share = (draft_ms + verify_ms[2] - verify_ms[1]) / verify_ms[1]
     return (
-        f"a draft model cannot gain here: a draft step and an extra row cost {share:.2f} "
-        "of a plain step"
+        f"a draft step and an extra row cost {share:.2f} of a plain step here, so a draft model "
+        "has almost nothing to gain"
     )

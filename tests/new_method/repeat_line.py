@@ -10,6 +10,8 @@ from specllama.speculative.drafting.method import Method, always
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room
 
+LINE_BREAK = 8  # of the vocabulary that this is shown with
+
 
 class RepeatDrafter(Drafter):
     """Drafts the rest of the last line while this one begins like it."""
@@ -23,10 +25,7 @@ class RepeatDrafter(Drafter):
         return self.send(guesses[which], length, room) if length else EMPTY_DRAFT
 
     def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
-        ending = self.request.ending
-        if ending is None:
-            return []
-        ends = [i + 1 for i, token in enumerate(tokens) if ending(token, token) > 0.0]
+        ends = [i + 1 for i, token in enumerate(tokens) if token == LINE_BREAK]
         if len(ends) < 2:
             return []
         line, begun = tokens[ends[-2] : ends[-1]], tokens[ends[-1] :]

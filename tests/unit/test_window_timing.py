@@ -171,7 +171,7 @@ def test_a_machine_that_cannot_gain_says_so_once() -> None:
     params = GenerateParams(proposer="draft", max_tokens=30, seed=1, ignore_eos=True)
     notices = [e for e in engine.generate(PROMPT, params) if isinstance(e, Notice)]
     assert [n.topic for n in notices] == ["routing"]
-    assert "cannot gain here" in notices[0].message
+    assert "almost nothing to gain" in notices[0].message
 
 
 def test_the_second_run_starts_warm(home: Path) -> None:
@@ -203,8 +203,8 @@ def test_the_second_run_starts_warm(home: Path) -> None:
         b"[]",
         b"null",
         b"[" * 100_000,
-        b'{"schema": "specllama.profile.v4", "ledger": ' + b"[" * 5000 + b"]" * 5000 + b"}",
-        b'{"schema": "specllama.profile.v4", "pair": {}, "costs": {}, "bands": []}',
+        b'{"schema": "specllama.profile.v5", "ledger": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+        b'{"schema": "specllama.profile.v5", "pair": {}, "costs": {}, "bands": []}',
     ],
 )
 def test_a_damaged_profile_is_ignored_and_replaced(home: Path, damage: bytes) -> None:

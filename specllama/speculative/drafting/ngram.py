@@ -64,9 +64,8 @@ class NgramDrafter(Drafter):
             if stop is not None:
                 copied = copied[: stop + 1]
         self._found_size = size
-        endings = self._request.endings(tokens[-1], copied) if self._request else ()
         shares = self._reader.habits.likely(copied)
-        return [Guess(self.name, tuple(copied), agreement, shares, endings)]
+        return [Guess(self.name, tuple(copied), agreement, shares)]
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
         """The first ``length`` tokens of this round's guess as a draft."""

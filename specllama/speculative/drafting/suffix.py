@@ -175,9 +175,8 @@ class SuffixDrafter(Drafter):
         copied = state.path(most, request.is_eog if request else _never)
         if not copied:
             return None
-        endings = request.endings(self._text[-1], copied) if request else ()
         likely = self._reader.habits.likely(copied)
-        return Guess(source, tuple(copied), length, likely, endings)
+        return Guess(source, tuple(copied), length, likely)
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
         """The first ``length`` tokens of one of this round's guesses, and likely ways beside them.

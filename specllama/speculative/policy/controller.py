@@ -174,7 +174,7 @@ class Controller:
         self._rate = max((tokens + _BEGIN) / (ms + _BEGIN / usual), 1.0 / one)
         asked = self._asked
         if asked.n >= _WORTH and asked.value < 0.0 and ledger.balance(self._method) < -asked.value:
-            return Plan(0, "looking for drafts costs more than they gain")
+            return Plan(0, "looking for drafts costs more than they save")
         self._stake = self._covers(self._method)
         longest = self._longest()
         self._stake = self._covers(self._paid or self._method)
@@ -384,11 +384,9 @@ class Controller:
         """How far the target would follow a copy."""
         copy = Trial(self._learned.source(guess.source, "copy"))
         self._trials.append(copy)
-        ones, zeros = (1.0,) * len(guess.tokens), (0.0,) * len(guess.tokens)
-        habits = zip(guess.tokens, guess.shares or ones, guess.endings or zeros, strict=True)
-        for i, (token, share, ending) in enumerate(habits):
-            copy.tokens.append(token)
-            copy.features.append(match_features(guess.match_length, i, share, ending))
+        copy.tokens += guess.tokens
+        for i, share in enumerate(guess.shares or (1.0,) * len(guess.tokens)):
+            copy.features.append(match_features(guess.match_length, i, share))
         copy.survival = list(accumulate(map(copy.state.predict, copy.features), mul))
         return copy
 
