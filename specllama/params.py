@@ -210,8 +210,7 @@ class EngineOptions:
         allow_other_vocab: accept a draft model with another tokenizer and translate.
         keep_texts: let the suffix proposer keep this machine's texts (as token ids, on disk) and
             copy from them in later runs.
-        parallel: conversations that can be written at once, in one context that they share; heads
-            draft for the first one only.
+        parallel: conversations that can be written at once, in one context that they share.
         check_memory: refuse a pair that needs more memory than is free.
     """
 

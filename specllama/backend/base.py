@@ -327,7 +327,7 @@ class OpenedPair:
     Attributes:
         translated: the draft model has a vocabulary of its own.
         exactness: of the target's passes, as its pool's ``kernels`` state it.
-        own: opens what drafts for this target only, for one of its lanes.
+        own: opens what drafts for this target only, for all of its lanes.
         constraint: the grammar of a request; None: this backend has none.
         template: Jinja chat template, None for raw prompts; ``bos`` and ``eos``: texts for it.
         vocabulary: names it where texts in its tokens are kept; "" keeps none.
@@ -338,7 +338,7 @@ class OpenedPair:
     draft: Opened | None = None
     translated: bool = False
     exactness: Exactness = field(default_factory=Exactness)
-    own: Callable[[Any], Own] = field(default=lambda lane: Own())
+    own: Callable[[], Own] = Own
     constraint: Callable[[GenerateParams], Any] | None = None
     template: str | None = None
     bos: str = ""

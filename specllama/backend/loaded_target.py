@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specllama.backend.lane import CellLane
     from specllama.backend.llama import LlamaModel
     from specllama.backend.llama_pool import LlamaPool
     from specllama.models.gguf import GgufHeader
@@ -24,7 +23,6 @@ class LoadedTarget:
     header: GgufHeader
     model: LlamaModel
     pool: LlamaPool
-    lane: CellLane  # the conversation that is drafted for
     options: EngineOptions
     threads: int
     on_close: ExitStack

@@ -311,7 +311,7 @@ class Conversation:
         last = row and end == len(ids)
         rows: Rows = yield Pass(self._target, part, "last" if last else "none")
         rows = rows.copy()  # a pass of somebody else may come before it is drawn from
-        yield from self._drafter.read_prompt()
+        yield from self._drafter.read_prompt(self._tokens, end)
         return end, rows
 
     def _done(self, done: Round, kept: int) -> RoundDone:

@@ -13,7 +13,6 @@ from specllama.backend.attention import can_switch
 from specllama.backend.base import Opened, OpenedPair, Own
 from specllama.backend.cores import physical_cores
 from specllama.backend.devices import Placement
-from specllama.backend.lane import CellLane
 from specllama.backend.llama_grammar import LlamaGrammar
 from specllama.backend.llama_pool import LlamaPool, open_pool
 from specllama.backend.llama_vocab import LlamaVocab
@@ -86,10 +85,10 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
             if draft is not None:
                 draft.pool.choose_threads()
 
-        def own(lane: CellLane) -> Own:
+        def own() -> Own:
             threads = pool.kernels.threads
             return open_own(
-                LoadedTarget(header, model, pool, lane, options, threads, heads), options.heads
+                LoadedTarget(header, model, pool, options, threads, heads), options.heads
             )
 
         return OpenedPair(

@@ -71,7 +71,7 @@ def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
         if kind in KINDS and kind not in own.parts:
             unasked(kind, "", partial(_open, kind, path, target))
     unasked("mtp", why_not(target.header), partial(_open_nextn, target))
-    unasked("self", pruned.why_not(target.header), lambda: partial(_open_own_layers, target))
+    unasked("self", pruned.why_not(target.header), partial(_own_layers, target))
     return own
 
 
@@ -184,7 +184,7 @@ def _open_nextn(target: LoadedTarget) -> object:
     return open_nextn(target)
 
 
-def _open_own_layers(target: LoadedTarget) -> object:
-    from specllama.engine.self_draft import open_own_layers
+def _own_layers(target: LoadedTarget) -> object:
+    from specllama.engine.self_draft import OwnLayers
 
-    return open_own_layers(target)
+    return OwnLayers(target)

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 
-from specllama.backend.base import OpenedPair, Opener, Own
+from specllama.backend.base import OpenedPair, Opener
 from specllama.cancel import StopFlag
 from specllama.engine.drafters import Drafters
 from specllama.engine.loaded import Loaded
@@ -58,7 +58,7 @@ def load(
                 "load it without parallel conversations",
             )
         drafters = _drafters(opened, options.parallel)
-        slots = tuple(Slot(made.target, made.all(), made.reasons) for made in drafters)
+        slots = tuple(Slot(made.target, made.all()) for made in drafters)
     except BaseException:
         opened.close()
         raise
@@ -96,7 +96,7 @@ def _opener(path: Path) -> Opener:
 
 
 def _drafters(opened: OpenedPair, slots: int) -> list[Drafters]:
-    """What each slot drafts with; what is the target's own drafts for the first one only."""
+    """What each slot drafts with."""
     past, remember = _corpus(opened.vocabulary) if opened.vocabulary else ((), None)
 
     def beside() -> Place | Drafter | None:
@@ -107,13 +107,10 @@ def _drafters(opened: OpenedPair, slots: int) -> list[Drafters]:
             return join_vocabularies(lane, opened.target.vocab, opened.draft.vocab)
         return lane
 
-    lane = opened.target.pool.open()
-    own = opened.own(lane)
-    reasons = {**own.reasons, **dict.fromkeys(own.parts, "it drafts for one conversation")}
-    others = [(opened.target.pool.open(), Own({}, reasons)) for _ in range(slots - 1)]
+    own = opened.own()
     return [
-        Drafters(lane, beside(), past, remember, own.parts, own.reasons)
-        for lane, own in [(lane, own), *others]
+        Drafters(opened.target.pool.open(), beside(), past, remember, own.parts, own.reasons)
+        for _ in range(slots)
     ]
 
 

@@ -8,7 +8,7 @@ most (``budget.allocate``). Who found no room in a pass is the first in the next
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import cast
@@ -76,8 +76,10 @@ class Scheduler:
     def _answers(self) -> Iterator[Said]:
         """Answer what can be answered now; what is said to it."""
         asking = [(one, self._pool_of(one.ask)) for one in self._running.values()]
-        answers = [(one, _tried(one.ask)) for one, pool in asking if pool is None]
-        if not answers:
+        alone = [one for one, pool in asking if pool is None]
+        # one by one: what a head says is good until it is asked again
+        answers: Iterable[tuple[_Running, object]] = ((one, _tried(one.ask)) for one in alone)
+        if not alone:
             # drafting models first: the target's pass is the one that all wait for
             pools = [pool for _, pool in asking if pool is not None]
             pool = next((pool for pool in pools if pool is not self._target), self._target)

@@ -13,58 +13,73 @@ from typing import TYPE_CHECKING
 from specllama.models import memory, pruned
 
 if TYPE_CHECKING:
-    from specllama.backend.base import Lane
+    from specllama.backend.base import Lane, Pool
     from specllama.backend.loaded_target import LoadedTarget
     from specllama.models.gguf import GgufHeader
 
 MUCH = 0.5  # of a target step; a draft that costs more hardly ever pays
 
 
-def open_own_layers(target: LoadedTarget) -> tuple[Lane, str]:
-    """Make the draft's file if there is none yet and load it: its lane, and what it is and costs.
+class OwnLayers:
+    """Opens the draft when the first lane of it is asked for.
 
     The draft takes over the target's settings and is freed before it.
-
-    Raises:
-        DoesNotFit, CannotLoad: no memory for a second model.
-        SpecllamaError: the file cannot be written.
     """
-    from specllama.backend.llama import LlamaModel
-    from specllama.backend.llama_pool import open_pool
 
-    options = target.options
-    drop, speed = _layers(target.header)
-    said = _advice(drop, pruned.draft_work(target.header, drop), speed)
-    header = pruned.make_draft(target.header, drop, threads=target.threads)
-    if options.check_memory and not target.model.gpu_layers:
-        memory.require_fit(
-            memory.estimate_model(
-                header,
-                n_ctx=target.lane.n_ctx,
-                type_k=options.kv_type_k,
-                type_v=options.kv_type_v,
-                n_ubatch=target.lane.n_batch,
-                n_outputs=1,
+    def __init__(self, target: LoadedTarget) -> None:
+        self._target = target
+        self._pool: Pool | None = None
+        self._said = ""
+
+    def open(self) -> tuple[Lane, str]:
+        """A lane of the draft, and what it is and costs; its file is made if there is none yet.
+
+        Raises:
+            DoesNotFit, CannotLoad: no memory for a second model.
+            SpecllamaError: the file cannot be written.
+        """
+        if self._pool is None:
+            self._pool = self._load()
+        return self._pool.open(), self._said
+
+    def _load(self) -> Pool:
+        from specllama.backend.llama import LlamaModel
+        from specllama.backend.llama_pool import open_pool
+
+        target = self._target
+        options = target.options
+        drop, speed = _layers(target.header)
+        self._said = _advice(drop, pruned.draft_work(target.header, drop), speed)
+        header = pruned.make_draft(target.header, drop, threads=target.threads)
+        if options.check_memory and not target.model.gpu_layers:
+            memory.require_fit(
+                memory.estimate_model(
+                    header,
+                    n_ctx=target.pool.n_ctx,
+                    type_k=options.kv_type_k,
+                    type_v=options.kv_type_v,
+                    n_ubatch=target.pool.n_batch,
+                    n_outputs=1,
+                )
             )
+        model = LlamaModel(
+            header.path,
+            pre=header.pre_tokenizer or "",
+            gpu_layers=str(target.model.gpu_layers),
+            use_mmap=options.use_mmap,
+            use_mlock=options.use_mlock,
         )
-    model = LlamaModel(
-        header.path,
-        pre=header.pre_tokenizer or "",
-        gpu_layers=str(target.model.gpu_layers),
-        use_mmap=options.use_mmap,
-        use_mlock=options.use_mlock,
-    )
-    target.on_close.callback(model.close)
-    pool = open_pool(
-        model,
-        n_ctx=target.lane.n_ctx,
-        max_rows=1,
-        threads=target.threads,
-        options=options,
-        flash=target.pool.kernels.flash,
-        alike=False,
-    )
-    return pool.open(), said
+        target.on_close.callback(model.close)
+        return open_pool(
+            model,
+            lanes=options.parallel,
+            n_ctx=target.pool.n_ctx,
+            max_rows=1,
+            threads=target.threads,
+            options=options,
+            flash=target.pool.kernels.flash,
+            alike=False,
+        )
 
 
 def _layers(header: GgufHeader) -> tuple[tuple[int, ...], float | None]:

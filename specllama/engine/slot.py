@@ -22,17 +22,10 @@ class Slot:
     Args:
         target: the lane of the target.
         drafters: by method; "none" is always there.
-        reasons: why a method of the engine is not among them.
     """
 
-    def __init__(
-        self,
-        target: Lane,
-        drafters: Mapping[str, Drafter],
-        reasons: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, target: Lane, drafters: Mapping[str, Drafter]) -> None:
         self.target = target
-        self._reasons = dict(reasons or {})
         self.drafters: dict[str, Drafter] = {"none": Drafter(), **drafters}
         self.history = History()  # the text of the present request, and of the last one until then
         self._rounded: int | None = None
@@ -73,7 +66,7 @@ class Slot:
             parts = (method.name for method in methods() if method.auto)
             name = next((n for n in ("mixed", *parts) if n in self.drafters), "none")
         if name not in self.drafters:
-            raise _missing(name, info, sorted(self.drafters), self._reasons.get(name, ""))
+            raise _missing(name, info, sorted(self.drafters))
         return self.drafters[name]
 
     def reset(self) -> None:
@@ -109,9 +102,9 @@ class Slot:
         return self._rounded is not None
 
 
-def _missing(name: str, info: EngineInfo, have: Sequence[str], reason: str = "") -> SpecllamaError:
+def _missing(name: str, info: EngineInfo, have: Sequence[str]) -> SpecllamaError:
     """What to say to somebody who asks for a method that is not there."""
-    reason = reason or next((m.reason for m in info.methods if m.name == name), "")
+    reason = next((m.reason for m in info.methods if m.name == name), "")
     if not reason and (method := find(name)):
         reason = method.why_not(Facts())
     hint = HINTS.get(reason)

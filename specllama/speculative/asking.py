@@ -9,6 +9,7 @@ yielded    means                                 answered with
 =========  ====================================  =========================================
 ``Pass``   evaluate these tokens                 rows [n, n_vocab], good until the lane's next pass
 ``Feed``   evaluate these beside states  (row [n_vocab], state [width]) behind the last
+``Encode`` make states of the target's           states [n, width]
 ``Look``   what a head makes of a state          row [n_vocab], good until the next ``Look``
 ``Offer``  this draft could be sent              how many of ``size`` guesses may go
 ``Keep``   of the lane's last tree, this path    None
@@ -129,6 +130,18 @@ class StateLane(Protocol):
     def close(self) -> None: ...
 
 
+class Encoder(StateLane, Protocol):
+    """One whose states are made of several of the target's."""
+
+    def encode(self, features: Rows) -> Rows:
+        """States [n, width] of the target's, side by side [n, features].
+
+        Raises:
+            EngineError: the library refused.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Feed:
     """Evaluate ``tokens`` beside ``states`` from position ``at`` on; ``anew``: hold only these.
@@ -141,6 +154,14 @@ class Feed:
     states: Rows  # [n, width]
     at: int
     anew: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Make states for a block of hidden states of the target."""
+
+    lane: Encoder
+    features: Rows  # [n, features]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +243,7 @@ class Cut:
     length: int
 
 
-Ask = Pass | Feed | Look | Offer | Keep | Cut
+Ask = Pass | Feed | Encode | Look | Offer | Keep | Cut
 T = TypeVar("T")
 Asking = Generator[Ask, Any, T]
 
@@ -256,6 +277,8 @@ def grant(ask: Ask) -> object:
         else:
             ask.lane.rollback_to(ask.at)
         return ask.lane.feed(ask.tokens, ask.states)
+    if isinstance(ask, Encode):
+        return ask.lane.encode(ask.features)
     if isinstance(ask, Look):
         return ask.heads.logits(ask.state, ask.depth)
     lane = cast("Context", ask.lane)

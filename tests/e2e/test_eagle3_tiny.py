@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from eagle_files import NumpyHead, write_eagle3
 
-from specllama.backend.eagle3_context import EagleContext
+from specllama.backend.eagle3_context import EagleStates
 from specllama.backend.lane import CellLane
 from specllama.bench.proof import prove
 from specllama.cli import invoke
@@ -37,9 +37,9 @@ def test_its_logits_are_those_of_numpy(tiny: Engine) -> None:
     llama.cpp rounds what enters a Q8_0 matrix to 8 bits; the guesses must not depend on it.
     """
     tiny.reset()
-    target, head = tiny.target, tiny.drafter("eagle3").lane  # type: ignore[attr-defined]
+    target, head = tiny.target, tiny.drafter("eagle3")._lane  # type: ignore[attr-defined]
     assert isinstance(target, CellLane)
-    assert isinstance(head, EagleContext)
+    assert isinstance(head, EagleStates)
     reference = NumpyHead(head_file(), resolve("tiny-target"))
     target.capture("layer_inputs")
     agreed = steps = 0
@@ -50,10 +50,9 @@ def test_its_logits_are_those_of_numpy(tiny: Engine) -> None:
         features = target.hidden.rows(0, len(text) - 1)
         assert features is not None
         states = reference.fuse(features)
-        head.fuse()
-        head.rollback(0)
-        head.base = 0
-        row, tokens = head.forward(text, outputs="last")[0], text[1:]
+        head.begin_at(1)
+        tokens = text[1:]
+        row, state = head.feed(tokens, head.encode(features))
         for _ in range(4):
             logits, own = reference.run(tokens, states)
             assert np.abs(row - logits[-1]).max() < 0.25 * logits[-1].std()
@@ -61,7 +60,7 @@ def test_its_logits_are_those_of_numpy(tiny: Engine) -> None:
             steps += 1
             tokens = [*tokens, int(row.argmax())]
             states = np.concatenate((states, own[-1:]))
-            row = head.forward(tokens[-1:], outputs="last")[0]
+            row, state = head.feed(tokens[-1:], state[None])
     assert agreed >= 0.9 * steps
     target.capture("nothing")
     tiny.reset()

@@ -60,7 +60,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def block(engine: Engine) -> StateLane:
     proposer = engine.drafter("mtp")
     assert isinstance(proposer, MtpDrafter)
-    return proposer._nextn
+    return proposer._lane
 
 
 def test_the_text_with_mtp_is_that_of_plain_decoding(fitted: Engine) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from oracle import Oracle, Tokens, bias
 from test_loop import FULL, PROMPT, ChainToy, NotTwice, Setup, V, is_eog
 from test_tree_drafts import Leaves
 
-from specllama.arrays import Rows
-from specllama.backend.base import Outputs
+from specllama.arrays import Row, Rows
 from specllama.backend.fake import FakeContext, FakeTable
+from specllama.errors import ContextFull
 from specllama.speculative.asking import drive
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.eagle3 import EagleDrafter
@@ -22,59 +23,73 @@ from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room
 from specllama.speculative.window import FixedWindow
 
+WIDTH = 8
 
-class FakeHead(FakeContext):
-    """A head that checks what it is asked: no token without a state, no row without a settle."""
 
-    def __init__(self, table: FakeTable, target: FakeContext, n_ctx: int = 512) -> None:
-        super().__init__(table, n_ctx=n_ctx, max_leaves=1)
-        self.base = 0
-        self.read_again: list[int] = []  # tokens a round fed with the target's states
-        self._of = target
-        self._guessed = False
-        self._true = self._end = 0
+class FakeHead:
+    """A head that knows the table. It checks what it is fed: encoded states of the target, one of
+    each position, and its own behind guesses only."""
 
-    @property
-    def first_known(self) -> int:
-        return self._of.hidden.first
-
-    @property
-    def known(self) -> int:
-        return self._end
-
-    def fuse(self) -> None:
-        self._end = self._of.hidden.end
-        self.read_again.append(0)
+    def __init__(
+        self, table: FakeTable, target: FakeContext, known: FakeTable, n_ctx: int = 512
+    ) -> None:
+        self.n_ctx, self.n_batch, self.width = n_ctx, 16, WIDTH
+        self.first = 0
+        self.pairs: list[tuple[int, bool]] = []  # token, with a state of the target
+        self.read: list[int] = []  # pairs of each pass with states of the target
+        self.encoded: list[int] = []  # states of each pass of the encoder
+        self._table = table
+        self._of, self._known = target, known
 
     @property
-    def settled(self) -> int:
-        return min(len(self.tokens), self._true) if self._guessed else len(self.tokens)
+    def end(self) -> int:
+        return self.first + len(self.pairs)
 
-    def rollback(self, keep_len: int) -> None:
-        super().rollback(keep_len)
-        if keep_len <= self._true:
-            self._guessed = False
+    def encode(self, features: Rows) -> Rows:
+        self.encoded.append(len(features))
+        states = np.full((len(features), WIDTH), 2.0, np.float32)
+        states[:, : features.shape[1]] = 2.0 * features
+        return states
 
-    def forward(
-        self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
-    ) -> Rows:
-        after = self.base + len(self.tokens) + len(tokens)
-        text = [*self._of.tokens]
-        true = min(after, self._end + 1) - self.base
-        if after <= self._end + 1:  # known text and the pending token
-            assert [*self.tokens, *tokens][: self._end - self.base] == text[self.base : after]
-            assert not self._guessed, "guessed states stand below known text"
-            self.read_again[-1] += len(tokens)
-        else:
-            assert len(self.tokens) >= self._end + 1 - self.base, "a guess before the text is read"
-            self._guessed = True
-        self._true = true
-        return super().forward(tokens, outputs=outputs, parents=parents)
+    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
+        assert 0 < len(tokens) <= self.n_batch
+        if len(self.pairs) + len(tokens) > self.n_ctx:
+            raise ContextFull("full")
+        own = [bool((state == 1).all()) for state in states]
+        for token, state, guessed in zip(tokens, states, own, strict=True):
+            if not guessed:
+                assert all(true for _, true in self.pairs), "guessed states below known text"
+                text = [*self._of.tokens, token]
+                assert text[self.end] == token
+                row = self._known.row(text[: self.end])[:WIDTH]
+                assert np.array_equal(state[: len(row)], 2.0 * row)
+            self.pairs.append((token, not guessed))
+        assert len(set(own)) == 1
+        if not own[0]:
+            self.read.append(len(tokens))
+        before = self._of.tokens[: self.first]
+        return self._table.row([*before, *(t for t, _ in self.pairs)]), np.ones(WIDTH, np.float32)
+
+    def rollback_to(self, end: int) -> None:
+        assert self.first <= end <= self.end
+        del self.pairs[end - self.first :]
+
+    def begin_at(self, position: int) -> None:
+        self.first = position
+        self.pairs.clear()
+
+    def close(self) -> None:
+        self.begin_at(0)
 
 
 def head_for(setup: Setup, target: FakeContext, agreement: float = 0.7) -> EagleDrafter:
     table = FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=agreement)
-    return EagleDrafter(FakeHead(table, target), n_vocab=V)
+    return EagleDrafter(FakeHead(table, target, setup.table), target, n_vocab=V)
+
+
+def head_of(proposer: EagleDrafter) -> FakeHead:
+    assert isinstance(proposer._lane, FakeHead)
+    return proposer._lane
 
 
 def run(setup: Setup, leaves: int, agreement: float = 0.7) -> tuple[list[int], list[Draft]]:
@@ -139,7 +154,9 @@ def test_rejection_is_exact(
         target = FakeContext(table, n_ctx=16)
         target.capture("layer_inputs")
         target.forward(tokens[:-1], outputs="none")
-        proposer = EagleDrafter(FakeHead(other, target, 16), n_vocab=3, siblings=siblings)
+        proposer = EagleDrafter(
+            FakeHead(other, target, table, 16), target, n_vocab=3, siblings=siblings
+        )
         request = Request(
             seed=0,
             rule=REJECTION,
@@ -184,13 +201,13 @@ def test_only_what_was_accepted_is_read_again() -> None:
     target.capture("layer_inputs")
     target.forward([1, 2, 3, 4], outputs="none")
     proposer = head_for(setup, target)
-    head = proposer.lane
-    assert isinstance(head, FakeHead)
+    head = head_of(proposer)
     assert len(propose(proposer, [1, 2, 3, 4, 5])) == 4
     target.forward([5, 6, 7, 8], outputs="all")
     target.rollback(6)  # 5 and 6 are known now, 9 is pending
     assert len(propose(proposer, [1, 2, 3, 4, 5, 6, 9])) == 4
-    assert head.read_again == [5, 2]
+    assert head.read == [4, 2]
+    assert head.encoded == [4, 2]
 
 
 def test_without_states_there_is_no_draft() -> None:
@@ -210,11 +227,31 @@ def test_states_of_a_later_part_suffice() -> None:
     target.forward([5], outputs="all")
     proposer = head_for(setup, target)
     assert len(propose(proposer, [1, 2, 3, 4, 5, 6])) > 0
-    head = proposer.lane
-    assert isinstance(head, FakeHead)
-    assert head.base == 4
+    head = head_of(proposer)
+    assert head.first == 5
     target.forward([6, 7], outputs="all")
     assert len(propose(proposer, [1, 2, 3, 4, 5, 6, 7, 8])) > 0
+    assert head.first == 5
+    assert head.encoded == [1, 2]
+
+
+def test_states_outlive_another_method() -> None:
+    """Its states are forgotten by the target, not by the head: only what follows is read again."""
+    setup = Setup(eog_bias=-20.0)
+    target = FakeContext(setup.table, n_ctx=64)
+    target.capture("layer_inputs")
+    target.forward([1, 2, 3, 4], outputs="none")
+    proposer = head_for(setup, target)
+    assert len(propose(proposer, [1, 2, 3, 4, 5])) == 4
+    target.capture("nothing")
+    target.forward([5, 6], outputs="all")
+    target.capture("layer_inputs")
+    assert proposer.reusable([1, 2, 3, 4, 5, 6, 7], 6) == 4
+    target.rollback(4)
+    target.forward([5, 6], outputs="none")
+    assert proposer.reusable([1, 2, 3, 4, 5, 6, 7], 6) == 6
+    assert len(propose(proposer, [1, 2, 3, 4, 5, 6, 7])) == 4
+    assert head_of(proposer).read == [4, 2]
 
 
 def test_it_asks_for_the_layer_inputs() -> None:

@@ -17,12 +17,18 @@ from ggufs import bpe_tokens, write_llama
 
 from specllama.arrays import HiddenNeed, Rows
 from specllama.backend import capture
-from specllama.backend.eagle3_context import EagleContext
+from specllama.backend.eagle3_context import EagleContext, EagleStates
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import open_pool
 from specllama.engine.engine import Engine
-from specllama.errors import BadGguf, CannotLoad, PairIncompatible, SpecllamaError
+from specllama.errors import (
+    BadGguf,
+    CannotLoad,
+    EngineError,
+    PairIncompatible,
+    SpecllamaError,
+)
 from specllama.events import Finished, RoundDone
 from specllama.models.eagle3_file import read_facts
 from specllama.models.gguf import read_header
@@ -64,11 +70,19 @@ def target(target_file: Path) -> Iterator[CellLane]:
     model.close()
 
 
-def open_head(path: Path, target: CellLane) -> EagleContext:
+def open_head(path: Path, target: CellLane, lanes: int = 1) -> EagleContext:
     facts = read_facts(read_header(path))
     target.pool.offer_layers(facts.layers)
     target.capture("layer_inputs")
-    return EagleContext(LlamaModel(path, head=True), target.pool, target, facts, threads=1)
+    model = LlamaModel(path, head=True)
+    return EagleContext(model, target.pool, facts, threads=1, lanes=lanes)
+
+
+def fused(head: EagleStates, target: CellLane, text: list[int]) -> Rows:
+    """The head's states behind every token of ``text``, which the target has just read."""
+    features = target.hidden.rows(0, len(text))
+    assert features is not None
+    return head.encode(features)
 
 
 def texts(seed: int, n: int) -> list[int]:
@@ -87,27 +101,29 @@ def test_logits_are_those_of_numpy(
     F16 keys and values of the head's cache are the difference that is left.
     """
     path = write_eagle3(tmp_path / "head.gguf", **KINDS[kind])
-    head, reference = open_head(path, target), NumpyHead(path, target_file)
+    context, reference = open_head(path, target), NumpyHead(path, target_file)
+    head = context.open()
     text = texts(1, 40)
     target.forward(text[:-1], outputs="none")
     features = target.hidden.rows(0, 39)
     assert features is not None
-    fused = reference.fuse(features)
-    head.fuse()
-    row = head.forward(text, outputs="last")
-    logits, own = reference.run(text[1:], fused)
-    same(row[0], logits[-1])
+    states = reference.fuse(features)
+    assert np.abs(head.encode(features) - states).max() < 1e-2
+    head.begin_at(1)
+    row, state = head.feed(text[1:], head.encode(features))
+    logits, own = reference.run(text[1:], states)
+    same(row, logits[-1])
     for branch in ([7, 9, 200], [7, 11], [30, 31, 32, 33]):
-        head.rollback(len(text))
-        states, tokens = fused, text[1:]
+        head.rollback_to(len(text))
+        beside, tokens, ahead = states, text[1:], state
         for token in branch:
-            states = np.concatenate((states, own[-1:]))
+            beside = np.concatenate((beside, own[-1:]))
             tokens = [*tokens, token]
-            row = head.forward([token], outputs="last")
-            logits, own = reference.run(tokens, states)
-            same(row[0], logits[-1])
-        _, own = reference.run(text[1:], fused)
-    head.close()
+            row, ahead = head.feed([token], ahead[None])
+            logits, own = reference.run(tokens, beside)
+            same(row, logits[-1])
+        _, own = reference.run(text[1:], states)
+    context.close()
 
 
 def same(got: Rows, wanted: Rows) -> None:
@@ -117,72 +133,57 @@ def same(got: Rows, wanted: Rows) -> None:
     assert wanted[said].std() > 0.5  # the test is about numbers that differ
 
 
-def test_a_branch_read_at_once_gives_the_same_as_step_by_step(
-    target: CellLane, tmp_path: Path
+@pytest.mark.parametrize("n", [3, 16, 17, 40])
+def test_pairs_read_at_once_give_the_same_as_step_by_step(
+    target: CellLane, tmp_path: Path, n: int
 ) -> None:
-    head = open_head(write_eagle3(tmp_path / "head.gguf"), target)
-    text = texts(2, 20)
-    target.forward(text[:-1], outputs="none")
-    head.fuse()
-    head.forward(text, outputs="last")
-    steps = [head.forward([t], outputs="last")[0].copy() for t in (5, 6, 7)]
-    head.rollback(len(text))
-    assert np.abs(head.forward([5, 6, 7], outputs="last")[0] - steps[-1]).max() < 1e-4
-    head.close()
+    context = open_head(write_eagle3(tmp_path / "head.gguf"), target)
+    head = context.open()
+    text = texts(2, n)
+    target.forward(text, outputs="none")
+    states = fused(head, target, text)
+    steps = [head.feed([t], states[i : i + 1]) for i, t in enumerate(text)]
+    row, state = steps[-1][0].copy(), steps[-1][1]
+    head.begin_at(0)
+    again, behind = head.feed(text, states)
+    assert np.abs(again - row).max() < 1e-3
+    assert np.abs(behind - state).max() < 1e-3
+    assert head.n_past == head.end == n
+    context.close()
 
 
-def test_after_any_rounds_the_cache_is_that_of_a_fresh_head(
-    target: CellLane, tmp_path: Path
-) -> None:
-    """Drafts with own states, rejected and accepted, edits and deep rollbacks, by chance."""
+def test_lanes_of_a_head_leave_no_trace_in_each_other(target: CellLane, tmp_path: Path) -> None:
+    """Rounds of drafts and rejects in three lanes, by chance: each as a lane that is alone."""
     path = write_eagle3(tmp_path / "head.gguf")
-    head = open_head(path, target)
-    rng = random.Random(3)
-    text = texts(3, 12)
-    target.forward(text[:-1], outputs="none")
-    for turn in range(120):
-        head.fuse()
-        head.rollback(min(head.settled, len(head.tokens)))
-        agreed = min(len(head.tokens), len(text) - 1)
-        while head.tokens[:agreed] != text[:agreed]:
-            agreed -= 1
-        head.rollback(agreed)
-        row = head.forward(text[agreed:], outputs="last")[0].copy()
-        if turn % 8 == 0:
-            whole, got = LlamaFresh(target, text, path), row
-            assert np.abs(whole.row - got).max() < 3e-2
-        drafted = [rng.randrange(3, VOCAB) for _ in range(rng.randrange(5))]
-        for token in drafted:
-            head.forward([token], outputs="last")
-        target.forward([text[-1], *drafted], outputs="all")
-        kept = rng.randrange(len(drafted) + 1)
-        target.rollback(len(text) + kept)
-        text = [*text, *drafted[:kept], rng.randrange(3, VOCAB)]
-        if rng.random() < 0.15 or len(text) > 200:
-            text = [*text[: rng.randrange(2, 12)], rng.randrange(3, VOCAB)]
-            target.rollback(len(text) - 1)
-        assert head.n_past == len(head.tokens)
-    head.close()
-
-
-class LlamaFresh:
-    """The head's answer to a text that a new target context has just read."""
-
-    def __init__(self, like: CellLane, text: list[int], head: Path) -> None:
-        target = open_pool(
-            like.pool.model,
-            n_ctx=256,
-            max_rows=32,
-            threads=1,
-            options=OPTIONS,
-            flash=OPTIONS.flash_attn,
-        ).open()
-        context = open_head(head, target)
-        target.forward(text[:-1], outputs="none")
-        context.fuse()
-        self.row = context.forward(text, outputs="last")[0].copy()
-        context.close()
-        target.close()
+    shared, alone = open_head(path, target, lanes=3), open_head(path, target)
+    rng, width = random.Random(3), shared.width
+    lanes = [shared.open() for _ in range(3)]
+    with pytest.raises(EngineError, match="lanes"):
+        shared.open()
+    fresh = alone.open()
+    held: list[list[tuple[int, Rows]]] = [[], [], []]
+    noise = np.random.default_rng(4)
+    for turn in range(150):
+        which = rng.randrange(3)
+        lane, pairs = lanes[which], held[which]
+        keep = rng.randrange(len(pairs) + 1) if rng.random() < 0.5 else len(pairs)
+        lane.rollback_to(keep)
+        del pairs[keep:]
+        n = rng.choice((1, 2, 5, 20))
+        if len(pairs) + n > 200:
+            lane.begin_at(0)
+            pairs.clear()
+        pairs += [(rng.randrange(3, VOCAB), noise.normal(size=width)) for _ in range(n)]
+        states = np.array([state for _, state in pairs], np.float32)
+        row, _ = lane.feed([t for t, _ in pairs[-n:]], states[-n:])
+        assert lane.n_past == lane.end == len(pairs)
+        if turn % 10 == 0:
+            got = row.copy()
+            fresh.begin_at(0)
+            whole, _ = fresh.feed([t for t, _ in pairs], states)
+            assert np.abs(whole - got).max() < 3e-2
+    shared.close()
+    alone.close()
 
 
 # -- captured states ----------------------------------------------------------------------------

@@ -2,9 +2,7 @@
 
 Its lane keeps its accepted drafts: after a round only the tokens it has not seen are fed (the
 target token, and the last draft after a full acceptance). Where the window finds a long backlog
-too dear, the newest part of the text is read only. Its sampler chain is a fork of the target's, so
-temperature, truncation, penalties and grammar shape the draft as they shape the target, and where
-the rule has common noise both draw with it.
+too dear, only the newest part of the text is read.
 """
 
 from __future__ import annotations
@@ -13,14 +11,13 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from specllama.arrays import Row, Rows
-from specllama.errors import ContextFull, EngineError
+from specllama.errors import ContextFull
 from specllama.history import Follower, common_prefix
 from specllama.speculative.asking import Asking, Pass, Place
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, with_draft
-from specllama.speculative.noise import draw
-from specllama.speculative.sampling import SamplerChain, confidence
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
+from specllama.speculative.drafting.stepping import Stepping
+from specllama.speculative.types import Room
 
 _SHORT = 3  # tokens; a longer backlog is one pass
 _TRIALS = 3  # of both ways before one is preferred; the first one warms up
@@ -60,62 +57,7 @@ class ShortReading:
             self._mean[way] = known + _WEIGHT * (min(seconds, 2 * known) - known)
 
 
-class Extending(Drafter):
-    """Draws a token, has it evaluated, and so on: a chain."""
-
-    _n_vocab: int  # of the target
-
-    def _extend(self, row: Row, ahead: SamplerChain, room: Room, n: int) -> Asking[Draft]:
-        """Draw a token, evaluate it, and so on."""
-        request = self.request
-        drawn = request.drawn(ahead)
-        drafted: list[int] = []
-        laws: list[Law | None] = []
-        scores: list[float | None] = []
-        while True:
-            score = confidence(row)
-            # judged on the law alone, before the token is drawn: allowed under every rule
-            if not score >= request.p_min:
-                break
-            if not drawn and not room.include(score, None, None):
-                break
-            try:
-                law = ahead.law(row)
-            except EngineError:
-                break  # NaN, or a grammar with no way on in the draft's vocabulary
-            if drawn:
-                token, lead = draw(law, request.seed, ahead.position)
-                # with common noise a draft may be left out for what it is: the target draws its own
-                if not room.include(score, min(lead, ahead.gap), token):
-                    break
-            else:
-                token = request.coins.pick(law.ids, law.probs)
-            drafted.append(token)
-            laws.append(None if ahead.greedy else law)
-            scores.append(score)
-            if (
-                len(drafted) == n
-                or request.is_eog(token)
-                or not room.keep_going(len(drafted), score)
-            ):
-                break
-            ahead.advance(token)
-            try:
-                row = yield from self._evaluate(token)
-            except ContextFull:
-                break
-        return Draft.chain(drafted, self.name, q=laws, confidence=scores)
-
-    def _evaluate(self, token: int) -> Asking[Row]:
-        """The logits [n_vocab] behind a drafted token.
-
-        Raises:
-            ContextFull: there is no room for it.
-        """
-        raise NotImplementedError
-
-
-class ChainDrafter(Extending):
+class ChainDrafter(Stepping):
     """Drafts with a second model.
 
     Args:
@@ -145,6 +87,7 @@ class ChainDrafter(Extending):
         self._n_vocab = min(n_vocab, lane.n_vocab)
         self._batch = batch or min(512, lane.n_batch)
         self._start = 0  # index of the lane's first token in the text
+        self._base = 0  # tokens of the lane that are not drafted
         self._seen = Follower()
         self._agreed = 0, 0  # first token of the lane, and how many of it were the text's
 
@@ -152,20 +95,20 @@ class ChainDrafter(Extending):
         super().start(request)
         self._start = 0
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
         unread, fits = self._unread(tokens)
-        # step i evaluates one more token, so the last draft needs no place in the lane
-        n = min(room.n, fits)
-        if n <= 0:
-            return EMPTY_DRAFT
+        if fits <= 0:
+            return None, 0
         row = yield from self._catch_up(tokens, room, unread)
-        if row is None:
-            return EMPTY_DRAFT
-        return (yield from self._extend(row, chain.fork(), room, n))
+        self._base = len(self.lane.tokens)
+        # step i evaluates one more token, so the last draft needs no place in the lane
+        return row, fits
 
-    def _evaluate(self, token: int) -> Asking[Row]:
-        """The logits behind a drafted token."""
-        rows: Rows = yield Pass(self.lane, [token])
+    def after(self, path: Sequence[int]) -> Asking[Row]:
+        held = self.lane.tokens[self._base :]
+        keep = min(common_prefix(held, path), len(path) - 1)
+        cut = None if keep == len(held) else self._base + keep
+        rows: Rows = yield Pass(self.lane, path[keep:], keep=cut)
         return rows[0, : self._n_vocab]
 
     def _unread(self, tokens: Sequence[int]) -> tuple[int, int]:
@@ -199,7 +142,7 @@ class ChainDrafter(Extending):
         nothing may be read, or the text cannot be followed.
         """
         read = min(room.begin(self.name, unread), unread)
-        if not self._can_start(read, unread):
+        if read <= 0:
             return None
         lag = tokens[len(tokens) - read :]
         if max(lag) >= self.lane.n_vocab:
@@ -220,10 +163,6 @@ class ChainDrafter(Extending):
             return None  # a draft model of another vocabulary may need more tokens for this text
         self._short.took(read, singly, self._clock() - begin)
         return rows[0, : self._n_vocab]
-
-    def _can_start(self, read: int, unread: int) -> bool:
-        """Whether reading so many of the unread tokens is enough to draft behind them."""
-        return read > 0
 
     def _start_at(self, index: int) -> None:
         """The lane's first token is this one of the text."""

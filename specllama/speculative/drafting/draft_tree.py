@@ -14,18 +14,20 @@ from typing import cast
 
 import numpy as np
 
-from specllama.arrays import Row, Rows
+from specllama.arrays import Row
 from specllama.errors import ContextFull, EngineError
-from specllama.history import common_prefix
-from specllama.speculative.asking import Asking, Pass, Place
+from specllama.speculative.asking import Asking, Place
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.likeliest import likeliest
 from specllama.speculative.drafting.method import Facts, Kit, Method, with_draft, with_trees
+from specllama.speculative.drafting.stepping import Stepping
 from specllama.speculative.sampling import SamplerChain, confidence
 from specllama.speculative.tree import ROOT, BestFirst
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
 
+SIBLINGS = 3  # most children that one reading of a model gives
+FLOOR = 0.02  # path probability below which a node is not worth a row of the target
 _BESIDE = 0.1  # what a further sampled or fixed sibling must have left to catch
 
 
@@ -47,8 +49,8 @@ class TreeDrafter(ChainDrafter):
         *,
         n_vocab: int,
         batch: int | None = None,
-        siblings: int = 3,
-        floor: float = 0.02,
+        siblings: int = SIBLINGS,
+        floor: float = FLOOR,
         name: str | None = None,
     ) -> None:
         super().__init__(lane, n_vocab=n_vocab, batch=batch, name=name)
@@ -66,19 +68,23 @@ class TreeDrafter(ChainDrafter):
         Args:
             guess: a chain of point masses with confidences that costs nothing, or no draft.
         """
-        if room.n <= 0:
-            return EMPTY_DRAFT
-        unread, fits = self._unread(tokens)
-        row: Row | None = None
-        if fits > 0:
-            row = yield from self._catch_up(tokens, room, unread)
-        return (yield from _Growth(self, chain, room, guess, fits, row).grow())
+        return (yield from grow(self, tokens, chain, room, guess, self.siblings, self.floor))
 
-    def row_after(self, base: int, path: list[int]) -> Asking[Row]:
-        """Logits after the text and then ``path``; the lane holds the text as ``base`` tokens."""
-        keep = base + min(common_prefix(self.lane.tokens[base:], path), len(path) - 1)
-        rows: Rows = yield Pass(self.lane, path[keep - base :], keep=keep)
-        return rows[0, : self._n_vocab]
+
+def grow(
+    model: Stepping,
+    tokens: Sequence[int],
+    chain: SamplerChain,
+    room: Room,
+    guess: Draft = EMPTY_DRAFT,
+    siblings: int = SIBLINGS,
+    floor: float = FLOOR,
+) -> Asking[Draft]:
+    """The best tree of at most ``room.n`` nodes, see ``TreeDrafter.grow``."""
+    if room.n <= 0:
+        return EMPTY_DRAFT
+    row, fits = yield from model.begin(tokens, room)
+    return (yield from _Growth(model, chain, room, guess, fits, row, siblings, floor).grow())
 
 
 class _Growth(BestFirst):
@@ -86,24 +92,26 @@ class _Growth(BestFirst):
 
     def __init__(
         self,
-        drafter: TreeDrafter,
+        model: Stepping,
         chain: SamplerChain,
         room: Room,
         guess: Draft,
         fits: int,
         row: Row | None,
+        siblings: int,
+        floor: float,
     ) -> None:
-        request = drafter.request
+        request = model.request
         super().__init__(
-            max_nodes=room.n, max_leaves=request.leaves, is_end=request.is_eog, floor=drafter.floor
+            max_nodes=room.n, max_leaves=request.leaves, is_end=request.is_eog, floor=floor
         )
-        self._drafter = drafter
+        self._model = model
+        self._siblings = siblings
         self._request = request
         self._room = room
         self._guess = guess
         self._fits = fits
         self._first_row = row
-        self._base = len(drafter.lane.tokens)
         self._chains: dict[int, SamplerChain] = {ROOT: chain.fork()}
         self._guessed: dict[int, int] = {ROOT: 0}  # node -> index of the guess that follows it
         self._reading = row is not None
@@ -161,7 +169,7 @@ class _Growth(BestFirst):
 
     def _source(self, node: int, token: int) -> str:
         copied = self._guess_at(node) == token
-        return self._guess.sources[self._guessed[node]] if copied else self._drafter.name
+        return self._guess.sources[self._guessed[node]] if copied else self._model.name
 
     # -- the draft model --
 
@@ -178,14 +186,14 @@ class _Growth(BestFirst):
         """Evaluate ``node`` with the draft model and offer what may follow it."""
         if not self._may_read(node):
             return
-        drafter, request = self._drafter, self._request
+        request = self._request
         try:
             ahead = self._chain_at(node)
             if node == ROOT:
                 assert self._first_row is not None
                 row = self._first_row
             else:
-                row = yield from drafter.row_after(self._base, self.path(node))
+                row = yield from self._model.after(self.path(node))
             score = confidence(row)
             if score < request.p_min:
                 return
@@ -193,7 +201,7 @@ class _Growth(BestFirst):
         except (ContextFull, EngineError):
             return  # full, NaN, or no way on under the grammar: nothing follows here
         if self._drawn:
-            found, lead = likeliest(law, row, ahead, drafter.siblings, request.seed)
+            found, lead = likeliest(law, row, ahead, self._siblings, request.seed)
             if node == self._trunk:
                 self._best = found[0][0], score, lead
             q = None if ahead.greedy else law
@@ -215,7 +223,7 @@ class _Growth(BestFirst):
     def _draw(self, node: int, law: Law) -> None:
         """One sampled child and the likeliest other tokens beside it, all settled from the law."""
         weight = self.weight[node]
-        most = min(self._drafter.siblings, self.room, 1 + self.spare_leaves)
+        most = min(self._siblings, self.room, 1 + self.spare_leaves)
         guess = self._guess_at(node)
         fixed: list[int] = [] if guess is None or most < 2 else [guess]
         left = 1.0 - sum(law.prob(t) for t in fixed)
@@ -232,7 +240,7 @@ class _Growth(BestFirst):
         outside = _without(law, fixed)
         if outside is not None and (not fixed or weight * left >= _BESIDE):
             token = self._request.coins.pick(outside.ids, outside.probs)
-            drawn = self.join(node, token, max(left, 0.0), self._drafter.name, outside)
+            drawn = self.join(node, token, max(left, 0.0), self._model.name, outside)
             if node == self._trunk and drawn is not None:
                 self._trunk = drawn
         for token in fixed:

@@ -85,8 +85,8 @@ class Drafter:
         """
         return cached
 
-    def read_prompt(self) -> Asking[None]:
-        """The target has read a further part of the prompt."""
+    def read_prompt(self, tokens: Sequence[int], n: int) -> Asking[None]:
+        """The target has read a further part of the prompt ``tokens``: its first ``n``."""
         yield from ()
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:

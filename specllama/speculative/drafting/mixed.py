@@ -69,9 +69,9 @@ class MixedDrafter(Drafter):
     def reusable(self, tokens: Sequence[int], cached: int) -> int:
         return min((s.reusable(tokens, cached) for s in self._paid), default=cached)
 
-    def read_prompt(self) -> Asking[None]:
+    def read_prompt(self, tokens: Sequence[int], n: int) -> Asking[None]:
         for source in self._paid:
-            yield from source.read_prompt()
+            yield from source.read_prompt(tokens, n)
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
         guesses, owners = self._guesses(tokens, room)

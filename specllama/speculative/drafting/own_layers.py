@@ -77,6 +77,6 @@ METHOD = Method(
     blurb="The target drafts with some of its own layers. Pays when a few layers go a long way.",
     cost="own",
     why_not=with_own("self", "layers cannot be dropped from this architecture"),
-    open=lambda kit: SelfDrafter(kit.own("self"), n_vocab=kit.target.n_vocab),
+    open=lambda kit: SelfDrafter(kit.own("self").open, n_vocab=kit.target.n_vocab),
     on_request=True,
 )

@@ -1,0 +1,236 @@
+"""Blocks that read tokens beside hidden states (NextN, EAGLE-3), run by llama.cpp.
+
+    pair at position p    token p of the text, and a state that stands for the text before it
+    what comes out        logits of token p + 1, and a state that stands in for the target's own
+
+Positions are those of the text. One context holds a cache of its own for every lane, so that each
+conversation has one and what is in the others changes no bit of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import llama_cpp as ll
+import numpy as np
+import numpy.typing as npt
+
+from specllama.arrays import IntArray, Row, Rows
+from specllama.backend.base import Outputs
+from specllama.backend.llama import LlamaModel
+from specllama.backend.llama_cache import decode_error, require_running
+from specllama.backend.llama_log import last_words, recent
+from specllama.backend.symbols import function
+from specllama.backend.symbols import rows as view
+from specllama.errors import CannotLoad, ContextFull, EngineError
+
+_FLAGGED = 16  # rows of a pass that may all have logits, where only all or none can have them
+
+
+class StateBatch:
+    """A batch of vectors, with tokens beside them if wanted; llama.cpp allocates for either."""
+
+    def __init__(self, size: int, width: int) -> None:
+        self.batch = ll.llama_batch_init(size, width, 1)
+        as_array = np.ctypeslib.as_array
+        self._states: Rows = as_array(self.batch.embd, (size, width))
+        self._pos: IntArray = as_array(self.batch.pos, (size,))
+        self._output: npt.NDArray[np.int8] = as_array(self.batch.logits, (size,))
+        self._tokens: IntArray = np.zeros(size, np.int32)
+        as_array(self.batch.n_seq_id, (size,))[:] = 1
+
+    def fill(
+        self, sequence: int, past: int, states: Rows, outputs: Outputs, tokens: Sequence[int] = ()
+    ) -> Any:
+        """``states`` [n, width] from position ``past`` on, with ``tokens`` or without any."""
+        n = len(states)
+        self._states[:n] = states
+        self._pos[:n] = np.arange(past, past + n, dtype=np.int32)
+        self._output[:n] = outputs == "all"
+        self._output[n - 1] = outputs != "none"
+        for i in range(n):
+            self.batch.seq_id[i][0] = sequence
+        if len(tokens):
+            self._tokens[:n] = tokens
+            self.batch.token = self._tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        self.batch.n_tokens = n
+        return self.batch
+
+    def close(self) -> None:
+        self.batch.token = None  # numpy's, not llama.cpp's to free
+        ll.llama_batch_free(self.batch)
+
+
+class StateContext:
+    """One context on the block's model, shared by its lanes. Not for two threads at once.
+
+    Args:
+        model: the block's.
+        params: llama.cpp's, for one lane; ``n_batch`` bounds a pass.
+        width: of a state.
+        lanes: most at once; each has the ``n_ctx`` of ``params``.
+        flags: which rows may have logits: the "last", or "all or none" where the graph selects no
+            rows and llama.cpp copies the first ones whatever their flags say.
+
+    Raises:
+        CannotLoad: no memory, or functions that this libllama lacks.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        params: Any,
+        *,
+        width: int,
+        lanes: int,
+        flags: Literal["last", "all or none"],
+    ) -> None:
+        self._nextn = function("llama_get_embeddings_nextn")
+        choose = function("llama_set_embeddings_nextn")
+        self.stop = model.stop
+        self.width = width
+        self.n_vocab = model.vocab.n_tokens
+        self._lanes, self._open = lanes, 0
+        self._all = flags != "last"
+        n_ctx = int(params.n_ctx)
+        params.n_ctx = -(-n_ctx // 256) * 256 * lanes
+        params.n_seq_max = lanes
+        params.kv_unified = False
+        recent.clear()
+        self.handle: Any = ll.llama_init_from_model(model.handle, params)
+        if not self.handle:
+            raise CannotLoad(
+                f"cannot create a context for the drafting layer of {model.path.name}: "
+                + (last_words() or "llama.cpp gave no reason"),
+                "try a smaller --ctx-size",
+            )
+        # of every row: with outputs only, llama.cpp would return the first row for the last
+        choose(self.handle, True, self._all)
+        self.memory = ll.llama_get_memory(self.handle)
+        self.n_ctx = min(int(ll.llama_n_ctx_seq(self.handle)), n_ctx)
+        self.n_batch = int(ll.llama_n_batch(self.handle))
+        self._pairs = StateBatch(self.n_batch, width)
+
+    def open(self) -> LlamaStates:
+        """An empty lane.
+
+        Raises:
+            EngineError: every lane is taken.
+        """
+        return LlamaStates(self, self.take())
+
+    def take(self) -> int:
+        """The sequence of a further lane."""
+        if self._open == self._lanes:
+            raise EngineError(f"all {self._lanes} lanes of the drafting layer are taken")
+        self._open += 1
+        return self._open - 1
+
+    def decode(
+        self, sequence: int, at: int, tokens: Sequence[int], states: Rows
+    ) -> tuple[Row, Row]:
+        """Read pairs from position ``at`` on: logits and state behind the last (views)."""
+        if not self._all:
+            return self._pass(sequence, at, tokens, states, "last")
+        begin = 0 if len(tokens) <= _FLAGGED else len(tokens) - 1
+        if begin:
+            self._pass(sequence, at, tokens[:begin], states[:begin], "none")
+        return self._pass(sequence, at + begin, tokens[begin:], states[begin:], "all")
+
+    def _pass(
+        self, sequence: int, at: int, tokens: Sequence[int], states: Rows, outputs: Outputs
+    ) -> tuple[Row, Row]:
+        n = len(tokens)
+        batch = self._pairs.fill(sequence, at, states, outputs, tokens)
+        require_running(self.stop)
+        status = ll.llama_decode(self.handle, batch)
+        if status != 0:
+            raise decode_error(status, self.n_ctx)
+        if outputs == "none":
+            return states[0], states[0]
+        rows = n if outputs == "all" else 1
+        logits = view(ll.llama_get_logits(self.handle), rows, self.n_vocab)[-1]
+        return logits, view(self._nextn(self.handle), n, self.width)[-1]
+
+    def close(self) -> None:
+        if self.handle:
+            self._pairs.close()
+            ll.llama_free(self.handle)
+            self.handle = None
+
+
+class LlamaStates:
+    """A lane of the block, see ``asking.StateLane``."""
+
+    def __init__(self, context: StateContext, sequence: int) -> None:
+        self._of = context
+        self._sequence = sequence
+        self._first = self._end = 0
+
+    @property
+    def n_ctx(self) -> int:
+        return self._of.n_ctx
+
+    @property
+    def n_batch(self) -> int:
+        return self._of.n_batch
+
+    @property
+    def width(self) -> int:
+        return self._of.width
+
+    @property
+    def first(self) -> int:
+        return self._first
+
+    @property
+    def end(self) -> int:
+        return self._end
+
+    @property
+    def n_past(self) -> int:
+        """One past the last position, as the cache itself reports it; 0 when it is empty."""
+        return int(ll.llama_memory_seq_pos_max(self._of.memory, self._sequence)) + 1
+
+    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
+        n, of = len(tokens), self._of
+        if of.handle is None:
+            raise EngineError("the context is closed")
+        if not 0 < n <= of.n_batch or states.shape != (n, of.width):
+            raise ValueError(f"{n} tokens with states of shape {states.shape}")
+        if self._end - self._first + n > of.n_ctx:
+            raise ContextFull("the cache of the drafting layer is full")
+        if min(tokens) < 0 or max(tokens) >= of.n_vocab:
+            raise EngineError(f"a token is outside the vocabulary of {of.n_vocab}")
+        try:
+            row, state = of.decode(self._sequence, self._end, tokens, states)
+        except BaseException:
+            self._cut(self._end)  # what was read of it
+            raise
+        self._end += n
+        return row, state.copy()
+
+    def rollback_to(self, end: int) -> None:
+        if not self._first <= end <= self._end:
+            raise ValueError(f"cannot roll back to {end} of {self._first} to {self._end}")
+        if end < self._end:
+            self._cut(end)
+
+    def begin_at(self, position: int) -> None:
+        if self._of.handle is not None:
+            ll.llama_memory_seq_rm(self._of.memory, self._sequence, -1, -1)
+        self._first = self._end = position
+
+    def _cut(self, end: int) -> None:
+        if end == self._first:
+            self.begin_at(end)
+        elif ll.llama_memory_seq_rm(self._of.memory, self._sequence, end, -1):
+            self._end = end
+        else:
+            self.begin_at(0)
+            raise EngineError("llama.cpp refused to cut the drafting layer's cache; it was cleared")
+
+    def close(self) -> None:
+        self.begin_at(0)

@@ -1,0 +1,144 @@
+"""Drafting with a block of the target's that reads its hidden states: NextN layers, EAGLE-3 heads.
+
+It reads pairs: a token of the text, and the target's state behind the token before it. Its output
+stands in for the target's next state, so that it can go on by itself. The target's own states come
+with its verification passes: after a round the accepted tokens are read again beside these, and
+nothing else is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from specllama.arrays import Row, Rows
+from specllama.errors import ContextFull, EngineError
+from specllama.history import Follower, common_prefix
+from specllama.speculative.asking import Asking, Feed, Place, StateLane
+from specllama.speculative.drafting.stepping import Stepping
+from specllama.speculative.types import Room
+
+if TYPE_CHECKING:
+    from specllama.backend.base import HiddenRows
+
+
+class Stated(Place, Protocol):
+    """A target's lane that keeps hidden states of its passes."""
+
+    @property
+    def hidden(self) -> HiddenRows: ...
+
+
+class StateDrafter(Stepping):
+    """Reads pairs of tokens and states; drafts a chain.
+
+    Args:
+        lane: the block's, which is closed with the drafter.
+        target: whose states it reads.
+        n_vocab: of the target.
+    """
+
+    lacks = 0  # states before the first pair that zeros may stand in for
+    deepest = 1 << 30  # drafted tokens in a line: own states drift
+
+    def __init__(self, lane: StateLane, target: Stated, *, n_vocab: int) -> None:
+        self._lane = lane
+        self._target = target
+        self._n_vocab = n_vocab
+        self._seen = Follower()
+        self._held = 0  # tokens of the text up to the last pair that holds a state of the target
+        self._anew = False  # whether the lane has to begin anew
+        self._end = 0  # position behind the text's last pair
+        self._path: list[int] = []  # drafted tokens that the lane holds
+        self._own: dict[tuple[int, ...], Row] = {}  # the block's states behind drafted tokens
+
+    @property
+    def states(self) -> HiddenRows:
+        """What stands beside the next token, by position."""
+        return self._target.hidden
+
+    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
+        length = len(tokens)
+        # the pending token's pair is read again if need be: its logits are the first draft's
+        begin = self._first_to_read(tokens, last=length - 1)
+        if begin is None:
+            return None, 0
+        unread = length - begin
+        read = min(room.begin(self.name, unread), unread)
+        if read <= 0:
+            return None, 0
+        if read < unread:  # a shorter memory is cheaper than all that was missed
+            begin = length - read
+            self._begin_anew(begin)
+        try:
+            row = yield from self._read(tokens, begin, length)
+        except ContextFull:
+            self.forget()
+            return None, 0
+        return row, self.deepest
+
+    def after(self, path: Sequence[int]) -> Asking[Row]:
+        keep = min(common_prefix(self._path, path), len(path) - 1)
+        states = np.stack([self._own[tuple(path[:i])] for i in range(keep, len(path))])
+        row = yield from self._feed(path[keep:], states, self._end + keep, tuple(path))
+        self._path = list(path)
+        return row
+
+    def _feed(
+        self, tokens: Sequence[int], states: Rows, at: int, path: tuple[int, ...] = ()
+    ) -> Asking[Row]:
+        anew, self._anew = self._anew, False
+        answer: tuple[Row, Row] = yield Feed(self._lane, tokens, states, at, anew)
+        row, self._own[path] = answer
+        return row[: self._n_vocab]
+
+    def _first_to_read(self, tokens: Sequence[int], last: int) -> int | None:
+        """The first position to read, at most ``last``; None where states are not known to the end.
+
+        A lane whose next pairs lack theirs begins anew where states are known.
+        """
+        known, lane = self.states, self._lane
+        kept, _ = self._seen.follow(tokens)
+        self._held = min(self._held, kept)
+        if known.end < last or 0 < last <= known.first:
+            return None
+        begin = min(self._held, last)
+        if lane.first <= begin <= lane.end and known.first + 1 - self.lacks <= begin:
+            return begin
+        begin = known.first + 1 if known.first or not self.lacks else 0
+        if begin > last:
+            return None
+        self._begin_anew(begin)
+        return begin
+
+    def _begin_anew(self, begin: int) -> None:
+        """What the lane holds is of no use: the next pair lies at ``begin``."""
+        self._anew = True
+        self._held = begin
+
+    def _read(self, tokens: Sequence[int], begin: int, end: int) -> Asking[Row]:
+        """Read the pairs from ``begin`` to ``end``; the logits behind the last."""
+        known, lane = self.states, self._lane
+        self._own.clear()
+        for at in range(begin, end, lane.n_batch):
+            part = tokens[at : min(at + lane.n_batch, end)]
+            states = np.zeros((len(part), lane.width), np.float32)
+            lack = max(known.first - (at - 1), 0)  # 1 before the first token, or one forgotten
+            if lack < len(part):
+                rows = known.rows(at - 1 + lack, at - 1 + len(part))
+                if rows is None:
+                    raise EngineError("hidden states of the target are missing")
+                states[lack:] = rows
+            row = yield from self._feed(part, states, at)
+            self._held = self._end = at + len(part)
+        self._path = []
+        return row
+
+    def forget(self) -> None:
+        """Begin without any memory of a text."""
+        self._begin_anew(0)
+
+    def close(self) -> None:
+        self._lane.close()

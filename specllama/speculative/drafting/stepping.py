@@ -1,0 +1,88 @@
+"""A chain of drafted tokens, whatever evaluates them: the one loop of all chain drafters.
+
+The sampler chain is a fork of the target's, so temperature, truncation, penalties and grammar shape
+the draft as they shape the target, and where the rule has common noise both draw with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specllama.arrays import Row
+from specllama.errors import ContextFull, EngineError
+from specllama.speculative.asking import Asking
+from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.noise import draw
+from specllama.speculative.sampling import SamplerChain, confidence
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
+
+
+class Stepping(Drafter):
+    """Drafts with a model of any kind that reads a text and says what may follow: a chain."""
+
+    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
+        """Read the text, as far as the window lets it be read.
+
+        Returns the logits [n_vocab] behind it, None where nothing can be drafted, and how many
+        tokens may be drafted one behind the other.
+        """
+        raise NotImplementedError
+
+    def after(self, path: Sequence[int]) -> Asking[Row]:
+        """The logits [n_vocab] behind the text and these drafted tokens.
+
+        All but the last of them were asked for before.
+
+        Raises:
+            ContextFull: there is no room for them.
+        """
+        raise NotImplementedError
+
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        if room.n <= 0:
+            return EMPTY_DRAFT
+        row, fits = yield from self.begin(tokens, room)
+        if row is None or fits <= 0:
+            return EMPTY_DRAFT
+        return (yield from self._extend(row, chain.fork(), room, min(room.n, fits)))
+
+    def _extend(self, row: Row, ahead: SamplerChain, room: Room, n: int) -> Asking[Draft]:
+        """Draw a token, evaluate it, and so on."""
+        request = self.request
+        drawn = request.drawn(ahead)
+        drafted: list[int] = []
+        laws: list[Law | None] = []
+        scores: list[float | None] = []
+        while True:
+            score = confidence(row)
+            # judged on the law alone, before the token is drawn: allowed under every rule
+            if not score >= request.p_min:
+                break
+            if not drawn and not room.include(score, None, None):
+                break
+            try:
+                law = ahead.law(row)
+            except EngineError:
+                break  # NaN, or a grammar with no way on in the draft's vocabulary
+            if drawn:
+                token, lead = draw(law, request.seed, ahead.position)
+                # with common noise a draft may be left out for what it is: the target draws its own
+                if not room.include(score, min(lead, ahead.gap), token):
+                    break
+            else:
+                token = request.coins.pick(law.ids, law.probs)
+            drafted.append(token)
+            laws.append(None if ahead.greedy else law)
+            scores.append(score)
+            if (
+                len(drafted) == n
+                or request.is_eog(token)
+                or not room.keep_going(len(drafted), score)
+            ):
+                break
+            ahead.advance(token)
+            try:
+                row = yield from self.after(drafted)
+            except ContextFull:
+                break
+        return Draft.chain(drafted, self.name, q=laws, confidence=scores)
