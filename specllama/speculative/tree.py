@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable
 
 from specllama.speculative.asking import Asking
-from specllama.speculative.types import Draft, Law
+from specllama.speculative.types import Draft, Law, Room
 
 ROOT = -1  # the pending token
 
@@ -152,20 +152,24 @@ class BestFirst(TreeBuilder):
     and no draft step.
 
     Args:
+        room: bounds the nodes, and is asked for those off the path of the best guesses.
+        leaves: most of them.
         is_end: nothing follows such a token.
         floor: probability below which no node joins; the first one always may.
+
+    Attributes:
+        weight: probability that the target comes to a node.
+        trunk: the end of the path of best guesses, ``best`` the token that is expected behind it.
     """
 
     def __init__(
-        self,
-        *,
-        max_nodes: int,
-        max_leaves: int,
-        is_end: Callable[[int], bool],
-        floor: float = 0.0,
+        self, room: Room, *, leaves: int, is_end: Callable[[int], bool], floor: float = 0.0
     ) -> None:
-        super().__init__(max_nodes=max_nodes, max_leaves=max_leaves)
-        self.weight = {ROOT: 1.0}  # probability that the target comes to a node
+        super().__init__(max_nodes=room.n, max_leaves=leaves)
+        self.weight = {ROOT: 1.0}
+        self.trunk = ROOT
+        self.best: int | None = None
+        self.window = room
         self._is_end = is_end
         self._floor = floor
         self._heap: list[tuple[float, int, int, tuple[int, float, str, Law | None] | None]] = []
@@ -177,7 +181,11 @@ class BestFirst(TreeBuilder):
 
     def wants(self, parent: int, token: int, weight: float) -> bool:
         """Whether a guess is worth a row; asked when it is the likeliest that is left."""
-        return True
+        return self.is_best(parent, token) or self.window.beside(weight)
+
+    def is_best(self, parent: int, token: int) -> bool:
+        """Whether a guess goes on with the path of best guesses."""
+        return parent == self.trunk and token == self.best
 
     def offer(
         self, parent: int, token: int, share: float, source: str, q: Law | None = None
@@ -193,6 +201,8 @@ class BestFirst(TreeBuilder):
         """A node whatever its weight; None where it does not fit."""
         known = len(self)
         node = self.add(parent, token, source, q=q, confidence=share)
+        if node is not None and self.is_best(parent, token):
+            self.trunk, self.best = node, None
         if node == known:
             self.weight[node] = self.weight[parent] * share
             if not self._is_end(token):

@@ -113,19 +113,18 @@ class Levels(BestFirst):
         is_end: Callable[[int], bool] = lambda token: False,
         beside: Callable[[float], bool] = lambda likely: True,
     ) -> None:
-        super().__init__(max_nodes=n, max_leaves=leaves, is_end=is_end)
-        self.levels, self.beside = levels, beside
+        super().__init__(Room(n, beside=beside), leaves=leaves, is_end=is_end)
+        self.levels = levels
         self.looked: list[int] = []
 
     def read(self, node: int) -> Asking[None]:
         yield from ()
         depth = self.depth(node)
         self.looked.append(depth)
+        if node == self.trunk:
+            self.best = 10 * depth
         for rank, share in enumerate(self.levels[depth] if depth < len(self.levels) else ()):
             self.offer(node, 10 * depth + rank, share, "medusa")
-
-    def wants(self, parent: int, token: int, weight: float) -> bool:
-        return token % 10 == 0 or self.beside(weight)
 
 
 def grown(levels: Sequence[Sequence[float]], n: int, leaves: int = 64) -> Draft:

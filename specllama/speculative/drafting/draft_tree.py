@@ -102,21 +102,17 @@ class _Growth(BestFirst):
         floor: float,
     ) -> None:
         request = model.request
-        super().__init__(
-            max_nodes=room.n, max_leaves=request.leaves, is_end=request.is_eog, floor=floor
-        )
+        super().__init__(room, leaves=request.leaves, is_end=request.is_eog, floor=floor)
         self._model = model
         self._siblings = siblings
         self._request = request
-        self._room = room
         self._guess = guess
         self._fits = fits
         self._first_row = row
         self._chains: dict[int, SamplerChain] = {ROOT: chain.fork()}
         self._guessed: dict[int, int] = {ROOT: 0}  # node -> index of the guess that follows it
         self._reading = row is not None
-        self._trunk = ROOT  # the end of the path of best guesses
-        self._best: tuple[int, float, float] | None = None  # behind it: token, score, lead
+        self._looked: tuple[float, float] = (0.0, 0.0)  # score and lead behind the trunk
         self._drawn = request.drawn(chain)
         self._offer_guess(ROOT)
 
@@ -127,16 +123,12 @@ class _Growth(BestFirst):
         """
         if self._guess_at(parent) == token:
             return True
-        if not self._is_best(parent, token):
-            return self._room.beside(weight)
-        assert self._best is not None
-        wanted = self._room.include(self._best[1], self._best[2], token)
+        if not self.is_best(parent, token):
+            return self.window.beside(weight)
+        wanted = self.window.include(*self._looked, token)
         if not wanted:
-            self._best, self._reading = None, False
+            self.best, self._reading = None, False
         return wanted
-
-    def _is_best(self, parent: int, token: int) -> bool:
-        return parent == self._trunk and self._best is not None and token == self._best[0]
 
     def join(
         self, parent: int, token: int, share: float, source: str, q: Law | None = None
@@ -144,11 +136,7 @@ class _Growth(BestFirst):
         if q is not None and q.prob(token) <= 0.0:
             q = None
         node = super().join(parent, token, share, source, q)
-        if node is None:
-            return None
-        if self._is_best(parent, token):
-            self._trunk, self._best = node, None
-        if self._guess_at(parent) == token and node not in self._guessed:
+        if node is not None and self._guess_at(parent) == token and node not in self._guessed:
             self._guessed[node] = self._guessed[parent] + 1
             self._offer_guess(node)
         return node
@@ -179,7 +167,7 @@ class _Growth(BestFirst):
         depth = self.depth(node)
         if not self._reading or depth >= self._fits:
             return False
-        self._reading = self._room.keep_going(depth, self._confidence[node])
+        self._reading = self.window.keep_going(depth, self._confidence[node])
         return self._reading
 
     def read(self, node: int) -> Asking[None]:
@@ -202,12 +190,12 @@ class _Growth(BestFirst):
             return  # full, NaN, or no way on under the grammar: nothing follows here
         if self._drawn:
             found, lead = likeliest(law, row, ahead, self._siblings, request.seed)
-            if node == self._trunk:
-                self._best = found[0][0], score, lead
+            if node == self.trunk:
+                self.best, self._looked = found[0][0], (score, lead)
             q = None if ahead.greedy else law
             for token, share in found:
                 self.offer(node, token, share, self._source(node, token), q)
-        elif node != self._trunk or self._room.include(score, None, None):
+        elif node != self.trunk or self.window.include(score, None, None):
             self._draw(node, law)
         else:
             self._reading = False
@@ -233,16 +221,16 @@ class _Growth(BestFirst):
                 break
             token = int(law.ids[i])
             if token not in fixed:
-                if not self._room.beside(weight * float(law.probs[i])):
+                if not self.window.beside(weight * float(law.probs[i])):
                     break
                 fixed.append(token)
                 left -= float(law.probs[i])
         outside = _without(law, fixed)
         if outside is not None and (not fixed or weight * left >= _BESIDE):
             token = self._request.coins.pick(outside.ids, outside.probs)
-            drawn = self.join(node, token, max(left, 0.0), self._model.name, outside)
-            if node == self._trunk and drawn is not None:
-                self._trunk = drawn
+            if node == self.trunk:
+                self.best = token
+            self.join(node, token, max(left, 0.0), self._model.name, outside)
         for token in fixed:
             share = law.prob(token)
             if token == guess:

@@ -19,8 +19,8 @@ from specllama.speculative.drafting.likeliest import likeliest
 from specllama.speculative.drafting.medusa_heads import HeadSource, Vector
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.sampling import SamplerChain, confidence
-from specllama.speculative.tree import ROOT, BestFirst
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
+from specllama.speculative.tree import BestFirst
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Room
 
 Hidden = Callable[[Sequence[int]], Vector | None]
 
@@ -59,13 +59,11 @@ class _Growth(BestFirst):
         self, drafter: MedusaDrafter, hidden: Vector, ahead: SamplerChain, room: Room
     ) -> None:
         self._request = request = drafter.request
-        super().__init__(max_nodes=room.n, max_leaves=request.leaves, is_end=request.is_eog)
+        super().__init__(room, leaves=request.leaves, is_end=request.is_eog)
         self._drafter = drafter
         self._hidden = hidden
         self._ahead = ahead
-        self._room = room
         self._guesses: list[list[tuple[int, float]]] = []  # by depth, the best first
-        self._trunk = ROOT  # the end of the path of best guesses
         self._score: float | None = None
 
     def read(self, node: int) -> Asking[None]:
@@ -73,24 +71,11 @@ class _Growth(BestFirst):
         if depth == len(self._guesses) < len(self._drafter.heads):
             found = yield from self._look(depth + 1)
             self._guesses.append(found)
-        for token, share in self._guesses[depth] if depth < len(self._guesses) else ():
+        guesses = self._guesses[depth] if depth < len(self._guesses) else []
+        if guesses and node == self.trunk:  # the window was asked for this one
+            self.best = guesses[0][0]
+        for token, share in guesses:
             self.offer(node, token, share, self._drafter.name)
-
-    def wants(self, parent: int, token: int, weight: float) -> bool:
-        # the window was asked for the best path when its guesses were made
-        return self._is_best(parent, token) or self._room.beside(weight)
-
-    def _is_best(self, parent: int, token: int) -> bool:
-        return parent == self._trunk and token == self._guesses[self.depth(parent)][0][0]
-
-    def join(
-        self, parent: int, token: int, share: float, source: str, q: Law | None = None
-    ) -> int | None:
-        best = self._is_best(parent, token)
-        node = super().join(parent, token, share, source, q)
-        if best and node is not None:
-            self._trunk = node
-        return node
 
     def _look(self, depth: int) -> Asking[list[tuple[int, float]]]:
         """The guesses of head ``depth``, best first; none where the window wants no more.
@@ -99,7 +84,7 @@ class _Growth(BestFirst):
         history of penalties and grammars for the likeliest one. A wrong history costs acceptance,
         never exactness.
         """
-        room, ahead, request, heads = self._room, self._ahead, self._request, self._drafter.heads
+        room, ahead, request, heads = self.window, self._ahead, self._request, self._drafter.heads
         if depth > 1 and not room.keep_going(depth - 1, self._score):
             return []
         row: Row = yield Look(heads, self._hidden, depth)

@@ -5,20 +5,18 @@ They are a second model, opened when the first reply asks for it: nobody pays fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from specllama.errors import EngineError
-from specllama.speculative.asking import Asking, Place
+from specllama.speculative.asking import Place
 from specllama.speculative.drafting.draft_model import ChainDrafter
-from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import Method, with_own
-from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Draft, Room
 
 Opener = Callable[[], tuple[Place, str]]  # the lane of those layers, and what they are and cost
 
 
-class SelfDrafter(Drafter):
+class SelfDrafter(ChainDrafter):
     """Drafts with the target's own layers, opened at the first ``start``.
 
     Args:
@@ -30,8 +28,7 @@ class SelfDrafter(Drafter):
 
     def __init__(self, open_layers: Opener, *, n_vocab: int) -> None:
         self._open = open_layers
-        self._n_vocab = n_vocab
-        self._inner: ChainDrafter | None = None
+        self._target_vocab = n_vocab
         self._advice = ""
         self._closed = False
 
@@ -44,17 +41,10 @@ class SelfDrafter(Drafter):
         """
         if self._closed:
             raise EngineError("the engine is closed")
-        if self._inner is None:
+        if not self.lanes:
             lane, self._advice = self._open()
-            self._inner = ChainDrafter(lane, n_vocab=self._n_vocab, name=self.name)
-            self.lanes = self._inner.lanes
+            super().__init__(lane, n_vocab=self._target_vocab)
         super().start(request)
-        self._inner.start(request)
-
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
-        if self._inner is None:
-            raise EngineError("draft before start")
-        return (yield from self._inner.draft(tokens, chain, room))
 
     def advice(self) -> str:
         """What the draft is and costs; said once."""
@@ -62,8 +52,8 @@ class SelfDrafter(Drafter):
         return said
 
     def forget(self) -> None:
-        if self._inner is not None:
-            self._inner.forget()
+        if self.lanes:
+            super().forget()
 
     def close(self) -> None:
         self._closed = True

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from specllama.arrays import Row
 from specllama.errors import ContextFull, EngineError
 from specllama.speculative.asking import Asking
-from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.noise import draw
 from specllama.speculative.sampling import SamplerChain, confidence
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
@@ -39,16 +39,18 @@ class Stepping(Drafter):
         raise NotImplementedError
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        request = self.request
         if room.n <= 0:
             return EMPTY_DRAFT
         row, fits = yield from self.begin(tokens, room)
         if row is None or fits <= 0:
             return EMPTY_DRAFT
-        return (yield from self._extend(row, chain.fork(), room, min(room.n, fits)))
+        return (yield from self._extend(request, row, chain.fork(), room, min(room.n, fits)))
 
-    def _extend(self, row: Row, ahead: SamplerChain, room: Room, n: int) -> Asking[Draft]:
+    def _extend(
+        self, request: Request, row: Row, ahead: SamplerChain, room: Room, n: int
+    ) -> Asking[Draft]:
         """Draw a token, evaluate it, and so on."""
-        request = self.request
         drawn = request.drawn(ahead)
         drafted: list[int] = []
         laws: list[Law | None] = []

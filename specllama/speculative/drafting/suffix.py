@@ -30,7 +30,6 @@ from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
 BREAK = -1  # stands between texts; never proposed
 PAST = "suffix-past"  # guesses that continue as an earlier text did
 _COUNTED = 32  # places of a match whose continuations are counted, the newest: bounds the work
-_ENDS_TRIED = 4  # match lengths compared per round
 _OVERLAP = 64  # tokens before an edit that are read again, so that matches can reach back
 _LIKELY = 0.01  # path probability below which a copy is not worth a row
 
@@ -129,19 +128,13 @@ class SuffixDrafter(Drafter):
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
         yield from ()
-        if room.judged:
-            guesses = self.guesses(tokens, room.n)
-            if not guesses:
-                return EMPTY_DRAFT
-            which, length = room.pick(guesses)
-            return self.send(guesses[which], length, room)
-        best, best_score = EMPTY_DRAFT, 0.0
-        for guess in self._found(tokens, room.n, _ENDS_TRIED):
-            draft, score = self._grow(guess, 0, room.n, lambda likely: True)
-            if score > best_score:  # the longest match wins a tie: it comes first
-                best, best_score = draft, score
-                self._used = guess.match_length
-        return best
+        guesses = self.guesses(tokens, room.n)
+        if not guesses:
+            return EMPTY_DRAFT
+        if not room.judged:
+            return self._grow(guesses[0], 0, room)
+        which, length = room.pick(guesses)
+        return self.send(guesses[which], length, room)
 
     def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
         """The most frequent way on behind the longest match, here and in earlier texts.
@@ -149,21 +142,20 @@ class SuffixDrafter(Drafter):
         An earlier text is asked only where it matches longer. Shorter matches are left out: the
         best of several doubtful promises is mostly the one that was estimated too high.
         """
-        return self._found(tokens, most, 1)
-
-    def _found(self, tokens: Sequence[int], most: int, ends: int) -> list[Guess]:
-        """A guess for each of the longest matches of either kind, the longest match first."""
         self._used = None
         self._states.clear()
         if most <= 0:
             return []
         self._follow(tokens)
-        here = [(n, self.name, at) for n, at in _ends(self._reader.matches, ends)]
-        longest = here[0][0] if here else 0
-        there = [(n, PAST, at) for n, at in _ends(self._past, ends) if n > longest]
-        for length, source, state in (*there, *here):
+        here, there = self._reader.matches, self._past
+        found = [(self.name, here)] if here.longest else []
+        if there.longest > here.longest:
+            found.insert(0, (PAST, there))
+        for source, matches in found:
+            length = matches.longest
             if length < self._min_match:
                 continue
+            state = State.at(matches.within, matches.at_least(length, _COUNTED + 1))
             guess = self._continue(state, source, length, most)
             if guess is not None:
                 self._states.setdefault(guess, state)
@@ -185,30 +177,21 @@ class SuffixDrafter(Drafter):
         """
         if length == 0:
             return EMPTY_DRAFT
-        most, worth = (room.n, room.beside) if room.judged else (length, None)
-        return self._grow(guess, length, most, worth)[0]
+        alone = Room(length, beside=_not_worth)
+        return self._grow(guess, length, room if room.judged else alone)
 
-    def _grow(
-        self, guess: Guess, trunk: int, most: int, worth: Callable[[float], bool] | None
-    ) -> tuple[Draft, float]:
-        """A tree below the match of a guess, and how many of its nodes are expected to be right.
-
-        Args:
-            trunk: tokens of the guess that are in it in any case.
-            most: nodes.
-            worth: which others to add, the likeliest first; None for a chain.
-        """
+    def _grow(self, guess: Guess, trunk: int, room: Room) -> Draft:
+        """A tree of the first ``trunk`` tokens of a guess, and what else is worth a row."""
         request = self._request
         self._used = guess.match_length
         tree = _Copies(
             lambda depth: self._trust(guess.match_length + depth),
-            max_nodes=most,
-            max_leaves=request.leaves if request and worth else 1,
+            room,
+            leaves=request.leaves if request else 1,
             is_end=request.is_eog if request else _never,
-            worth=worth,
         )
         tree.follow(self._states[guess], guess.tokens[:trunk])
-        return drive(tree.grow()), sum(tree.weight.values()) - 1.0
+        return drive(tree.grow())
 
     def _trust(self, match: int) -> float:
         """Probability that the target goes on as the text did after a match of this length."""
@@ -272,21 +255,19 @@ class _Copies(BestFirst):
 
     Args:
         trust: how reliable the match is where it is this many tokens longer.
-        worth: whether a node off the copied chain is worth a row; None where there are none.
+        room, leaves, is_end: see ``BestFirst``.
     """
 
     def __init__(
         self,
         trust: Callable[[int], float],
+        room: Room,
         *,
-        max_nodes: int,
-        max_leaves: int,
+        leaves: int,
         is_end: Callable[[int], bool],
-        worth: Callable[[float], bool] | None,
     ) -> None:
-        super().__init__(max_nodes=max_nodes, max_leaves=max_leaves, is_end=is_end)
+        super().__init__(room, leaves=leaves, is_end=is_end)
         self._trust = trust
-        self._worth = worth
         self._after: dict[tuple[int, int], State] = {}  # behind a node's token that was offered
 
     def follow(self, state: State, copied: Sequence[int]) -> None:
@@ -305,7 +286,7 @@ class _Copies(BestFirst):
 
     def _offer_all(self, node: int, ways: Sequence[tuple[int, State, float]]) -> float:
         trust, weight = self._trust(self.depth(node)), self.weight[node]
-        for token, after, share in ways if self._worth else ():
+        for token, after, share in ways:
             if weight * share * trust < _LIKELY:
                 break
             self._after[node, token] = after
@@ -318,8 +299,7 @@ class _Copies(BestFirst):
         self._offer_all(node, self._after[at].followers())
 
     def wants(self, parent: int, token: int, weight: float) -> bool:
-        assert self._worth is not None
-        wanted = self._worth(weight)
+        wanted = self.window.beside(weight)
         if not wanted:
             self.stop()  # the rest is less likely
         return wanted
@@ -330,15 +310,8 @@ def _size(length: int) -> int:
     return min(length.bit_length(), len(_RELIABLE)) - 1
 
 
-def _ends(matches: Matches, most: int) -> list[tuple[int, State]]:
-    """(match length, state) of the longest ends of the text that occur, the longest first."""
-    found: list[tuple[int, State]] = []
-    lengths = matches.lengths
-    while len(lengths) and len(found) < most:
-        n = int(lengths.max())
-        found.append((n, State.at(matches.within, matches.at_least(n, _COUNTED + 1))))
-        lengths = lengths[lengths < n]
-    return found
+def _not_worth(likely: float) -> bool:
+    return False
 
 
 def _never(token: int) -> bool:
