@@ -36,6 +36,7 @@ RESTRICTED = {
         "specllama.backend.llama_vocab",
         "specllama.backend.nextn_context",
         "specllama.backend.quantizer",
+        "specllama.backend.state_lanes",
         "specllama.backend.symbols",
         "specllama.backend.watch",
         "specllama.models.recipe",
