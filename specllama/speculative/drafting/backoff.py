@@ -1,9 +1,9 @@
 """How likely a token follows the last two, by what followed them in this text.
 
-A copy is judged by more than the length of its match: a token that always follows the one before it
-is safer than one of many that do (the value behind the same key). The estimate backs off from two
-tokens to one to none, each weighed against the number of different ways it went on (Witten and Bell
-1991, method C).
+A copy is judged by more than the length of its match: a token that always followed the one before
+it is a safer guess than one of many (the value behind the same key). The estimate backs off from
+two tokens to one to none, each weighed against the number of different ways it went on (Witten and
+Bell 1991, method C).
 """
 
 from __future__ import annotations

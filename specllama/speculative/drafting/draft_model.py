@@ -1,8 +1,8 @@
-"""A small model of the same vocabulary drafts a chain, one token a step.
+"""A small model with the same vocabulary drafts a chain, one token per step.
 
-Its lane keeps its accepted drafts: after a round only the tokens it has not seen are fed (the
-target token, and the last draft after a full acceptance). Where the window finds a long backlog
-too dear, only the newest part of the text is read.
+Accepted drafts stay in its lane, so after a round it reads only what is new: the target token, and
+the last draft if all were accepted. Where reading a long backlog would cost too much, it reads only
+the newest part of the text.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _WEIGHT = 0.25  # of a reading in the running mean
 
 
 class ShortReading:
-    """Whether a backlog of 2 or 3 tokens is read sooner in one pass or token by token.
+    """Whether two or three unread tokens are read faster in one pass or one by one.
 
-    Kernels for a single row can be so much better than those for a few (measured on a CPU at
-    Q8_0: two tokens cost 2.4 single ones) that it is worth finding out.
+    The kernel for a single row can be much faster than the one for a few rows (measured on a CPU
+    at Q8_0: a pass of two tokens costs 2.4 times as much as a pass of one).
     """
 
     def __init__(self) -> None:
@@ -184,8 +184,8 @@ METHOD = Method(
     label="Draft model",
     short="draft model",
     letter="d",
-    blurb="A small model of the same vocabulary writes ahead; the target checks. "
-    "The classic: best on chat and stories.",
+    blurb="A small model with the same vocabulary drafts, the target checks. "
+    "The classic; best for chat and stories.",
     cost="draft model",
     why_not=with_draft,
     open=_open,

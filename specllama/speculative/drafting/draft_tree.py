@@ -1,10 +1,10 @@
 """A draft model grows a token tree, best first (``BestFirst``).
 
-Siblings. Under ``match`` the children of a node are the first to finish the race of common noise,
-the same race in which the target draws its own token. Under ``rejection`` one child is sampled and
-the likeliest other tokens stand beside it as point masses (the hybrid rule): the sampled child goes
-first and its law leaves out the tokens that were fixed before it was drawn. How many children a
-node gets is settled before the draw.
+Siblings. Under ``match`` the children of a node are the front-runners of the race in which the
+target draws its own token (common noise). Under ``rejection`` one child is sampled, and the
+likeliest other tokens join it as point masses (the hybrid rule): verification tries the sampled
+child first, and its law leaves out the tokens fixed before it was drawn. How many children a node
+gets is decided before the draw.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def _without(law: Law, tokens: Sequence[int]) -> Law | None:
     return Law(law.ids[keep], law.probs[keep] / mass)
 
 
-OTHER_WORDS = "the draft model's text is cut into tokens anew: no laws to branch on"
+OTHER_WORDS = "the draft model has another tokenizer, so it gives no probabilities to branch on"
 
 
 def why_no_tree(facts: Facts) -> str:
@@ -267,8 +267,8 @@ METHOD = Method(
     label="Token trees",
     short="draft tree",
     letter="b",
-    blurb="The draft model's likeliest branches are checked in one pass; "
-    "pays where extra rows are cheap.",
+    blurb="The draft model proposes several branches, checked in one pass. "
+    "Pays where extra rows are cheap.",
     cost="draft model",
     why_not=why_no_tree,
     open=_open,

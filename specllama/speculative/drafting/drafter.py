@@ -18,10 +18,11 @@ from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
 class Request:
     """What stays fixed while one reply is written.
 
-    ``coins`` are the draft's own; where the rule draws with common noise, drafts do, too.
-    ``leaves`` is how many leaves a tree may have: 1 where the target or the rule takes chains only.
-    ``pass_rows`` is the widest pass and ``n_ctx`` the target's context: scouts are bounded by
-    these, not by the draft window.
+    Attributes:
+        coins: the draft's own; where the rule draws with common noise, drafts do, too.
+        leaves: most leaves of a tree; 1 where the target or the rule takes chains only.
+        pass_rows: the widest pass; with ``n_ctx``, the target's context, it bounds scouts, which
+            the draft window does not.
     """
 
     seed: int

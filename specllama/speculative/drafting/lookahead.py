@@ -1,4 +1,4 @@
-"""Lookahead decoding: the target guesses ahead in parallel and keeps what it once guessed (Fu et
+"""Lookahead decoding: the target guesses ahead in parallel and keeps its guesses for later (Fu et
 al. 2024). No draft model, no training.
 
     window    W columns of a Jacobi iteration: column i of level j guesses the token at j + i places
@@ -181,7 +181,7 @@ METHOD = Method(
     label="Lookahead",
     short="lookahead",
     letter="l",
-    blurb="The target guesses ahead in parallel (Jacobi) and checks itself. "
+    blurb="The target guesses several tokens ahead in parallel and checks them itself. "
     "Pays on GPUs with spare compute, not on CPUs.",
     cost="free",
     why_not=with_trees,

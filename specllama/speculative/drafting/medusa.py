@@ -1,10 +1,10 @@
 """Medusa: extra heads on the target's hidden state guess the next tokens all at once.
 
-No model is run to draft: the hidden state comes from the target's own last pass and a head costs
-two small products and one with an output matrix. The guesses are point masses. Under ``match`` and
-at temperature 0 they are the first to finish the race in which the target draws its token; under
-``rejection`` the likeliest. What a guess is worth is known from accuracies in the heads' file at
-temperature 0, from its share in the race or in the head's law otherwise.
+Drafting runs no model: the hidden state comes from the target's last pass, and a head costs two
+small matrix products and one with an output matrix. The guesses are point masses: under ``match``
+and at temperature 0 the front-runners of the race in which the target draws its token, under
+``rejection`` the likeliest tokens. At temperature 0 the heads' file says how often such guesses are
+right; otherwise their share in the race, or in the head's law, is taken.
 """
 
 from __future__ import annotations

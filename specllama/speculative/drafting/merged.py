@@ -1,9 +1,8 @@
-"""A free guess and a draft model in one tree.
+"""A copy of the text and a draft model in one tree.
 
-What was copied from the text (an n-gram or suffix match) stands as a branch of point masses beside
-the draft model's own; where both say the same they share nodes. Nodes leave one heap by path
-probability, so a sure copy fills the tree, a doubtful one costs a row or two, and the model goes on
-where the copy ends.
+What was copied (an n-gram or suffix match) is a branch of point masses beside the draft model's
+own branches; where both agree they share nodes. The likeliest nodes join first, so a sure copy
+fills the tree, a doubtful one takes a row or two, and the model continues where the copy ends.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ METHOD = Method(
     label="Merged",
     short="merged",
     letter="",
-    blurb="A copied branch and the draft model's branches in one tree.",
+    blurb="One tree that joins copied text with the draft model's branches.",
     cost="draft model",
     why_not=why_no_tree,
     open=_open,

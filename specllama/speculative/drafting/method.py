@@ -22,8 +22,8 @@ Branches = Literal["no", "may", "must"]
 
 NO_DRAFT = "no draft model loaded (-d)"
 NO_HEAD = "no head of the target loaded (--head)"
-CHAINS_ONLY = "this target takes chains only"
-HINTS = {  # what makes good for a reason
+CHAINS_ONLY = "this target can check chains only, no trees"
+HINTS = {  # what to do about a reason
     NO_DRAFT: "give a draft model with -d",
     NO_HEAD: "give a head that was trained for this target with --head FILE",
 }

@@ -1,9 +1,9 @@
-"""Several sources that compete for every round: copies of the text, and one source that pays.
+"""Several sources compete for every round: copies of the text, and one source that costs time.
 
-Everything that the free sources would copy is laid before the window, which learns from all of it,
-sent or not, and picks what promises most for its time. The paying source (a draft model, or a head
-of the target) is asked where no copy promises as much, and where it stays out the best copy that
-still pays goes.
+The window sees everything that the free sources would copy, learns from all of it, sent or not, and
+picks what should gain most for its time. The source that costs time (a draft model, or a head of
+the target) is asked where no copy promises as much. Where it stays out, the best copy that still
+pays is sent.
 
 The choice depends on the text so far and on what earlier rounds taught, never on a token sampled
 in this round, so it is exact under every verification rule.
@@ -122,8 +122,8 @@ METHOD = Method(
     label="Mixed",
     short="mixed",
     letter="",
-    blurb="Suffix and n-gram copies compete with the draft model (or a head of the target): "
-    "every round goes to what promises most for its time.",
+    blurb="Suffix and n-gram copies compete with the draft model (or a head of the target). "
+    "Each round uses the one that should save the most time.",
     cost="of its sources",
     why_not=always,
     open=_open,

@@ -1,6 +1,6 @@
 """Prompt lookup: what followed the last n tokens the last time they occurred.
 
-Sizes from n_max down to n_min, the longest match first, the newest of its places.
+The longest match of n_max down to n_min tokens counts; of several the newest.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ METHOD = Method(
     short="n-gram",
     letter="n",
     blurb="Copies what followed the last few tokens the last time they occurred. "
-    "Costs nothing; shines on edits, quotes and code.",
+    "Free; works best on edits, quotes and code.",
     cost="free",
     why_not=always,
     open=lambda kit: NgramDrafter(reader=kit.reader),

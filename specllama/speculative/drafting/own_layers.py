@@ -1,6 +1,6 @@
 """Self-speculation: the target drafts with some of its own layers.
 
-They are a second model, opened when the first reply asks for it: nobody pays for having the choice.
+They are a second model, opened when the first reply asks for it: having the choice costs nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ METHOD = Method(
     label="Self-speculative",
     short="layer skip",
     letter="k",
-    blurb="The target drafts with some of its own layers. Pays when a few layers go a long way.",
+    blurb="The target drafts with some of its own layers. Pays if a few layers predict it well.",
     cost="own",
     why_not=with_own("self", "layers cannot be dropped from this architecture"),
     open=lambda kit: SelfDrafter(kit.own("self").open, n_vocab=kit.target.n_vocab),

@@ -1,9 +1,8 @@
 """Drafting with a block of the target's that reads its hidden states: NextN layers, EAGLE-3 heads.
 
-It reads pairs: a token of the text, and the target's state behind the token before it. Its output
-stands in for the target's next state, so that it can go on by itself. The target's own states come
-with its verification passes: after a round the accepted tokens are read again beside these, and
-nothing else is.
+It reads pairs: a token, and the target's hidden state behind the token before it. Its own output
+stands in for the target's next state, so it can continue by itself. The target's states come with
+its verification passes: after a round, only the accepted tokens are read again, with those states.
 """
 
 from __future__ import annotations

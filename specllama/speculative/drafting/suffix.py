@@ -1,14 +1,14 @@
 """Suffix decoding: what followed the longest repeat of the text's end, by how often it followed.
 
-The longest end of the text that occurred before is looked up, whatever its length: no n-gram size
-to choose. Earlier texts are asked where they match longer, and are judged apart: what this text
-repeats is mostly meant. Continuations are followed by their counts, as in SuffixDecoding (Oliaro et
-al. 2024), which keeps two trees likewise.
+It finds the longest end of the text that occurred before, so there is no n-gram size to choose.
+Earlier texts are used only where they match longer, and are judged apart, since a text usually
+repeats itself on purpose. Continuations are weighed by their counts, as in SuffixDecoding (Oliaro
+et al. 2024), which also keeps two trees.
 
-A guess's probability is the share of its count among its siblings' times the reliability of matches
-as long as this one, which is learnt; where it comes to be tested, the guesses before it were right
-and have lengthened the match. The best nodes by path probability make the draft: a chain where the
-target takes chains, a tree where it takes trees.
+A guess's probability is its share of the counts times the reliability of a match of this length,
+which is learnt. By the time a later guess is tested, those before it were right and have lengthened
+the match. The likeliest nodes make the draft: a chain where the target takes chains, a tree where
+it takes trees.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from specllama.history import Follower, History
-from specllama.speculative.asking import Asking, drive
+from specllama.speculative.asking import Asking, Offer, drive
 from specllama.speculative.drafting.copying import Reader
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, always
@@ -132,7 +132,9 @@ class SuffixDrafter(Drafter):
         if not guesses:
             return EMPTY_DRAFT
         if not room.judged:
-            return self._grow(guesses[0], 0, room)
+            grown = [(self._grow(guess, 0, room), guess.match_length) for guess in guesses]
+            best, self._used = max(grown, key=lambda way: sum(Offer(way[0]).survival))
+            return best
         which, length = room.pick(guesses)
         return self.send(guesses[which], length, room)
 
@@ -327,8 +329,8 @@ METHOD = Method(
     label="Suffix decoding",
     short="suffix",
     letter="s",
-    blurb="Longest match of any length in this text (and, if you let it keep them, earlier ones), "
-    "with the most frequent continuation.",
+    blurb="Finds the longest earlier match of the text's end (also in earlier texts, if they are "
+    "kept) and copies its most frequent continuation.",
     cost="free",
     why_not=always,
     open=_open,

@@ -1,14 +1,14 @@
-"""Draft models of another vocabulary. Both ways are lossless: what is sent are target tokens.
+"""Draft models with another vocabulary. Both ways are lossless: target tokens are sent.
 
 shared tokens   Tokens are matched by their text. The draft's law is restricted to the tokens that
                 both know and renormalised, so q is the law of the token that is really sent and
                 every rule and proposer works unchanged (token-level intersection, Timor et al.
                 2025). Needs nearly all of the draft's tokens to be known to the target.
-new tokens      The draft model writes greedily in its own tokens; its bytes are cut into target
-                tokens anew. No law of the target's tokens is known then: they are point masses
-                (assisted generation across tokenizers, universal assisted decoding).
+new tokens      The draft model writes greedily in its own tokens, and its text is tokenised again
+                for the target. Then no probabilities of the target's tokens are known: they are
+                point masses (assisted generation across tokenizers, universal assisted decoding).
 
-How the text is spelled for the draft model changes what it guesses, never what is emitted.
+How the text is spelled for the draft model can only change the guesses, never what is emitted.
 """
 
 from __future__ import annotations
