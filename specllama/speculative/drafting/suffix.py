@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from specllama.history import Follower, History
-from specllama.speculative.asking import Asking, Offer, drive
+from specllama.speculative.asking import Asking, drive
 from specllama.speculative.drafting.copying import Reader
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, always
@@ -132,9 +132,9 @@ class SuffixDrafter(Drafter):
         if not guesses:
             return EMPTY_DRAFT
         if not room.judged:
-            grown = [(self._grow(guess, 0, room), guess.match_length) for guess in guesses]
-            best, self._used = max(grown, key=lambda way: sum(Offer(way[0]).survival))
-            return best
+            grown = [(*self._grow(guess, 0, room), guess.match_length) for guess in guesses]
+            draft, _, self._used = max(grown, key=lambda way: way[1])
+            return draft
         which, length = room.pick(guesses)
         return self.send(guesses[which], length, room)
 
@@ -180,10 +180,10 @@ class SuffixDrafter(Drafter):
         if length == 0:
             return EMPTY_DRAFT
         alone = Room(length, beside=_not_worth)
-        return self._grow(guess, length, room if room.judged else alone)
+        return self._grow(guess, length, room if room.judged else alone)[0]
 
-    def _grow(self, guess: Guess, trunk: int, room: Room) -> Draft:
-        """A tree of the first ``trunk`` tokens of a guess, and what else is worth a row."""
+    def _grow(self, guess: Guess, trunk: int, room: Room) -> tuple[Draft, float]:
+        """A tree of the first ``trunk`` tokens of a guess and what else is worth a row; its worth."""
         request = self._request
         self._used = guess.match_length
         tree = _Copies(
@@ -193,7 +193,7 @@ class SuffixDrafter(Drafter):
             is_end=request.is_eog if request else _never,
         )
         tree.follow(self._states[guess], guess.tokens[:trunk])
-        return drive(tree.grow())
+        return drive(tree.grow()), sum(tree.weight.values())
 
     def _trust(self, match: int) -> float:
         """Probability that the target goes on as the text did after a match of this length."""
