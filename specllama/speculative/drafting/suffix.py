@@ -183,7 +183,10 @@ class SuffixDrafter(Drafter):
         return self._grow(guess, length, room if room.judged else alone)[0]
 
     def _grow(self, guess: Guess, trunk: int, room: Room) -> tuple[Draft, float]:
-        """A tree of the first ``trunk`` tokens of a guess and what else is worth a row; its worth."""
+        """A tree of the first ``trunk`` tokens of a guess and what else is worth a row.
+
+        Returns what it promises, too: 1 and the expected number of accepted tokens.
+        """
         request = self._request
         self._used = guess.match_length
         tree = _Copies(
