@@ -1,4 +1,4 @@
-"""Replay a trace through a window without a model: what it would have decided, and its loss.
+"""Replay a trace through real rounds without a model: what a window decides, and its loss.
 
 A trace says, position by position, whether a drafted token would have been right, how sure the
 draft was, and what a copy from the text would have guessed. Costs are in plain steps and the clock
@@ -12,8 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specllama.speculative.types import Draft, Guess
-from specllama.speculative.window import Outcome, Window
+import numpy as np
+
+from specllama.params import SamplingParams
+from specllama.speculative.asking import Ask, Asking, Offer, Pass, drive
+from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.mixed import MixedDrafter
+from specllama.speculative.round import Rounds
+from specllama.speculative.rules import RandomCoins, rule_of
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
+from specllama.speculative.window import Window
 
 _GUESS, _TRUTH = 1, 2  # token ids: a wrong guess and what the target wrote
 
@@ -85,6 +94,85 @@ class VirtualClock:
         self.now += n / 1e3
 
 
+@dataclass(slots=True)
+class _Lane:
+    """A place where nothing is kept: passes are answered from the recording."""
+
+    n_ctx: int = 1 << 30
+    n_vocab: int = 3
+    n_batch: int = 1 << 30
+    tokens: list[int] = field(default_factory=list)
+
+
+class Recorded(Drafter):
+    """Drafts from a trace.
+
+    Args:
+        start: tokens of the text before the first spot.
+    """
+
+    name = "draft"
+
+    def __init__(self, trace: Sequence[Spot], start: int) -> None:
+        self._trace = trace
+        self._start = start
+
+    def spots(self, tokens: Sequence[int], n: int) -> Sequence[Spot]:
+        """The ``n`` spots behind ``tokens``."""
+        at = len(tokens) - self._start
+        return self._trace[at : at + n]
+
+
+class _Model(Recorded):
+    """A draft model. ``peek``: it tells its drawn tokens (rule ``match``)."""
+
+    def __init__(self, trace: Sequence[Spot], start: int, *, peek: bool) -> None:
+        super().__init__(trace, start)
+        self._peek = peek
+        self._lane = _Lane()
+        self._known = self._fed = 0  # tokens of the text that it has read; and guesses behind it
+
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        read = room.begin(self.name, len(tokens) - self._known)
+        if not read:
+            return EMPTY_DRAFT
+        self._known, self._fed = len(tokens), 0
+        yield Pass(self._lane, tokens[-read:])
+        guesses: list[int] = []
+        confidence: list[float | None] = []
+        for spot in self.spots(tokens, room.n):
+            token = _TRUTH if spot.hit else _GUESS
+            seen = (spot.lead, token) if self._peek else (None, None)
+            if not room.include(spot.confidence, *seen):
+                break
+            guesses.append(token)
+            confidence.append(spot.confidence)
+            if len(guesses) == room.n or not room.keep_going(len(guesses), spot.confidence):
+                break
+            yield Pass(self._lane, [token])
+            self._fed += 1
+        return Draft.chain(guesses, self.name, confidence=confidence)
+
+    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
+        self._known += min(len(verdict.path), self._fed)
+        self._fed = 0
+
+
+class _Copies(Recorded):
+    name = "ngram"
+
+    def guesses(self, tokens: Sequence[int], most: int) -> Sequence[Guess]:
+        (spot,) = self.spots(tokens, 1)
+        if spot.copy is None:
+            return ()
+        length, offered, right = spot.copy
+        guess = [_TRUTH if i < right else _GUESS for i in range(min(offered, most))]
+        return (Guess(self.name, tuple(guess), length),)
+
+    def send(self, guess: Guess, length: int, room: Room) -> Draft:
+        return Draft.chain(guess.tokens[:length], self.name)
+
+
 def replay(
     trace: Sequence[Spot],
     window: Window,
@@ -95,8 +183,9 @@ def replay(
     prompt: int = 0,
     peek: bool = True,
     use_model: bool = True,
+    drafter: Drafter | None = None,
 ) -> Replay:
-    """Walk a trace with a window that was made with ``clock``.
+    """The rounds of a trace with a window that was made with ``clock``; passes only take time.
 
     Args:
         verify: cost of a pass of n rows, ``verify[1] == 1``.
@@ -104,6 +193,7 @@ def replay(
         prompt: tokens that the draft has to read before its first guess.
         peek: whether the draft tells its drawn token (rule ``match``).
         use_model: False replays copies only.
+        drafter: drafts instead of the recorded copies and the recorded model.
     """
     table = None if isinstance(draft, (int, float)) else draft
     step = float(draft) if isinstance(draft, (int, float)) else draft[1]
@@ -114,80 +204,51 @@ def replay(
         return table[n] if n < len(table) else table[-1] * n / (len(table) - 1)
 
     out = Replay()
-    at, lag = 0, max(prompt, 1)
-    last = len(trace) - 1
-    while at < last:
+    tokens = [_TRUTH] * max(prompt, 1)
+    start, last = len(tokens), len(trace) - 1
+    target = _Lane()
+    rows = np.zeros((len(verify), target.n_vocab), np.float32)
+    rows[:, _TRUTH] = 1.0
+
+    def answer(ask: Ask) -> object:
+        if isinstance(ask, Pass):
+            n = len(ask.tokens)
+            out.steps += ask.lane is not target
+            clock.steps(verify[n] if ask.lane is target else reading(n))
+            return rows[:n]
+        return ask.size if isinstance(ask, Offer) else None
+
+    model = [_Model(trace, start, peek=peek)] if use_model else []
+    drafter = drafter or MixedDrafter([_Copies(trace, start), *model])
+    chain = SamplerChain(SamplingParams(temperature=0.0), tokens=tokens)
+    rule, coins = rule_of("match", greedy=True), RandomCoins(0)
+    drafter.start(Request(seed=0, rule=rule, coins=coins, is_eog=_never))
+    rounds = Rounds(
+        target=target,
+        drafter=drafter,
+        tokens=tokens,
+        chain=chain,
+        window=window,
+        rule=rule,
+        seed=0,
+        coins=coins,
+        is_stop=_never,
+        pass_rows=len(verify) - 1,
+        clock=clock,
+    )
+    while (left := last - (len(tokens) - start)) > 0:
         begin = clock.now
-        plan = window.plan(min(last - at, len(verify) - 2))
-        sent, source, right = 0, "none", 0
-        confidences: list[float | None] = []
-        room = plan.room
-        copy = trace[at].copy
-        if plan.draft_max and room is not None and copy is not None:
-            length, offered, correct = copy
-            guesses = [_TRUTH if i < correct else _GUESS for i in range(offered)]
-            sent = room.pick((Guess("ngram", tuple(guesses), length),))[1]
-            if sent:
-                source, right = "ngram", min(correct, sent)
-        if plan.draft_max and room is not None and not sent and use_model:
-            read = room.begin("draft", lag)
-            if read:
-                clock.steps(reading(read))
-                fed = 0  # guesses that the draft has read
-                while True:
-                    out.steps += 1
-                    spot = trace[at + sent]
-                    token = _TRUTH if spot.hit else _GUESS
-                    if not room.include(
-                        spot.confidence, spot.lead if peek else None, token if peek else None
-                    ):
-                        break
-                    sent += 1
-                    confidences.append(spot.confidence)
-                    if sent >= plan.draft_max or not room.keep_going(sent, spot.confidence):
-                        break
-                    clock.steps(step)
-                    fed += 1
-                source = "draft" if sent else "none"
-                while right < sent and trace[at + right].hit:
-                    right += 1
-                lag = right + 1 - min(right, fed)
-            else:
-                lag += 1
-        elif plan.draft_max and room is None:  # a window that fixes its length beforehand
-            sent = plan.draft_max
-            source = "draft"
-            clock.steps(reading(lag) + (sent - 1) * step)
-            while right < sent and trace[at + right].hit:
-                right += 1
-            lag = 1 if right < sent else 2
-        else:
-            lag += right + 1
-        reason = plan.reason
-        if plan.explain is not None:
-            reason = plan.explain(Draft.chain([0] * sent, source)).reason
+        done = drive(rounds.round(left + 1), answer)
+        reason = done.plan.reason
         out.reasons[reason] = out.reasons.get(reason, 0) + 1
-        drafted_at = clock.now
-        clock.steps(verify[sent + 1])
-        emitted = right + 1
-        window.observe(
-            Outcome(
-                source=source,
-                drafted=sent,
-                accepted=right,
-                emitted=emitted,
-                confidence=tuple(confidences),
-                draft_ms=(drafted_at - begin) * 1e3,
-                verify_ms=(clock.now - drafted_at) * 1e3,
-                round_ms=(clock.now - begin) * 1e3,
-                tokens=(_TRUTH,) * emitted,
-            )
-        )
-        out.drafted += sent
-        out.accepted += right
-        out.add(emitted, (clock.now - begin) * 1e3)
-        at += emitted
+        out.drafted += len(done.draft)
+        out.accepted += len(done.verdict.path)
+        out.add(len(done.tokens), (clock.now - begin) * 1e3)
     return out
+
+
+def _never(token: int) -> bool:
+    return False
 
 
 def trace_of_rounds(rounds: Iterable[dict[str, Any]]) -> list[Spot]:

@@ -84,6 +84,7 @@ class Rounds:
         tokens: prompt tokens; grows in place.
         chain: the sampler chain positioned after ``tokens``.
         pass_rows: widest pass of the target.
+        clock: seconds; a virtual one in simulations.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Rounds:
         coins: Coins,
         is_stop: Callable[[int], bool],
         pass_rows: int,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.tokens = tokens
         self.chain = chain
@@ -110,6 +112,7 @@ class Rounds:
         self._coins = coins
         self._is_stop = is_stop
         self._pass_rows = pass_rows
+        self._clock = clock or perf_counter
         # whether a draft may be cut for what it holds, see ``Offer``
         self._peek = rule.peek or chain.greedy
         self._shared: Shared | None = None
@@ -125,7 +128,8 @@ class Rounds:
         Raises:
             ContextFull: no room for the pending token.
         """
-        begin = perf_counter()
+        clock = self._clock
+        begin = clock()
         past = len(self.tokens) - 1
         plan, draft, read = Plan(0, "first token"), EMPTY_DRAFT, 0
         if first is None:
@@ -135,7 +139,7 @@ class Rounds:
             draft, read = yield from self._draft(plan)
             if plan.explain is not None:
                 plan = plan.explain(draft)
-        drafted = perf_counter()
+        drafted = clock()
         if n := len(draft):
             offer = Offer(draft, n if self._peek else max(asked, n), self._peek, self.window)
             granted: int = yield offer
@@ -153,7 +157,7 @@ class Rounds:
                     parents=None if draft.is_line else [-1, *(p + 1 for p in draft.parents)],
                     tell=self._tell,
                 )
-                evaluated = perf_counter()
+                evaluated = clock()
             else:
                 rows = first[None]
             walk = TargetWalk(rows, self.chain)
@@ -165,7 +169,7 @@ class Rounds:
         except BaseException:
             yield Cut(self.target, past)
             raise
-        settling = perf_counter()
+        settling = clock()
         kept = len(verdict.path)
         new = [draft.tokens[i] for i in verdict.path]
         if verdict.target_token is None:
@@ -176,13 +180,13 @@ class Rounds:
             yield Keep(self.target, (0, *(i + 1 for i in verdict.path[:kept])))
         elif kept < len(draft):
             yield Cut(self.target, past + 1 + kept)
-        verify_s = evaluated - drafted + perf_counter() - settling
+        verify_s = evaluated - drafted + clock() - settling
 
         if verdict.target_token is not None:
             self.chain.advance_committed(verdict.target_token, self._is_stop)
         self.tokens.extend(new)
         self.drafter.commit(self.tokens, draft, verdict)
-        done = perf_counter()
+        done = clock()
         draft_ms, verify_ms = (drafted - begin) * 1e3, verify_s * 1e3
         shared = self._shared
         if first is None:  # else there was no pass to learn from

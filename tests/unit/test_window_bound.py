@@ -20,12 +20,14 @@ import pytest
 from test_window_sources import MEASURED
 from test_window_traces import CLIFF, CPU, DEAR, GPU, KINDS, trace
 
-from specllama.bench.replay import Spot, VirtualClock, replay
+from specllama.bench.replay import Recorded, Spot, VirtualClock, replay
 from specllama.engine.profiles import Profile, band
 from specllama.params import GenerateParams, SamplingParams, VerifyRule
+from specllama.speculative.asking import Asking
 from specllama.speculative.policy.controller import Controller
 from specllama.speculative.policy.ledger import BEHIND, EPSILON
-from specllama.speculative.window import Outcome
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import Draft, Room
 
 SEQUENCES = int(os.environ.get("SPECLLAMA_SEQUENCES", "200"))
 MACHINES = {
@@ -44,6 +46,17 @@ LAWS: tuple[tuple[VerifyRule, float], ...] = (
     ("rejection", 0.9),
     ("block", 1.1),
 )
+
+
+class Blind(Recorded):
+    """A drafter that asks for rows only, and sends as many as it gets."""
+
+    name = "lookahead"
+
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        yield from ()
+        spots = self.spots(tokens, room.rows(room.n + 1) - 1)
+        return Draft.chain([2 if spot.hit else 1 for spot in spots], self.name)
 
 
 @dataclass
@@ -97,40 +110,14 @@ class User:
         window.drafts_with(method, paid)
         if prompt:
             window.prefilled(prompt, prompt * self.verify[-1] / (len(self.verify) - 1))
-        if method == "lookahead":
-            rounds = self.blindly(window, spots)
-        else:
-            told = (
-                [replace(s, copy=None) for s in spots] if method in ("draft", "eagle3") else spots
-            )
-            done = replay(
-                told, window, clock, verify=self.verify, draft=self.step, prompt=prompt, peek=peek,
-                use_model=method != "ngram",
-            )  # fmt: skip
-            rounds = [(n - m, t - s) for (m, s), (n, t) in pairwise(done.progress)]
+        told = [replace(s, copy=None) for s in spots] if method in ("draft", "eagle3") else spots
+        blind = method == "lookahead"
+        done = replay(
+            told, window, clock, verify=self.verify, draft=self.step, prompt=0 if blind else prompt,
+            peek=peek, use_model=method != "ngram", drafter=Blind(spots, 1) if blind else None,
+        )  # fmt: skip
         window.finish()
-        return rounds
-
-    def blindly(self, window: Controller, spots: list[Spot]) -> list[tuple[int, float]]:
-        """A proposer that asks for rows only, and sends as many as it gets."""
-        rounds: list[tuple[int, float]] = []
-        at = 0
-        while at < len(spots) - 1:
-            plan = window.plan(min(len(spots) - 1 - at, len(self.verify) - 2))
-            n = plan.room.rows(plan.draft_max + 1) - 1 if plan.room is not None else 0
-            right = 0
-            while right < n and spots[at + right].hit:
-                right += 1
-            took = self.verify[n + 1]
-            window.observe(
-                Outcome(
-                    method_name(n), n, right, right + 1, (None,) * n, 0.0, took, took,
-                    (1,) * (right + 1),
-                )
-            )  # fmt: skip
-            rounds.append((right + 1, took))
-            at += right + 1
-        return rounds
+        return [(n - m, t - s) for (m, s), (n, t) in pairwise(done.progress)]
 
     def tune(self, rng: random.Random) -> None:
         """Careful measurements and lessons, as ``specllama tune`` takes them."""
@@ -143,10 +130,6 @@ class User:
             for _ in range(4):
                 self.write(text(rng, 40), "mixed", *rng.choice(LAWS), 40)
                 self.profile.forgive()
-
-
-def method_name(n: int) -> str:
-    return "lookahead" if n else "none"
 
 
 def text(rng: random.Random, n: int) -> list[Spot]:
