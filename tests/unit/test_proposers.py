@@ -402,16 +402,16 @@ def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
         def reusable(self, tokens: Sequence[int], cached: int) -> int:
             return cached // 2
 
-        def read_prompt(self) -> Asking[None]:
+        def read_prompt(self, tokens: Sequence[int], n: int) -> Asking[None]:
             yield from ()
-            self.read += 1
+            self.read += n
 
     head = Head("eagle3", "layer_inputs")
     mixed = Drafters(FakeContext(FakeTable(V)), made={"eagle3": head}).drafter("mixed")
     assert isinstance(mixed, MixedDrafter)
     assert (mixed.paid, mixed.needs) == ("eagle3", "layer_inputs")
-    drive(mixed.read_prompt())
-    assert head.read == 1
+    drive(mixed.read_prompt([1] * 9, 8))
+    assert head.read == 8
     assert mixed.reusable([1] * 9, 8) == 4
     assert "EAGLE-3" in mixed.advice()
     assert mixed.advice() == "", "said once"

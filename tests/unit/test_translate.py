@@ -287,7 +287,7 @@ def test_real_files_with_other_tokenizers(
         assert names["draft"].available
         assert names["tree"].available == (kind == "shared")
         if kind != "shared":
-            assert "anew" in names["tree"].reason
+            assert "another tokenizer" in names["tree"].reason
         proposer: Drafter = engine.drafter("draft")
         assert isinstance(proposer, RetokenizingDrafter) == (kind != "shared")
         for temperature in (0.0, 0.9):
