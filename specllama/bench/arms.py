@@ -244,7 +244,7 @@ def make_useless(engine: Engine) -> None:
 
     for name in engine.drafters:
         drafter = engine.drafter(name)
-        if isinstance(drafter, ChainDrafter):
+        if isinstance(drafter, ChainDrafter) and drafter.lanes:  # own layers may not be open yet
             lane: Any = drafter.lane
             forward = lane.forward
 

@@ -129,11 +129,8 @@ class Tuning:
 
 def draft_context(engine: Engine) -> Any:
     """The draft model's context, None without one."""
-    for name in engine.drafters:
-        drafter = engine.drafter(name)
-        if isinstance(drafter, ChainDrafter):
-            return drafter.lane
-    return None
+    drafter = engine.drafter("draft") if "draft" in engine.drafters else None
+    return drafter.lane if isinstance(drafter, ChainDrafter) else None
 
 
 def pick(prompts: Sequence[Prompt], per_slice: int, skip: int = 0) -> list[Prompt]:

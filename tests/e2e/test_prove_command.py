@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from engines import loaded
+from engines import Given, loaded
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.bench.proof import RowProbe, available, probe_stated_rows, prove, random_pauses
@@ -89,7 +90,8 @@ def test_any_decision_of_a_window_gives_the_same_text(
     tiny: Engine, prompts: list[Prompt], proposer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(proposer)
-    monkeypatch.setattr(tiny, "windows", lambda params: Moody(params, rng))
+    windows = Given(tiny.info, lambda params: Moody(params, rng))
+    monkeypatch.setattr(tiny, "_loaded", replace(tiny._loaded, windows=windows))
     cases = list(prove(tiny, prompts[4:8], proposers=(proposer,), draft_max=(6, 6), max_tokens=24))
     assert len(cases) == 24
     assert [c for c in cases if not c.identical] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,7 +46,8 @@ def sleepy(own_tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> random.Random:
 
     monkeypatch.setattr(kind, "forward", slow)
     # what other tests lost is not this one's: an account that is empty drafts nothing
-    monkeypatch.setattr(own_tiny, "windows", Windows(Profile(), own_tiny.info))
+    windows = Windows(Profile(), own_tiny.info)
+    monkeypatch.setattr(own_tiny, "_loaded", replace(own_tiny._loaded, windows=windows))
     return rng
 
 
