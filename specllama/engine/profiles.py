@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -125,10 +124,7 @@ class Profile:
         return twin
 
     def learned(self, name: str) -> Learned:
-        if name not in self._bands:  # begins with what is known at another temperature
-            known = max(self._bands.values(), key=lambda one: one.tested, default=Learned())
-            self._bands[name] = deepcopy(known)
-        return self._bands[name]
+        return self._bands.setdefault(name, Learned())
 
     @contextmanager
     def practice(self) -> Iterator[None]:

@@ -186,18 +186,3 @@ def test_the_most_that_an_untimed_pass_can_cost() -> None:
     table.set(4, 16.0)
     assert table.most(4) == pytest.approx(16.0)
     assert table.most(6) == pytest.approx(36.0)
-
-
-def test_one_disturbed_pass_does_not_keep_all_others_of_its_width_away() -> None:
-    """Believed whole, it would make every draft of that width too dear, and stay for ever."""
-    table = CostTable()
-    for _ in range(5):
-        table.observe(1, 20.0)
-    table.observe(4, 80.0)
-    assert table.upto(4)[4] < 2.0 * 20.0 < table.ms(4) < table.most(5)
-    table.observe(4, 28.0)
-    assert table.upto(4)[4] == table.ms(4) == pytest.approx(28.0)
-    # a width that others agree with is believed at once
-    table.set(8, 96.0)
-    table.observe(6, 62.0)
-    assert table.upto(6)[6] == pytest.approx(62.0)

@@ -26,7 +26,6 @@ _PRIOR: dict[Kind, tuple[list[float], list[float]]] = {
 # Confidence never counts against a guess.
 _BOUNDS = ((-8.0, 8.0), (0.02, 3.0), (0.0, 3.0), (-8.0, 8.0))
 _FORGET = 0.998
-_BELIEF = 4  # tested guesses that the first mean counts for
 _RECENT = 24  # looks that say what the next one will be like
 # Looks before the first one, by acceptance in tenths: many of a good draft model's guesses are all
 # but certain, the others are anything.
@@ -153,7 +152,7 @@ class Acceptance:
         for i, (low, high) in enumerate(_BOUNDS):
             theta[i] = min(max(theta[i] + sum(map(mul, p[i], x)) * (y - a), low), high)
         if depth or not self.labels:
-            self.mean += (y - self.mean) / min(self.labels + _BELIEF, _RECENT)
+            self.mean += (y - self.mean) / _RECENT
         self.labels += 1
         self._spread = []
 

@@ -62,11 +62,6 @@ class Learned:
     reply: Mean = field(default_factory=lambda: Mean(128.0, 1))
     round: Mean = field(default_factory=lambda: Mean(3.0, 1))
 
-    @property
-    def tested(self) -> int:
-        """Guesses that were tested."""
-        return sum(source.labels for source in self.sources.values())
-
     def source(self, name: str, kind: Kind) -> Acceptance:
         if name not in self.sources:
             self.sources[name] = Acceptance(kind)

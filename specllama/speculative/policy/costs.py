@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specllama.speculative.drafting.method import books_own
@@ -64,9 +63,7 @@ class CostTable:
 
     def ratio(self, rows: int) -> float:
         """a(rows) in single passes."""
-        return self._between(rows, self.ratios)
-
-    def _between(self, rows: int, known: Mapping[int, float]) -> float:
+        known = self.ratios
         if rows in known:
             return known[rows]
         below = max(cell for cell in known if cell <= rows)
@@ -77,15 +74,6 @@ class CostTable:
         # of a wider pass that seemed to cost less no slope can be told
         slope = (low - 1.0) / (below - 1) if low > 1.0 else self.slope
         return low + slope * (rows - below)
-
-    def _hoped(self, cell: int) -> float:
-        """A ratio for deciding what to try: where a single time is far above what the others say,
-        not all of it is believed. Were it that of a disturbed pass, nothing so wide would be tried
-        again, and it would stay."""
-        if cell == 1 or self.counts.get(cell) != 1:
-            return self.ratios[cell]
-        others = {other: ratio for other, ratio in self.ratios.items() if other != cell}
-        return min(self.ratios[cell], self._between(cell, others) * math.exp(CLAMP))
 
     def ms(self, rows: int, depth: int = 0) -> float:
         """Expected milliseconds of a pass; 0 rows cost nothing."""
@@ -101,10 +89,9 @@ class CostTable:
         return (self.level or 0.0) * ratio + self.deep * rows * (depth / _DEEP)
 
     def upto(self, rows: int, depth: int = 0) -> list[float]:
-        """``[0, ms(1), ..., ms(rows)]``, to be indexed by row count: to decide what to try."""
+        """``[0, ms(1), ..., ms(rows)]``, to be indexed by row count."""
         if len(self._flat) <= rows:
-            hoped = {cell: self._hoped(cell) for cell in self.ratios}
-            self._flat = [0.0, *(self._between(n, hoped) for n in range(1, rows + 1))]
+            self._flat = [0.0, *(self.ratio(n) for n in range(1, rows + 1))]
         one, deep = self.level or 0.0, self.deep * (depth / _DEEP)
         return [one * r + deep * n for n, r in enumerate(self._flat[: rows + 1])]
 
