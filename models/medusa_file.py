@@ -24,6 +24,7 @@ architecture; specllama computes the heads itself.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,14 @@ class MedusaFacts:
     @property
     def needs_target_output(self) -> bool:
         return not all(self.own_output)
+
+    def measured(self, depth: int, top: float) -> list[float]:
+        """How often the guesses of head ``depth`` (from 1) were right, by rank, where its best
+        token has the probability ``top``; [] where nobody measured."""
+        if not self.accuracies.size:
+            return []
+        rates: list[float] = self.accuracies[depth - 1, bisect_right(self.bands, top)].tolist()
+        return rates
 
 
 def vocabulary_digest(header: GgufHeader) -> str:

@@ -7,7 +7,6 @@ stands in for g (what its training unrolled).
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import llama_cpp as ll
@@ -17,15 +16,14 @@ from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_cache import decode_error, require_running, stop_on
 from specllama.backend.llama_pool import LlamaPool
 from specllama.backend.state_lanes import LlamaStates, StateBatch, StateContext
-from specllama.backend.symbols import function
 from specllama.backend.symbols import rows as view
 from specllama.errors import EngineError
 from specllama.models.eagle3_file import EagleFacts, check_target, read_facts
-from specllama.models.gguf import read_header
 from specllama.models.memory import HEAD_BATCH, estimate_head, require_fit
 
 if TYPE_CHECKING:
     from specllama.backend.loaded_target import LoadedTarget
+    from specllama.models.gguf import GgufHeader
 
 
 class EagleContext(StateContext):
@@ -61,7 +59,7 @@ class EagleContext(StateContext):
         status = ll.llama_encode(self.handle, batch)
         if status != 0:
             raise decode_error(status, self.n_ctx)
-        fused: Rows = view(function("llama_get_embeddings_nextn")(self.handle), n, self.width)
+        fused: Rows = view(self._nextn(self.handle), n, self.width)
         return fused.copy()
 
     def close(self) -> None:
@@ -81,8 +79,8 @@ class EagleStates(LlamaStates):
         return self._encoder.encode(self._sequence, self.n_past, features)
 
 
-def open_eagle3(path: Path, target: LoadedTarget) -> EagleContext:
-    """The head of ``path``.
+def open_eagle3(header: GgufHeader, target: LoadedTarget) -> EagleContext:
+    """The head of a file.
 
     Raises:
         PairIncompatible: no EAGLE-3 head, one of another target, or an architecture whose hidden
@@ -90,7 +88,6 @@ def open_eagle3(path: Path, target: LoadedTarget) -> EagleContext:
         BadGguf, UnsupportedModel, CannotLoad: damaged, or refused by llama.cpp.
         DoesNotFit: not enough memory is free beside the target.
     """
-    header = read_header(path)
     facts = read_facts(header)
     check_target(facts, header, target.header)
     target.pool.offer_layers(facts.layers)
@@ -98,7 +95,7 @@ def open_eagle3(path: Path, target: LoadedTarget) -> EagleContext:
         n_ctx = target.pool.n_ctx * target.options.parallel
         require_fit(estimate_head(header, target.header, n_ctx=n_ctx))
     model = LlamaModel(
-        path,
+        header.path,
         pre=header.pre_tokenizer or "",
         gpu_layers=str(target.model.gpu_layers),
         use_mmap=target.options.use_mmap,

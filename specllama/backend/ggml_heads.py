@@ -1,6 +1,6 @@
 """Medusa heads computed by ggml's CPU kernels, on the weights as they are stored.
 
-The same arithmetic as ``spec.medusa.Heads`` at a quarter of the memory traffic of float32 (a head
+The same arithmetic as ``medusa_heads.Heads`` at a quarter of the memory traffic of float32 (a head
 is read once per guess, so traffic is its cost), on several threads, and with any tensor type that
 llama.cpp knows. Activations are rounded to 8 bits as in llama.cpp's own passes; a guess may differ
 by that, never the text.
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from specllama.arrays import FloatArray, Row
+from specllama.arrays import Row
 from specllama.backend.symbols import ggml
 from specllama.errors import BadGguf, CannotLoad
 from specllama.models.gguf import GgufHeader
@@ -84,7 +84,7 @@ def _ggml() -> dict[str, Callable[..., Any]]:
 
 
 class GgmlHeads:
-    """All heads of a file, ready to run; see ``spec.medusa.Heads`` for what they compute.
+    """All heads of a file, ready to run; see ``medusa_heads.Heads`` for what they compute.
 
     Args:
         header, facts: of a head file that was checked against ``target``.
@@ -102,8 +102,7 @@ class GgmlHeads:
         self._ctx = None
         self._facts = facts
         self._ids = read_output_ids(header, facts)
-        self._edges: FloatArray = np.array(facts.bands, np.float64)
-        self._rates: FloatArray = facts.accuracies.astype(np.float64)
+        self.measured = facts.measured
         sources = [(header, name) for name in header.by_name if name != "ids"]
         if facts.needs_target_output:
             sources.append((target, output_name(target)))
@@ -145,15 +144,6 @@ class GgmlHeads:
         row = np.full(self._facts.vocab, -np.inf, np.float32)
         row[self._ids] = rows
         return row
-
-    def measured(self, depth: int, top: float) -> FloatArray:
-        """See ``Heads.measured``."""
-        if not self._rates.size:
-            return np.empty(0)
-        rates: FloatArray = self._rates[
-            depth - 1, int(np.searchsorted(self._edges, top, side="right"))
-        ]
-        return rates
 
     def close(self) -> None:
         """Free the weights; nothing may be computed afterwards."""

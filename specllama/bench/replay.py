@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from specllama.events import RoundDone
 from specllama.params import SamplingParams
 from specllama.speculative.asking import Ask, Asking, Offer, Pass, drive
 from specllama.speculative.drafting.drafter import Drafter, Request
@@ -251,8 +250,8 @@ def _never(token: int) -> bool:
     return False
 
 
-def trace_of_rounds(rounds: Iterable[dict[str, Any]]) -> list[Spot]:
-    """A trace from the ``round`` lines of a round log.
+def trace_of_rounds(rounds: Iterable[RoundDone]) -> list[Spot]:
+    """A trace from rounds, played or logged.
 
     Tested guesses are known; a position that no guess was tested on (a plain step, a bonus token)
     takes the outcome of the last tested one.
@@ -260,26 +259,8 @@ def trace_of_rounds(rounds: Iterable[dict[str, Any]]) -> list[Spot]:
     spots: list[Spot] = []
     last = Spot(False, 0.5)
     for done in rounds:
-        accepted, drafted = int(done["accepted"]), len(done["drafted"])
-        confidence = list(done.get("confidence") or [])
-        for i in range(len(done["emitted"])):
-            if i < drafted and i <= accepted:
-                c = confidence[i] if i < len(confidence) else None
-                last = Spot(i < accepted, c if c is None else float(c))
+        for i in range(len(done.emitted)):
+            if i < len(done.drafted) and i <= done.accepted:
+                last = Spot(i < done.accepted, done.confidence[i])
             spots.append(last)
     return spots
-
-
-def trace_of_log(path: Path) -> list[Spot]:
-    """A trace from a round log file; torn and foreign lines are skipped."""
-    import msgspec
-
-    rounds: list[dict[str, Any]] = []
-    for line in path.read_bytes().splitlines():
-        try:
-            data = msgspec.json.decode(line)
-        except (msgspec.DecodeError, RecursionError):
-            continue
-        if isinstance(data, dict) and "drafted" in data and "accepted" in data:
-            rounds.append(data)
-    return trace_of_rounds(rounds)

@@ -33,7 +33,6 @@ from specllama.params import SEED_DRAWN, GenerateParams
 from specllama.speculative.asking import Ask, Asking, Cut, Pass
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import booked
-from specllama.speculative.policy.controller import Controller
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -126,7 +125,7 @@ class Conversation:
         self._seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
         self._stats = SpecStats()
         self._clock = Clock()
-        self._window: Window | None = None
+        self._window: Window = FixedWindow(0)
 
     def run(self, prompt: Prompt) -> Saying[None]:
         """Events of a request.
@@ -178,8 +177,7 @@ class Conversation:
 
     def settle(self) -> list[Cut]:
         """However it ended: what leaves the target's lane within the committed text."""
-        if isinstance(self._window, Controller):
-            self._window.finish()
+        self._window.finish()
         return [Cut(self._target, common_prefix(self._target.tokens, self._tokens))]
 
     # -- the parts of a request --
@@ -239,23 +237,22 @@ class Conversation:
         )
         if advice := drafter.advice():
             yield Notice(message=advice, topic="routing")
-        window = FixedWindow(0) if drafter.name == "none" else windows(params)
-        self._window = window
+        if drafter.name != "none":
+            self._window = windows(params)
         if trouble := windows.trouble():
             yield Notice(message=trouble, level="warning", topic="profile")
-        if isinstance(window, Controller):
-            paid = booked(drafter)
-            window.drafts_with(drafter.name, paid)
-            read = self._started.prompt_n - self._started.cached_n
-            window.prefilled(read, self._clock.prefill_s * 1e3, self._started.prompt_n)
-            if paid and (why := windows.cannot_gain(paid)):
-                yield Notice(message=why, topic="routing")
+        paid = booked(drafter)
+        self._window.drafts_with(drafter.name, paid)
+        read = self._started.prompt_n - self._started.cached_n
+        self._window.prefilled(read, self._clock.prefill_s * 1e3, self._started.prompt_n)
+        if paid and params.window == "auto" and (why := windows.cannot_gain(paid)):
+            yield Notice(message=why, topic="routing")
         return Rounds(
             target=self._target,
             drafter=drafter,
             tokens=self._tokens,
             chain=chain,
-            window=window,
+            window=self._window,
             rule=rule,
             seed=self._seed,
             coins=RandomCoins((self._seed, 1)),

@@ -59,17 +59,16 @@ def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
             own.reasons[method] = why
 
     for ref in files:
-        path = resolve(ref)
-        header = read_header(path)
-        _require_head(header)
-        kind = header.architecture
+        head = read_header(resolve(ref))
+        _require_head(head)
+        kind = head.architecture
         if kind in own.parts:
             raise PairIncompatible(f"two {kind} heads were given", "give one of each kind")
-        own.parts[kind] = _open(kind, path, target)
+        own.parts[kind] = _open(head, target)
     for path in bundled_heads(target.header.path):
-        kind = read_header(path).architecture
-        if kind in KINDS and kind not in own.parts:
-            unasked(kind, "", partial(_open, kind, path, target))
+        head = read_header(path)
+        if head.architecture in KINDS and head.architecture not in own.parts:
+            unasked(head.architecture, "", partial(_open, head, target))
     unasked("mtp", why_not(target.header), partial(_open_nextn, target))
     unasked("self", pruned.why_not(target.header), partial(_own_layers, target))
     return own
@@ -168,14 +167,14 @@ def bundled_heads(target: Path) -> list[Path]:
     return [path for kind in KINDS for path in sorted(folder.glob(f"tiny-{kind}*.gguf"))]
 
 
-def _open(kind: str, path: Path, target: LoadedTarget) -> object:
-    if kind == "eagle3":
+def _open(head: GgufHeader, target: LoadedTarget) -> object:
+    if head.architecture == "eagle3":
         from specllama.backend.eagle3_context import open_eagle3
 
-        return open_eagle3(path, target)
+        return open_eagle3(head, target)
     from specllama.engine.open_medusa import open_medusa
 
-    return open_medusa(path, target)
+    return open_medusa(head, target)
 
 
 def _open_nextn(target: LoadedTarget) -> object:

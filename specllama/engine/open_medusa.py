@@ -26,15 +26,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("specllama.engine.open_medusa")
 
 
-def open_medusa(path: Path, target: LoadedTarget) -> HeadSource:
-    """The heads of ``path`` on ggml's kernels, in numpy where those cannot be called.
+def open_medusa(header: GgufHeader, target: LoadedTarget) -> HeadSource:
+    """The heads of a file on ggml's kernels, in numpy where those cannot be called.
 
     Raises:
         PairIncompatible, BadGguf, UnsupportedModel: see ``load_heads``.
     """
     from specllama.backend.ggml_heads import GgmlHeads
 
-    header = read_header(path)
     facts = read_facts(header)
     check_target(facts, header, target.header)
     try:
@@ -43,7 +42,7 @@ def open_medusa(path: Path, target: LoadedTarget) -> HeadSource:
         if isinstance(error, BadGguf):
             raise
         logger.info("%s; Medusa heads are computed in numpy", error)
-        return load_heads(path, target.header)
+        return load_heads(header.path, target.header)
     target.on_close.callback(heads.close)
     return heads
 
@@ -66,8 +65,7 @@ def load_heads(path: Path, target: GgufHeader) -> Heads:
         output=output_matrix(target, ids) if facts.needs_target_output else None,
         ids=ids,
         n_vocab=facts.vocab,
-        accuracies=facts.accuracies.astype(np.float64),
-        edges=np.array(facts.bands, np.float64),
+        measured=facts.measured,
     )
 
 

@@ -51,6 +51,14 @@ class Outcome:
 
 
 class Window(Bidder, Protocol):
+    def drafts_with(self, method: str, paid: str) -> None:
+        """Before the first round: who drafts; ``paid`` is what of it costs time, "" for nothing."""
+        ...
+
+    def prefilled(self, tokens: int, ms: float, depth: int) -> None:
+        """A prompt of ``depth`` tokens is in the cache; ``tokens`` of them were read in ``ms``."""
+        ...
+
     def plan(self, room: int) -> Plan:
         """Before a round; ``room`` bounds the draft (tokens left, context left)."""
         ...
@@ -60,6 +68,10 @@ class Window(Bidder, Protocol):
         ...
 
     def observe(self, outcome: Outcome) -> None: ...
+
+    def finish(self) -> None:
+        """The reply is over."""
+        ...
 
 
 def no_room(room: int, draft_max: int, draft_min: int) -> Plan | None:
@@ -79,6 +91,12 @@ class FixedWindow:
         self._draft_max = draft_max
         self._draft_min = draft_min
 
+    def drafts_with(self, method: str, paid: str) -> None:
+        pass
+
+    def prefilled(self, tokens: int, ms: float, depth: int) -> None:
+        pass
+
     def plan(self, room: int) -> Plan:
         if none := no_room(room, self._draft_max, self._draft_min):
             return none
@@ -89,6 +107,9 @@ class FixedWindow:
         return True
 
     def observe(self, outcome: Outcome) -> None:
+        pass
+
+    def finish(self) -> None:
         pass
 
     def bid(self, offer: Offer) -> Bid:

@@ -71,8 +71,6 @@ def test_random_sleeps_never_change_a_token(
 
 def test_logged_rounds_replay_within_the_ledger(own_tiny: Engine, prompts: list[Prompt]) -> None:
     """Real drafts, real confidences: what the window would lose at several costs of a pass."""
-    import dataclasses
-
     from specllama.bench.replay import trace_of_rounds
     from specllama.speculative.policy.ledger import EPSILON, Ledger
 
@@ -81,7 +79,7 @@ def test_logged_rounds_replay_within_the_ledger(own_tiny: Engine, prompts: list[
         _, rounds = answer(
             own_tiny, prompt, sampling=sampling, proposer="draft", window="fixed", draft_max=4
         )
-        trace = trace_of_rounds([dataclasses.asdict(r) for r in rounds])
+        trace = trace_of_rounds(rounds)
         for extra, step in ((0.1, 0.05), (0.5, 0.1), (0.9, 0.6)):
             verify = [0.0, *(1 + extra * (k - 1) for k in range(1, 18))]
             pair = Pair().tuned(verify, step)

@@ -30,7 +30,10 @@ from specllama.speculative.tree import BestFirst
 from specllama.speculative.types import Draft, Room
 from specllama.speculative.window import FixedWindow, Outcome
 
-NONE = np.empty(0)
+
+def unmeasured(depth: int, top: float) -> list[float]:
+    return []
+
 
 # -- the heads ----------------------------------------------------------------------------------
 
@@ -51,7 +54,7 @@ def random_heads(
         )
         for _ in range(heads)
     )
-    return Heads(made, None if own else matrix(rows, width), None, rows, NONE, NONE)
+    return Heads(made, None if own else matrix(rows, width), None, rows, unmeasured)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -226,7 +229,7 @@ def knowing(table: FakeTable, depths: int = 3, noise: float = 0.0) -> Heads:
             row = table.row(text)
             output[:, a * V + b] = row + noise * rng.standard_normal(V)
             text.append(int(np.argmax(row)))
-    return Heads(tuple(Head((), None, o) for o in outputs), None, None, V, NONE, NONE)
+    return Heads(tuple(Head((), None, o) for o in outputs), None, None, V, unmeasured)
 
 
 def medusa(setup: Setup, noise: float = 0.0, ranks: int = 3) -> MedusaDrafter:
@@ -285,7 +288,7 @@ def test_rejection_with_medusa_is_exact(leaves: int, nodes: int, grammar: bool) 
     table = FakeTable(3, seed=2, sharpness=0.8)
     rng = np.random.default_rng(5)
     outputs = [rng.standard_normal((3, 9)).astype(np.float32) for _ in range(2)]
-    heads = Heads(tuple(Head((), None, o) for o in outputs), None, None, 3, NONE, NONE)
+    heads = Heads(tuple(Head((), None, o) for o in outputs), None, None, 3, unmeasured)
     sizes: set[int] = set()
 
     def hidden(tokens: Sequence[int]) -> Vector:
@@ -328,8 +331,10 @@ def request(rule: VerifyRule = "match", leaves: int = 8, p_min: float = 0.0) -> 
 def test_measured_accuracies_are_what_a_greedy_tree_is_made_of() -> None:
     setup = Setup()
     greedy = dataclasses.replace(FULL, temperature=0.0)
-    rates = np.array([[[0.3, 0.2, 0.1], [0.9, 0.05, 0.01]]] * 3)
-    heads = dataclasses.replace(knowing(setup.table), accuracies=rates, edges=np.array([0.5]))
+    heads = dataclasses.replace(
+        knowing(setup.table),
+        measured=lambda depth, top: [0.9, 0.05, 0.01] if top >= 0.5 else [0.3, 0.2, 0.1],
+    )
     sure = dataclasses.replace(  # every head certain of its best token
         heads,
         heads=tuple(

@@ -127,6 +127,10 @@ def test_what_is_written_the_gguf_package_reads(tmp_path: Path, target: GgufHead
     assert field.contents() == pytest.approx(rates.ravel())
     facts = read_facts(read_header(path))
     assert facts.accuracies == pytest.approx(rates)
+    low, high = facts.bands
+    for band, top in enumerate((low - 0.1, low, high)):
+        assert facts.measured(2, top) == pytest.approx(rates[1, band])
+    assert read_facts(read_header(write(tmp_path / "bare.gguf", target))).measured(1, 0.5) == []
     assert (facts.heads, facts.blocks, facts.rows) == (2, 1, target.vocab_size)
     assert facts.needs_target_output
 

@@ -78,8 +78,6 @@ def test_ggml_computes_what_numpy_does(
                 spread = float(wanted[said].std())
                 # activations are rounded to 8 bits, or to halves
                 assert np.abs(row[said] - wanted[said]).max() < 0.06 * spread
-        for depth, top in ((1, 0.2), (1, 0.5), (3, 0.9)):
-            assert np.array_equal(heads.measured(depth, top), expected.measured(depth, top))
     finally:
         heads.close()
         heads.close()

@@ -16,6 +16,7 @@ from specllama.backend.fake import FakeContext, FakeTable
 from specllama.engine.engine import Engine
 from specllama.errors import ContextFull, EngineError, PairIncompatible
 from specllama.events import Finished
+from specllama.history import History
 from specllama.params import EngineOptions, GenerateParams, SamplingParams, VerifyRule
 from specllama.speculative.asking import drive
 from specllama.speculative.drafting import translate
@@ -207,6 +208,37 @@ def test_cut_anew_gives_one_text_and_byte_exact_guesses() -> None:
         assert setup.run(proposer) == setup.run()
         spelled = b"".join(draft.piece(t) for t in proposer._ids)
         assert spelled == bytes(proposer._text)
+
+
+class Counted(Words):
+    """A vocabulary that counts what it is asked: bytes to cut into tokens, and pieces."""
+
+    asked = 0
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        self.asked += len(text)
+        return super().tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        self.asked += 1
+        return super().piece(token, special=special)
+
+
+def test_a_further_draft_reads_only_what_is_new() -> None:
+    target, draft = Counted(ASCII), Counted([*ASCII, "odel", " mod"])
+    proposer = RetokenizingDrafter(
+        FakeContext(FakeTable(draft.n_tokens), n_ctx=1024), target, draft, TokenMap(target, draft)
+    )
+    proposer.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=is_eog))
+    text = History(target.tokenize("the model " * 80, add_special=False, parse_special=False))
+    asked = []
+    for _ in range(3):
+        target.asked = draft.asked = 0
+        drive(proposer.draft(text, SamplerChain(FULL, tokens=text), Room(2)))
+        asked.append((target.asked, draft.asked))
+        text += target.tokenize("the draft ", add_special=False, parse_special=False)
+    assert min(asked[0]) > 400
+    assert max(asked[1] + asked[2]) < 150
 
 
 def test_a_guess_is_cut_as_the_target_would_cut_it() -> None:

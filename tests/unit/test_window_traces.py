@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from engines import loaded
+from test_stats import round_done
 from windows import Pair, play
 
-from specllama.bench.replay import Spot, VirtualClock, trace_of_log, trace_of_rounds
+from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.bench.replay import Spot, VirtualClock, trace_of_rounds
+from specllama.engine.engine import Engine
+from specllama.params import GenerateParams, SamplingParams
+from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.policy.ledger import BEHIND, EPSILON, Ledger
+from specllama.store.rounds import RoundLog, logged, read_run
 
 CPU = [0.0, 1, 1.5, 2.1, 2.1, 2.75, 3.4, 3.7, 4.0, 4.4, 4.8, 5.1, 5.3, 5.45, 5.55, 5.65, 5.75, 6.3]
 GPU = [0.0, *(1 + 0.03 * (n - 1) for n in range(1, 18))]
@@ -166,29 +172,23 @@ def test_good_text_is_not_held_back_by_the_ledger() -> None:
 
 def test_a_log_becomes_a_trace(tmp_path: Path) -> None:
     rounds = [
-        {"drafted": [5, 6, 7], "accepted": 1, "emitted": [5, 9], "confidence": [0.9, 0.4, 0.3]},
-        {"drafted": [], "accepted": 0, "emitted": [4], "confidence": []},
-        {"drafted": [1, 2], "accepted": 2, "emitted": [1, 2, 3], "confidence": [0.8, None]},
+        replace(round_done(3, 1), confidence=(0.9, 0.4, 0.3)),
+        round_done(0, 0),
+        replace(round_done(2, 2), confidence=(0.8, None)),
     ]
-    spots = trace_of_rounds(rounds)
+    log = RoundLog.open(fake_info(), GenerateParams(), folder=tmp_path)
+    for done in rounds:
+        log.write(done)
+    log.close()
+    with log.path.open("a") as file:
+        file.write('{"torn": ')
+    spots = trace_of_rounds(read_run(log.path).rounds)
     assert [s.hit for s in spots] == [True, False, False, True, True, True]
     assert [s.confidence for s in spots] == [0.9, 0.4, 0.4, 0.8, None, None]
-    log = tmp_path / "rounds.jsonl"
-    lines = [json.dumps({"type": "round", **r}) for r in rounds]
-    log.write_text("\n".join(['{"type": "run"}', *lines, '{"torn": ']))
-    assert trace_of_log(log) == spots
 
 
 def test_twenty_logged_runs_replay_within_the_ledger(tmp_path: Path) -> None:
     """Logs of real rounds over the fake backend, written and read as people's logs are."""
-    import dataclasses
-
-    from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
-    from specllama.engine.engine import Engine
-    from specllama.events import RoundDone
-    from specllama.params import GenerateParams, SamplingParams
-    from specllama.speculative.drafting.draft_model import ChainDrafter
-
     for n in range(20):
         table = FakeTable(seed=n, order=1)
         draft = FakeContext(FakeTable(seed=n + 100, order=1, of=table, agreement=n / 20))
@@ -209,13 +209,12 @@ def test_twenty_logged_runs_replay_within_the_ledger(tmp_path: Path) -> None:
             ignore_eos=True,
             seed=n,
         )
-        log = tmp_path / f"{n}.jsonl"
-        with engine, log.open("w") as file:
-            for event in engine.generate("what is a draft", params):
-                if isinstance(event, RoundDone):
-                    data = dataclasses.asdict(event)
-                    file.write(json.dumps({k: v for k, v in data.items() if k != "p"}) + "\n")
-        spots = trace_of_log(log)
+        log = RoundLog.open(engine.info, params, folder=tmp_path)
+        with engine:
+            for _ in logged(engine.generate("what is a draft", params), log):
+                pass
+        log.close()
+        spots = trace_of_rounds(read_run(log.path).rounds)
         assert len(spots) == 150
         for peek in (True, False):
             pair = Pair().tuned(CPU, 0.1)

@@ -102,7 +102,7 @@ class _Growth(BestFirst):
             return []
         ahead.advance(found[0][0])
         if ahead.greedy:
-            rates = heads.measured(depth, score).tolist()
+            rates = heads.measured(depth, score)
             found = [
                 (token, rates[i] if i < len(rates) else share)
                 for i, (token, share) in enumerate(found)

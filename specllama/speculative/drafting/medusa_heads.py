@@ -10,16 +10,20 @@ Source: Cai et al. 2024 (Medusa).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from specllama.arrays import FloatArray, IntArray, Row
+from specllama.arrays import IntArray, Row
 
 Matrix = npt.NDArray[np.float32]  # [out, in]
 Vector = npt.NDArray[np.float32]
+# (depth, probability of that head's best token) to how often its guess of each rank was the
+# target's greedy token; [] where nobody measured
+Measured = Callable[[int, float], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,9 @@ class HeadSource(Protocol):
         """Logits [n_vocab] of head ``depth`` (from 1), valid until the next call."""
         ...
 
-    def measured(self, depth: int, top: float) -> FloatArray:
-        """Accuracies by rank where the head's best token has the probability ``top``; may be []."""
+    @property
+    def measured(self) -> Measured:
+        """What is known of the guesses' worth."""
         ...
 
 
@@ -67,17 +72,14 @@ class Heads:
         output: the matrix that heads without one of their own share [rows, width].
         ids: the token of each output row; None where row r is token r.
         n_vocab: tokens of the target.
-        accuracies: [heads, bands, ranks]: how often the rank-r guess of a head was the target's
-            greedy token, where the head's best token had a probability within the band; ``edges``
-            [bands - 1] separate the bands. Empty where nobody measured.
+        measured: see ``Measured``.
     """
 
     heads: tuple[Head, ...]
     output: Matrix | None
     ids: IntArray | None
     n_vocab: int
-    accuracies: FloatArray
-    edges: FloatArray
+    measured: Measured
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -94,14 +96,6 @@ class Heads:
         row = np.full(self.n_vocab, -np.inf, np.float32)
         row[self.ids] = rows
         return row
-
-    def measured(self, depth: int, top: float) -> FloatArray:
-        """Accuracies by rank of a head whose best token has the probability ``top``; may be []."""
-        if not self.accuracies.size:
-            return np.empty(0)
-        band = int(np.searchsorted(self.edges, top, side="right"))
-        rates: FloatArray = self.accuracies[depth - 1, band]
-        return rates
 
 
 def silu(x: Vector) -> Vector:

@@ -154,7 +154,7 @@ def booked(drafter: Drafter) -> str:
     """The source of a drafter that costs time, "" where all it does is free."""
     method = find(drafter.name)
     if method is None:  # of no entry: as if it stepped through a draft model
-        return drafter.name
+        return "" if drafter.name == "none" else drafter.name
     if method.cost == "of its sources":
         return drafter.paid
     return "" if method.cost == "free" else method.name

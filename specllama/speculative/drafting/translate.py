@@ -202,7 +202,7 @@ class RetokenizingDrafter(ChainDrafter):
         self._draft = draft
         self._speller = tokens.target_speller
         self._draft_speller = tokens.draft_speller
-        self._seen = Follower()  # of target tokens
+        self._heard = Follower()  # the text in the target's tokens
         self._ends: list[int] = []  # bytes of the text up to and including each
         self._text = bytearray()
         self._ids = History()  # the text in draft tokens
@@ -232,7 +232,7 @@ class RetokenizingDrafter(ChainDrafter):
 
     def _follow(self, tokens: Sequence[int]) -> bool:
         """Bring the text in draft tokens up to date; False where it cannot be written now."""
-        keep, _ = self._seen.follow(tokens)
+        keep, _ = self._heard.follow(tokens)
         del self._ends[keep:]
         del self._text[self._ends[-1] if self._ends else 0 :]
         stable = len(self._text) - _LOOK_BACK
