@@ -196,7 +196,7 @@ class Machine:
     def check(self) -> None:
         pool, cells = self.pool, self.pool.cells
         pool.settle()
-        assert pool.open_lanes == len(self.talks)
+        assert len(pool._lanes) == len(self.talks)
         held: set[int] = set()
         for talk in self.talks:
             lane = talk.lane
@@ -209,7 +209,7 @@ class Machine:
             assert len(set(places)) == len(places)
             held |= set(places)
         assert cells.held == len(held), "no cell is leaked"
-        assert pool.free_cells + pool.ghosts + len(held) == cells.n
+        assert cells.room + pool.ghosts + len(held) == cells.n
         free = pool._free
         assert len(free) == len(set(free)) == pool.shape.sequences - 2 - len(self.talks)
 
@@ -218,7 +218,7 @@ class Machine:
             talk.lane.close()
         self.talks = []
         self.check()
-        assert self.pool.free_cells == self.pool.cells.n, "nothing stays when all have gone"
+        assert self.pool.cells.room == self.pool.cells.n, "nothing stays when all have gone"
 
 
 def _whole(talk: Talk, keep: int) -> tuple[int, list[int]]:

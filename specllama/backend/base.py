@@ -212,9 +212,6 @@ class Pool(Protocol):
         ...
 
     @property
-    def open_lanes(self) -> int: ...
-
-    @property
     def n_batch(self) -> int:
         """Most tokens in one pass."""
         ...
@@ -222,11 +219,6 @@ class Pool(Protocol):
     @property
     def max_rows(self) -> int:
         """Most rows with logits in one pass."""
-        ...
-
-    @property
-    def free_cells(self) -> int:
-        """Tokens that still fit without ``compact``."""
         ...
 
     @property

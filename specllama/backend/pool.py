@@ -76,15 +76,6 @@ class CellPool(Settling):
         return self.shape.lanes
 
     @property
-    def open_lanes(self) -> int:
-        return len(self._lanes)
-
-    @property
-    def free_cells(self) -> int:
-        self.settle()
-        return self.cells.room
-
-    @property
     def ghosts(self) -> int:
         self.settle()
         return self.cells.ghosts

@@ -167,27 +167,8 @@ class LlamaStates:
     def __init__(self, context: StateContext, sequence: int) -> None:
         self._of = context
         self._sequence = sequence
-        self._first = self._end = 0
-
-    @property
-    def n_ctx(self) -> int:
-        return self._of.n_ctx
-
-    @property
-    def n_batch(self) -> int:
-        return self._of.n_batch
-
-    @property
-    def width(self) -> int:
-        return self._of.width
-
-    @property
-    def first(self) -> int:
-        return self._first
-
-    @property
-    def end(self) -> int:
-        return self._end
+        self.n_ctx, self.n_batch, self.width = context.n_ctx, context.n_batch, context.width
+        self.first = self.end = 0
 
     @property
     def n_past(self) -> int:
@@ -200,34 +181,34 @@ class LlamaStates:
             raise EngineError("the context is closed")
         if not 0 < n <= of.n_batch or states.shape != (n, of.width):
             raise ValueError(f"{n} tokens with states of shape {states.shape}")
-        if self._end - self._first + n > of.n_ctx:
+        if self.end - self.first + n > of.n_ctx:
             raise ContextFull("the cache of the drafting layer is full")
         if min(tokens) < 0 or max(tokens) >= of.n_vocab:
             raise EngineError(f"a token is outside the vocabulary of {of.n_vocab}")
         try:
-            row, state = of.decode(self._sequence, self._end, tokens, states)
+            row, state = of.decode(self._sequence, self.end, tokens, states)
         except BaseException:
-            self._cut(self._end)  # what was read of it
+            self._cut(self.end)  # what was read of it
             raise
-        self._end += n
+        self.end += n
         return row, state.copy()
 
     def rollback_to(self, end: int) -> None:
-        if not self._first <= end <= self._end:
-            raise ValueError(f"cannot roll back to {end} of {self._first} to {self._end}")
-        if end < self._end:
+        if not self.first <= end <= self.end:
+            raise ValueError(f"cannot roll back to {end} of {self.first} to {self.end}")
+        if end < self.end:
             self._cut(end)
 
     def begin_at(self, position: int) -> None:
         if self._of.handle is not None:
             ll.llama_memory_seq_rm(self._of.memory, self._sequence, -1, -1)
-        self._first = self._end = position
+        self.first = self.end = position
 
     def _cut(self, end: int) -> None:
-        if end == self._first:
+        if end == self.first:
             self.begin_at(end)
         elif ll.llama_memory_seq_rm(self._of.memory, self._sequence, end, -1):
-            self._end = end
+            self.end = end
         else:
             self.begin_at(0)
             raise EngineError("llama.cpp refused to cut the drafting layer's cache; it was cleared")

@@ -15,7 +15,7 @@ import numpy as np
 from specllama.events import RoundDone
 from specllama.params import SamplingParams
 from specllama.speculative.asking import Ask, Asking, Offer, Pass, drive
-from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.drafter import Copier, Drafter, Request
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
@@ -157,7 +157,7 @@ class _Model(Recorded):
         self._fed = 0
 
 
-class _Copies(Recorded):
+class _Copies(Recorded, Copier):
     name = "ngram"
 
     def guesses(self, tokens: Sequence[int], most: int) -> Sequence[Guess]:

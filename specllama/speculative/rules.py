@@ -158,7 +158,7 @@ def verify_rejection(draft: Draft, target: Walk, coins: Coins, is_stop: IsStop =
             tried = True
             token = draft.tokens[child]
             p_of[child] = law.prob(token)
-            p_token = _prob(ids, p, token)
+            p_token = Law(ids, p).prob(token)
             q = draft.q[child]
             q_token = 1.0 if q is None else q.prob(token)
             if q_token <= 0.0:
@@ -265,11 +265,6 @@ def _verdict(
         p=tuple(p),
         gap=None if math.isinf(gap) else gap,
     )
-
-
-def _prob(ids: IntArray, probs: FloatArray, token: int) -> float:
-    i = int(np.searchsorted(ids, token))
-    return float(probs[i]) if i < len(ids) and int(ids[i]) == token else 0.0
 
 
 def _on(ids: IntArray, q: Law | None, token: int) -> FloatArray:

@@ -145,14 +145,6 @@ class CountPool:
         self._handed_out: list[Rows] = []
         self._shared = 0  # passes of several lanes, for the test
 
-    @property
-    def open_lanes(self) -> int:
-        return len(self._lanes)
-
-    @property
-    def free_cells(self) -> int:
-        return sum(CountLane.n_ctx - len(lane.tokens) for lane in self._lanes)
-
     def open(self) -> Lane:
         if len(self._lanes) == self.lanes:
             raise EngineError("every lane is taken")

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.speculative.asking import Asking
-from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.drafter import Copier
 from specllama.speculative.drafting.method import Method, always
-from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room
+from specllama.speculative.types import Draft, Guess, Room
 
 LINE_BREAK = 8  # of the vocabulary that this is shown with
 
 
-class RepeatDrafter(Drafter):
+class RepeatDrafter(Copier):
     """Drafts the rest of the last line while this one begins like it."""
 
     name = "repeat"
-
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
-        yield from ()
-        guesses = self.guesses(tokens, room.n)
-        which, length = room.pick(guesses) if guesses else (0, 0)
-        return self.send(guesses[which], length, room) if length else EMPTY_DRAFT
 
     def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
         ends = [i + 1 for i, token in enumerate(tokens) if token == LINE_BREAK]

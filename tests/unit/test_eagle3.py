@@ -154,9 +154,8 @@ def test_rejection_is_exact(
         target = FakeContext(table, n_ctx=16)
         target.capture("layer_inputs")
         target.forward(tokens[:-1], outputs="none")
-        proposer = EagleDrafter(
-            FakeHead(other, target, table, 16), target, n_vocab=3, siblings=siblings
-        )
+        proposer = EagleDrafter(FakeHead(other, target, table, 16), target, n_vocab=3)
+        proposer.siblings = siblings
         request = Request(
             seed=0,
             rule=REJECTION,

@@ -109,7 +109,7 @@ def test_rejects_behind_the_last_living_cell_are_freed() -> None:
     assert b.places[:3].tolist() == [1, 3, 5]
     a.rollback(1)
     b.rollback(1)
-    assert (p.ghosts, p.free_cells) == (0, p.cells.n - 2)
+    assert (p.ghosts, p.cells.room) == (0, p.cells.n - 2)
     p.run([Part(a, [1, 2, 3]), Part(b, [4])])
     a.rollback(1)
     assert p.ghosts == 1, "b's token lies behind a's first reject"
@@ -130,8 +130,7 @@ def test_room_is_made_where_it_is_needed() -> None:
         a.forward([1], outputs="none")
     with pytest.raises(ContextFull):
         a.forward([1], outputs="none")
-    assert p.free_cells == 0
-    assert p.ghosts == 0
+    assert (p.ghosts, p.cells.room) == (0, 0)
 
 
 def test_forks_share_cells_and_part_ways() -> None:
@@ -150,7 +149,8 @@ def test_forks_share_cells_and_part_ways() -> None:
     assert (b.tokens, c.tokens) == ([1, 2, 3, 4, 7], [1, 2, 3, 4, 5, 6, 8])
     b.close()
     c.close()
-    assert p.free_cells == p.cells.n
+    p.settle()
+    assert p.cells.room == p.cells.n
 
 
 # -- refusals: what llama.cpp would abort on ------------------------------------------------------

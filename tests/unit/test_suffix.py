@@ -102,7 +102,6 @@ def test_nothing_is_drafted_without_a_match_and_nothing_behind_a_stop() -> None:
     assert not len(drafted(started(SuffixDrafter()), [1, 2, 1, 2], n=0))
     text = [1, 2, 3, 0, 4, 5, 1, 2, 3]
     assert drafted(started(SuffixDrafter()), text).tokens == (0,)
-    assert not len(drafted(started(SuffixDrafter(min_match=3)), [1, 2, 3, 4, 1, 2]))
 
 
 def test_the_window_may_trim_a_copy() -> None:

@@ -57,7 +57,9 @@ class Leaves(Drafter):
 
 def grower(setup: Setup, agreement: float, siblings: int = 3) -> TreeDrafter:
     table = FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=agreement)
-    return TreeDrafter(FakeContext(table, n_ctx=256), n_vocab=V, siblings=siblings)
+    drafter = TreeDrafter(FakeContext(table, n_ctx=256), n_vocab=V)
+    drafter.siblings = siblings
+    return drafter
 
 
 PROPOSERS: dict[str, Callable[[Setup], Drafter]] = {
@@ -139,7 +141,8 @@ def test_the_tree_holds_the_likeliest_nodes_of_all() -> None:
     sampling = dataclasses.replace(FULL, temperature=0.0)
     for n, last in itertools.product((1, 3, 6, 10), range(1, 4)):
         tokens = [2, last]
-        proposer = TreeDrafter(FakeContext(table, n_ctx=64), n_vocab=4, siblings=4, floor=0.0)
+        proposer = TreeDrafter(FakeContext(table, n_ctx=64), n_vocab=4)
+        proposer.siblings, proposer.floor = 4, 0.0
         proposer.start(
             Request(
                 seed=0,
@@ -284,7 +287,8 @@ def test_rejection_on_grown_trees_is_exact(
         tokens = list(prompt)
         target = FakeContext(table, n_ctx=16)
         target.forward(tokens[:-1], outputs="none")
-        model = TreeDrafter(FakeContext(other, n_ctx=16), n_vocab=3, siblings=siblings)
+        model = TreeDrafter(FakeContext(other, n_ctx=16), n_vocab=3)
+        model.siblings = siblings
         proposer: Drafter = model
         if name == "merged":
             proposer = MergedDrafter(NgramDrafter(n_min=1), model)

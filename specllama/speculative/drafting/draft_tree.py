@@ -26,49 +26,16 @@ from specllama.speculative.sampling import SamplerChain, confidence
 from specllama.speculative.tree import ROOT, BestFirst
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
 
-SIBLINGS = 3  # most children that one reading of a model gives
-FLOOR = 0.02  # path probability below which a node is not worth a row of the target
 _BESIDE = 0.1  # what a further sampled or fixed sibling must have left to catch
 
 
 class TreeDrafter(ChainDrafter):
-    """Drafts a tree with a second model.
-
-    Args:
-        lane: the draft model's own, any size; it evaluates chains only.
-        n_vocab: vocabulary size of the target.
-        siblings: most children that one reading of the draft model gives.
-        floor: path probability below which a node is not worth a row of the target.
-    """
+    """Drafts a tree with a second model, whose lane evaluates chains only."""
 
     name = "tree"
 
-    def __init__(
-        self,
-        lane: Place,
-        *,
-        n_vocab: int,
-        batch: int | None = None,
-        siblings: int = SIBLINGS,
-        floor: float = FLOOR,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(lane, n_vocab=n_vocab, batch=batch, name=name)
-        self.siblings = siblings
-        self.floor = floor
-
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
-        return (yield from self.grow(tokens, chain, room, EMPTY_DRAFT))
-
-    def grow(
-        self, tokens: Sequence[int], chain: SamplerChain, room: Room, guess: Draft
-    ) -> Asking[Draft]:
-        """The best tree of at most ``room.n`` nodes from the draft model and ``guess``.
-
-        Args:
-            guess: a chain of point masses with confidences that costs nothing, or no draft.
-        """
-        return (yield from grow(self, tokens, chain, room, guess, self.siblings, self.floor))
+        return (yield from grow(self, tokens, chain, room))
 
 
 def grow(
@@ -77,14 +44,16 @@ def grow(
     chain: SamplerChain,
     room: Room,
     guess: Draft = EMPTY_DRAFT,
-    siblings: int = SIBLINGS,
-    floor: float = FLOOR,
 ) -> Asking[Draft]:
-    """The best tree of at most ``room.n`` nodes, see ``TreeDrafter.grow``."""
+    """The best tree of at most ``room.n`` nodes from a model and ``guess``.
+
+    Args:
+        guess: a chain of point masses with confidences that costs nothing, or no draft.
+    """
     if room.n <= 0:
         return EMPTY_DRAFT
     row, fits = yield from model.begin(tokens, room)
-    return (yield from _Growth(model, chain, room, guess, fits, row, siblings, floor).grow())
+    return (yield from _Growth(model, chain, room, guess, fits, row).grow())
 
 
 class _Growth(BestFirst):
@@ -98,13 +67,10 @@ class _Growth(BestFirst):
         guess: Draft,
         fits: int,
         row: Row | None,
-        siblings: int,
-        floor: float,
     ) -> None:
         request = model.request
-        super().__init__(room, leaves=request.leaves, is_end=request.is_eog, floor=floor)
+        super().__init__(room, leaves=request.leaves, is_end=request.is_eog, floor=model.floor)
         self._model = model
-        self._siblings = siblings
         self._request = request
         self._guess = guess
         self._fits = fits
@@ -189,7 +155,7 @@ class _Growth(BestFirst):
         except (ContextFull, EngineError):
             return  # full, NaN, or no way on under the grammar: nothing follows here
         if self._drawn:
-            found, lead = likeliest(law, row, ahead, self._siblings, request.seed)
+            found, lead = likeliest(law, row, ahead, self._model.siblings, request.seed)
             if node == self.trunk:
                 self.best, self._looked = found[0][0], (score, lead)
             q = None if ahead.greedy else law
@@ -211,7 +177,7 @@ class _Growth(BestFirst):
     def _draw(self, node: int, law: Law) -> None:
         """One sampled child and the likeliest other tokens beside it, all settled from the law."""
         weight = self.weight[node]
-        most = min(self._siblings, self.room, 1 + self.spare_leaves)
+        most = min(self._model.siblings, self.room, 1 + self.spare_leaves)
         guess = self._guess_at(node)
         fixed: list[int] = [] if guess is None or most < 2 else [guess]
         left = 1.0 - sum(law.prob(t) for t in fixed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from specllama.arrays import HiddenNeed, Row
 from specllama.errors import EngineError
@@ -115,17 +114,24 @@ class Drafter:
         """The engine is closed."""
 
 
-@runtime_checkable
-class Copier(Protocol):
+class Copier(Drafter):
     """A free source: its guesses can be weighed against others before one is sent."""
+
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        yield from ()
+        guesses = self.guesses(tokens, room.n)
+        if not guesses:
+            return EMPTY_DRAFT
+        which, length = room.pick(guesses)
+        return self.send(guesses[which], length, room)
 
     def guesses(self, tokens: Sequence[int], most: int) -> Sequence[Guess]:
         """What might follow ``tokens``, at most ``most`` tokens each, the likeliest first."""
-        ...
+        raise NotImplementedError
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
         """The first ``length`` tokens of one of this round's guesses as a draft.
 
         Where a window judges, other ways on may stand beside them if it finds them worth a row.
         """
-        ...
+        raise NotImplementedError

@@ -16,7 +16,7 @@ from specllama.arrays import Row, Rows
 from specllama.backend.base import HiddenRows
 from specllama.history import Follower
 from specllama.speculative.asking import Asking, Encode, Encoder
-from specllama.speculative.drafting.draft_tree import FLOOR, SIBLINGS, grow
+from specllama.speculative.drafting.draft_tree import grow
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.drafting.states import Stated, StateDrafter
@@ -31,26 +31,15 @@ class EagleDrafter(StateDrafter):
         lane: the head's.
         target: whose states it reads.
         n_vocab: vocabulary size of the target.
-        siblings, floor: as for ``TreeDrafter``.
     """
 
     name = "eagle3"
     needs = "layer_inputs"
     deepest = 8  # no training goes further than this
 
-    def __init__(
-        self,
-        lane: Encoder,
-        target: Stated,
-        *,
-        n_vocab: int,
-        siblings: int = SIBLINGS,
-        floor: float = FLOOR,
-    ) -> None:
+    def __init__(self, lane: Encoder, target: Stated, *, n_vocab: int) -> None:
         super().__init__(lane, target, n_vocab=n_vocab)
         self._encoder = lane
-        self._siblings = siblings
-        self._floor = floor
         self._fused = HiddenRows()
         self._of = Follower()  # the target's text
 
@@ -91,8 +80,7 @@ class EagleDrafter(StateDrafter):
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
         if self.request.leaves == 1:
             return (yield from super().draft(tokens, chain, room))
-        tree = grow(self, tokens, chain, room, siblings=self._siblings, floor=self._floor)
-        return (yield from tree)
+        return (yield from grow(self, tokens, chain, room))
 
 
 def _open(kit: Kit) -> Drafter:

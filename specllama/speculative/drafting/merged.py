@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from specllama.history import common_prefix
 from specllama.speculative.asking import Asking
-from specllama.speculative.drafting.draft_tree import TreeDrafter, why_no_tree
+from specllama.speculative.drafting.draft_tree import TreeDrafter, grow, why_no_tree
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method
 from specllama.speculative.drafting.ngram import NgramDrafter
@@ -43,7 +43,7 @@ class MergedDrafter(Drafter):
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
         copying = Room(room.n, pick=room.pick)
         self._guess = yield from self._copier.draft(tokens, chain, copying)
-        return (yield from self._model.grow(tokens, chain, room, self._guess))
+        return (yield from grow(self._model, tokens, chain, room, self._guess))
 
     def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
         """Each source learns what became of its own guess, joined or beaten or left out."""

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.copying import Reader
-from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.drafter import Copier, Request
 from specllama.speculative.drafting.method import Method, always
-from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
 
 LONG_MATCH = 32  # beyond this a longer match says nothing more
 
 
-class NgramDrafter(Drafter):
+class NgramDrafter(Copier):
     """Drafts by copying from the prompt and the reply so far.
 
     Args:
@@ -41,14 +39,6 @@ class NgramDrafter(Drafter):
         super().start(request)
         self._hits = {n: [0, 0] for n in self._sizes}
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
-        yield from ()
-        guesses = self.guesses(tokens, room.n)
-        if not guesses:
-            return EMPTY_DRAFT
-        which, length = room.pick(guesses)
-        return self.send(guesses[which], length, room)
-
     def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
         """The continuation of the best match, up to the end of a turn; [] without a match."""
         self._last_size = 0
@@ -58,11 +48,10 @@ class NgramDrafter(Drafter):
         if size == 0:
             return []
         copied = self._reader.text[at : at + most]
-        is_eog = self._request.is_eog if self._request else None
-        if is_eog is not None:
-            stop = next((i for i, t in enumerate(copied) if is_eog(t)), None)
-            if stop is not None:
-                copied = copied[: stop + 1]
+        is_eog = self.request.is_eog
+        stop = next((i for i, t in enumerate(copied) if is_eog(t)), None)
+        if stop is not None:
+            copied = copied[: stop + 1]
         self._found_size = size
         shares = self._reader.habits.likely(copied)
         return [Guess(self.name, tuple(copied), agreement, shares)]

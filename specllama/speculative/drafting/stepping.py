@@ -18,7 +18,15 @@ from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
 
 
 class Stepping(Drafter):
-    """Drafts with a model of any kind that reads a text and says what may follow: a chain."""
+    """Drafts with a model of any kind that reads a text and says what may follow: a chain.
+
+    Attributes:
+        siblings: most children that one reading gives where a tree is grown (``draft_tree``).
+        floor: path probability below which a node of it is not worth a row of the target.
+    """
+
+    siblings = 3
+    floor = 0.02
 
     def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
         """Read the text, as far as the window lets it be read.

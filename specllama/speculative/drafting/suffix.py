@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from specllama.history import Follower, History
 from specllama.speculative.asking import Asking, drive
 from specllama.speculative.drafting.copying import Reader
-from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.drafter import Copier, Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, always
 from specllama.speculative.matches import Matches
 from specllama.speculative.sampling import SamplerChain
@@ -87,11 +87,10 @@ class State:
         return path
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(Copier):
     """Drafts by copying, in proportion to what the past says.
 
     Args:
-        min_match: shortest match used.
         past: earlier texts in the same tokens, oldest first, to copy from.
         reader: of the text, to share with other copying sources.
         remember: told every text that ended (replaced by another, or closed).
@@ -103,13 +102,11 @@ class SuffixDrafter(Drafter):
     def __init__(
         self,
         *,
-        min_match: int = 1,
         past: Iterable[Sequence[int]] = (),
         remember: Callable[[Sequence[int]], None] | None = None,
         most: int = 1 << 16,
         reader: Reader | None = None,
     ) -> None:
-        self._min_match = min_match
         self._given = [tuple(text) for text in past]
         self._remember = remember
         self._most = most
@@ -127,16 +124,14 @@ class SuffixDrafter(Drafter):
         self._used = None
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
-        yield from ()
+        if room.judged:
+            return (yield from super().draft(tokens, chain, room))
         guesses = self.guesses(tokens, room.n)
         if not guesses:
             return EMPTY_DRAFT
-        if not room.judged:
-            grown = [(*self._grow(guess, 0, room), guess.match_length) for guess in guesses]
-            draft, _, self._used = max(grown, key=lambda way: way[1])
-            return draft
-        which, length = room.pick(guesses)
-        return self.send(guesses[which], length, room)
+        grown = [(*self._grow(guess, 0, room), guess.match_length) for guess in guesses]
+        draft, _, self._used = max(grown, key=lambda way: way[1])
+        return draft
 
     def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
         """The most frequent way on behind the longest match, here and in earlier texts.
@@ -155,8 +150,6 @@ class SuffixDrafter(Drafter):
             found.insert(0, (PAST, there))
         for source, matches in found:
             length = matches.longest
-            if length < self._min_match:
-                continue
             state = State.at(matches.within, matches.at_least(length, _COUNTED + 1))
             guess = self._continue(state, source, length, most)
             if guess is not None:
@@ -165,8 +158,7 @@ class SuffixDrafter(Drafter):
 
     def _continue(self, state: State, source: str, length: int, most: int) -> Guess | None:
         """The most frequent way on from a state, up to the end of a turn."""
-        request = self._request
-        copied = state.path(most, request.is_eog if request else _never)
+        copied = state.path(most, self.request.is_eog)
         if not copied:
             return None
         likely = self._reader.habits.likely(copied)
@@ -187,13 +179,13 @@ class SuffixDrafter(Drafter):
 
         Returns what it promises, too: 1 and the expected number of accepted tokens.
         """
-        request = self._request
+        request = self.request
         self._used = guess.match_length
         tree = _Copies(
             lambda depth: self._trust(guess.match_length + depth),
             room,
-            leaves=request.leaves if request else 1,
-            is_end=request.is_eog if request else _never,
+            leaves=request.leaves,
+            is_end=request.is_eog,
         )
         tree.follow(self._states[guess], guess.tokens[:trunk])
         return drive(tree.grow()), sum(tree.weight.values())
@@ -316,10 +308,6 @@ def _size(length: int) -> int:
 
 
 def _not_worth(likely: float) -> bool:
-    return False
-
-
-def _never(token: int) -> bool:
     return False
 
 
