@@ -38,6 +38,7 @@ from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.window import FixedWindow, Window
 from specllama.stats import SpecStats
+from specllama.text import passage_ending
 
 # A lead below this, in logits before the temperature, can flip when a pass of another width rounds
 # differently (measured: up to 0.1 on CPUs).
@@ -233,6 +234,7 @@ class Conversation:
                 leaves=self._target.max_leaves if trees else 1,
                 pass_rows=self._pass_rows,
                 n_ctx=self._target.n_ctx,
+                ending=self._ending,
             )
         )
         if advice := drafter.advice():
@@ -244,7 +246,7 @@ class Conversation:
         paid = booked(drafter)
         self._window.drafts_with(drafter.name, paid)
         read = self._started.prompt_n - self._started.cached_n
-        self._window.prefilled(read, self._clock.prefill_s * 1e3, self._started.prompt_n)
+        self._window.prefilled(read, self._started.prompt_n)
         if paid and params.window == "auto" and (why := windows.cannot_gain(paid)):
             yield Notice(message=why, topic="routing")
         return Rounds(
@@ -297,6 +299,9 @@ class Conversation:
         """Keep the first tokens of what the target's lane holds."""
         yield Cut(self._target, keep)
         self._slot.kept(keep)
+
+    def _ending(self, before: int, after: int) -> float:
+        return passage_ending(self._piece(before), self._piece(after))
 
     def _read(self, ids: Sequence[int], done: int, *, row: bool) -> Asking[tuple[int, Rows]]:
         """Read a part of ``ids`` behind the first ``done``: how many are read now.

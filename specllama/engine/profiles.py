@@ -31,7 +31,7 @@ from specllama.store import profiles as store
 
 _T = TypeVar("_T")
 
-SCHEMA = "specllama.profile.v5"
+SCHEMA = "specllama.profile.v6"
 
 # Upper ends of the temperature bands; sampling noise changes what a draft's confidence is worth.
 _BANDS = ((0.0, "greedy"), (0.5, "cool"), (0.9, "warm"), (1.2, "hot"))

@@ -55,8 +55,8 @@ class Window(Bidder, Protocol):
         """Before the first round: who drafts; ``paid`` is what of it costs time, "" for nothing."""
         ...
 
-    def prefilled(self, tokens: int, ms: float, depth: int) -> None:
-        """A prompt of ``depth`` tokens is in the cache; ``tokens`` of them were read in ``ms``."""
+    def prefilled(self, tokens: int, depth: int) -> None:
+        """A prompt of ``depth`` tokens is in the cache; ``tokens`` of them were read now."""
         ...
 
     def plan(self, room: int) -> Plan:
@@ -94,7 +94,7 @@ class FixedWindow:
     def drafts_with(self, method: str, paid: str) -> None:
         pass
 
-    def prefilled(self, tokens: int, ms: float, depth: int) -> None:
+    def prefilled(self, tokens: int, depth: int) -> None:
         pass
 
     def plan(self, room: int) -> Plan:

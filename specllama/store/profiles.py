@@ -112,7 +112,7 @@ def _parts(data: Data) -> dict[tuple[str, ...], Any]:
     for name, table in costs["own"].items():
         parts["costs", "own", name] = table
     for band, learned in data["bands"].items():
-        for name in ("speed", "reply", "round"):
+        for name in ("pace", "reply", "round"):
             parts["bands", band, name] = learned[name]
         for kind in ("asked", "sources"):
             for name, part in learned[kind].items():

@@ -31,15 +31,15 @@ def fed(costs: dict[int, float], times: int = 6) -> CostTable:
 
 
 def test_work_beside_the_first_passes_is_seen_through() -> None:
-    """Graphs, buffers, a busy moment: they only ever add time."""
+    """Graphs, buffers, a busy moment; a lucky one is not the yardstick, either."""
     table = CostTable()
     for ms in (500.0, 20.0, 31.0, 22.0):
         table.observe(1, ms)
-    assert table.level == 20.0
+    assert table.level == 22.0
     assert table.known(1)
     for ms in (90.0, 30.0, 34.0, 31.0):
         table.observe(2, ms)
-    assert table.ms(2) == 30.0
+    assert table.ms(2) == 31.0
 
 
 def test_measured_cells_are_believed_and_gaps_interpolated() -> None:
@@ -159,12 +159,11 @@ def test_without_a_slope_in_depth_there_is_none() -> None:
     assert table.ms(1, 1024) < 1.25 * table.ms(1, 0)
 
 
-def test_as_much_is_read_as_the_time_allows() -> None:
+def test_as_much_is_read_as_the_time_surely_allows() -> None:
     table = fed({1: 1.0, 16: 4.0, 64: 13.0})
     for ms in (0.5, 1.0, 2.0, 4.0, 9.9, 13.0):
         n = table.within(64, ms)
-        assert table.ms(n) <= ms
-        assert n == 64 or table.ms(n + 1) > ms
+        assert n == max((m for m in range(1, 65) if table.most(m) <= ms), default=0)
     assert table.within(0, 5.0) == 0
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.text import TextStream, encodable, sanitize, sanitize_line
+from specllama.text import TextStream, encodable, passage_ending, sanitize, sanitize_line
 
 
 def cut(data: bytes, at: list[int]) -> list[bytes]:
@@ -101,3 +101,23 @@ def test_lines_and_surrogates() -> None:
     assert sanitize_line("two\nlines\tand\x1b") == "two lines and␛"
     assert sanitize("\ud800") == "\ufffd"
     assert encodable("a\udcffb").encode("utf-8") == b"a?b"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "likely"),
+    [
+        (b" home", b".", 0.0),
+        (b".", b" The", 1.0),
+        (b"?", b"\n", 1.0),
+        ("。".encode(), "次".encode(), 1.0),
+        (b"math", b".", 0.0),
+        (b".", b"hypot", 0.0),
+        (b"1.", b"60", 0.0),
+        (b"\n   ", b" return", 0.5),
+        (b"\n```", b"\n", 1.0),
+        (b"", b"", 0.0),
+        (b"\xe3\x80", b"\x82", 0.0),  # half a character
+    ],
+)
+def test_where_a_passage_may_end(before: bytes, after: bytes, likely: float) -> None:
+    assert passage_ending(before, after) == likely

@@ -109,7 +109,7 @@ class User:
         paid = {"ngram": "", "lookahead": "", "mixed": "draft"}.get(method, method)
         window.drafts_with(method, paid)
         if prompt:
-            window.prefilled(prompt, prompt * self.verify[-1] / (len(self.verify) - 1))
+            window.prefilled(prompt, prompt)
         told = [replace(s, copy=None) for s in spots] if method in ("draft", "eagle3") else spots
         blind = method == "lookahead"
         done = replay(

@@ -203,8 +203,8 @@ def test_the_second_run_starts_warm(home: Path) -> None:
         b"[]",
         b"null",
         b"[" * 100_000,
-        b'{"schema": "specllama.profile.v5", "ledger": ' + b"[" * 5000 + b"]" * 5000 + b"}",
-        b'{"schema": "specllama.profile.v5", "pair": {}, "costs": {}, "bands": []}',
+        b'{"schema": "specllama.profile.v6", "ledger": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+        b'{"schema": "specllama.profile.v6", "pair": {}, "costs": {}, "bands": []}',
     ],
 )
 def test_a_damaged_profile_is_ignored_and_replaced(home: Path, damage: bytes) -> None:

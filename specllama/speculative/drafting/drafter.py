@@ -22,6 +22,8 @@ class Request:
         leaves: most leaves of a tree; 1 where the target or the rule takes chains only.
         pass_rows: the widest pass; with ``n_ctx``, the target's context, it bounds scouts, which
             the draft window does not.
+        ending: how likely a passage ends between two tokens, from 0 to 1; None where nobody can
+            tell.
     """
 
     seed: int
@@ -32,11 +34,23 @@ class Request:
     leaves: int = 1
     pass_rows: int = 1
     n_ctx: int = 0
+    ending: Callable[[int, int], float] | None = None
 
     def drawn(self, chain: SamplerChain) -> bool:
         """Whether a draft's token is drawn as the target draws its own, so that it may be judged
         for what it is; else it is sampled, and dropping it for its value would bias the output."""
         return self.rule.common_noise or chain.greedy
+
+    def endings(self, last: int, copied: Sequence[int]) -> tuple[float, ...]:
+        """How likely what is copied after ``last`` ends before each of its tokens.
+
+        A copied token that ends the turn is no reason to doubt itself.
+        """
+        ending, is_eog = self.ending, self.is_eog
+        if ending is None:
+            return ()
+        pairs = zip((last, *copied), copied, strict=False)
+        return tuple(0.0 if is_eog(after) else ending(before, after) for before, after in pairs)
 
 
 class Drafter:

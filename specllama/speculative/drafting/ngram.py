@@ -53,8 +53,9 @@ class NgramDrafter(Copier):
         if stop is not None:
             copied = copied[: stop + 1]
         self._found_size = size
+        endings = self.request.endings(tokens[-1], copied)
         shares = self._reader.habits.likely(copied)
-        return [Guess(self.name, tuple(copied), agreement, shares)]
+        return [Guess(self.name, tuple(copied), agreement, shares, endings)]
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
         """The first ``length`` tokens of this round's guess as a draft."""

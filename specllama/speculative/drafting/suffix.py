@@ -161,8 +161,9 @@ class SuffixDrafter(Copier):
         copied = state.path(most, self.request.is_eog)
         if not copied:
             return None
+        endings = self.request.endings(self._text[-1], copied)
         likely = self._reader.habits.likely(copied)
-        return Guess(source, tuple(copied), length, likely)
+        return Guess(source, tuple(copied), length, likely, endings)
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
         """The first ``length`` tokens of one of this round's guesses, and likely ways beside them.

@@ -1,8 +1,8 @@
 """From what a source says of a guess to the probability that the target accepts it.
 
 One online logistic regression per source (recursive least squares on the logistic loss, with
-forgetting), four weights: bias, two features, and what sets the present text apart, which starts at
-zero with every text. Only tested guesses are learnt from: what lies behind a rejection was never
+forgetting), five weights: bias, three features, and what sets the present text apart, which starts
+at zero with every text. Only tested guesses are learnt from: what lies behind a rejection was never
 judged.
 """
 
@@ -15,16 +15,17 @@ from operator import mul
 from typing import Literal
 
 Kind = Literal["draft", "copy"]
-Features = tuple[float, float]
+Features = tuple[float, float, float]
 
 # Priors: weights and their variances. A draft model's confidence means roughly what it says; long
-# matches copy well. What sets a text apart matters for models; of a copy its match says more.
+# matches copy well, and where a sentence or a line ends a quotation often does, too. What sets a
+# text apart matters for models; of a copy its match says more.
 _PRIOR: dict[Kind, tuple[list[float], list[float]]] = {
-    "draft": ([-0.3, 0.5, 0.5, 0.0], [1.0, 0.25, 0.25, 0.5]),
-    "copy": ([-1.0, 1.4, 0.8, 0.0], [1.0, 0.25, 0.25, 0.0]),
+    "draft": ([-0.3, 0.5, 0.5, 0.0, 0.0], [1.0, 0.25, 0.25, 0.25, 0.5]),
+    "copy": ([-1.0, 1.4, 0.8, -2.5, 0.0], [1.0, 0.25, 0.25, 0.25, 0.0]),
 }
-# Confidence never counts against a guess.
-_BOUNDS = ((-8.0, 8.0), (0.02, 3.0), (0.0, 3.0), (-8.0, 8.0))
+# Confidence never counts against a guess, nor an ending for it.
+_BOUNDS = ((-8.0, 8.0), (0.02, 3.0), (0.0, 3.0), (-8.0, 0.0), (-8.0, 8.0))
 _FORGET = 0.998
 _RECENT = 24  # looks that say what the next one will be like
 # Looks before the first one, by acceptance in tenths: many of a good draft model's guesses are all
@@ -52,10 +53,12 @@ def draft_features(confidence: float | None, lead: float | None) -> Features:
             scores under common noise; None where no decision may look at the drawn token.
     """
     z = 0.0 if confidence is None else logit(confidence) / 2.0
-    return (0.0 if lead is None else min(max(lead, 0.0), 8.0) / 2.0, z)
+    return (0.0 if lead is None else min(max(lead, 0.0), 8.0) / 2.0, z, 0.0)
 
 
-def match_features(match_length: int, depth: int, share: float = 1.0) -> Features:
+def match_features(
+    match_length: int, depth: int, share: float = 1.0, ending: float = 0.0
+) -> Features:
     """Features of a copied token.
 
     Where it is tested, the ``depth`` tokens before it were right, so they lengthen the match: one
@@ -65,9 +68,10 @@ def match_features(match_length: int, depth: int, share: float = 1.0) -> Feature
         match_length: tokens that agree before the first copied one.
         depth: copied tokens before this one.
         share: how likely this token follows those before it, by what followed them in the text.
+        ending: how likely a passage ends before it, see ``Request.endings``.
     """
     matched = min(max(match_length + depth, 1), 64)  # a longer match says nothing more
-    return (math.log2(matched) / 2.0, logit(share, 4.0) / 2.0)
+    return (math.log2(matched) / 2.0, logit(share, 4.0) / 2.0, ending)
 
 
 @dataclass
@@ -91,11 +95,11 @@ class Acceptance:
     def __post_init__(self) -> None:
         weights, variances = _PRIOR[self.kind]
         self.theta = self.theta or list(weights)
-        self.p = self.p or [[v * (i == j) for j in range(4)] for i, v in enumerate(variances)]
+        self.p = self.p or [[v * (i == j) for j in range(5)] for i, v in enumerate(variances)]
         self._here = 0  # looks of this text
         self._spread: list[tuple[float, float]] = []
-        if [len(self.theta), *map(len, self.p)] != [4] * 5 or min(
-            self.p[i][i] for i in range(3)
+        if [len(self.theta), *map(len, self.p)] != [5] * 6 or min(
+            self.p[i][i] for i in range(4)
         ) <= 0:
             raise ValueError("not a regression")
 
@@ -104,13 +108,14 @@ class Acceptance:
         self.theta[-1] = 0.0
         for row in self.p:
             row[-1] = 0.0
-        self.p[-1] = [0.0, 0.0, 0.0, _PRIOR[self.kind][1][-1]]
+        self.p[-1] = [0.0, 0.0, 0.0, 0.0, _PRIOR[self.kind][1][-1]]
         self._here = 0
         self._spread = []
 
     def predict(self, features: Features) -> float:
         t = self.theta
-        return sigmoid(t[0] + t[1] * features[0] + t[2] * features[1] + t[3])
+        x, y, z = features
+        return sigmoid(t[0] + t[1] * x + t[2] * y + t[3] * z + t[4])
 
     def look(self, features: Features) -> None:
         """A guess was seen (it counts from the next ``learn`` on)."""
@@ -146,7 +151,7 @@ class Acceptance:
         px = [sum(map(mul, row, x)) for row in p]
         scale = w / (1.0 + w * sum(map(mul, px, x)))
         # forgetting must not blow up what is never tested
-        keep = _FORGET if sum(p[i][i] for i in range(4)) < 3.0 else 1.0
+        keep = _FORGET if sum(p[i][i] for i in range(5)) < 3.0 else 1.0
         for i, row in enumerate(p):
             p[i] = [(v - px[i] * scale * q) / keep for v, q in zip(row, px, strict=True)]
         for i, (low, high) in enumerate(_BOUNDS):

@@ -1,4 +1,4 @@
-"""How far to draft in a round: one throughput, one gain formula, and a balance for every source."""
+"""How far to draft in a round: one throughput, one gain formula, one balance."""
 
 from __future__ import annotations
 
@@ -18,20 +18,15 @@ from specllama.speculative.policy.acceptance import (
     match_features,
 )
 from specllama.speculative.policy.budget import Bid, allocate, growth, logs
-from specllama.speculative.policy.costs import CLAMP, Costs
+from specllama.speculative.policy.costs import OUTLIER, Costs
 from specllama.speculative.policy.ledger import BEHIND, Ledger
 from specllama.speculative.types import Draft, Guess, Room
 from specllama.speculative.window import Outcome, Plan, no_room
 
 _MEMORY = 64  # values that a running mean remembers; rounds until a plain step is timed anew
-_BEGIN = 12.0  # tokens of usual pace that a text is thought to begin with
+_BEGIN = 12  # rounds that were as good as plain: what a mean begins with
 _AHEAD = 8  # guesses that a decision looks ahead
-_READ = 32  # a draft model that has read less than this of a text cannot guess
-_UNTIMED = 3.0  # times what is expected: what a first reading may really cost
-_WORTH = 16  # rounds that asked for drafts before it is judged whether asking pays
-_OUTLIER = math.exp(CLAMP)  # times what is expected: a round is charged no more than that
-_BEHIND = "recent drafts cost time; decoding plainly to make it up"
-_MEASURING = "measuring a plain step"
+_READ = 32  # tokens of a text that a draft model needs to guess well
 
 
 @dataclass
@@ -51,14 +46,14 @@ class Learned:
     """What is learnt of a pair at one rule and temperature, and kept between requests.
 
     Attributes:
-        asked: by method, what rounds that asked for drafts gained, in plain steps.
-        speed: of replies, over plain decoding. reply: their tokens.
-        round: tokens of a round that the paying source drafted.
+        asked: by method, what rounds that asked for copies or rows gained, in plain steps.
+        pace: tokens written of late, and the plain steps that they took.
+        reply: tokens of a reply. round: tokens of a round that the paying source drafted.
     """
 
     sources: dict[str, Acceptance] = field(default_factory=dict)
     asked: dict[str, Mean] = field(default_factory=dict)
-    speed: Mean = field(default_factory=lambda: Mean(1.0, 1))
+    pace: tuple[float, float] = (_BEGIN, _BEGIN)
     reply: Mean = field(default_factory=lambda: Mean(128.0, 1))
     round: Mean = field(default_factory=lambda: Mean(3.0, 1))
 
@@ -107,10 +102,9 @@ class Controller:
         self._clock, self._on_finish = clock, on_finish
         self._left = math.inf if tokens is None else float(tokens)
         self._depth = self._lag = 0  # tokens of context; of them unread by the paying source
-        self._written = self._copied = 0  # tokens of this text
-        self._steps = 0.0  # that they took
-        self._pace = (0.0, 0.0)  # tokens and ms of late
-        self._rounds = 0  # since a plain step was timed
+        self._written = 0
+        self._untimed = 0  # rounds since a plain step was timed
+        self._part = False  # whether the paying source reads only a part of the text
         self._others = 0  # conversations that shared the last pass
         self.drafts_with("")
         for source in learned.sources.values():
@@ -119,24 +113,19 @@ class Controller:
 
     def drafts_with(self, method: str, paid: str = "") -> None:
         """Before the first round: who drafts; ``paid`` is what of it costs time, "" for nothing."""
-        self._method, self._paid = method, paid
+        self._payer = paid or method
         self._draft = self._costs.steps(paid)
-        self._asked = self._learned.asked.setdefault(method, Mean())
+        self._asked = self._learned.asked.setdefault(method, Mean(0.0, _BEGIN))
 
-    def prefilled(self, tokens: int, ms: float, depth: int = 0) -> None:
-        """A prompt of ``depth`` tokens is in the cache; ``tokens`` of them were read in ``ms``."""
+    def prefilled(self, tokens: int, depth: int) -> None:
+        """A prompt of ``depth`` tokens is in the cache; ``tokens`` of them were read now."""
+        self._depth = depth
         self._lag += tokens
-        self._depth = max(depth, tokens)
-        target = self._costs.target
-        if tokens >= _READ and target.level and not target.seen(2):  # a row costs no less
-            target.slope = min(max(ms / tokens / target.level, 0.01), 0.4)
 
     def finish(self) -> None:
         """The reply is over."""
         if self._written:
             self._learned.reply.add(self._written)
-        if self._steps:
-            self._learned.speed.add(self._written / self._steps)
         self._on_finish()
 
     # -- before a round --
@@ -158,42 +147,30 @@ class Controller:
         self._begin_round()
         if none := no_room(room, self._draft_max, self._draft_min):
             return none
-        target, ledger = self._costs.target, self._ledger
-        if target.level is None or not target.known(1):
-            return Plan(0, _MEASURING)
-        others = self._others
-        if not others and self._rounds >= min(1 << min(target.seen(1), 16), _MEMORY):
-            return Plan(0, _MEASURING)  # what drafts are compared with may be wrong, or change
+        target, ledger, asked = self._costs.target, self._ledger, self._asked
+        others, due = self._others, _MEMORY if target.settled else _AHEAD
+        if not target.known(1) or (self._untimed >= due and not others):
+            # what drafts are compared with is not known, or may have changed
+            return Plan(0, "measuring a plain step")
+        assert target.level is not None
         self._draft.guess(target.level * self._costs.draft_share)
         self._most = most = min(self._draft_max, room)
         self._v = target.upto(most + 1 + others, self._depth)[others:]  # by rows of its own
         self._one = one = self._v[1]
         self._step = self._draft.ms(1, self._depth)
-        usual = (1.0 + max(self._learned.speed.value, 1.0)) / (2.0 * one)
-        tokens, ms = self._pace
-        self._rate = max((tokens + _BEGIN) / (ms + _BEGIN / usual), 1.0 / one)
-        asked = self._asked
-        if asked.n >= _WORTH and asked.value < 0.0 and ledger.balance(self._method) < -asked.value:
-            return Plan(0, "looking for drafts costs more than they save")
-        self._stake = self._covers(self._method)
-        longest = self._longest()
-        self._stake = self._covers(self._paid or self._method)
-        longest = max(longest, self._longest())
+        tokens, steps = self._learned.pace
+        self._rate = max(tokens / steps, 1.0) / one
+        # as many conversations as now may lose it
+        self._stake = ledger.covers(self._payer) * one / (1 + others)
+        self._longest = longest = next((n for n in range(most, 0, -1) if self._fits(n)), 0)
         if not longest:
-            return Plan(0, _BEHIND)
+            return Plan(0, "recent drafts cost time; decoding plainly to make it up")
+        looking = -asked.value
+        if looking > ledger.balance(self._payer) and self._model_gain() < looking * one:
+            return Plan(0, "looking for drafts costs more than they save")
         self._asking = True
-        room_ = Room(
-            longest, self.keep_going, self.begin, self.include, self.pick, self.beside, self.rows
-        )
-        return Plan(longest, "", room=room_, explain=self.explain)
-
-    def _covers(self, source: str) -> float:
-        """Milliseconds that a source may lose where as many conversations as now may lose them."""
-        return self._ledger.covers(source) * self._one / (1 + self._others)
-
-    def _longest(self) -> int:
-        """The most guesses whose pass risks no more than the stake."""
-        return next((n for n in range(self._most, 0, -1) if self._fits(n)), 0)
+        hooks = (self.keep_going, self.begin, self.include, self.pick, self.beside, self.rows)
+        return Plan(longest, "", room=Room(longest, *hooks), explain=self.explain)
 
     def _fits(self, guesses: int, further: float = 0.0) -> bool:
         """Whether so many guesses, and ``further`` ms for them, risk no more than the stake."""
@@ -239,66 +216,69 @@ class Controller:
             for a, weight in self._drafting.state.spread()
         )
 
-    def _worth(self, read: int, stake: float) -> tuple[float, float, float]:
-        """(gain, price, rounds): tokens that asking the paying source is worth and costs in each of
-        the rounds that are left, if it has to read so many tokens first."""
-        learned, rate = self._learned, self._rate
-        value = self._look(self._step, stake)
+    def _promise(self, read: int, stake: float) -> tuple[float, float]:
+        """(ms that asking the paying source gains in a round, rounds that are left), where it has
+        to read so many tokens first."""
+        assert self._drafting is not None
+        learned, draft = self._learned, self._draft
+        gain = self._look(self._step, stake) / self._rate - self._step
         usual = learned.reply.value
         left = min(self._left, max(usual - self._written, (usual + self._written) / 4.0))
-        left *= 1.0 - self._copied / (self._written + _BEGIN)
         # where a look does not pay its step it will not be repeated
-        rounds = max(left / learned.round.value, 1.0) if value > rate * self._step else 1.0
-        reading = max(self._draft.ms(read, self._depth) - self._step, 0.0)
-        return value, rate * (self._step + reading / rounds), rounds
+        rounds = max(left / learned.round.value, 1.0) if gain > 0.0 else 1.0
+        return gain - max(draft.ms(read, self._depth) - self._step, 0.0) / rounds, rounds
 
     # -- within a round: the answers of ``Room`` --
 
     def begin(self, source: str, lag: int) -> int:
-        self._lag = lag
-        self._drafting = trial = Trial(self._learned.source(source, "draft"))
+        self._part = self._part or self._draft.ms(lag, self._depth) > BEHIND * self._one
+        self._drafting = trial = Trial(self._learned.source(self._named(source), "draft"))
         if self._sending:  # a copy goes: a branch beside it pays where its first guess fails
             self._reached = [1.0 - self._sending.survival[0]]
             self._beside = self._n
-        read = self._readable(source, lag)
-        if not read:
+        self._lag = lag
+        self._rows = self._readable(lag) if self._n < self._most else 0
+        if not self._rows:
             self._drafting = None
             self._exploring = False
             return 0
+        self._part = self._part or self._rows < lag
+        self._lag = 0
         self._trials.append(trial)
-        self._rows, self._lag = read, 0
         self._since = self._clock()
-        return read
+        return self._rows
 
-    def _readable(self, source: str, lag: int) -> int:
-        """How many of the newest ``lag`` tokens to read; 0, and why, where it is to stay out."""
-        one, draft = self._one, self._draft
-        if self._n >= self._most:
-            return 0
-        row = self._v[self._n + 2] - self._v[self._n + 1]
-        full = (BEHIND - 1.0) * one  # what a full balance pays for
-        read = draft.within(lag, full - row, self._depth)
-        value, price, rounds = self._worth(read, full)
-        if value <= price:
-            own = self._ledger.balance(source) * one
+    def _named(self, source: str) -> str:
+        """Who has read a part of a text guesses otherwise than who has read all of it."""
+        return f"{source} (part)" if self._part else source
+
+    def _readable(self, lag: int) -> int:
+        """How many of the newest ``lag`` tokens to read; 0, and why, where it is to stay out.
+
+        What reading leaves of a balance has to pay for the draft that promises most.
+        """
+        assert self._drafting is not None
+        one, draft, n, depth = self._one, self._draft, self._n, self._depth
+        mean, full = self._drafting.state.mean, BEHIND * one
+        lines = self._lines(self._step, full)
+        best = max(range(len(lines)), key=lambda k: lines[k][0] * mean - lines[k][1], default=0)
+        rest = best * self._step + self._v[n + 2 + best] - one
+        gain, rounds = self._promise(draft.within(lag, full - rest, depth), full)
+        if gain <= 0.0 and self._part:  # the newest tokens will do to find out
+            lag = min(lag, _READ)
+            gain, rounds = self._promise(lag, full)
+        if gain <= 0.0:
+            row = self._v[n + 2] - self._v[n + 1]
             forced = 0.0 if self._peek else row
-            if rounds * (price - value) / self._rate + forced > own:
-                # the newest part of the text will do; looks that follow take the other half
-                read = draft.within(read, own / 2 - forced, self._depth)
-            if self._n or read < min(lag, _READ):
+            if n or forced - rounds * gain > self._ledger.balance(self._payer) * one:
                 cost = (self._step + row) * self._rate
-                mean = self._learned.source(source, "draft").mean
-                gives = f"{mean:.2f} tokens expected in the time of {cost:.2f}"
-                self._why = f"draft too slow here: {gives}"
+                self._why = f"draft too slow here: {mean:.2f} tokens in the time of {cost:.2f}"
                 return 0
             self._exploring = True
-        if read > 1 and not any(draft.seen(n) for n in (_READ, read)):
-            read = min(read, _READ)  # to find out what reading costs
-            need = _UNTIMED * draft.ms(read, self._depth)
-        else:
-            need = draft.ms(read, self._depth)
-        if need + row > self._stake:
-            self._why = f"saving up: reading and drafting may cost {(need + row) / one:.1f} steps"
+        read = draft.within(lag, self._stake - rest, depth)
+        if read < min(lag, _READ):
+            need = (draft.ms(min(lag, _READ), depth) + rest) / one
+            self._why = f"saving up: reading and drafting may cost {need:.1f} steps"
             return 0
         return read
 
@@ -342,64 +322,62 @@ class Controller:
 
     def _ran(self, ms: float) -> None:
         """A draft pass of ``_rows`` tokens took so long."""
-        draft, rows, depth = self._draft, self._rows, self._depth
-        self._due += draft.ms(rows, depth) if draft.known(rows) else draft.most(rows, depth)
         self._spent += ms
+        self._due += self._draft.most(self._rows, self._depth)
         if not self._others:  # whose steps shared or delayed this one
-            draft.observe(rows, ms, depth)
+            self._draft.observe(self._rows, ms, self._depth)
 
     def pick(self, guesses: Sequence[Guess]) -> tuple[int, int]:
-        first = not self._copies  # otherwise the paying source had its turn
-        if first:
-            self._copies = [self._weigh(guess) for guess in guesses]
-        stake, self._stake = self._stake, self._covers(self._method)
+        again = self._copies  # the paying source had its turn
+        copies = self._copies = again or [self._weigh(guess) for guess in guesses]
         # of several copies that begin differently one at most can be right
-        openings = {copy.tokens[0]: 0.0 for copy in self._copies}
-        for copy in self._copies:
-            openings[copy.tokens[0]] = max(openings[copy.tokens[0]], copy.survival[0])
+        openings: dict[int | None, float] = {}
+        for copy in copies:
+            first = copy.tokens[0]
+            openings[first] = max(openings.get(first, 0.0), copy.survival[0])
         fair = 1.0 / max(sum(openings.values()), 1.0)
         balance = max(self._rate * (self._stake - self._spent), 0.1)
         which, length, best = 0, 0, 0.0
-        longest = self._longest()
-        for i, copy in enumerate(self._copies):
-            bid = Bid([fair * s for s in copy.survival[:longest]], self._rate, balance)
+        for i, copy in enumerate(copies):
+            bid = Bid([fair * s for s in copy.survival[: self._longest]], self._rate, balance)
             (n,), gain = allocate([bid], self._v[: len(bid.survival) + 2])
-            if gain > best:
+            if gain > best and self._fits(n):
                 which, length, best = i, n, gain
-        if length and first and best < self._model_value():
+        if length and not again and best < self._model_gain() * self._rate:
             length = 0
             self._why = "the draft model promises more than a copy"
-        elif not length and not self._why:
-            self._why = f"copy unsure: {fair * max(c.survival[0] for c in self._copies):.0%} likely"
-        if not length or length < self._draft_min:
-            self._stake = stake
+        elif length < max(self._draft_min, 1):
+            length = 0
+            self._why = f"copy unsure: {fair * max(c.survival[0] for c in copies):.0%} likely"
+        if not length:
             return which, 0
-        self._sending = copy = self._copies[which]
+        self._sending = copy = copies[which]
+        self._exploring = False
         copy.sent = self._n = length
         self._expected = 1.0 + fair * sum(copy.survival[:length])
-        self._exploring = False
         return which, length
 
     def _weigh(self, guess: Guess) -> Trial:
         """How far the target would follow a copy."""
         copy = Trial(self._learned.source(guess.source, "copy"))
         self._trials.append(copy)
+        n = len(guess.tokens)
         copy.tokens += guess.tokens
-        for i, share in enumerate(guess.shares or (1.0,) * len(guess.tokens)):
-            copy.features.append(match_features(guess.match_length, i, share))
+        habits = zip(guess.shares or (1.0,) * n, guess.endings or (0.0,) * n, strict=True)
+        for i, (share, ending) in enumerate(habits):
+            copy.features.append(match_features(guess.match_length, i, share, ending))
         copy.survival = list(accumulate(map(copy.state.predict, copy.features), mul))
         return copy
 
-    def _model_value(self) -> float:
-        """Tokens that the paying source is expected to gain this round beyond their price."""
-        state = self._learned.sources.get(self._paid)
+    def _model_gain(self) -> float:
+        """Milliseconds that asking the paying source is expected to gain in this round."""
+        state = self._learned.sources.get(self._named(self._payer))
         if state is None:
             return 0.0
         self._drafting = Trial(state)
-        stake = self._covers(self._paid)
-        value, price, _ = self._worth(max(self._lag, 1), stake)
+        gain, _ = self._promise(max(self._lag, 1), self._stake)
         self._drafting = None
-        return value - price
+        return gain
 
     def beside(self, likely: float) -> bool:
         n = self._n
@@ -411,12 +389,10 @@ class Controller:
         return True
 
     def rows(self, most: int) -> int:
-        target, depth, asked = self._costs.target, self._depth, self._asked
-        trusted = asked.n > 2 and asked.value > 0.0
-        balance = self._ledger.covers if trusted else self._ledger.balance
-        stake = self._one * (1.0 + balance(self._method))
-        cost = target.most if trusted else target.ms
-        others = self._others
+        target, ledger, payer = self._costs.target, self._ledger, self._payer
+        trusted = self._asked.value > 0.0
+        stake = self._one * (1.0 + (ledger.covers if trusted else ledger.balance)(payer))
+        cost, others, depth = (target.most if trusted else target.ms), self._others, self._depth
         return max((n for n in range(2, most + 1) if cost(n + others, depth) <= stake), default=1)
 
     # -- a pass that others share --
@@ -450,57 +426,38 @@ class Controller:
         return Plan(n, f"{self._expected:.1f} tokens expected {took}")
 
     def observe(self, outcome: Outcome) -> None:
-        target, depth, n = self._costs.target, self._depth, outcome.drafted
-        shared, rows = outcome.shared, n + 1
-        if shared and target.known(1):  # until then it stands for a plain step
-            rows = shared.tokens
-        verify = target.ms(rows, depth) if target.known(rows) else target.most(rows, depth)
+        target, depth, learned = self._costs.target, self._depth, self._learned
+        n, emitted, shared = outcome.drafted, outcome.emitted, outcome.shared
+        # until a plain step was timed, a shared pass stands for one
+        rows = shared.tokens if shared and target.known(1) else n + 1
+        verify = outcome.round_ms - outcome.draft_ms
+        # what a busy machine adds is not the draft's fault, nor what a plain pass takes
+        charged = min(verify, OUTLIER * target.most(rows, depth)) if n else 0.0
         if not shared or shared.first:
-            target.observe(rows, outcome.round_ms - outcome.draft_ms, depth)
+            target.observe(rows, verify, depth)
         self._others = shared.lanes - 1 if shared else 0
-        self._rounds = self._rounds + 1 if n else 0
         for trial in self._trials:
             trial.sent = min(trial.sent, n)  # others may have needed the rows
             trial.judge(outcome.tokens, outcome.accepted)
-        emitted = outcome.emitted
+        self._untimed = self._untimed + 1 if n else 0
         self._written += emitted
-        self._left -= emitted
         self._depth += emitted
         self._lag += emitted
-        self._copied += emitted if self._sending else 0
-        keep = 1.0 - 1.0 / _MEMORY
-        self._pace = self._pace[0] * keep + emitted, self._pace[1] * keep + outcome.round_ms
+        self._left -= emitted
         if target.level is None:
             return
         one = target.ms(1 + self._others, depth)
-        self._steps += outcome.round_ms / one
-        self._ledger.earn(emitted, self._paid or self._method)
-        if self._asking:
-            self._book(outcome, one, verify)
-
-    def _book(self, outcome: Outcome, one: float, verify: float) -> None:
-        """Charge the sources for a round in which drafts were asked for."""
-        ledger, asked, method = self._ledger, self._asked, self._method
-        if not outcome.drafted and not self._due:
-            # the pass cost what plain decoding costs, however long it took; looking for drafts did
-            if self._n:
-                return  # there was a draft, and no room for it
-            looked = min(outcome.draft_ms / one, 1.0)
-            ledger.book(method, -looked, exploring=asked.value < 0.0)
-            asked.add(-looked)
+        (tokens, steps), keep = learned.pace, 1.0 - 1.0 / _MEMORY
+        learned.pace = keep * tokens + emitted, keep * steps + outcome.round_ms / one
+        self._ledger.earn(emitted, self._payer)
+        if not self._asking:
             return
-        # what a busy machine adds is not the draft's fault
-        ms = min(outcome.round_ms, _OUTLIER * ((self._due or outcome.draft_ms) + verify))
-        gain = outcome.emitted - ms / one
+        drafting = min(outcome.draft_ms, OUTLIER * (self._due or one))
+        gain = emitted - (drafting + (charged or one)) / one
+        exploring = self._exploring
         if self._drafting is None:
-            ledger.book(method, gain, exploring=asked.value < 0.0 and not self._sending)
-            asked.add(gain)
-            return
-        if self._drafting.sent:
-            self._learned.round.add(outcome.emitted)
-        looked = min(self._spent, ms) / one if self._sending else 0.0
-        if self._sending:  # looking elsewhere first is not the copy's fault
-            ledger.book(method, gain + looked)
-            asked.add(gain + looked)
-            gain = -looked
-        ledger.book(self._paid or method, gain, exploring=self._exploring)
+            exploring = self._asked.value < 0.0 and not self._sending
+            self._asked.add(gain)
+        elif self._drafting.sent:
+            learned.round.add(emitted)
+        self._ledger.book(self._payer, gain, exploring=exploring)

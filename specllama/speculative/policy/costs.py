@@ -8,17 +8,18 @@ move slowly. Attention is what depth costs, and every row pays it again.
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
 from specllama.speculative.drafting.method import books_own
 
 # Wide passes share a cell per step of about a third: nobody drafts that far, prompts are that long.
 _CELLS: tuple[int, ...] = (*range(1, 18), 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_SETTLE = 4  # first samples of a cell, of which the least counts: work beside it only adds time
+_SETTLE = 4  # first samples of a cell, of which the median counts
+_SINGLES = 12  # and of the level: everything is compared with it
 _GAIN = 0.08  # of the level, per pass of one row; a ratio moves by a third of it
-CLAMP = 0.3  # largest believed surprise in log time: one outlier moves little
+_LEAST = 0.01  # the least that a further row costs, in single passes
+OUTLIER = 1.35  # times what is expected: no more of a time is believed, nor charged
 _DEEP = 1024.0  # tokens of depth that ``deep`` is told for
 
 
@@ -28,7 +29,8 @@ class CostTable:
 
     Attributes:
         level: of one row without context; None before it is known.
-        slope: prior extra cost per row, in single passes.
+        slope: what a further row costs, in single passes, told by all widths together: what is
+            believed of a width before it was timed often.
         deep: per row and 1024 tokens of depth.
         ratios: a(n) in single passes, by cell. What lies between is interpolated; beyond the last
             cell its mean slope continues.
@@ -45,8 +47,9 @@ class CostTable:
 
     def __post_init__(self) -> None:
         self._flat: list[float] = []  # ratios by rows, rebuilt when one of them moved
+        self._early: dict[int, list[float]] = {}  # first samples, by cell
         # a restored table keeps adapting: old counts weigh little
-        self.counts = {cell: min(n, _SETTLE) for cell, n in self.counts.items()}
+        self.counts = {cell: min(n, _first(cell)) for cell, n in self.counts.items()}
         numbers = (self.slope, *self.ratios.values(), 1.0 if self.level is None else self.level)
         if any(cell not in _CELLS for cell in (*self.ratios, *self.counts)) or 1 not in self.ratios:
             raise ValueError("no such cell")
@@ -57,6 +60,11 @@ class CostTable:
         """How many passes about as wide were timed."""
         return self.counts.get(_cell(rows), 0)
 
+    @property
+    def settled(self) -> bool:
+        """Whether single passes were timed so often that the level is that of this machine."""
+        return self.seen(1) >= _SINGLES
+
     def known(self, rows: int) -> bool:
         """Whether passes so wide were timed often enough to call a dear one an outlier."""
         return self.seen(rows) >= _SETTLE
@@ -64,16 +72,21 @@ class CostTable:
     def ratio(self, rows: int) -> float:
         """a(rows) in single passes."""
         known = self.ratios
-        if rows in known:
-            return known[rows]
         below = max(cell for cell in known if cell <= rows)
-        above = min((cell for cell in known if cell > rows), default=0)
-        low = known[below]
+        above = min((cell for cell in known if cell >= rows), default=0)
+        low = self._believed(below)
         if above:
-            return low + (known[above] - low) * (rows - below) / (above - below)
+            high = self._believed(above)
+            return low + (high - low) * (rows - below) / max(above - below, 1)
         # of a wider pass that seemed to cost less no slope can be told
         slope = (low - 1.0) / (below - 1) if low > 1.0 else self.slope
         return low + slope * (rows - below)
+
+    def _believed(self, cell: int) -> float:
+        """A ratio; one disturbed pass must not rule its width out for good."""
+        if self.known(cell):
+            return self.ratios[cell]
+        return min(self.ratios[cell], (1.0 + self.slope * (cell - 1)) * OUTLIER)
 
     def ms(self, rows: int, depth: int = 0) -> float:
         """Expected milliseconds of a pass; 0 rows cost nothing."""
@@ -84,8 +97,8 @@ class CostTable:
     def most(self, rows: int, depth: int = 0) -> float:
         """The most milliseconds that a pass may take: where none like it was timed, as many rows
         more than a narrower one may each take a pass of their own."""
-        below = max(cell for cell in self.ratios if cell <= rows)
-        ratio = self.ratios[below] + rows - below
+        below = max(cell for cell in self.ratios if cell <= _cell(rows))
+        ratio = self.ratios[below] + max(rows - below, 0)
         return (self.level or 0.0) * ratio + self.deep * rows * (depth / _DEEP)
 
     def upto(self, rows: int, depth: int = 0) -> list[float]:
@@ -96,11 +109,13 @@ class CostTable:
         return [one * r + deep * n for n, r in enumerate(self._flat[: rows + 1])]
 
     def within(self, rows: int, ms: float, depth: int = 0) -> int:
-        """The most of so many rows that are expected to be read in that time."""
-        if self.ms(rows, depth) <= ms:
-            return rows
-        too_many = bisect_left(range(rows), True, lo=1, key=lambda n: self.ms(n, depth) > ms)
-        return too_many - 1
+        """The most of so many rows that are surely read in that time."""
+        for cell in sorted((cell for cell in self.ratios if cell <= rows), reverse=True):
+            if self.most(cell, depth) <= ms:
+                upto = range(rows + 1)
+                return bisect_right(upto, ms, lo=cell, key=lambda n: self.most(n, depth)) - 1
+            rows = cell - 1
+        return 0
 
     def guess(self, ms: float) -> None:
         """A prior for one row, used until one is timed."""
@@ -114,7 +129,7 @@ class CostTable:
             self.level = flat
         elif self.level:
             self.ratios[_cell(rows)] = flat / self.level
-        self.counts[_cell(rows)] = _SETTLE
+        self.counts[_cell(rows)] = _first(rows)
         self._flat = []
 
     def observe(self, rows: int, ms: float, depth: int = 0) -> None:
@@ -124,31 +139,37 @@ class CostTable:
         cell = _cell(rows)
         seen = self.counts[cell] = self.counts.get(cell, 0) + 1
         flat = max(ms - self.deep * rows * (depth / _DEEP), ms / 2)  # as it is without context
-        if cell == 1 and seen <= _SETTLE:
-            self._settle(flat if seen == 1 or self.level is None else min(flat, self.level))
-        if self.level is None or (cell == 1 and seen <= _SETTLE):
-            return
-        if flat < self.level * math.exp(-CLAMP):  # more rows are never cheaper: the single ones
-            self._settle(flat * math.exp(CLAMP))  # were slowed
-        if seen <= _SETTLE:
-            ratio = min(flat / self.level, rows) * cell / rows  # one by one is never dearer
-            self.ratios[cell] = ratio if seen == 1 else min(ratio, self.ratios[cell])
-        else:
-            expected = self.ms(rows, depth)
-            surprise = max(-CLAMP, min(CLAMP, math.log(ms / expected)))
-            if cell == 1:
-                self._correct(expected * math.expm1(surprise), depth / _DEEP)
-                return
-            self.level *= math.exp(_GAIN / 3.0 * surprise)
-            self.ratios[cell] = self.ratio(cell) * math.exp(max(_GAIN / 3, 1 / seen) * surprise)
         self._flat = []
+        if seen <= _first(cell):
+            known = [self.level * self.ratio(cell)] if self.level else []
+            early = self._early.setdefault(cell, known * (seen - 1))
+            early.append(flat)
+            flat = sorted(early)[(len(early) - 1) // 2]
+            if cell == 1:
+                self._settle(flat)
+            elif self.level:  # one by one is never dearer
+                self.ratios[cell] = min(flat / self.level, rows) * cell / rows
+                slope = max((self.ratios[cell] - 1.0) / (cell - 1), _LEAST)
+                wide = sum(self.counts.values()) - self.seen(1)
+                self.slope *= (slope / self.slope) ** (1.0 / (1.0 + wide))
+        elif self.level:
+            expected = self.ms(rows, depth)
+            surprise = min(max(ms / expected, 1.0 / OUTLIER), OUTLIER) - 1.0
+            if cell == 1:
+                self._correct(expected * surprise, depth / _DEEP)
+            else:
+                self.level *= 1.0 + _GAIN / 3.0 * surprise
+                self.ratios[cell] = self.ratio(cell) * (1.0 + max(_GAIN / 3.0, 1 / seen) * surprise)
+        if cell > 1 and self.level and flat * OUTLIER < self.level:
+            # more rows are never cheaper: the single ones were slowed
+            self._settle(flat * OUTLIER)
 
     def _settle(self, level: float) -> None:
-        """Take over a level; the other cells keep the time they took."""
-        for cell in self.ratios if self.level else ():
+        """Take over a level. As long as it is not settled the other cells keep the time they took:
+        it was wrong, the machine has not changed."""
+        for cell in self.ratios if self.level and not self.settled else ():
             self.ratios[cell] *= self.level / level if self.level and cell > 1 else 1.0
         self.level = level
-        self._flat = []
 
     def _correct(self, error: float, depth: float) -> None:
         """Divide what a single pass took more than expected between the level and the depth.
@@ -167,6 +188,10 @@ class CostTable:
             ab - level * deep * scale,
             bb - deep * deep * scale,
         )
+
+
+def _first(cell: int) -> int:
+    return _SETTLE if cell > 1 else _SINGLES
 
 
 def _cell(rows: int) -> int:

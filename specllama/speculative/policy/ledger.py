@@ -53,7 +53,7 @@ class Ledger:
         """Add what a source gained, or take what it lost."""
         own = self.balance(source)
         if exploring:
-            self.own[source] = max(own + steps, 0.0)
+            self.own[source] = min(max(own + steps, 0.0), _SAVED)
         elif steps > 0.0:
             self.own[source] = max(own, min(own + steps, _OWN))
         else:
