@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from itertools import product
 
+import numpy as np
 import pytest
 
 from specllama.speculative.policy.budget import Bid, allocate, growth
 
 RICH = 1e6
+
+
+def value(survival: Sequence[float], cost: float, balance: float) -> float:
+    """What a whole draft is worth."""
+    return float(growth(survival, np.array([cost]), balance)[0, -1])
 
 
 def falling(rng: random.Random, n: int) -> list[float]:
@@ -22,16 +29,16 @@ def falling(rng: random.Random, n: int) -> list[float]:
 
 
 def test_far_from_ruin_a_draft_is_worth_its_mean() -> None:
-    assert growth([0.9, 0.7, 0.4], 1.2, RICH) == pytest.approx(0.9 + 0.7 + 0.4 - 1.2, abs=1e-4)
-    assert growth((), 0.0, 5.0) == 0.0
+    assert value([0.9, 0.7, 0.4], 1.2, RICH) == pytest.approx(0.9 + 0.7 + 0.4 - 1.2, abs=1e-4)
+    assert value((), 0.0, 5.0) == 0.0
 
 
 def test_near_ruin_the_logarithm_decides() -> None:
-    values = [growth([0.6, 0.4, 0.3], 0.9, balance) for balance in (1.0, 2.0, 4.0, 16.0, RICH)]
+    values = [value([0.6, 0.4, 0.3], 0.9, balance) for balance in (1.0, 2.0, 4.0, 16.0, RICH)]
     assert values == sorted(values)
     assert values[0] < 0.0 < values[-1]
     # a sure expense is dearer the more of the balance it takes
-    assert [-growth((), cost, 10.0) / cost for cost in (1.0, 5.0, 9.0)] == pytest.approx(
+    assert [-value((), cost, 10.0) / cost for cost in (1.0, 5.0, 9.0)] == pytest.approx(
         [1.0536, 1.3863, 2.5584], abs=1e-3
     )
 
@@ -44,7 +51,7 @@ def test_growth_is_the_expected_logarithm_of_what_is_left() -> None:
     for accepted, hit in enumerate((*acceptance, 0.0)):
         expected += reached * (1.0 - hit) * math.log(1.0 + (accepted - cost) / balance)
         reached *= hit
-    assert growth(survival, cost, balance) == pytest.approx(balance * expected)
+    assert value(survival, cost, balance) == pytest.approx(balance * expected)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -68,7 +75,7 @@ def test_no_other_allocation_is_worth_more(seed: int) -> None:
     def worth(given: tuple[int, ...]) -> float:
         took = spent + v[taken + sum(given)] - v[taken]
         return sum(
-            growth(bid.survival[:n], bid.pace * took, bid.balance)
+            value(bid.survival[:n], bid.pace * took, bid.balance)
             for n, bid in zip(given, bids, strict=True)
         )
 
@@ -76,9 +83,9 @@ def test_no_other_allocation_is_worth_more(seed: int) -> None:
     best = max(
         (worth(given) for given in options if 0 < sum(given) <= len(v) - 1 - taken), default=0.0
     )
-    found, value = allocate(bids, v, taken=taken, spent=spent)
-    assert value == pytest.approx(max(best, 0.0))
-    assert value == pytest.approx(worth(tuple(found)) if any(found) else 0.0)
+    found, total = allocate(bids, v, taken=taken, spent=spent)
+    assert total == pytest.approx(max(best, 0.0))
+    assert total == pytest.approx(worth(tuple(found)) if any(found) else 0.0)
 
 
 def test_a_dear_middle_is_stepped_over_to_a_cheap_group() -> None:

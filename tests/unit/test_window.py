@@ -278,7 +278,8 @@ def test_a_new_text_may_be_like_any_of_the_earlier_ones() -> None:
     sure, unsure = draft_features(0.99, 6.0), draft_features(0.1, 0.1)
 
     def promise(state: Acceptance) -> float:
-        return sum(a * weight for a, weight in state.spread())
+        acceptance, weights = state.spread()
+        return float(acceptance @ weights)
 
     state = Acceptance()
     for looks in (sure, sure, sure, unsure):

@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 from operator import mul
 from typing import Literal
 
+import numpy as np
+
+from specllama.arrays import FloatArray
+
 Kind = Literal["draft", "copy"]
 Features = tuple[float, float, float]
 
@@ -27,6 +31,7 @@ _PRIOR: dict[Kind, tuple[list[float], list[float]]] = {
 # Confidence never counts against a guess, nor an ending for it.
 _BOUNDS = ((-8.0, 8.0), (0.02, 3.0), (0.0, 3.0), (-8.0, 0.0), (-8.0, 8.0))
 _FORGET = 0.998
+_TENTHS = np.arange(0.05, 1.0, 0.1)
 _RECENT = 24  # looks that say what the next one will be like
 # Looks before the first one, by acceptance in tenths: many of a good draft model's guesses are all
 # but certain, the others are anything.
@@ -97,7 +102,7 @@ class Acceptance:
         self.theta = self.theta or list(weights)
         self.p = self.p or [[v * (i == j) for j in range(5)] for i, v in enumerate(variances)]
         self._here = 0  # looks of this text
-        self._spread: list[tuple[float, float]] = []
+        self._spread: tuple[FloatArray, FloatArray] | None = None
         if [len(self.theta), *map(len, self.p)] != [5] * 6 or min(
             self.p[i][i] for i in range(4)
         ) <= 0:
@@ -110,7 +115,7 @@ class Acceptance:
             row[-1] = 0.0
         self.p[-1] = [0.0, 0.0, 0.0, 0.0, _PRIOR[self.kind][1][-1]]
         self._here = 0
-        self._spread = []
+        self._spread = None
 
     def predict(self, features: Features) -> float:
         t = self.theta
@@ -123,13 +128,13 @@ class Acceptance:
         del self.looks[: -4 * _RECENT]
         self._here = min(self._here + 1, _RECENT)
 
-    def spread(self) -> list[tuple[float, float]]:
-        """(acceptance, weight) of a look at the next guess; weights sum to 1.
+    def spread(self) -> tuple[FloatArray, FloatArray]:
+        """Acceptances that the next guess may show, and their weights, which sum to 1.
 
         The guesses of this text under the present calibration, over those of earlier texts and a
         broad prior, which fade behind them.
         """
-        if not self._spread:
+        if self._spread is None:
             fade = 1.0 - self._here / (_RECENT + 1.0)
             earlier = len(self.looks) - self._here
             known = earlier / (earlier + _RECENT)
@@ -137,8 +142,7 @@ class Acceptance:
             each = fade * known * sum(_FIRST_LOOKS) / max(earlier, 1)
             for i, features in enumerate(self.looks):
                 bins[min(int(10.0 * self.predict(features)), 9)] += each if i < earlier else 1.0
-            total = sum(bins)
-            self._spread = [((i + 0.5) / 10.0, b / total) for i, b in enumerate(bins) if b]
+            self._spread = _TENTHS, np.array(bins) / sum(bins)
         return self._spread
 
     def learn(self, features: Features, accepted: bool, depth: int = 0) -> None:
@@ -159,7 +163,7 @@ class Acceptance:
         if depth or not self.labels:
             self.mean += (y - self.mean) / _RECENT
         self.labels += 1
-        self._spread = []
+        self._spread = None
 
 
 @dataclass

@@ -9,34 +9,29 @@ logarithm of what is left of the balance decides (Kelly 1956); far from ruin tha
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from operator import mul
+
+import numpy as np
+
+from specllama.arrays import FloatArray
 
 _RUIN = 1e-3  # share of a balance that counts as none
 
 
-def logs(balance: float, cost: float, tokens: int) -> list[float]:
-    """``balance * log`` of the share of it that is left after 0, 1, ..., ``tokens`` accepted
-    guesses of a round that takes ``cost`` beyond a plain step; all in tokens."""
-    left = 1.0 - cost / balance
-    share = 1.0 / balance
-    return [balance * math.log(max(left + j * share, _RUIN)) for j in range(tokens + 1)]
-
-
-def growth(survival: Sequence[float], cost: float, balance: float) -> float:
-    """What a draft is worth, in tokens.
+def growth(survival: Sequence[float], costs: FloatArray, balance: float) -> FloatArray:
+    """What the first 0, 1, ... guesses of a draft are worth, in tokens: ``[costs, guesses + 1]``.
 
     Args:
         survival: probabilities that guess 1, 2, ... and all before it are accepted.
-        cost: what the round takes beyond a plain step, in the tokens that it could give elsewhere.
+        costs: what the round takes beyond a plain step, in the tokens that it could give elsewhere.
         balance: tokens that may be lost; positive.
     """
-    after = logs(balance, cost, len(survival))
-    gained: float = sum(map(mul, survival, (b - a for a, b in pairwise(after))))
-    return after[0] + gained
+    tokens = np.arange(len(survival) + 1)
+    left = 1.0 + (tokens - costs[:, None]) / balance
+    after: FloatArray = balance * np.log(np.maximum(left, _RUIN))
+    after[:, 1:] = (after[:, 1:] - after[:, :-1]) * survival
+    return after.cumsum(axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +67,20 @@ def allocate(
     """
     best, worth = [0] * len(bids), 0.0
     most = min(len(v) - 1 - taken, sum(len(bid.survival) for bid in bids))
+    took = spent + np.array(v[taken + 1 : taken + most + 1]) - v[taken]
+    tables = [growth(bid.survival, bid.pace * took, bid.balance).tolist() for bid in bids]
     for rows in range(1, most + 1):
-        took = spent + v[taken + rows] - v[taken]
-        after = [logs(x.balance, x.pace * took, min(len(x.survival), rows)) for x in bids]
-        total = sum(left[0] for left in after)
-        heap = [
-            (-bid.survival[0] * (after[i][1] - after[i][0]), i, 1)
-            for i, bid in enumerate(bids)
-            if bid.survival
-        ]
+        after = [table[rows - 1] for table in tables]
+        total = sum(values[0] for values in after)
+        heap = [(x[0] - x[1], i, 1) for i, x in enumerate(after) if len(x) > 1]
         heapq.heapify(heap)
         given = [0] * len(bids)
         for _ in range(rows):
             gain, i, depth = heapq.heappop(heap)
             given[i] = depth
             total -= gain
-            if depth < min(len(bids[i].survival), rows):
-                more = bids[i].survival[depth] * (after[i][depth + 1] - after[i][depth])
-                heapq.heappush(heap, (-more, i, depth + 1))
+            if depth + 1 < len(after[i]):
+                heapq.heappush(heap, (after[i][depth] - after[i][depth + 1], i, depth + 1))
         if total > worth:
             best, worth = given, total
     return best, worth

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from operator import mul
 from time import perf_counter
+from typing import TypeAlias
 
+import numpy as np
+
+from specllama.arrays import FloatArray
 from specllama.speculative.asking import Offer
 from specllama.speculative.policy.acceptance import (
     Acceptance,
@@ -17,7 +21,7 @@ from specllama.speculative.policy.acceptance import (
     draft_features,
     match_features,
 )
-from specllama.speculative.policy.budget import Bid, allocate, growth, logs
+from specllama.speculative.policy.budget import Bid, growth
 from specllama.speculative.policy.costs import OUTLIER, Costs
 from specllama.speculative.policy.ledger import BEHIND, Ledger
 from specllama.speculative.types import Draft, Guess, Room
@@ -27,6 +31,9 @@ _MEMORY = 64  # values that a running mean remembers; rounds until a plain step 
 _BEGIN = 12  # rounds that were as good as plain: what a mean begins with
 _AHEAD = 8  # guesses that a decision looks ahead
 _READ = 32  # tokens of a text that a draft model needs to guess well
+_COUNT = np.arange(_AHEAD)
+
+Lines: TypeAlias = tuple[FloatArray, FloatArray]
 
 
 @dataclass
@@ -157,6 +164,7 @@ class Controller:
         self._most = most = min(self._draft_max, room)
         self._v = target.upto(most + 1 + others, self._depth)[others:]  # by rows of its own
         self._one = one = self._v[1]
+        self._over = np.array(self._v) - one
         self._step = self._draft.ms(1, self._depth)
         tokens, steps = self._learned.pace
         self._rate = max(tokens / steps, 1.0) / one
@@ -181,47 +189,36 @@ class Controller:
 
     # -- the gain of a further guess --
 
-    def _lines(self, spent: float, stake: float) -> list[tuple[float, float]]:
-        """For 1, 2, ... more guesses: (slope, price) of the gain ``slope * a - price``, in tokens.
+    def _lines(self, spent: float, stake: float) -> Lines:
+        """For 1, 2, ... more guesses: slope and price of the gain ``slope * a - price``, in tokens.
 
         ``a`` is the acceptance of the next guess, which has been seen after ``spent`` ms of
         drafting; those behind it count with the mean. The gain is over stopping here.
         """
         assert self._drafting is not None
-        mean, v, rate = self._drafting.state.mean, self._v, self._rate
-        sent, here = self._reached[1:], self._reached[-1]
-        depth, rows = len(sent), self._beside + len(self._reached)
-        balance = max(rate * stake, 0.1)
-        stop = growth(sent, rate * (spent + v[rows] - v[1]), balance)
-        lines = []
-        follow: list[float] = []
-        for k in range(1, min(self._most - rows + 1, _AHEAD) + 1):
-            took = spent + (k - 1) * self._step + v[rows + k] - v[1]
-            if took > stake:
-                break
-            follow.append(here)
-            here *= mean
-            left = logs(balance, rate * took, depth + k)
-            gains = [b - a for a, b in pairwise(left)]
-            price = stop - left[0] - sum(map(mul, sent, gains))
-            lines.append((sum(map(mul, follow, gains[depth:])), price))
-        return lines
+        depth, rows = len(self._reached) - 1, self._beside + len(self._reached)
+        took = spent + self._over[rows : rows + min(self._most - rows + 1, _AHEAD) + 1]
+        took[1:] += self._step * _COUNT[: len(took) - 1]  # the first is that of stopping here
+        if took[-1] > stake:
+            took = took[: max(int(np.argmax(took > stake)), 1)]
+        more, here = _COUNT[: len(took) - 1], self._reached[-1]
+        survival = [*self._reached[1:], *(here * self._drafting.state.mean**more)]
+        worth = growth(survival, self._rate * took, max(self._rate * stake, 0.1))[:, depth:]
+        return worth[more + 1, more + 1] - worth[1:, 0], worth[0, 0] - worth[1:, 0]
 
-    def _look(self, spent: float, stake: float) -> float:
+    def _look(self, lines: Lines) -> float:
         """Expected gain of seeing the next guess and then deciding, its own step not deducted."""
         assert self._drafting is not None
-        lines = self._lines(spent, stake)
-        return sum(
-            weight * max(0.0, *(slope * a - price for slope, price in lines), 0.0)
-            for a, weight in self._drafting.state.spread()
-        )
+        slopes, prices = lines
+        acceptance, weights = self._drafting.state.spread()
+        gains = acceptance[:, None] * slopes - prices
+        return float(weights @ gains.max(axis=1, initial=0.0))
 
-    def _promise(self, read: int, stake: float) -> tuple[float, float]:
+    def _promise(self, lines: Lines, read: int) -> tuple[float, float]:
         """(ms that asking the paying source gains in a round, rounds that are left), where it has
         to read so many tokens first."""
-        assert self._drafting is not None
         learned, draft = self._learned, self._draft
-        gain = self._look(self._step, stake) / self._rate - self._step
+        gain = self._look(lines) / self._rate - self._step
         usual = learned.reply.value
         left = min(self._left, max(usual - self._written, (usual + self._written) / 4.0))
         # where a look does not pay its step it will not be repeated
@@ -260,13 +257,13 @@ class Controller:
         assert self._drafting is not None
         one, draft, n, depth = self._one, self._draft, self._n, self._depth
         mean, full = self._drafting.state.mean, BEHIND * one
-        lines = self._lines(self._step, full)
-        best = max(range(len(lines)), key=lambda k: lines[k][0] * mean - lines[k][1], default=0)
+        lines = slopes, prices = self._lines(self._step, full)
+        best = int(np.argmax(slopes * mean - prices)) if len(slopes) else 0
         rest = best * self._step + self._v[n + 2 + best] - one
-        gain, rounds = self._promise(draft.within(lag, full - rest, depth), full)
+        gain, rounds = self._promise(lines, draft.within(lag, full - rest, depth))
         if gain <= 0.0 and self._part:  # the newest tokens will do to find out
             lag = min(lag, _READ)
-            gain, rounds = self._promise(lag, full)
+            gain, rounds = self._promise(lines, lag)
         if gain <= 0.0:
             row = self._v[n + 2] - self._v[n + 1]
             forced = 0.0 if self._peek else row
@@ -293,15 +290,17 @@ class Controller:
         fits = self._fits(self._n + 1)
         # the emitted text tells what a drawn guess was worth: to learn that it need not be sent
         forced = self._exploring and not self._n and not (self._peek and token is not None)
-        lines = self._lines(self._spent, self._stake) if fits and not forced else []
-        wanted = fits and (forced or any(slope * a > price for slope, price in lines))
+        need = 1.0  # acceptance from which on it goes
+        if fits and not forced:
+            slopes, prices = self._lines(self._spent, self._stake)
+            need = min((p / s for s, p in zip(slopes, prices, strict=True) if s > 0.0), default=1.0)
+        wanted = fits and (forced or a > need)
         if wanted:
             self._reached.append(self._reached[-1] * a)
             self._expected += self._reached[-1]
             trial.sent += 1
             self._n += 1
         elif not self._n:
-            need = min((price / slope for slope, price in lines if slope > 0.0), default=1.0)
             unsure = f"unsure: {a:.0%} likely, {min(need, 1.0):.0%} needed"
             self._why = "probing" if self._exploring else unsure
         if wanted or token is not None:
@@ -314,7 +313,8 @@ class Controller:
             return True
         if not self._fits(self._n + 1, self._step):
             return False
-        if self._look(self._spent + self._step, self._stake) <= self._rate * self._step:
+        lines = self._lines(self._spent + self._step, self._stake)
+        if self._look(lines) <= self._rate * self._step:
             return False
         self._rows = 1
         self._since = self._clock()
@@ -337,12 +337,14 @@ class Controller:
             openings[first] = max(openings.get(first, 0.0), copy.survival[0])
         fair = 1.0 / max(sum(openings.values()), 1.0)
         balance = max(self._rate * (self._stake - self._spent), 0.1)
+        costs = self._rate * self._over[1 : self._longest + 2]
         which, length, best = 0, 0, 0.0
         for i, copy in enumerate(copies):
-            bid = Bid([fair * s for s in copy.survival[: self._longest]], self._rate, balance)
-            (n,), gain = allocate([bid], self._v[: len(bid.survival) + 2])
-            if gain > best and self._fits(n):
-                which, length, best = i, n, gain
+            survival = [fair * s for s in copy.survival[: self._longest]]
+            worth = growth(survival, costs[: len(survival) + 1], balance).diagonal()
+            n = int(worth.argmax())
+            if worth[n] > best and self._fits(n):
+                which, length, best = i, n, float(worth[n])
         if length and not again and best < self._model_gain() * self._rate:
             length = 0
             self._why = "the draft model promises more than a copy"
@@ -375,7 +377,7 @@ class Controller:
         if state is None:
             return 0.0
         self._drafting = Trial(state)
-        gain, _ = self._promise(max(self._lag, 1), self._stake)
+        gain, _ = self._promise(self._lines(self._step, self._stake), max(self._lag, 1))
         self._drafting = None
         return gain
 

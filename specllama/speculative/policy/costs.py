@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from specllama.speculative.drafting.method import books_own
 
@@ -46,7 +47,8 @@ class CostTable:
     sure: tuple[float, float, float] = (_GAIN, 0.0, 1.0)
 
     def __post_init__(self) -> None:
-        self._flat: list[float] = []  # ratios by rows, rebuilt when one of them moved
+        self._points: list[tuple[int, float]] = []  # cells and ratios
+        self._flat: list[float] = []  # ratios by rows
         self._early: dict[int, list[float]] = {}  # first samples, by cell
         # a restored table keeps adapting: old counts weigh little
         self.counts = {cell: min(n, _first(cell)) for cell, n in self.counts.items()}
@@ -71,13 +73,16 @@ class CostTable:
 
     def ratio(self, rows: int) -> float:
         """a(rows) in single passes."""
-        known = self.ratios
-        below = max(cell for cell in known if cell <= rows)
-        above = min((cell for cell in known if cell >= rows), default=0)
-        low = self._believed(below)
-        if above:
-            high = self._believed(above)
-            return low + (high - low) * (rows - below) / max(above - below, 1)
+        if rows in self.ratios:
+            return self._believed(rows)
+        points = self._points
+        if not points:
+            points += ((cell, self._believed(cell)) for cell in sorted(self.ratios))
+        at = bisect_right(points, rows, key=itemgetter(0)) - 1
+        below, low = points[at]
+        if at + 1 < len(points):
+            above, high = points[at + 1]
+            return low + (high - low) * (rows - below) / (above - below)
         # of a wider pass that seemed to cost less no slope can be told
         slope = (low - 1.0) / (below - 1) if low > 1.0 else self.slope
         return low + slope * (rows - below)
@@ -97,7 +102,8 @@ class CostTable:
     def most(self, rows: int, depth: int = 0) -> float:
         """The most milliseconds that a pass may take: where none like it was timed, as many rows
         more than a narrower one may each take a pass of their own."""
-        below = max(cell for cell in self.ratios if cell <= _cell(rows))
+        cell = _cell(rows)
+        below = cell if cell in self.ratios else max(c for c in self.ratios if c < cell)
         ratio = self.ratios[below] + max(rows - below, 0)
         return (self.level or 0.0) * ratio + self.deep * rows * (depth / _DEEP)
 
@@ -130,7 +136,7 @@ class CostTable:
         elif self.level:
             self.ratios[_cell(rows)] = flat / self.level
         self.counts[_cell(rows)] = _first(rows)
-        self._flat = []
+        self._changed()
 
     def observe(self, rows: int, ms: float, depth: int = 0) -> None:
         """One pass of ``rows`` rows took ``ms``."""
@@ -139,7 +145,6 @@ class CostTable:
         cell = _cell(rows)
         seen = self.counts[cell] = self.counts.get(cell, 0) + 1
         flat = max(ms - self.deep * rows * (depth / _DEEP), ms / 2)  # as it is without context
-        self._flat = []
         if seen <= _first(cell):
             known = [self.level * self.ratio(cell)] if self.level else []
             early = self._early.setdefault(cell, known * (seen - 1))
@@ -163,6 +168,11 @@ class CostTable:
         if cell > 1 and self.level and flat * OUTLIER < self.level:
             # more rows are never cheaper: the single ones were slowed
             self._settle(flat * OUTLIER)
+        self._changed()
+
+    def _changed(self) -> None:
+        self._points.clear()
+        self._flat.clear()
 
     def _settle(self, level: float) -> None:
         """Take over a level. As long as it is not settled the other cells keep the time they took:
