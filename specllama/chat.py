@@ -12,17 +12,16 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
 
 from specllama.errors import UsageError
 from specllama.interface import Message
+from specllama.marks import USUAL, Marks, Variables, base_variables, derive, turn, without_tools
 from specllama.template import TemplateFailed, render_template
-from specllama.thoughts import answer, begun, style
+from specllama.thoughts import Written
 
-_DISGUISE = 0xF0000  # first of the private characters, one per message, that disguise contents
+_DISGUISE = 0xF0000  # first of the private characters, one per text, that disguise them
 _TAG = r"<[^<>\s]*(?i:think|channel)[^<>\s]*>|\[/?THINK\]"  # what templates cut replies at
 _KEPT = re.compile(r"(\s+)|\S")
 _KEPT_OF_REPLIES = re.compile(rf"({_TAG}|\s+)|\S")
@@ -47,10 +46,20 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The prompt, and a notice for the user if the template could not be used as it is."""
+    """A prompt.
+
+    Attributes:
+        notice: for the user, if the template could not be used as it is.
+        marks: how the reply to it marks thoughts.
+        state: what the template did with a thought at its end, see ``Marks.state``.
+        begun: the part of the reply that is in the prompt already.
+    """
 
     segments: list[Segment]
     notice: str | None = None
+    marks: Marks = USUAL
+    state: bool | None = None
+    begun: Written = field(default_factory=Written)
 
     @property
     def text(self) -> str:
@@ -65,6 +74,8 @@ def render(
     eos: str,
     add_generation_prompt: bool = True,
     continue_last: bool = False,
+    variables: Variables | None = None,
+    unthinking: bool = False,
 ) -> Rendered:
     """Render a conversation.
 
@@ -75,6 +86,8 @@ def render(
         add_generation_prompt: end with the header of the assistant's turn.
         continue_last: end inside the last message, which is the assistant's, so that the model
             goes on writing it. Ignored when the last message is not the assistant's.
+        variables: further variables of the template.
+        unthinking: where the template leaves room for a thought, put an empty one there.
 
     A template that fails is never an error. It is tried again with ``tools`` undefined instead of
     None, with the system prompt at the head of the first user message, and with a question whose
@@ -89,27 +102,67 @@ def render(
     for message in messages:
         if message.role not in ROLES:
             raise UsageError(f"unknown role {message.role!r}", f"choose one of {', '.join(ROLES)}")
-    if template is None:
-        return Rendered(_joined([Segment("\n".join(m.content for m in messages), False)]))
     *before, last = messages
-    if continue_last and last.role == "assistant":
-        # what the model saw when it began the reply, and what it wrote: nothing needs reading again
-        rendered = _rendered(_Job(template, bos, eos, True), before)
-        parts = begun(None if rendered.notice else template, rendered.text, last.content)
-        reply = [Segment(text, not own, own) for text, own in parts]
-        return Rendered(_joined([*rendered.segments, *reply]), rendered.notice)
-    return _rendered(_Job(template, bos, eos, add_generation_prompt), messages)
+    going_on = continue_last and last.role == "assistant"
+    if template is None:
+        rendered = Rendered(_joined([Segment("\n".join(m.content for m in messages), False)]))
+        return replace(rendered, begun=Written(content=last.content)) if going_on else rendered
+    # a reply that goes on: what the model saw when it began it, and what it wrote
+    job = _Job(template, bos, eos, add_generation_prompt or going_on, variables or {})
+    rendered = _rendered(job, before if going_on else messages)
+    marks = rendered.marks
+    end = rendered.segments[-1] if rendered.segments else None
+    state = marks.state(end.text) if end is not None and end.special else None
+    begun = Written()
+    if going_on:
+        begun = _begun(marks, state, last)
+    elif unthinking:
+        begun = _unthought(marks, state)
+    parts = (
+        Segment(begun.before, True),
+        Segment(begun.reasoning, False, True),
+        Segment(begun.behind, True),
+        Segment(begun.content, False, True),
+    )
+    segments = _joined([*rendered.segments, *parts])
+    return replace(rendered, segments=segments, state=state, begun=begun)
+
+
+def _begun(marks: Marks, state: bool | None, reply: Message) -> Written:
+    """A reply that is to be continued: as the model wrote it if that is known and is in the way of
+    this model, else as the template would write it."""
+    reasoning, content = reply.reasoning, reply.content
+    if reply.seams is not None:
+        before, behind = reply.seams
+        ours = not reasoning or state is True or marks.open in before
+        if ours and (not (reasoning and content) or marks.close in behind):
+            return Written(before, reasoning, behind, content)
+    if reasoning:
+        before = "" if state else marks.opening
+        return Written(before, reasoning, marks.closing if content else "", content)
+    if not content:
+        return Written()
+    return replace(_unthought(marks, state, forced=False), content=content)
+
+
+def _unthought(marks: Marks, state: bool | None, *, forced: bool = True) -> Written:
+    """What stands before an answer without a thought; ``forced``: where a thought may come."""
+    if state is True:
+        return Written(behind=marks.closing.lstrip())
+    if state is False:
+        return Written()
+    if marks.alone:
+        return Written(before=marks.alone)
+    if forced and marks != USUAL:
+        return Written(before=marks.opening, behind=marks.closing.lstrip())
+    return Written()
 
 
 def _rendered(job: _Job, messages: Sequence[Message]) -> Rendered:
-    if style(job.template) is not None:
-        messages = [
-            Message(m.role, answer(m.content)) if m.role == "assistant" else m for m in messages
-        ]
     failure: TemplateFailed | None = None
     for turns, attempt in product(_forms(messages), (job, replace(job, tools=False))):
         try:
-            return Rendered(attempt.segments(turns))
+            return Rendered(attempt.segments(turns), marks=derive(job.template))
         except TemplateFailed as failed:
             failure = failure or failed
             if failed.refused:
@@ -181,68 +234,72 @@ class _Job:
     bos: str
     eos: str
     add_generation_prompt: bool
+    variables: Variables
     tools: bool = True  # pass tools=None; some templates take that for a list
 
     def segments(self, messages: Sequence[Message]) -> list[Segment]:
-        contents = [m.content for m in messages]
-        plain = self._render(messages, contents)
+        texts = [m.content for m in messages] + [m.reasoning for m in messages]
+        plain = self._render(messages, texts)
         # Digits survive whatever a template does to the case of a text, and a fresh number
         # cannot stand in a content already.
         marks = _Marks(str(secrets.randbelow(10**18)))
-        marked = [marks.around(i, text) for i, text in enumerate(contents)]
+        marked = [marks.around(i, text) for i, text in enumerate(texts)]
         parts = marks.parse(self._render(messages, marked))
         if parts is None or "".join(text for text, _ in parts) != plain:
             # The template trims contents, or drops the thoughts in them.
-            disguised = [_disguised(i, m) for i, m in enumerate(messages)]
+            replies = [m.role == "assistant" for m in messages] * 2
+            disguised = [
+                _disguised(i, *it) for i, it in enumerate(zip(texts, replies, strict=True))
+            ]
             parts = _parts(plain, self._render(messages, disguised))
         if parts is None:
             # Its text depends on the contents: put them where it puts empty ones.
-            hidden = [marks.around(i, "") for i in range(len(messages))]
+            hidden = [marks.around(i, "") for i in range(len(texts))]
             parts = marks.parse(self._render(messages, hidden))
             if parts is None:
                 raise TemplateFailed("it takes the messages apart")
-            parts = [(text if i is None else contents[i].strip(), i) for text, i in parts]
+            parts = [(text if i is None else texts[i].strip(), i) for text, i in parts]
+        n = len(messages)
         return _joined(
             [
-                Segment(text, i is None, i is not None and messages[i].role == "assistant")
+                Segment(text, i is None, i is not None and messages[i % n].role == "assistant")
                 for text, i in parts
             ]
         )
 
-    def _render(self, messages: Sequence[Message], contents: Sequence[str]) -> str:
-        today = datetime.now()
-        variables: dict[str, Any] = {
-            "messages": [
-                {"role": m.role, "content": text}
-                for m, text in zip(messages, contents, strict=True)
-            ],
-            "bos_token": self.bos,
-            "eos_token": self.eos,
+    def _render(self, messages: Sequence[Message], texts: Sequence[str]) -> str:
+        """With other texts: of every content, then of every thought (only of those there are)."""
+        n = len(messages)
+        shape = derive(self.template).shape if any(m.reasoning for m in messages) else ""
+        turns = [
+            turn(m.role, texts[i], texts[n + i] if m.reasoning else "", shape)
+            for i, m in enumerate(messages)
+        ]
+        # thoughts only where they can be told apart from the answer
+        think = re.search(_TAG, self.template) is not None
+        variables = {
+            **base_variables(self.bos, self.eos, think=think),
             "add_generation_prompt": self.add_generation_prompt,
-            # only where thoughts can be told apart from the answer
-            "enable_thinking": re.search(_TAG, self.template) is not None,
-            "functions": "",
-            "date_string": f"{today:%d %b %Y}",
-            "datetime": f"{today:%b %d %Y}",
+            **self.variables,
+            "messages": turns,
         }
-        if self.tools:
-            variables.update(tools=None, documents=None)
-        max_chars = 1_000_000 + 4 * sum(map(len, contents))
-        return render_template(self.template, variables, max_chars=max_chars)
+        max_chars = 1_000_000 + 4 * sum(map(len, texts))
+        told = variables if self.tools else without_tools(variables)
+        return render_template(self.template, told, max_chars=max_chars)
 
 
-def _disguised(index: int, message: Message) -> str:
-    """The content with every character replaced by the private character of its message.
+def _disguised(index: int, text: str, reply: bool) -> str:
+    """A text with every character replaced by the private character of its number.
 
     Spaces are kept, and so are the tags of thoughts in a reply: templates trim contents and cut
     replies at such tags.
     """
-    kept = _KEPT_OF_REPLIES if message.role == "assistant" else _KEPT
-    return kept.sub(lambda m: m[1] or chr(_DISGUISE + index), message.content)
+    kept = _KEPT_OF_REPLIES if reply else _KEPT
+    return kept.sub(lambda m: m[1] or chr(_DISGUISE + index), text)
 
 
 def _parts(plain: str, disguised: str) -> list[tuple[str, int | None]] | None:
-    """Split a rendering into (text, message index or None for template text).
+    """Split a rendering into (text, its number or None for template text).
 
     None if the renderings differ in more than the disguise.
     """
@@ -270,7 +327,7 @@ class _Marks:
         return f"\ue000{self._number}:{index}\ue002{text}\ue001{self._number}:{index}\ue002"
 
     def parse(self, marked: str) -> list[tuple[str, int | None]] | None:
-        """Split into (text, message index or None for template text).
+        """Split into (text, its number or None for template text).
 
         None if the marks do not come in pairs: the template cut a content somewhere.
         """

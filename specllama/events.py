@@ -89,6 +89,14 @@ class TextDelta(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningDelta(Event):
+    """New text of the thought that comes before the answer; held back in the same way."""
+
+    type: ClassVar[str] = "reasoning_delta"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class RoundDone(Event):
     """One propose, verify, commit. Positions are absolute token indices in the context.
 
@@ -167,7 +175,10 @@ class Finished(Event):
 
     Law: ``len(token_ids) == draft_n_accepted + rounds - cut``. The first token comes from round 0,
     drawn from the row that the prompt's own last pass leaves: nothing is evaluated for it.
-    ``token_ids`` includes a stop token; ``text`` never shows it.
+    ``token_ids`` includes a stop token; ``text`` never shows it. ``reasoning`` is the thought of
+    the reply, ``seams`` what the model wrote before and behind it, None where that is nothing or
+    not the whole (see ``thoughts``). Of a reply that was continued, ``text`` and ``reasoning`` are
+    what is new, ``seams`` are those of the whole.
     """
 
     type: ClassVar[str] = "finish"
@@ -192,12 +203,24 @@ class Finished(Event):
     near_ties: int = 0
     timings: Timings = field(default_factory=Timings)
     message: str | None = None
+    reasoning: str = ""
+    seams: tuple[str, str] | None = None
 
 
-AnyEvent = LoadProgress | Notice | Started | PrefillProgress | TextDelta | RoundDone | Finished
+Said = TextDelta | ReasoningDelta
+AnyEvent = LoadProgress | Notice | Started | PrefillProgress | Said | RoundDone | Finished
 EVENT_TYPES: dict[str, type[Event]] = {
     cls.type: cls
-    for cls in (LoadProgress, Notice, Started, PrefillProgress, TextDelta, RoundDone, Finished)
+    for cls in (
+        LoadProgress,
+        Notice,
+        Started,
+        PrefillProgress,
+        TextDelta,
+        ReasoningDelta,
+        RoundDone,
+        Finished,
+    )
 }
 
 

@@ -17,13 +17,22 @@ from specllama.params import GenerateParams
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation; role is "system", "user" or "assistant"."""
+    """One turn of a conversation; role is "system", "user" or "assistant".
+
+    Attributes:
+        reasoning: the thought that came before a reply.
+        seams: what the model wrote before and behind the thought, see ``thoughts``; None where
+            nobody knows.
+    """
 
     role: str
     content: str
+    reasoning: str = ""
+    seams: tuple[str, str] | None = None
 
     def to_dict(self) -> dict[str, str]:
-        return {"role": self.role, "content": self.content}
+        out = {"role": self.role, "content": self.content}
+        return {**out, "reasoning": self.reasoning} if self.reasoning else out
 
 
 Prompt = str | Sequence[int] | Sequence[Message]  # a raw text, token ids, or a conversation
@@ -114,9 +123,9 @@ class EngineLike(Protocol):
         """Generate from a raw text, from token ids, or from a conversation.
 
         A conversation whose last message is from the assistant is continued in place. The events
-        are Started, PrefillProgress*, (TextDelta | RoundDone | Notice)*, Finished. Setting
-        ``cancel`` ends it with reason "cancelled", on a CPU in the middle of a pass, elsewhere
-        before the next one; what was written is kept.
+        are Started, PrefillProgress*, (TextDelta | ReasoningDelta | RoundDone | Notice)*,
+        Finished. Setting ``cancel`` ends it with reason "cancelled", on a CPU in the middle of a
+        pass, elsewhere before the next one; what was written is kept.
 
         Raises:
             SpecllamaError: before the first event when the request cannot be served.

@@ -7,8 +7,11 @@ the accepted range. Plain dataclasses: cheap to import, to log, and to send to a
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import platform
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -33,9 +36,12 @@ KV_TYPES = ("auto", "f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"
 # 600 tokens: 0.97), a bf16 V more (1.11); other processors have no vector code for a bf16 K.
 KV_APART_X86 = ("bf16", "f16")
 KV_APART = ("f16", "bf16")
+THINK = ("auto", "on", "off", "low", "medium", "high")
+EFFORTS = THINK[3:]
 DRAFT_MAX_LIMIT = 64
 DRAFT_MAX_EXACT = 15  # unless given, where passes of 16 rows are bit-identical to single ones
 DRAFT_MAX = 6  # and elsewhere
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
 SEED_LIMIT = 2**64
 SEED_DRAWN = 2**53  # a drawn seed is below: many readers of JSON keep no larger integer
 
@@ -55,6 +61,30 @@ def _finite(name: str, value: float, low: float, high: float, *, open_low: bool 
 def _whole(name: str, value: int, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise UsageError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
+
+
+def template_arguments(items: Sequence[str]) -> dict[str, Any]:
+    """``name=value`` each; a value that is JSON is taken as such, any other is a text.
+
+    Raises:
+        UsageError: an item is something else, or names what only a conversation can give.
+    """
+    found: dict[str, Any] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        name = name.strip()
+        if not equals or not _VARIABLE.fullmatch(name):
+            raise UsageError(
+                f"cannot read the template argument {item!r}",
+                "write NAME=VALUE, for example enable_thinking=false",
+            )
+        if name == "messages":
+            raise UsageError("messages come from the conversation, not from a template argument")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +155,9 @@ class GenerateParams:
         ignore_eos: continue past the model's end token; a complete grammar still ends the reply.
         exact: no target pass is wider than those that are bit-identical to single steps.
         grammar: GBNF text. json_schema: JSON schema text. At most one of the two.
+        think: one of THINK: thoughts on or off, or how hard to think; "auto" is the template's way.
+        think_budget: most tokens of thoughts; behind them the thought is closed.
+        template_args: variables of the chat template, ``name=value`` each; a value is JSON or text.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -144,6 +177,9 @@ class GenerateParams:
     on_full: OnFull = "stop"
     grammar: str | None = None
     json_schema: str | None = None
+    think: str = "auto"
+    think_budget: int | None = None
+    template_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -172,6 +208,12 @@ class GenerateParams:
             raise UsageError(f"on-full must be stop or shift, got {self.on_full!r}")
         if self.grammar is not None and self.json_schema is not None:
             raise UsageError("give a grammar or a JSON schema, not both")
+        if self.think not in THINK:
+            raise UsageError(f"think must be one of {', '.join(THINK)}, got {self.think!r}")
+        if self.think_budget is not None:
+            _whole("think-budget", self.think_budget, 0, 2**31 - 1)
+        if self.template_args:
+            template_arguments(self.template_args)
 
     @property
     def constrained(self) -> bool:

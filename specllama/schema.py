@@ -12,6 +12,7 @@ from typing import Any, Literal
 from specllama.params import (
     KV_TYPES,
     PROPOSERS,
+    THINK,
     VERIFY_RULES,
     WINDOWS,
     EngineOptions,
@@ -72,10 +73,12 @@ _APP_DEFAULTS: dict[str, Any] = {
     "draft_model": None,
     "system": None,
     "log": True,
+    "thoughts": "show",
     "model_dirs": (),
 }
 
 _M, _S, _T, _L, _O = "Model", "Speculation", "Sampling", "Length", "Output"
+_R = "Thoughts and template"
 _SWITCH = ("auto", "on", "off")
 
 SCHEMA: tuple[Setting, ...] = (
@@ -408,6 +411,39 @@ SCHEMA: tuple[Setting, ...] = (
         "When the context is full: stop, or shift out the oldest text.",
         _L,
         choices=("stop", "shift"),
+    ),
+    Setting(
+        "think",
+        "text",
+        "generate.think",
+        "Whether, or how hard, the model thinks before it answers; auto is its template's way. "
+        "--no-think is --think=off.",
+        _R,
+        choices=THINK,
+    ),
+    Setting(
+        "think-budget",
+        "int",
+        "generate.think_budget",
+        "Most tokens of thoughts; then the thought is closed and the answer begins.",
+        _R,
+    ),
+    Setting(
+        "thoughts",
+        "text",
+        "app.thoughts",
+        "Thoughts in the terminal: shown on stderr, folded to one line, or hidden.",
+        _R,
+        choices=("show", "fold", "hide"),
+    ),
+    Setting(
+        "template-args",
+        "texts",
+        "generate.template_args",
+        "A variable of the chat template; a value is JSON or text; repeatable.",
+        _R,
+        ("--template-arg",),
+        metavar="NAME=VALUE",
     ),
     Setting("system", "text", "app.system", "System prompt.", _O),
     Setting("log", "bool", "app.log", "Write a round log (see specllama log).", _O),

@@ -14,11 +14,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from specllama.cancel import Cancel
 from specllama.errors import PromptTooLong, UsageError
-from specllama.events import Event, Finished, Notice, RoundDone, Started, TextDelta
+from specllama.events import (
+    Event,
+    Finished,
+    Notice,
+    ReasoningDelta,
+    RoundDone,
+    Started,
+    TextDelta,
+)
 from specllama.interface import EngineLike, Message
 from specllama.params import SEED_LIMIT, GenerateParams
 from specllama.stats import SpecStats
@@ -35,7 +44,8 @@ from specllama.store.sessions import (
 )
 
 FLUSH_S = 0.25
-_UNSTORED_STATS = ("text", "token_ids")
+_UNBEGUN = Message("assistant", "")
+_UNSTORED_STATS = ("text", "reasoning", "seams", "token_ids")
 
 
 class Session:
@@ -171,12 +181,14 @@ class Session:
         former = self._messages[-1] if self._messages[-1].role == "assistant" else None
         return self._answer(cancel, former=former, seed=self._seed_again(former, new_seed))
 
-    def continue_reply(self, *, cancel: Cancel | None = None) -> Iterator[Event]:
-        """Continue the last reply where it ended."""
+    def continue_reply(
+        self, *, answer: bool = False, cancel: Cancel | None = None
+    ) -> Iterator[Event]:
+        """Continue the last reply where it ended; ``answer``: a thought that is open ends now."""
         if not self._messages or self._messages[-1].role != "assistant":
             raise UsageError("there is no reply to continue")
         former = self._messages[-1]
-        return self._answer(cancel, former=former, prefix=former.content)
+        return self._answer(cancel, former=former, begun=former.message, answer=answer)
 
     def undo(self) -> str:
         """Take back the last question and its reply; returns the question."""
@@ -197,10 +209,13 @@ class Session:
             raise UsageError(f"there is no message {index}")
         if not text.strip():
             raise UsageError("the message is empty")
-        role = self._messages[index].role
+        before = self._messages[index]
         self._cut(index)
-        self._push(StoredMessage(role, text, "done" if role == "user" else "partial"))
-        return self._answer(cancel) if role == "user" else iter(())
+        if before.role == "user":
+            self._push(StoredMessage("user", text))
+            return self._answer(cancel)
+        self._push(replace(before, content=text, state="partial", stats=None))
+        return iter(())
 
     def clear(self) -> None:
         """Begin a new conversation with the same settings; the old one stays in the store."""
@@ -266,7 +281,8 @@ class Session:
         cancel: Cancel | None,
         *,
         former: StoredMessage | None = None,
-        prefix: str = "",
+        begun: Message = _UNBEGUN,
+        answer: bool = False,
         seed: int | None = None,
         take_back_question: bool = False,
     ) -> Iterator[Event]:
@@ -274,37 +290,48 @@ class Session:
 
         Args:
             former: the last message, a reply to replace; put back if no new text comes.
-            prefix: the beginning of the reply, already written.
+            begun: the beginning of the reply, already written.
+            answer: end its thought.
             seed: instead of the one in the settings.
             take_back_question: drop the question if the engine refuses the request as such.
         """
         shown: list[str] = []
+        thought: list[str] = []
+        seams: tuple[str, str] | None = None
         state: MessageState = "partial"
         stats: dict[str, Any] | None = None
         flushed_s = time.monotonic()
         refused = False
         self._seed_chosen = False
         params = self._params if seed is None else self._params.replace(seed=seed)
+        if answer:
+            params = params.replace(think_budget=0)
         if former is not None:
             self._messages.pop()
         seq = len(self._messages)
+
+        def reply() -> StoredMessage:
+            content, reasoning = begun.content + "".join(shown), begun.reasoning + "".join(thought)
+            return StoredMessage("assistant", content, state, stats, reasoning, seams)
+
         try:
-            for event in self._events(params, cancel, prefix):
+            for event in self._events(params, cancel, begun):
                 if isinstance(event, Started):
                     # a reply that never ends can be retried, too
                     stats = {"seed": event.seed}
                 elif isinstance(event, TextDelta):
                     shown.append(event.text)
+                elif isinstance(event, ReasoningDelta):
+                    thought.append(event.text)
                 elif isinstance(event, RoundDone):
                     self.stats.observe(event)
                 elif isinstance(event, Finished):
                     self.last = event
                     state = "partial" if event.reason in ("cancelled", "error") else "done"
                     stats = {k: v for k, v in event.to_dict().items() if k not in _UNSTORED_STATS}
-                if shown and time.monotonic() - flushed_s > FLUSH_S:
-                    self._store_message(
-                        seq, StoredMessage("assistant", prefix + "".join(shown), "partial", stats)
-                    )
+                    seams = event.seams
+                if (shown or thought) and time.monotonic() - flushed_s > FLUSH_S:
+                    self._store_message(seq, reply())
                     flushed_s = time.monotonic()
                 yield from self._store_notices()
                 yield event
@@ -312,8 +339,8 @@ class Session:
             refused = take_back_question
             raise
         finally:
-            if shown or state == "done":  # an empty reply counts: roles must alternate
-                self._push(StoredMessage("assistant", prefix + "".join(shown), state, stats))
+            if shown or thought or state == "done":  # an empty reply counts: roles must alternate
+                self._push(reply())
             elif former is not None:
                 self._push(former)
             elif refused:
@@ -330,13 +357,13 @@ class Session:
         return None if self._params.seed is None else (used + 1) % SEED_LIMIT
 
     def _events(
-        self, params: GenerateParams, cancel: Cancel | None, prefix: str
+        self, params: GenerateParams, cancel: Cancel | None, begun: Message
     ) -> Iterator[Event]:
         """The engine's events, through the round log; drops old turns that no longer fit."""
         if self.log is None and self._log_rounds:
             self.log = RoundLog.open(self._engine.info, params, command=self._command)
         head = [Message("system", self._system)] if self._system else []
-        tail = [Message("assistant", prefix)] if prefix else []
+        tail = [begun] if begun.content or begun.reasoning else []
         turns = self.messages
         try:
             yield from self._run([*head, *turns, *tail], params, cancel)

@@ -1,176 +1,366 @@
-"""Replies with thoughts, however a model writes them, read as ``<think>Hm.</think>Yes.``
+"""A reply while it arrives, split into thought and answer.
 
-- gpt-oss answers in channels ("harmony"): a reply is several messages, the last one the answer,
-  ``<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.``
-- Gemma 4 writes ``<|channel>thought`` and ``<channel|>`` around its thoughts.
-- Where the prompt ends in ``<think>``, the reply lacks it.
+Marks that the vocabulary has as tokens count only as these tokens; a model that spells one out in
+letters, in a code block say, marks nothing. Other marks are found in the text, across the borders
+of tokens. So a reply is read in *units*: a character for every byte, and one beyond those for every
+token that can be part of a mark. How the units are cut into pieces changes nothing.
 
-The templates of the first two get the answers alone; other templates cut replies themselves.
+What is left out of the two fields, the marks and the white space around a thought, is kept as two
+*seams*: ``before + thought + behind + answer`` is the reply as the model wrote it. A reply of
+several thoughts has none; there a blank line joins the thoughts, and the answers.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Literal, Protocol
+from copy import copy
+from dataclasses import dataclass
+from typing import Protocol, Self
 
-THINK, UNTHINK = "<think>", "</think>"
-_START, _CHANNEL, _MESSAGE, _END = b"<|start|>", b"<|channel|>", b"<|message|>", b"<|end|>"
-_HEADER = re.compile(r"<\|channel\|>[^<]*<\|message\|>")
-_OPEN_AT_END = re.compile(rf"{THINK}\s*$")
-# what a reply begins with, stands between thoughts and answer, and begins an answer without any
-_MARKERS = {
-    "harmony": (
-        "<|channel|>analysis<|message|>",
-        "<|end|><|start|>assistant<|channel|>final<|message|>",
-        "<|channel|>final<|message|>",
-    ),
-    "gemma": ("<|channel>thought\n", "<channel|>", ""),
-}
+from specllama.marks import Marks, first_tag
+
+_FIRST = 0x100  # units below are bytes
+_SPACE = " \t\r\n"
+_BLANK = re.compile(r"(?:[ \t\r]*\n)*")
+_LAST_TAG = re.compile(r"<[^<>\s]+>$")
+
+Part = tuple[bool, str]  # (whether it is thought, units)
 
 
-class Reader(Protocol):
-    """Takes the bytes of one token at a time and returns those to be shown."""
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A reply as it was written: before + reasoning + behind + content."""
 
-    def feed(self, piece: bytes) -> bytes: ...
+    before: str = ""
+    reasoning: str = ""
+    behind: str = ""
+    content: str = ""
 
-    def finish(self) -> bytes:
-        """What was held back."""
-        ...
+
+class Words(Protocol):
+    """What is needed of a vocabulary."""
+
+    def tokenize(
+        self, text: str, *, add_special: bool, parse_special: bool, after_text: bool = False
+    ) -> list[int]: ...
+
+    def piece(self, token: int, *, special: bool = False) -> bytes: ...
+
+    def special(self, token: int) -> object | None: ...
 
 
-def style(template: str | None) -> Literal["harmony", "gemma"] | None:
-    """How a model with this chat template marks thoughts; None: the common way, or not at all."""
-    if template is None:
+class Spelling:
+    """The marks of a template in the units of a vocabulary."""
+
+    def __init__(self, marks: Marks, vocab: Words) -> None:
+        self._vocab = vocab
+        self.tokens: set[int] = set()
+        """Tokens that are units of their own."""
+        self.marks = marks
+        self.open, self.close = self.units(marks.open), self.units(marks.close)
+        self.alone, self.lead = self.units(marks.alone.strip()), self.units(marks.lead)
+        self.header, self.begin = self.units(marks.header), self.units(first_tag(marks.header))
+        first = self.units(marks.ending)[:1]
+        self.ending = first if first >= chr(_FIRST) else ""
+        tag = _LAST_TAG.search(marks.open), _LAST_TAG.search(marks.alone)
+        self.closers = tuple(self.units(found[0]) for found in tag if found)
+
+    def units(self, text: str) -> str:
+        """A text of the template in units."""
+        out: list[str] = []
+        ids = self._vocab.tokenize(text, add_special=False, parse_special=True, after_text=True)
+        raw = text.encode("utf-8", "replace")
+        if b"".join(self._vocab.piece(t, special=True) for t in ids) != raw:
+            return raw.decode("latin-1")  # of a vocabulary that cannot say it
+        for token in ids:
+            piece = self._vocab.piece(token, special=True)
+            if self._vocab.special(token) is not None and piece.strip():
+                self.tokens.add(token)
+                out.append(chr(_FIRST + token))
+            else:
+                out.append(piece.decode("latin-1"))
+        return "".join(out)
+
+    def unit(self, token: int) -> str:
+        """A token of a reply in units."""
+        if token in self.tokens:
+            return chr(_FIRST + token)
+        return self._vocab.piece(token).decode("latin-1")
+
+    def bytes(self, units: str, *, special: bool = False) -> bytes:
+        """What units show; with ``special`` also the control tokens."""
+        return b"".join(
+            bytes((ord(u),))
+            if u < chr(_FIRST)
+            else self._vocab.piece(ord(u) - _FIRST, special=special)
+            for u in units
+        )
+
+    def control(self, units: str) -> bool:
+        """Whether they begin with a token that shows as nothing."""
+        return units >= chr(_FIRST) and not self.bytes(units[:1])
+
+
+class Reader:
+    """Takes a reply in units and gives out its parts as soon as they are certain.
+
+    Args:
+        state: what the prompt did with a thought, see ``Marks.state``.
+    """
+
+    def __init__(self, spelling: Spelling, state: bool | None) -> None:
+        self.spelling = spelling
+        self._place = {True: "opened", False: "between", None: "start"}[state]
+        self._held = ""
+        self._seams = ["", ""]  # before the thought, behind it
+        self._thoughts = self._answers = 0  # how many began
+        self._turned = False  # something followed an answer
+
+    @property
+    def thinking(self) -> bool:
+        return self._place in ("opened", "thought")
+
+    @property
+    def plain(self) -> bool:
+        """Whether a token that is no unit of its own is just text of the answer."""
+        return self._place == "answer" and not self._held
+
+    def feed(self, units: str) -> list[Part]:
+        self._held += units
+        out: list[Part] = []
+        step = getattr(self, f"_{self._place}")
+        while step(out):
+            step = getattr(self, f"_{self._place}")
+        return [part for part in out if part[1]]
+
+    def fork(self) -> Self:
+        other = copy(self)
+        other._seams = list(self._seams)
+        return other
+
+    def finish(self, cut: bool) -> list[Part]:
+        """What was held back. ``cut``: the model would have gone on; then a beginning of a mark
+        stays out of both fields, for a later reader to go on from."""
+        held, self._held = self._held, ""
+        if self._place == "start" and not cut:
+            return self._shown(held)
+        if self.thinking and not cut:
+            return [(True, held)] if held else []
+        if self._place == "answer" and held and cut:
+            self._turned = True  # a thought was about to begin
+            return []
+        if self._place == "answer":
+            return self._shown(held)
+        self._seams[self._seam] += held
+        return []
+
+    def resume(self, written: Written) -> None:
+        """Go on with a reply that began so."""
+        self.feed(self.spelling.units(written.before))
+        if written.reasoning:
+            self._settle("thought")
+            self._thoughts = 1
+        self.feed(self.spelling.units(written.behind))
+        if written.content:
+            self._settle("answer")
+            self._answers = 1
+
+    @property
+    def seams(self) -> tuple[str, str] | None:
+        """What stands before the thought and behind it; None where that is not the whole reply."""
+        if self._turned or self._thoughts > 1:
+            return None
+        before, behind = (
+            self.spelling.bytes(units, special=True).decode("utf-8", "replace")
+            for units in self._seams
+        )
+        return before, behind
+
+    # ---- places in a reply
+
+    @property
+    def _seam(self) -> int:
+        return int(self._place not in ("start", "opened"))
+
+    def _settle(self, place: str) -> None:
+        self._seams[self._seam] += self._held
+        self._held, self._place = "", place
+
+    def _shown(self, held: str) -> list[Part]:
+        return [(False, held)] if held else []
+
+    def _skip(self, n: int, seam: int, place: str) -> bool:
+        self._seams[seam] += self._held[:n]
+        self._held, self._place = self._held[n:], place
+        return True
+
+    def _begin_thought(self, out: list[Part]) -> None:
+        if self._thoughts:
+            out.append((True, "\n\n"))
+        self._thoughts += 1
+
+    def _begin_answer(self, out: list[Part]) -> None:
+        if self._answers:
+            out.append((False, "\n\n"))
+        self._answers += 1
+
+    def _start(self, out: list[Part]) -> bool:
+        """Before anything but white space."""
+        spelling, body = self.spelling, self._held.lstrip(_SPACE)
+        space = len(self._held) - len(body)
+        for mark, place in (
+            (spelling.open, "opened"),
+            (spelling.close, "between"),
+            (spelling.alone, "between"),
+        ):
+            if mark and body.startswith(mark):
+                return self._skip(space + len(mark), 0, place)
+            if mark and mark.startswith(body):
+                return False
+        if not body:
+            return False
+        self._begin_answer(out)
+        self._place = "answer"
+        return True
+
+    def _opened(self, out: list[Part]) -> bool:
+        """Behind the mark that opens a thought."""
+        if not self._held.lstrip(_SPACE):
+            return False
+        self._begin_thought(out)
+        return self._skip(_blank(self._held), 0, "thought")
+
+    def _thought(self, out: list[Part]) -> bool:
+        close = self.spelling.close
+        at = self._held.find(close)
+        end = at if at >= 0 else len(self._held) - _beginning(self._held, close)
+        body = self._held[:end].rstrip(_SPACE)
+        out.append((True, body))
+        self._held = self._held[len(body) :]
+        return at >= 0 and self._skip(end - len(body) + len(close), 1, "between")
+
+    def _between(self, out: list[Part]) -> bool:
+        """Behind a thought, or where the prompt closed it."""
+        body, lead = self._held.lstrip(_SPACE), self.spelling.lead
+        if lead and body.startswith(lead):
+            return self._skip(len(self._held) - len(body) + len(lead), 1, "between")
+        if not body or (lead and lead.startswith(body)):
+            return False
+        self._begin_answer(out)
+        return self._skip(_blank(self._held), 1, "answer")
+
+    def _answer(self, out: list[Part]) -> bool:
+        """A further thought is seen only by a token: letters are the answer's own."""
+        spelling, held = self.spelling, self._held
+        first = spelling.open[:1]
+        again = spelling.control(first) or (first >= chr(_FIRST) and not self._thoughts)
+        at = held.find(spelling.open) if again else -1
+        end = held.find(spelling.ending) if spelling.ending else -1
+        if end >= 0 and not 0 <= at < end:
+            out.append((False, held[:end]))
+            self._held, self._place = "", "over"
+            return False
+        if at >= 0:
+            out.append((False, held[:at]))
+            self._held, self._turned = held[at:], True
+            return self._skip(len(spelling.open), 0, "opened")
+        keep = _beginning(held, spelling.open) if again else 0
+        out.append((False, held[: len(held) - keep]))
+        self._held = held[len(held) - keep :]
+        return False
+
+    def _over(self, out: list[Part]) -> bool:
+        self._held = ""
+        return False
+
+
+class Messages(Reader):
+    """A reply of several messages. All but those whose header is the answer's count as thoughts:
+    notes to the user before a tool is called, and calls of tools, too."""
+
+    def __init__(self, spelling: Spelling, state: bool | None) -> None:
+        super().__init__(spelling, state)
+        self._place = "header"
+        self._ends = (spelling.close, spelling.begin)
+        self._stem = spelling.alone
+        for closer in spelling.closers:
+            self._stem = self._stem.removesuffix(closer)
+
+    @property
+    def plain(self) -> bool:
+        return False
+
+    @property
+    def _seam(self) -> int:
+        return int(self._thoughts > 0)
+
+    def finish(self, cut: bool) -> list[Part]:
+        held, self._held = self._held, ""
+        if self._place == "answer" or (self._place == "thought" and not cut):
+            return [(self._place == "thought", held)] if held else []
+        if cut or self._thoughts + self._answers:
+            self._seams[self._seam] += held
+            return []
+        return self._shown(held)  # no message ever began
+
+    def _header(self, out: list[Part]) -> bool:
+        ends = [(at, c) for c in self.spelling.closers if (at := self._held.find(c)) >= 0]
+        if not ends:
+            return False
+        at, closer = min(ends)
+        name = self._held[:at]
+        own = name.rpartition(self.spelling.header)[2].lstrip(_SPACE)
+        answers = self.spelling.alone.endswith(closer) and own.startswith(self._stem)
+        seam = self._seam
+        self._turned = self._turned or self._answers > 0
+        (self._begin_answer if answers else self._begin_thought)(out)
+        return self._skip(at + len(closer), seam, "answer" if answers else "thought")
+
+    def _message(self, out: list[Part], thought: bool) -> bool:
+        ends = [at for mark in self._ends if mark and (at := self._held.find(mark)) >= 0]
+        keep = 0 if ends else max(_beginning(self._held, mark) for mark in self._ends)
+        end = min(ends) if ends else len(self._held) - keep
+        out.append((thought, self._held[:end]))
+        self._held = self._held[end:]
+        if ends:
+            self._place = "header"
+        return bool(ends)
+
+    def _thought(self, out: list[Part]) -> bool:
+        return self._message(out, True)
+
+    def _answer(self, out: list[Part]) -> bool:
+        return self._message(out, False)
+
+
+def reader(spelling: Spelling, state: bool | None) -> Reader:
+    return (Messages if spelling.header else Reader)(spelling, state)
+
+
+class Letters:
+    """A vocabulary without tokens of its own: every mark is text."""
+
+    def tokenize(
+        self, text: str, *, add_special: bool, parse_special: bool, after_text: bool = False
+    ) -> list[int]:
+        return list(text.encode("utf-8", "replace"))
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        return bytes((token,))
+
+    def special(self, token: int) -> object | None:
         return None
-    if "<|channel|>" in template and "<|message|>" in template:
-        return "harmony"
-    return "gemma" if "<|channel>" in template and "<channel|>" in template else None
 
 
-def answer(reply: str) -> str:
-    """A reply without its thoughts."""
-    if reply.startswith(THINK):
-        reply = reply.partition(UNTHINK)[2].lstrip("\n")
-    return _HEADER.split(reply)[-1]
+def _blank(text: str) -> int:
+    """Length of the empty lines that a text begins with."""
+    found = _BLANK.match(text)
+    return found.end() if found else 0
 
 
-def begun(template: str | None, prompt: str, reply: str) -> list[tuple[str, bool]]:
-    """A reply to be continued, as the model wrote it after a prompt.
-
-    Returns (text, whether it is the model's own).
-    """
-    if opened := _OPEN_AT_END.search(prompt):
-        if not reply or reply.startswith(THINK):
-            return [(reply.removeprefix(opened[0]).removeprefix(THINK), True)]
-        return [("" if UNTHINK in reply else f"{UNTHINK}\n\n", False), (reply, True)]
-    kind = style(template)
-    if kind is None or not reply:
-        return [(reply, True)]
-    first, between, alone = _MARKERS[kind]
-    if not reply.startswith(THINK):
-        return [(alone, False), (reply, True)]
-    thoughts, closed, _ = reply.removeprefix(THINK).partition(UNTHINK)
-    parts = [(first, False), (thoughts, True)]
-    return [*parts, (between, False), (answer(reply), True)] if closed else parts
-
-
-def reader(template: str | None, prompt: str, prefix: str) -> Reader | None:
-    """How to read a reply; None if it is shown as it is.
-
-    Args:
-        prompt: text of the prompt, or its end.
-        prefix: the beginning of the reply, when it is continued.
-    """
-    kind = style(template)
-    if kind == "harmony":
-        return Channels(prefix)
-    if kind == "gemma":
-        return Tagged()
-    opened = _OPEN_AT_END.search(prompt)
-    return Opened(opened[0].encode()) if opened else None
-
-
-class Opened:
-    """A reply that begins inside its thoughts: the tag comes with the first token."""
-
-    def __init__(self, tag: bytes) -> None:
-        self._tag = tag
-
-    def feed(self, piece: bytes) -> bytes:
-        tag, self._tag = self._tag, b""
-        return tag + piece
-
-    def finish(self) -> bytes:
-        return b""
-
-
-class Tagged:
-    """Gemma 4's tags; the rest of the line after the first one names the channel."""
-
-    def __init__(self) -> None:
-        self._header: bytes | None = None
-
-    def feed(self, piece: bytes) -> bytes:
-        if piece == b"<|channel>":
-            self._header = b""
-            return THINK.encode()
-        if piece == b"<channel|>":
-            self._header = None
-            return f"{UNTHINK}\n".encode()
-        if self._header is None:
-            return piece
-        name, newline, rest = (self._header + piece).partition(b"\n")
-        self._header = None if newline else name
-        return rest
-
-    def finish(self) -> bytes:
-        return b""
-
-
-class Channels:
-    """gpt-oss's channels.
-
-    Messages to tools count as thoughts; thoughts that come after an answer are left out.
-
-    Args:
-        prefix: the beginning of the reply, when it is continued.
-    """
-
-    def __init__(self, prefix: str = "") -> None:
-        self._thinking = prefix.startswith(THINK) and UNTHINK not in prefix
-        self._answered = bool(prefix) and not self._thinking
-        self._header: bytes | None = None if prefix else b""  # None inside a message
-        self._bare = not prefix  # no message began yet
-        self._silent = False
-
-    def feed(self, piece: bytes) -> bytes:
-        if piece in (_START, _END):
-            self._header = b""
-        elif piece == _CHANNEL:
-            self._header = (self._header or b"") + piece
-        elif piece == _MESSAGE:
-            return self._open(self._header or b"")
-        elif self._header is not None:
-            self._header += piece
-        elif not self._silent:
-            return piece
-        return b""
-
-    def finish(self) -> bytes:
-        """The whole of a reply in which no message ever began."""
-        return (self._header or b"") if self._bare else b""
-
-    def _open(self, header: bytes) -> bytes:
-        """A message begins: what separates it from the one before."""
-        thoughts = _CHANNEL + b"analysis" in header or b" to=" in header
-        before = self._thinking, self._answered
-        self._header, self._bare = None, False
-        self._silent = thoughts and self._answered
-        if self._silent:
-            return b""
-        self._thinking, self._answered = thoughts, not thoughts
-        if thoughts:
-            return b"\n" if before[0] else THINK.encode()
-        if before[0]:
-            return f"{UNTHINK}\n".encode()
-        return b"\n\n" if before[1] else b""
+def _beginning(text: str, mark: str) -> int:
+    """Length of the longest end of a text that is the beginning of a mark."""
+    for n in range(min(len(mark) - 1, len(text)), 0, -1):
+        if mark.startswith(text[-n:]):
+            return n
+    return 0

@@ -386,6 +386,15 @@ class SpecllamaApp(ThemedApp):
         state = "on" if self.session.params.speculate else "off"
         self.notify(f"Speculation is {state} from the next reply on", timeout=2)
 
+    def action_think(self, how: str = "") -> None:
+        params = self.session.params
+        how = how or ("auto" if params.think == "off" else "off")
+        self.chat.set_params(params.replace(think=how))
+        self.notify(f"Thoughts: {how}, from the next reply on", timeout=2)
+
+    def action_answer_now(self) -> None:
+        self.chat.action_answer_now()
+
     def action_toggle_rounds(self) -> None:
         self.prefs.show_rounds = not self.prefs.show_rounds
         self.save_prefs()

@@ -22,6 +22,7 @@ from specllama.events import (
     LoadProgress,
     Notice,
     PrefillProgress,
+    ReasoningDelta,
     RoundDone,
     Started,
     TextDelta,
@@ -35,6 +36,7 @@ class Batch:
     """What happened since the last drain. Text and rounds are complete, progress is the newest."""
 
     text: str = ""
+    reasoning: str = ""
     rounds: list[RoundDone] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
     started: Started | None = None
@@ -47,6 +49,7 @@ class Batch:
     def __bool__(self) -> bool:
         return bool(
             self.text
+            or self.reasoning
             or self.rounds
             or self.notices
             or self.started
@@ -66,6 +69,7 @@ class Turn:
         self._lock = threading.Lock()
         self._batch = Batch()
         self._text: list[str] = []
+        self._reasoning: list[str] = []
         self._first = True
         self.cancel_event = cancel
         self.thread = threading.Thread(target=self._run, name="specllama-turn", daemon=True)
@@ -84,7 +88,9 @@ class Turn:
         with self._lock:
             batch, self._batch = self._batch, Batch()
             batch.text = "".join(self._text)
+            batch.reasoning = "".join(self._reasoning)
             self._text.clear()
+            self._reasoning.clear()
         return batch
 
     def _run(self) -> None:
@@ -107,6 +113,8 @@ class Turn:
             match event:
                 case TextDelta():
                     self._text.append(event.text)
+                case ReasoningDelta():
+                    self._reasoning.append(event.text)
                 case RoundDone():
                     batch.rounds.append(event)
                 case PrefillProgress():
@@ -120,7 +128,7 @@ class Turn:
                 case Finished():
                     batch.finished = event
         # The first sign of life is shown at once, the rest at the timer's pace.
-        if self._first and isinstance(event, Started | TextDelta):
+        if self._first and isinstance(event, Started | TextDelta | ReasoningDelta):
             self._first = isinstance(event, Started)
             self._wake()
 

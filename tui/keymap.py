@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from textual.binding import Binding
 
 from specllama.errors import UsageError
+from specllama.params import THINK
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class Action:
     slash: str = ""
     footer: bool = False
     priority: bool = True
+    words: tuple[str, ...] = ()
+    """What may follow the slash command; the action takes it."""
 
 
 ACTIONS: tuple[Action, ...] = (
@@ -141,6 +144,23 @@ ACTIONS: tuple[Action, ...] = (
         "continue",
     ),
     Action(
+        "chat.answer",
+        "alt+a",
+        "answer_now",
+        "Answer now",
+        "End the thought and answer with what was thought so far",
+        "answer",
+    ),
+    Action(
+        "chat.think",
+        "",
+        "think",
+        "Thoughts on/off",
+        "Whether, or how hard, the model thinks: /think on, off, low, medium, high or auto",
+        "think",
+        words=THINK,
+    ),
+    Action(
         "chat.edit_last",
         "ctrl+up",
         "edit_last",
@@ -237,6 +257,11 @@ def slash_command(text: str) -> Action | None:
         near = difflib.get_close_matches(name[1:].lower(), SLASH, n=1)
         hint = f"did you mean /{near[0]}?" if near else "/help lists them;"
         raise UsageError(f"there is no command {name}", f"{hint} {literally}")
-    if rest.strip():
+    word = rest.strip().lower()
+    if action.words and word:
+        if word not in action.words:
+            raise UsageError(f"{name} takes one of {', '.join(action.words)}", literally)
+        return replace(action, action=f"{action.action}('{word}')")
+    if word:
         raise UsageError(f"{name} takes no words", literally)
     return action

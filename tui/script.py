@@ -18,6 +18,7 @@ from specllama.events import (
     FinishReason,
     Notice,
     PrefillProgress,
+    ReasoningDelta,
     RoundDone,
     Started,
     TargetKind,
@@ -25,8 +26,10 @@ from specllama.events import (
     Timings,
 )
 from specllama.interface import EngineInfo, Message
+from specllama.marks import USUAL
 from specllama.params import GenerateParams
 from specllama.stats import SpecStats
+from specllama.thoughts import Letters, Part, Spelling, reader
 
 N_VOCAB = 32_000
 STOP_TOKEN = 2
@@ -110,7 +113,7 @@ def play(
     notices: Iterable[Notice] = (),
     cancel: threading.Event | None = None,
 ) -> Iterator[Event]:
-    """The events of one request that is answered with ``text``.
+    """The events of one request that is answered with ``text``, in which thoughts are tagged.
 
     Args:
         choose: told the index of a round and the pieces still to say, decides the round; it may
@@ -139,7 +142,16 @@ def play(
         yield PrefillProgress(prompt_n * step // reading.steps, prompt_n, 0)
 
     todo, reason = _to_say(text, reason, params, cut, room=n_ctx - prompt_n)
-    stats, ids, shown, clock_ms = SpecStats(), list[int](), "", prefill_ms
+    stats, ids, clock_ms = SpecStats(), list[int](), prefill_ms
+    reply = reader(Spelling(USUAL, Letters()), None)
+    said = {True: "", False: ""}
+
+    def tell(parts: Sequence[Part]) -> Iterator[Event]:
+        for thought, units in parts:
+            new = units.encode("latin-1").decode("utf-8", "replace")
+            said[thought] += new
+            yield ReasoningDelta(new) if thought else TextDelta(new)
+
     while todo and not (cancel is not None and cancel.is_set()):
         move = choose(stats.rounds, todo)
         clock_ms += move.draft_ms + move.verify_ms + move.other_ms
@@ -148,13 +160,15 @@ def play(
         ids.extend(done.emitted)
         todo = todo[len(done.emitted) :]
         yield done
-        if new := "".join(done.emitted_text):
-            shown += new
-            yield TextDelta(new)
+        new = "".join(done.emitted_text)
+        yield from tell(reply.feed(new.encode("utf-8", "replace").decode("latin-1")))
+    yield from tell(reply.finish(cut=False))
     decode_ms = stats.draft_ms + stats.verify_ms + stats.other_ms
     yield Finished(
         reason="cancelled" if todo else reason,
-        text=shown,
+        text=said[False],
+        reasoning=said[True],
+        seams=reply.seams if said[True] else None,
         token_ids=tuple(ids),
         seed=seed,
         rounds=stats.rounds,

@@ -84,7 +84,8 @@ def command(plain: bool, resume: str | None, unstored: bool, quiet: bool, **flag
             if resume is not None:
                 session.load(resume)
             lines = open_lines([f"/{name}" for name in COMMANDS], keep=not unstored)
-            return Repl(session, store, lines=lines, quiet=quiet).run()
+            thoughts = settings["thoughts"]
+            return Repl(session, store, lines=lines, quiet=quiet, thoughts=thoughts).run()
         finally:
             session.close()
 

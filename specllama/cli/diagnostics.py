@@ -48,6 +48,23 @@ def say(text: str, *codes: str) -> None:
         pass
 
 
+def is_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # closed
+        return False
+
+
+def write(text: str, *codes: str) -> None:
+    """A piece of text to stderr, without a new line; a carriage return goes back in the line."""
+    back = "\r" if text.startswith("\r") else ""
+    try:
+        sys.stderr.write(back + styled(sanitize(text.removeprefix(back)), *codes))
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        pass
+
+
 def note(text: str) -> None:
     say(text, DIM)
 

@@ -18,7 +18,7 @@ from specllama.cli.numbers import SEED, TEMPERATURE
 from specllama.config import Settings, load_settings
 from specllama.errors import UsageError
 from specllama.inputs import read_file
-from specllama.params import GenerateParams
+from specllama.params import THINK, GenerateParams
 from specllama.schema import SCHEMA, Setting
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -38,6 +38,20 @@ class GroupedOption(click.Option):
 
 class GroupedCommand(click.Command):
     """A command whose ``--help`` shows its options under headings."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``--think`` takes a value or none, so that a prompt may follow it."""
+        given: list[str] = []
+        for at, word in enumerate(args):
+            if word == "--":
+                given += args[at:]
+                break
+            if word == "--no-think":
+                word = "--think=off"
+            elif word == "--think" and (args[at + 1 : at + 2] or [""])[0] not in THINK:
+                word = "--think=on"
+            given.append(word)
+        return super().parse_args(ctx, given)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}

@@ -1,11 +1,11 @@
-"""Print the events of one reply: text to stdout, everything else to stderr."""
+"""Print the events of one reply: text to stdout, everything else to stderr, thoughts too."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from specllama.cli import diagnostics, output
-from specllama.events import Event, Finished, Notice, RoundDone, TextDelta
+from specllama.events import Event, Finished, Notice, ReasoningDelta, RoundDone, TextDelta
 
 _ENDINGS = {
     "length": "token limit",
@@ -22,14 +22,25 @@ class Printer:
         as_json: print every event as a JSON line instead of the text.
         quiet: print warnings, but no other notices and no statistics.
         close_line: end the text with a newline if it has none.
+        thoughts: "show" dims them on stderr, "fold" counts their words in a line, "hide" is silent.
     """
 
-    def __init__(self, *, as_json: bool = False, quiet: bool = False, close_line: bool = True):
+    def __init__(
+        self,
+        *,
+        as_json: bool = False,
+        quiet: bool = False,
+        close_line: bool = True,
+        thoughts: str = "show",
+    ):
         self.as_json = as_json
         self.quiet = quiet
         self.close_line = close_line
+        self.thoughts = "hide" if as_json or quiet else thoughts
         self.finished: Finished | None = None
         self._last = ""
+        self._thinking = False
+        self._words = 0
 
     def show(self, events: Iterator[Event]) -> None:
         """Print until the events end; close the last line even if they end with an error."""
@@ -37,6 +48,7 @@ class Printer:
             for event in events:
                 self._one(event)
         finally:
+            self._end_thought()
             if self._last and not self._last.endswith("\n") and self.close_line:
                 output.write("\n")
         if self.finished is not None and not self.quiet:
@@ -45,7 +57,10 @@ class Printer:
     def _one(self, event: Event) -> None:
         if self.as_json:
             output.json_line(event.to_dict())
-        if isinstance(event, TextDelta):
+        if isinstance(event, ReasoningDelta):
+            self._think(event.text)
+        elif isinstance(event, TextDelta):
+            self._end_thought()
             if not self.as_json:
                 output.write(event.text)
                 self._last = event.text or self._last
@@ -58,6 +73,27 @@ class Printer:
             self.finished = event
             if event.reason == "context" and not self.quiet:
                 diagnostics.warn(event.message or "the context is full; the reply ends here")
+
+    def _think(self, text: str) -> None:
+        if self.thoughts == "show":
+            self._thinking = True
+            diagnostics.write(text, diagnostics.DIM)
+        elif self.thoughts == "fold":
+            self._thinking = True
+            self._words += len(text.split())
+            if diagnostics.is_terminal():
+                diagnostics.write(f"\rthinking: {self._words} words", diagnostics.DIM)
+
+    def _end_thought(self) -> None:
+        if not self._thinking:
+            return
+        self._thinking = False
+        if self.thoughts == "fold":
+            line = f"thought: {self._words} words"
+            diagnostics.write(
+                f"\r{line}   " if diagnostics.is_terminal() else line, diagnostics.DIM
+            )
+        diagnostics.write("\n\n" if self.thoughts == "show" else "\n")
 
 
 def percent(part: float | None) -> str:

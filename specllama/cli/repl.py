@@ -27,6 +27,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "retry": ("[new]", "Answer the last question again with its seed, or with a new one."),
     "undo": ("", "Take back the last question and its reply."),
     "continue": ("", "Continue the last reply."),
+    "answer": ("", "End the thought of a stopped reply, and have the answer."),
+    "think": ("on|off|low|medium|high|auto", "Whether, or how hard, the model thinks."),
     "edit": ("[TEXT]", "Change the last question and answer it."),
     "save": ("[TITLE|FILE.md|FILE.json]", "Name the conversation, or write it to a new file."),
     "save!": ("FILE.md|FILE.json", "The same, replacing a file that exists."),
@@ -56,6 +58,7 @@ class Repl:
         store: where others are kept.
         lines: where input comes from; standard input unless given.
         quiet: no statistics after replies.
+        thoughts: how they are shown, see ``Printer``.
     """
 
     def __init__(
@@ -65,11 +68,13 @@ class Repl:
         *,
         lines: Lines | None = None,
         quiet: bool = False,
+        thoughts: str = "show",
     ) -> None:
         self.session = session
         self.store = store
         self.lines = lines or open_lines([f"/{name}" for name in COMMANDS])
         self.quiet = quiet
+        self.thoughts = thoughts
         self._leaving = False
         self._failed = 0
 
@@ -111,11 +116,17 @@ class Repl:
         """Print one reply; Ctrl-C stops it and keeps what was written."""
         cancel = Cancel()
         with signals.stop_on_signals(cancel) as received:
-            Printer(quiet=self.quiet).show(ask(cancel))
+            Printer(quiet=self.quiet, thoughts=self.thoughts).show(ask(cancel))
         if received:
             if self.lines.interactive:
-                diagnostics.note("stopped; /continue writes on, /retry asks again")
+                diagnostics.note(self._how_to_go_on())
             raise signals.Interrupted(received[0])
+
+    def _how_to_go_on(self) -> str:
+        last = self.session.messages[-1] if self.session.messages else None
+        if last is not None and last.reasoning and not last.content:
+            return "stopped; /continue thinks on, /answer ends the thought, /retry asks again"
+        return "stopped; /continue writes on, /retry asks again"
 
     def _greet(self) -> None:
         info = self.session.engine.info
@@ -184,6 +195,12 @@ class Repl:
 
     def _do_continue(self, rest: str) -> None:
         self._reply(lambda cancel: self.session.continue_reply(cancel=cancel))
+
+    def _do_answer(self, rest: str) -> None:
+        self._reply(lambda cancel: self.session.continue_reply(answer=True, cancel=cancel))
+
+    def _do_think(self, rest: str) -> None:
+        self._set("think", rest or "on")
 
     def _do_undo(self, rest: str) -> None:
         diagnostics.say(f"took back: {self.session.undo()}")

@@ -102,7 +102,12 @@ def command(
         request = [*head, Message("user", text)]
     with loading.open_engine(settings, quiet=quiet) as engine:
         log = RoundLog.open(engine.info, params, command="run") if settings["log"] else None
-        printer = Printer(as_json=as_json, quiet=quiet, close_line=not raw or output.is_terminal())
+        printer = Printer(
+            as_json=as_json,
+            quiet=quiet,
+            close_line=not raw or output.is_terminal(),
+            thoughts=settings["thoughts"],
+        )
         try:
             return answer(engine, request, params, log, printer)
         except SpecllamaError as error:

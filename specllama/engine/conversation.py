@@ -6,7 +6,7 @@ A generator: it yields events for people, and asks (``speculative.asking``) for 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from specllama.events import (
     FinishReason,
     Notice,
     PrefillProgress,
+    ReasoningDelta,
     RoundDone,
     Started,
     TextDelta,
@@ -136,15 +137,16 @@ class Conversation:
         """
         loaded, params, target = self._loaded, self._params, self._target
         prompting = loaded.prompting
-        ids, notice = prompting.encode(prompt)
+        prepared = prompting.prepare(prompt, params)
+        ids = prepared.ids
         if len(ids) > target.n_ctx:
             raise PromptTooLong(
                 f"the prompt has {len(ids)} tokens, the context {target.n_ctx}",
                 "shorten it, or raise --ctx-size",
             )
-        self._reply = Reply(params, prompting.vocab, prompting.reader(prompt, ids, params))
+        self._reply = Reply(params, prompting.vocab, prepared.reader)
         self._drafter, skipped = self._slot.drafter_for(params, loaded.info)
-        chain = loaded.chains.chain(params, self._seed, ids)
+        chain = loaded.chains.chain(params, self._seed, ids, prepared.limit)
         self._clock.tokenized()
         target.capture(self._drafter.needs)
         known = min(common_prefix(target.tokens, ids), len(ids) - 1)  # the last gives its row
@@ -152,7 +154,7 @@ class Conversation:
         self._tokens.replace(ids)
         self._started = self._start(cached)
         yield self._started
-        if notice:
+        for notice in prepared.notices:
             yield Notice(message=notice, level="warning", topic="template")
         if skipped:
             yield Notice(message=skipped, topic="routing")
@@ -172,8 +174,7 @@ class Conversation:
             pass
         except _Full as full:
             reason, message = "context", full.message
-        if rest := self._reply.finish():
-            yield TextDelta(text=rest)
+        yield from _said(*self._reply.finish(reason))
         yield self._finished(reason, message)
 
     def settle(self) -> list[Cut]:
@@ -283,8 +284,7 @@ class Conversation:
             event = self._done(done, taken.kept)
             clock.wrote(event)
             handed = perf_counter()
-            if taken.text:
-                yield TextDelta(text=taken.text)
+            yield from _said(taken.reasoning, taken.text)
             yield event
             clock.delivered(begun, handed)
         return reason
@@ -393,6 +393,8 @@ class Conversation:
         return Finished(
             reason=reason,
             text=reply.text,
+            reasoning=reply.reasoning,
+            seams=reply.seams,
             token_ids=tuple(reply.token_ids),
             seed=started.seed,
             rounds=stats.rounds,
@@ -413,3 +415,10 @@ class Conversation:
             timings=self._clock.timings(stats, len(reply.token_ids), self._loaded.info.load_ms),
             message=message,
         )
+
+
+def _said(reasoning: str, text: str) -> Iterator[Event]:
+    if reasoning:
+        yield ReasoningDelta(text=reasoning)
+    if text:
+        yield TextDelta(text=text)

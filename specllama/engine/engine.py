@@ -134,8 +134,9 @@ class Engine:
     # -- prompts --
 
     def encode(self, prompt: Prompt) -> tuple[list[int], str]:
-        """See ``Prompting.encode``."""
-        return self._loaded.prompting.encode(prompt)
+        """Token ids of a prompt, and a notice about the template ("" if none)."""
+        prepared = self._loaded.prompting.prepare(prompt, GenerateParams())
+        return prepared.ids, "; ".join(prepared.notices)
 
     def count_tokens(self, prompt: Prompt) -> int:
         return len(self.encode(prompt)[0])

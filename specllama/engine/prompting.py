@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specllama.backend.base import Vocab
-from specllama.chat import render
+from specllama.chat import Rendered, render
 from specllama.engine.encoding import encode_segments
+from specllama.engine.thought_limit import ThoughtLimit
 from specllama.errors import UsageError
 from specllama.interface import Message, Prompt
-from specllama.params import GenerateParams
-from specllama.thoughts import Reader, reader
-
-_TAIL = 16  # tokens at the end of a prompt, where a tag may be open
+from specllama.marks import Marks
+from specllama.params import GenerateParams, template_arguments
+from specllama.switches import switch
+from specllama.thoughts import Reader, Spelling, reader
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prompt, ready to be read.
+
+    Attributes:
+        notices: about the template.
+        reader: splits the reply; None where it is shown as it is.
+        limit: the budget of its thoughts.
+    """
+
+    ids: list[int]
+    notices: tuple[str, ...] = ()
+    reader: Reader | None = None
+    limit: ThoughtLimit | None = None
+
+
+@dataclass(frozen=True)
 class Prompting:
     """What a model's file says about prompts.
 
@@ -29,9 +45,10 @@ class Prompting:
     template: str | None = None
     bos: str = ""
     eos: str = ""
+    _spellings: dict[Marks, Spelling] = field(default_factory=dict, compare=False)
 
-    def encode(self, prompt: Prompt) -> tuple[list[int], str]:
-        """Token ids of a prompt, and a notice about the template ('' if none).
+    def prepare(self, prompt: Prompt, params: GenerateParams) -> Prepared:
+        """Token ids of a prompt, and what is to be known about its reply.
 
         Chat prompts are what llama.cpp makes of the same text, except that contents of messages
         cannot forge turns.
@@ -39,22 +56,12 @@ class Prompting:
         Raises:
             UsageError: the prompt is empty or an id is outside the vocabulary.
         """
-        notice = ""
+        prepared: Prepared | None = None
         if isinstance(prompt, str):
             ids = self.vocab.tokenize(prompt, add_special=True, parse_special=True)
         elif prompt and isinstance(prompt[0], Message):
-            messages = [m for m in prompt if isinstance(m, Message)]
-            rendered = render(
-                self.template,
-                messages,
-                bos=self.bos,
-                eos=self.eos,
-                continue_last=messages[-1].role == "assistant",
-            )
-            notice = rendered.notice or ""
-            ids = encode_segments(
-                self.vocab, rendered.segments, bos=self.bos, template=self.template or ""
-            )
+            prepared = self._chat([m for m in prompt if isinstance(m, Message)], params)
+            ids = prepared.ids
         else:
             ids = [int(t) for t in prompt if not isinstance(t, Message)]
             bad = next((t for t in ids if not 0 <= t < self.vocab.n_tokens), None)
@@ -62,22 +69,55 @@ class Prompting:
                 raise UsageError(f"token {bad} is outside the vocabulary")
         if not ids:
             raise UsageError("the prompt is empty", "give some text to continue or to answer")
-        return ids, notice
+        return prepared or Prepared(ids)
 
-    def reader(
-        self,
-        prompt: Prompt,
-        ids: Sequence[int],
-        params: GenerateParams,
-    ) -> Reader | None:
-        """How to read the reply to a chat prompt of these tokens; None if it is shown as it is."""
-        last = prompt[-1] if prompt else None
-        constrained = params.grammar is not None or params.json_schema is not None
-        if not isinstance(last, Message) or constrained:
-            return None
-        end = b"".join(self.vocab.piece(t, special=True) for t in ids[-_TAIL:])
-        return reader(
+    def _chat(self, messages: list[Message], params: GenerateParams) -> Prepared:
+        variables, unthinking, why = self._variables(params)
+        rendered = render(
             self.template,
-            end.decode("utf-8", "replace"),
-            last.content if last.role == "assistant" else "",
+            messages,
+            bos=self.bos,
+            eos=self.eos,
+            continue_last=messages[-1].role == "assistant",
+            variables=variables,
+            unthinking=unthinking,
         )
+        ids = encode_segments(
+            self.vocab, rendered.segments, bos=self.bos, template=self.template or ""
+        )
+        notices = tuple(filter(None, (rendered.notice, why)))
+        if params.constrained:
+            return Prepared(ids, notices)
+        marks = rendered.marks
+        if marks not in self._spellings:
+            self._spellings[marks] = Spelling(marks, self.vocab)
+        one = reader(self._spellings[marks], rendered.state)
+        one.resume(rendered.begun)
+        return Prepared(ids, notices, one, self._limit(rendered, one, params))
+
+    def _variables(self, params: GenerateParams) -> tuple[dict[str, object], bool, str]:
+        """Variables of the template; whether an empty thought has to stand in for its switch; and
+        what the user asked in vain.
+
+        A grammar leaves no room for thoughts.
+        """
+        think = params.think
+        if think == "auto" and params.constrained:
+            think = "off"
+        given = template_arguments(params.template_args)
+        if self.template is None:
+            return given, False, ""
+        switched, why = switch(self.template, think)
+        return {**switched, **given}, think == "off" and not switched, why
+
+    def _limit(
+        self, rendered: Rendered, one: Reader, params: GenerateParams
+    ) -> ThoughtLimit | None:
+        if params.think_budget is None:
+            return None
+        spent = self._tokens(rendered.begun.reasoning)
+        closing = self._tokens(rendered.marks.closing)
+        return ThoughtLimit(one, params.think_budget - len(spent), closing)
+
+    def _tokens(self, text: str) -> list[int]:
+        return self.vocab.tokenize(text, add_special=False, parse_special=True, after_text=True)

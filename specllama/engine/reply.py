@@ -9,7 +9,7 @@ from specllama.backend.base import Vocab
 from specllama.events import FinishReason
 from specllama.params import GenerateParams
 from specllama.text import TextStream
-from specllama.thoughts import Reader
+from specllama.thoughts import Part, Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,7 @@ class Taken:
     """The fate of a round's tokens: the first ``kept`` were emitted."""
 
     kept: int
+    reasoning: str
     text: str
     reason: FinishReason | None
 
@@ -25,10 +26,10 @@ class Reply:
     """Collects emitted tokens until one of them ends the reply.
 
     A stop token is kept in ``token_ids`` but never shown; a stop string is cut from the text, and
-    the token that completed it is the last one kept.
+    the token that completed it is the last one kept. Stop strings are not looked for in thoughts.
 
     Args:
-        reader: what is shown of the tokens; None shows them as they are.
+        reader: tells thoughts from the answer; None shows the tokens as they are.
     """
 
     def __init__(self, params: GenerateParams, vocab: Vocab, reader: Reader | None = None) -> None:
@@ -37,12 +38,23 @@ class Reply:
         # under a grammar an end token comes only where nothing else may (see SamplerChain)
         self._ends = not params.ignore_eos or params.constrained
         self._reader = reader
+        self._thoughts = TextStream()
         self._stream = TextStream(params.stop)
         self.token_ids: list[int] = []
 
     @property
     def text(self) -> str:
         return self._stream.text
+
+    @property
+    def reasoning(self) -> str:
+        return self._thoughts.text
+
+    @property
+    def seams(self) -> tuple[str, str] | None:
+        """See ``thoughts``; None also if there are none."""
+        seams = None if self._reader is None else self._reader.seams
+        return seams if seams and any(seams) else None
 
     @property
     def remaining(self) -> float:
@@ -55,21 +67,43 @@ class Reply:
     def take(self, tokens: Sequence[int]) -> Taken:
         """Emit tokens in order until one ends the reply."""
         text: list[str] = []
-        for i, token in enumerate(tokens):
+        thoughts: list[str] = []
+        reader = self._reader
+        reason: FinishReason | None = None
+        kept = 0
+        for token in tokens:
+            kept += 1
             self.token_ids.append(token)
             if self.is_stop(token):
-                return Taken(i + 1, "".join(text), "stop_token")
-            piece = self._vocab.piece(token)
-            if self._reader is not None:
-                piece = self._reader.feed(piece)
-            text.append(self._stream.feed(piece))
-            if self._stream.stopped:
-                return Taken(i + 1, "".join(text), "stop_string")
-            if self.remaining <= 0:
-                return Taken(i + 1, "".join(text), "length")
-        return Taken(len(tokens), "".join(text), None)
+                reason = "stop_token"
+            elif reader is None or (reader.plain and token not in reader.spelling.tokens):
+                text.append(self._stream.feed(self._vocab.piece(token)))
+            else:
+                self._sort(reader.feed(reader.spelling.unit(token)), thoughts, text)
+            if reason is None and self._stream.stopped:
+                reason = "stop_string"
+            elif reason is None and self.remaining <= 0:
+                reason = "length"
+            if reason is not None:
+                break
+        return Taken(kept, "".join(thoughts), "".join(text), reason)
 
-    def finish(self) -> str:
-        """Text that was held back for a stop string or a character that never completed."""
-        held = b"" if self._reader is None else self._reader.finish()
-        return self._stream.feed(held) + self._stream.finish()
+    def finish(self, reason: FinishReason | None) -> tuple[str, str]:
+        """Thought and text that were held back for a mark, a stop string or a character that never
+        completed."""
+        text: list[str] = []
+        thoughts: list[str] = []
+        if self._reader is not None:
+            self._sort(self._reader.finish(cut=reason != "stop_token"), thoughts, text)
+        return "".join([*thoughts, self._thoughts.finish()]), "".join(
+            [*text, self._stream.finish()]
+        )
+
+    def _sort(self, parts: Sequence[Part], thoughts: list[str], text: list[str]) -> None:
+        assert self._reader is not None
+        for thought, units in parts:
+            piece = self._reader.spelling.bytes(units)
+            if thought:
+                thoughts.append(self._thoughts.feed(piece))
+            else:
+                text.append(self._stream.feed(piece))

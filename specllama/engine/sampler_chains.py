@@ -26,7 +26,14 @@ class SamplerChains:
         self._eog_bias: dict[int, float] | None = None
         self._breakers: dict[tuple[str, ...], frozenset[int]] = {}
 
-    def chain(self, params: GenerateParams, seed: int, tokens: Sequence[int]) -> SamplerChain:
+    def chain(
+        self,
+        params: GenerateParams,
+        seed: int,
+        tokens: Sequence[int],
+        constraint: Constraint | None = None,
+    ) -> SamplerChain:
+        """A chain behind ``tokens``; ``constraint``: where no grammar was asked for."""
         sampling = params.sampling
         if params.ignore_eos:
             bias = {**self._all_eog(), **sampling.logit_bias}
@@ -42,7 +49,6 @@ class SamplerChains:
                     if any(w in self._vocab.piece(t) for w in wanted)
                 )
             breakers = self._breakers[strings]
-        constraint = None
         if params.constrained:
             if self._make_constraint is None:
                 raise UsageError("this engine has no grammar support")

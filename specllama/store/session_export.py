@@ -14,7 +14,12 @@ def to_markdown(session: StoredSession) -> str:
         parts.append(f"## System\n\n{session.system}")
     for message in session.messages:
         mark = " (interrupted)" if message.state == "partial" else ""
-        parts.append(f"## {message.role.capitalize()}{mark}\n\n{message.content}")
+        parts.append(f"## {message.role.capitalize()}{mark}")
+        if message.reasoning:
+            parts.append(
+                f"<details><summary>Thought</summary>\n\n{message.reasoning}\n\n</details>"
+            )
+        parts.append(message.content)
     return "\n\n".join(parts) + "\n"
 
 
@@ -28,8 +33,7 @@ def to_json(session: StoredSession) -> str:
         "system": session.system,
         "settings": session.settings,
         "messages": [
-            {"role": m.role, "content": m.content, "state": m.state, "stats": m.stats}
-            for m in session.messages
+            {**m.message.to_dict(), "state": m.state, "stats": m.stats} for m in session.messages
         ],
     }
     return json.dumps(data, ensure_ascii=False, indent=2) + "\n"

@@ -29,6 +29,7 @@ from specllama.paths import private_file, private_folder, sessions_file
 
 MessageState = Literal["done", "partial"]
 
+_SPACE = "' ' || char(9, 10, 13)"
 # Append only; a database is at version n once the first n have run.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -54,6 +55,19 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) WITHOUT ROWID""",
         "CREATE INDEX sessions_updated ON sessions(updated_s)",
     ),
+    (
+        "ALTER TABLE messages ADD COLUMN reasoning TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE messages ADD COLUMN seams TEXT",
+        # thoughts stood in the text, between tags
+        f"""UPDATE messages SET content = ltrim(content, {_SPACE})
+            WHERE role = 'assistant' AND ltrim(content, {_SPACE}) GLOB '<think>*'""",
+        f"""UPDATE messages SET
+                reasoning = trim(substr(content, 8, instr(content, '</think>') - 8), {_SPACE}),
+                content = ltrim(substr(content, instr(content, '</think>') + 8), char(10))
+            WHERE role = 'assistant' AND content GLOB '<think>*</think>*'""",
+        """UPDATE messages SET reasoning = ltrim(substr(content, 8), char(10)), content = ''
+            WHERE role = 'assistant' AND content GLOB '<think>*'""",
+    ),
 )
 UNTITLED = "untitled"
 KEEP_DELETED_S = 30 * 86400.0  # how long a deleted session can be brought back
@@ -64,16 +78,21 @@ _BESIDE = ("-wal", "-shm")
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """One stored turn; a ``partial`` reply was interrupted. ``stats`` is a finish dictionary."""
+    """One stored turn; a ``partial`` reply was interrupted. ``stats`` is a finish dictionary.
+
+    ``reasoning`` and ``seams`` are those of ``Message``.
+    """
 
     role: str
     content: str
     state: MessageState = "done"
     stats: dict[str, Any] | None = None
+    reasoning: str = ""
+    seams: tuple[str, str] | None = None
 
     @property
     def message(self) -> Message:
-        return Message(self.role, self.content)
+        return Message(self.role, self.content, self.reasoning, self.seams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +205,14 @@ class SessionStore:
         now = _later_than(seen)
         content = _text(message.content)
         stats = json.dumps(message.stats) if message.stats else None
+        seams = json.dumps(message.seams) if message.seams else None
         statements: list[tuple[Any, ...]] = [
             (
-                "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+                "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
                 "role = excluded.role, content = excluded.content, state = excluded.state, "
-                "stats = excluded.stats",
+                "stats = excluded.stats, reasoning = excluded.reasoning, seams = excluded.seams",
                 *(session, seq, message.role, content, message.state, stats, now),
+                *(_text(message.reasoning), seams),
             ),
             ("UPDATE sessions SET updated_s = ? WHERE id = ?", now, session),
         ]
@@ -263,7 +284,8 @@ class SessionStore:
             "SELECT id, title, created_s, updated_s, "
             "  (SELECT count(*) FROM messages WHERE session_id = id) AS n FROM sessions "
             "WHERE deleted_s IS NULL AND n > 0 AND (title LIKE :q ESCAPE '\\' OR EXISTS "
-            "  (SELECT 1 FROM messages WHERE session_id = id AND content LIKE :q ESCAPE '\\')) "
+            "  (SELECT 1 FROM messages WHERE session_id = id AND "
+            "   (content LIKE :q ESCAPE '\\' OR reasoning LIKE :q ESCAPE '\\'))) "
             "ORDER BY updated_s DESC, created_s DESC LIMIT :limit",
             {"q": pattern, "limit": limit},
         )
@@ -287,7 +309,8 @@ class SessionStore:
             raise StoreError(f"there is no session {session!r}", "list them: /sessions")
         identity, title, system, settings, created_s, updated_s = rows[0]
         messages = self._rows(
-            "SELECT role, content, state, stats FROM messages WHERE session_id = ? ORDER BY seq",
+            "SELECT role, content, state, stats, reasoning, seams FROM messages "
+            "WHERE session_id = ? ORDER BY seq",
             (session,),
         )
         return StoredSession(
@@ -297,7 +320,10 @@ class SessionStore:
             _dictionary(settings) or {},
             created_s,
             updated_s,
-            tuple(StoredMessage(r, c, s, _dictionary(stats)) for r, c, s, stats in messages),
+            tuple(
+                StoredMessage(role, content, state, _dictionary(stats), reasoning, _pair(seams))
+                for role, content, state, stats, reasoning, seams in messages
+            ),
         )
 
     def find(self, selector: str = "last") -> str:
@@ -480,3 +506,13 @@ def _dictionary(text: str | None) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def _pair(text: str | None) -> tuple[str, str] | None:
+    try:
+        value = json.loads(text) if text else None
+    except ValueError:
+        return None
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(v, str) for v in value):
+        return value[0], value[1]
+    return None

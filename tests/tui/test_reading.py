@@ -1,41 +1,6 @@
 from __future__ import annotations
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from specllama.tui.reading import PlainGuard, ThoughtSplitter, code_blocks, split_thoughts
-
-CASES = {
-    "no thoughts": ("", "no thoughts"),
-    "<think>a</think>b": ("a", "b"),
-    "\n<think>\nhm\n</think>\n\nAnswer": ("\nhm\n", "Answer"),
-    "<think>never ends": ("never ends", ""),
-    "text <think>not at the start</think>": ("", "text <think>not at the start</think>"),
-    "<thin": ("", "<thin"),
-    "<think>a</thin": ("a</thin", ""),
-    "": ("", ""),
-}
-
-
-@pytest.mark.parametrize("text", CASES)
-def test_thoughts_are_split_off_however_they_arrive(text: str) -> None:
-    assert split_thoughts(text) == CASES[text]
-    splitter = ThoughtSplitter()
-    parts = [part for ch in text for part in splitter.feed(ch)] + splitter.finish()
-    assert "".join(p for thought, p in parts if thought) == CASES[text][0]
-    assert "".join(p for thought, p in parts if not thought) == CASES[text][1]
-
-
-@given(st.text(alphabet="<think>/a \n", max_size=40), st.integers(1, 9))
-def test_pieces_do_not_change_the_split(text: str, size: int) -> None:
-    splitter = ThoughtSplitter()
-    parts = [
-        part for i in range(0, len(text), size) for part in splitter.feed(text[i : i + size])
-    ] + splitter.finish()
-    whole = split_thoughts(text)
-    assert "".join(p for thought, p in parts if thought) == whole[0]
-    assert "".join(p for thought, p in parts if not thought) == whole[1]
+from specllama.tui.reading import PlainGuard, code_blocks
 
 
 def test_what_would_choke_markdown_is_told_apart() -> None:

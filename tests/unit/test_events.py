@@ -102,6 +102,7 @@ def test_names_are_unique_and_stable() -> None:
         "started",
         "prefill_progress",
         "text_delta",
+        "reasoning_delta",
         "round_done",
         "finish",
     }

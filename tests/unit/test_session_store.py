@@ -227,7 +227,50 @@ def test_migrations_run_in_order_and_once(monkeypatch: pytest.MonkeyPatch) -> No
         with SessionStore.open() as store:
             assert store.notices == []
             assert store.get(session).title == "Old"
-            assert store._rows("PRAGMA user_version") == [(2,)]
+            assert store._rows("PRAGMA user_version") == [(len(sessions.MIGRATIONS),)]
+
+
+def test_thoughts_of_older_stores_are_split_off() -> None:
+    path = sessions_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "<think>\nHm.\n</think>\n\nYes.": ("Hm.", "Yes."),
+        "\n<think>Hm </think>": ("Hm", ""),
+        "<think>\nHm, so": ("Hm, so", ""),
+        "Yes, <think>no</think>": ("", "Yes, <think>no</think>"),
+        "<think></think>Yes </think>": ("", "Yes </think>"),
+    }
+    old = sqlite3.connect(path)
+    for statement in sessions.MIGRATIONS[0]:
+        old.execute(statement)
+    old.execute("PRAGMA user_version = 1")
+    old.execute("INSERT INTO sessions VALUES ('a', 't', 1, '', '{}', 1, 1, NULL)")
+    for seq, text in enumerate(texts):
+        row = ("a", seq, "assistant", text, "done", None, 1.0)
+        old.execute("INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    old.execute(
+        "INSERT INTO messages VALUES ('a', 99, 'user', '<think>x</think>y', 'done', NULL, 1)"
+    )
+    old.commit()
+    old.close()
+    with SessionStore.open() as store:
+        assert store.notices == []
+        messages = store.get("a").messages
+        assert [(m.reasoning, m.content) for m in messages[:-1]] == list(texts.values())
+        assert messages[-1].content == "<think>x</think>y"
+        assert [m.seams for m in messages] == [None] * 6
+
+
+def test_thoughts_are_kept_apart() -> None:
+    reply = StoredMessage("assistant", "Yes.", reasoning="Hm é.", seams=("<think>", "</think>\n"))
+    with SessionStore.open() as store:
+        session = fill(store, "Think")
+        store.put(session, 1, reply)
+        assert store.get(session).messages[1] == reply
+        assert [s.id for s in store.summaries(query="Hm é")] == [session]
+        text = to_markdown(store.get(session))
+        assert "Hm é.\n\n</details>\n\nYes." in text
+        assert json.loads(to_json(store.get(session)))["messages"][1]["reasoning"] == "Hm é."
 
 
 def test_a_failing_migration_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +284,7 @@ def test_a_failing_migration_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
     with SessionStore.open() as store:
         assert store.notices == []
         assert len(store.summaries()) == 1
-        assert store._rows("PRAGMA user_version") == [(1,)]
+        assert store._rows("PRAGMA user_version") == [(len(sessions.MIGRATIONS),)]
 
 
 def test_threads_and_two_stores_share_a_file() -> None:

@@ -4,6 +4,7 @@ changing what was said."""
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import Any, ClassVar
 
 from textual import on
@@ -111,6 +112,7 @@ class ChatScreen(TurnScreen):
                     index,
                     self.speaker,
                     message.content,
+                    reasoning=message.reasoning,
                     record=record,
                     view=self.view,
                 )
@@ -252,12 +254,29 @@ class ChatScreen(TurnScreen):
     def action_continue(self) -> None:
         self.when_idle(self._continue)
 
-    async def _continue(self) -> None:
+    async def _continue(self, answer: bool = False) -> None:
         views = self.transcript.messages
         if not views or not isinstance(views[-1], AssistantMessage):
             self.notify("There is no reply to continue")
             return
-        await self.begin(lambda cancel: self.session.continue_reply(cancel=cancel), None, views[-1])
+        await self.begin(
+            lambda cancel: self.session.continue_reply(answer=answer, cancel=cancel),
+            None,
+            views[-1],
+        )
+
+    def action_answer_now(self) -> None:
+        """End the thought that is being written, or one that was cut short."""
+        messages = self.session.messages
+        live = self._live
+        if live is None:
+            thinking = bool(messages) and bool(messages[-1].reasoning and not messages[-1].content)
+        else:
+            thinking = not live.text
+        if thinking:
+            self.when_idle(partial(self._continue, answer=True))
+        else:
+            self.notify("There is no open thought", timeout=2)
 
     async def _resend(self, index: int, text: str) -> None:
         messages = self.session.messages
@@ -280,7 +299,12 @@ class ChatScreen(TurnScreen):
             return
         await self.transcript.add(
             AssistantMessage(
-                index, self.speaker, text, view=self.view, foot="edited: C continues from here"
+                index,
+                self.speaker,
+                text,
+                reasoning=self.session.messages[index].reasoning,
+                view=self.view,
+                foot="edited: C continues from here",
             )
         )
         self.records.pop(index, None)

@@ -14,7 +14,7 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import Footer, Input, Label, Static, TextArea
 
 from specllama.errors import UsageError
-from specllama.params import PROPOSERS, VERIFY_RULES, GenerateParams
+from specllama.params import PROPOSERS, THINK, VERIFY_RULES, GenerateParams
 from specllama.tui.screens.base import Page
 from specllama.tui.state import VIEWS, Preferences
 
@@ -69,13 +69,15 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("seed", "seed", "empty draws a new one", _maybe_int),
     Setting("max_tokens", "max tokens", "empty: until the context is full", _maybe_int),
     Setting("stop", "stop strings", "apart by commas", _stops),
+    Setting("think", "thoughts", ", ".join(THINK), _choice(*THINK)),
+    Setting("think_budget", "think at most", "tokens; empty: no bound", _maybe_int),
     Setting("on_full", "when full", "stop or shift", _choice("stop", "shift")),
     Setting("proposer", "drafting", ", ".join(PROPOSERS), _choice(*PROPOSERS)),
     Setting("draft_max", "draft at most", "tokens per round; empty: the pair decides", _maybe_int),
     Setting("draft_p_min", "draft while p over", "0 to 1", float),
     Setting("verify", "verification", ", ".join(VERIFY_RULES), _choice(*VERIFY_RULES)),
 )
-SPECULATION = 9  # where the second section begins
+SPECULATION = 11  # where the second section begins
 FLAGS = {  # answered with yes or no, by label
     "default-system": "for new chats too",
     "speculate": "draft",

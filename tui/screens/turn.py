@@ -212,7 +212,7 @@ class TurnScreen(Inked, Screen[None]):
         if batch.finished is not None:
             record.finished = batch.finished
             strip.ttft_ms = batch.finished.timings.ttft_ms or strip.ttft_ms
-        await live.stream(batch.text, batch.rounds)
+        await live.stream(batch.text, batch.rounds, batch.reasoning)
         self.refresh_strip()
         if batch.rounds:
             self._tell_screens(record)
@@ -228,7 +228,8 @@ class TurnScreen(Inked, Screen[None]):
         messages = self.session.messages
         if live.index < len(messages):
             foot = "interrupted: C continues, R writes it again" if batch.error else ""
-            await live.settle(messages[live.index].content, foot=foot)
+            message = messages[live.index]
+            await live.settle(message.content, message.reasoning, foot=foot)
         else:
             # No reply came. If the question itself was refused, it goes back to the prompt.
             if live.index - 1 >= len(messages) and not self.prompt.text:

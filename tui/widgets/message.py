@@ -14,7 +14,7 @@ from textual.widgets import Collapsible, Markdown, Static
 from specllama.events import Finished, RoundDone
 from specllama.text import sanitize, sanitize_line
 from specllama.tui.messages import TurnAction
-from specllama.tui.reading import PlainGuard, ThoughtSplitter, parser, split_thoughts
+from specllama.tui.reading import PlainGuard, parser
 from specllama.tui.record import Record
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.drafted import DraftedView
@@ -151,6 +151,7 @@ class AssistantMessage(MessageView):
         name: str,
         text: str = "",
         *,
+        reasoning: str = "",
         record: Record | None = None,
         view: str = "text",
         live: bool = False,
@@ -162,9 +163,10 @@ class AssistantMessage(MessageView):
         self.view = view
         self.live = live
         self.foot = foot
-        self._splitter = ThoughtSplitter()
+        self.reasoning = reasoning
         self._guard = PlainGuard()
-        self._thoughts = ""
+        self._words = 0  # of the thought, up to its last space
+        self._box: Collapsible | None = None
         self._markdown: Markdown | None = None
         self._plain: PlainText | None = None
         self._drafted: DraftedView | None = None
@@ -194,16 +196,13 @@ class AssistantMessage(MessageView):
             self._drafted.load(self.record.rounds)
             await body.mount(self._drafted)
             return
-        self._splitter, self._guard, self._thoughts = ThoughtSplitter(), PlainGuard(), ""
+        self._guard, self._words, self._box = PlainGuard(), 0, None
         # Markdown must start empty: a widget made with text and then appended to garbles an
         # open code fence.
         self._markdown = Markdown(parser_factory=parser, open_links=False)
         await body.mount(self._markdown)
-        if self.text:
-            parts = self._splitter.feed(self.text)
-            if not self.live:
-                parts += self._splitter.finish()
-            await self._put(parts)
+        await self._think(self.reasoning)
+        await self._put(self.text)
 
     async def restart(self) -> None:
         """The reply continues: stream into a fresh, empty widget that gets the old text."""
@@ -220,34 +219,36 @@ class AssistantMessage(MessageView):
         if done is None:
             return Content("")
         line = footer_line(self, done, self.record, self.app.size.width - 6)
-        if self.text:
+        if self.text or self.reasoning:
             return line
         return Content.assemble((f"empty reply {self.glyphs.dot} ", self.ink.muted), line)
 
     # ------------------------------------------------------------------ streaming
 
-    async def stream(self, text: str, rounds: list[RoundDone]) -> None:
+    async def stream(self, text: str, rounds: list[RoundDone], reasoning: str = "") -> None:
         """Add what came since the last flush."""
         self.text += text
+        self.reasoning += reasoning
         if self.view != "text" and rounds and self._drafted is None:
             await self._build()
         elif self._drafted is not None:
             await self._drafted.extend(rounds)
-        if text and self._drafted is None:
-            await self._put(self._splitter.feed(text))
+        if self._drafted is None:
+            await self._think(reasoning)
+            await self._put(text)
 
-    async def settle(self, text: str, *, foot: str = "") -> None:
+    async def settle(self, text: str, reasoning: str = "", *, foot: str = "") -> None:
         """The reply is over: draw it once more as a whole, without traces of streaming."""
         self.live = False
         self.foot = foot
-        changed = text != self.text
-        self.text = text
-        if self._drafted is not None or changed or self._splitter.thinking:
+        changed = (text, reasoning) != (self.text, self.reasoning)
+        self.text, self.reasoning = text, reasoning
+        if self._drafted is not None or changed:
             await self._build()
         else:
-            await self._put(self._splitter.finish())
+            self._name_thought()
             if self._markdown is not None and self._plain is None:
-                shown = sanitize(split_thoughts(text)[1])
+                shown = sanitize(text)
                 if shown != self._settled:
                     await self._markdown.update(shown)
                     self._tighten()
@@ -257,17 +258,16 @@ class AssistantMessage(MessageView):
     def redraw_foot(self) -> None:
         self.query_one(".foot", Static).update(self._foot())
 
-    async def _put(self, parts: list[tuple[bool, str]]) -> None:
-        for is_thought, piece in parts:
-            safe = sanitize(piece)
-            if is_thought:
-                await self._think(safe)
-            elif self._plain is not None:
-                await self._plain.append(safe)
-            elif self._guard.feed(safe):
-                await self._go_plain(safe)
-            elif self._markdown is not None:
-                await self._markdown.append(safe)
+    async def _put(self, text: str) -> None:
+        if not text:
+            return
+        safe = sanitize(text)
+        if self._plain is not None:
+            await self._plain.append(safe)
+        elif self._guard.feed(safe):
+            await self._go_plain(safe)
+        elif self._markdown is not None:
+            await self._markdown.append(safe)
         self._tighten()
 
     def _tighten(self) -> None:
@@ -286,17 +286,23 @@ class AssistantMessage(MessageView):
             self._last_block = last
 
     async def _think(self, piece: str) -> None:
-        first = not self._thoughts
-        self._thoughts += piece
-        if first:
-            box = Collapsible(
-                Static(self._thoughts, markup=False, classes="thoughts"),
-                title="thinking",
-                collapsed=True,
-            )
-            await self.query_one(".body").mount(box, before=0)
+        """Add to the thought, which lies folded above the answer."""
+        if not piece:
+            return
+        self._words += len(piece.split())
+        if self._box is None:
+            shown = Static(sanitize(self.reasoning), markup=False, classes="thoughts")
+            self._box = Collapsible(shown, collapsed=True)
+            await self.query_one(".body").mount(self._box, before=0)
         else:
-            self.query_one(".thoughts", Static).update(self._thoughts)
+            self.query_one(".thoughts", Static).update(sanitize(self.reasoning))
+        self._name_thought()
+
+    def _name_thought(self) -> None:
+        if self._box is not None:
+            words = self._words if self.live else len(self.reasoning.split())
+            verb = "thinking" if self.live and not self.text else "thought"
+            self._box.title = f"{verb} {self.glyphs.dot} {words:,} word{'s' if words != 1 else ''}"
 
     async def _go_plain(self, piece: str) -> None:
         assert self._markdown is not None

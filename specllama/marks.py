@@ -1,0 +1,274 @@
+"""How a model marks its thoughts, found by rendering its chat template.
+
+A reply is read back as two fields, thought and answer. What stands around them is the template's
+business, so it is asked: an assistant's turn with a known thought and a known answer is rendered,
+and the texts before, between and behind them are the marks. Three kinds of families come out:
+
+- *tags* around the thought: ``<think>Hm.</think>Yes.``, ``[THINK]``, ``<|START_THINKING|>``;
+- *messages*, each with a header, the last one the answer (gpt-oss's channels, Solar, Muse);
+- *words* between thought and answer, where the prompt itself begins the thought.
+
+Templates that do not render thoughts give their marks away in the header of the next turn (open, or
+opened and closed at once), or in their source, where they cut replies at a tag.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from time import thread_time
+from typing import Any
+
+from specllama.template import TemplateFailed, render_template
+from specllama.template_budget import MAX_SECONDS
+
+Variables = Mapping[str, Any]
+
+# names under which templates read the thoughts of earlier turns; "parts" is a list as content
+SHAPES = ("reasoning_content", "reasoning", "thinking", "parts")
+_ALSO: tuple[Variables, ...] = ({}, {"thinking": True}, {"enable_thinking": False})
+_QUESTION, _THOUGHT, _ANSWER = "qv7wkz", "tv3hxk", "av9wmp"
+_TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+_NAMED = r"</?[^<>\s/'\"]*(?i:think|thought|reason)[^<>\s'\"]*>|\[/?THINK\]|<\|channel>thought"
+_THINKING = re.compile(_NAMED)
+_CUT_AT = re.compile(rf"""['"]({_NAMED})['"]""")  # in the source of a template
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The marks of one template, as text.
+
+    Attributes:
+        open, close: around a thought, without white space; ``close`` also ends a thought that the
+            prompt began.
+        opening: what the model writes before a thought, as the template writes it.
+        closing: what stands between thought and answer.
+        alone: what a reply without a thought begins with, "" for most.
+        header: begins a further message of the same reply; "" for families without messages.
+        ending: the mark behind an answer, where that is not the end of the turn.
+        shape: one of SHAPES.
+        rendered: whether they come from a rendered thought.
+    """
+
+    open: str = "<think>"
+    close: str = "</think>"
+    opening: str = "<think>\n"
+    closing: str = "\n</think>\n\n"
+    alone: str = ""
+    header: str = ""
+    ending: str = ""
+    shape: str = SHAPES[0]
+    rendered: bool = False
+
+    @property
+    def lead(self) -> str:
+        """The mark that begins an answer behind ``close``, "" for most."""
+        return self.closing.partition(self.close)[2].strip()
+
+    def state(self, tail: str) -> bool | None:
+        """What the text at the end of a prompt did with a thought: opened it (True), closed it
+        (False), nothing (None)."""
+        if self.header:
+            return None
+        opened, closed = tail.rfind(self.open), tail.rfind(self.close)
+        if opened < 0 and closed < 0:
+            return None
+        return opened > closed
+
+
+USUAL = Marks()
+USUAL_GAP = "\n\n"
+
+
+def base_variables(bos: str, eos: str, *, think: bool = True) -> dict[str, Any]:
+    """What every chat template is told unless the user says otherwise."""
+    today = datetime.now()
+    return {
+        "bos_token": bos,
+        "eos_token": eos,
+        "functions": "",
+        "date_string": f"{today:%d %b %Y}",
+        "datetime": f"{today:%b %d %Y}",
+        "enable_thinking": think,
+        "tools": None,
+        "documents": None,
+    }
+
+
+def without_tools(variables: Variables) -> dict[str, Any]:
+    """For templates that take None for a list of tools."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if value is not None or name not in ("tools", "documents")
+    }
+
+
+def turn(role: str, content: str, reasoning: str, shape: str) -> dict[str, Any]:
+    """A message as a template takes it."""
+    if not reasoning:
+        return {"role": role, "content": content}
+    if shape == "parts":
+        parts = [{"type": "thinking", "thinking": reasoning}, {"type": "text", "text": content}]
+        return {"role": role, "content": parts}
+    return {"role": role, "content": content, shape: reasoning}
+
+
+@lru_cache(maxsize=16)
+def derive(template: str | None) -> Marks:
+    """The marks of a chat template; USUAL if it says nothing about thoughts."""
+    if template is None:
+        return USUAL
+    probe = Probe(template)
+    for variables in _ALSO[:2]:
+        for shape in SHAPES:
+            if found := probe.rendered(shape, variables):
+                return found
+    return probe.given_away() or USUAL
+
+
+class Probe:
+    """Renders a question and its answer in every way that may show a mark.
+
+    A template that is refused, or takes long, is not asked again.
+    """
+
+    def __init__(self, template: str) -> None:
+        self._template = template
+        self._until = thread_time() + MAX_SECONDS
+
+    def whole(self, variables: Variables, reply: Sequence[Any] = (), prompt: bool = True) -> str:
+        """The rendering; "" if it fails."""
+        given = {
+            **base_variables("", ""),
+            **variables,
+            "messages": [{"role": "user", "content": _QUESTION}, *reply],
+            "add_generation_prompt": prompt,
+        }
+        for told in (given, without_tools(given)):
+            if thread_time() > self._until:
+                break
+            try:
+                return render_template(self._template, told, max_chars=1_000_000)
+            except TemplateFailed as failed:
+                if failed.refused:
+                    self._until = 0.0
+        return ""
+
+    def prompt(self, variables: Variables) -> str:
+        """What ends the question's turn, and the header of the reply's."""
+        return self.whole(variables).rpartition(_QUESTION)[2]
+
+    def answered(self, variables: Variables, reasoning: str = "", shape: str = SHAPES[0]) -> str:
+        reply = [turn("assistant", _ANSWER, reasoning, shape)]
+        return self.whole(variables, reply, False).rpartition(_QUESTION)[2]
+
+    def rendered(self, shape: str, variables: Variables) -> Marks | None:
+        """From a thought that the template shows."""
+        text = self.answered(variables, _THOUGHT, shape)
+        before, thought, rest = text.partition(_THOUGHT)
+        between, answer, after = rest.partition(_ANSWER)
+        if not (thought and answer and between.strip()) or _THOUGHT in rest or "type" in between:
+            return None  # not shown, or a list printed as it is
+        prompt = self.prompt(variables)
+        written = before.removeprefix(prompt) if before.startswith(prompt) else ""
+        ending = first_tag(after)
+        for tail in _tails(before):
+            close = next((c for c in _closings(tail.strip()) if c in between), None)
+            if close is not None:
+                return Marks(
+                    tail.strip(),
+                    close,
+                    written if tail.strip() in written else tail,
+                    between,
+                    self._alone(variables, prompt, close),
+                    ending=ending,
+                    shape=shape,
+                    rendered=True,
+                )
+        for tail in reversed(list(_tails(prompt))):
+            if (at := between.find(tail)) >= 0:
+                end = at + len(tail)
+                header = between[:end].removeprefix(first_tag(between))
+                return Marks(
+                    written.strip(),
+                    first_tag(between),
+                    written,
+                    between,
+                    between[end:],
+                    header,
+                    ending,
+                    shape,
+                    True,
+                )
+        opening = prompt.removeprefix(before) if prompt.startswith(before) else written
+        words = between.strip()
+        return Marks(
+            opening.strip(), words, opening, between, ending=ending, shape=shape, rendered=True
+        )
+
+    def _alone(self, variables: Variables, prompt: str, close: str) -> str:
+        """What the template writes before an answer without a thought, beyond the header."""
+        before = self.answered(variables).partition(_ANSWER)[0]
+        beyond = before.removeprefix(prompt).strip() if before.startswith(prompt) else ""
+        return "" if close in beyond else beyond
+
+    def given_away(self) -> Marks | None:
+        """From an empty thought, an open thought, or a tag at which replies are cut."""
+        prompts = [self.prompt(variables) for variables in _ALSO]
+        shown = [self.answered(variables).partition(_ANSWER)[0] for variables in _ALSO]
+        for text in (*prompts, *shown):
+            for at in _THINKING.finditer(text):
+                for close in _closings(at[0]):
+                    inside, closed, behind = text[at.end() :].partition(close)
+                    if closed and not inside.strip():
+                        return _given(at[0], close, inside, behind if behind.isspace() else "")
+        for tag in [tag for text in prompts for tag in _THINKING.findall(text)]:
+            for close in _closings(tag):
+                if close in self._template:
+                    return _given(tag, close, "\n", "")
+        for tag in _CUT_AT.findall(self._template):
+            if tag.startswith(("</", "[/")):
+                return _given(tag.replace("/", "", 1), tag, "\n", "")
+        return None
+
+
+def _given(open: str, close: str, inside: str, behind: str) -> Marks:
+    """Marks of an empty thought, with the white space that models write around a longer one."""
+    if not close.startswith("</"):
+        return Marks(open, close, open + inside, close)
+    if not inside:
+        return Marks(open, close, open, close + behind)
+    return Marks(open, close, f"{open}\n", f"\n{close}{behind or USUAL_GAP}")
+
+
+def first_tag(text: str) -> str:
+    """The mark that a text begins with, "" if it begins with words."""
+    found = _TAG.match(text.lstrip())
+    return found[0] if found else ""
+
+
+def _tails(text: str) -> Iterator[str]:
+    """The ends of a text that begin with a tag, the shortest first; three at most."""
+    starts = [found.start() for found in _TAG.finditer(text)]
+    for start in starts[:-4:-1]:
+        yield text[start:]
+
+
+def _closings(open: str) -> Iterator[str]:
+    """What may close a thought that was opened so."""
+    if open.startswith("["):
+        yield "[/" + open[1:]
+        return
+    if not open.startswith("<"):
+        return
+    yield "</" + open[1:]
+    for begin, end in (("START", "END"), ("BEGIN", "END"), ("start", "end"), ("open", "close")):
+        if begin in open:
+            yield open.replace(begin, end, 1)
+    if match := re.match(r"<\|(\w+)>", open):
+        yield f"<{match[1]}|>"
+    yield open.replace("<|", "<|/", 1)
