@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from specllama.backend.base import SpecialToken
 from specllama.chat import Rendered, render
 from specllama.interface import Message
-from specllama.marks import Marks, derive
+from specllama.marks import Marks, Variables, derive
 from specllama.thoughts import Reader, Spelling, reader
 
 _MARK = re.compile(r"<[^<>\s]+>|\[/?[A-Z]+\]")
@@ -110,10 +111,21 @@ def end(one: Reader, *, cut: bool) -> tuple[str, str]:
 
 
 def check(
-    template: str | None, vocab: TagVocab, told: Told, rng: random.Random, places: int = 12
+    template: str | None,
+    vocab: TagVocab,
+    told: Told,
+    rng: random.Random,
+    places: int = 12,
+    variables: Variables | None = None,
 ) -> list[str]:
-    """What is wrong; [] if nothing. ``places``: at how many of them it is cut and continued."""
-    asked = render(template, QUESTION, bos="", eos="")
+    """What is wrong; [] if nothing.
+
+    Args:
+        places: at how many of them it is cut and continued.
+        variables: of the template.
+    """
+    ask = partial(render, template, bos="", eos="", variables=variables)
+    asked = ask(QUESTION)
     ids = vocab.tokenize(told.written, add_special=False, parse_special=True)
     if told.name.startswith("quotes") and vocab.texts:  # spelled out, it is no token
         head = told.written.index(told.content)
@@ -130,11 +142,11 @@ def check(
         found = fields[0] + rest[0], fields[1] + rest[1]
         if found != (told.reasoning, told.content):
             wrong.append(f"{told.name}: {found} of {told.written!r} cut at {cuts}")
-    return wrong + _goes_on(template, vocab, asked, told, ids, rng, places)
+    return wrong + _goes_on(ask, vocab, asked, told, ids, rng, places)
 
 
 def _goes_on(
-    template: str | None,
+    ask: Callable[..., Rendered],
     vocab: TagVocab,
     asked: Rendered,
     told: Told,
@@ -155,7 +167,7 @@ def _goes_on(
         begun = Message("assistant", first[1] + rest[1], first[0] + rest[0], seams)
         written = b"".join(vocab.piece(t, special=True) for t in ids[:k]).decode()
         if begun.content or begun.reasoning:
-            prompt = render(template, [*QUESTION, begun], bos="", eos="", continue_last=True)
+            prompt = ask([*QUESTION, begun], continue_last=True)
             if prompt.text != asked.text + written:
                 was, now = (asked.text + written)[-60:], prompt.text[-60:]
                 wrong.append(f"{told.name}: continued at {k} from {now!r}, not {was!r}")

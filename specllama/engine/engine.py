@@ -134,9 +134,8 @@ class Engine:
     # -- prompts --
 
     def encode(self, prompt: Prompt) -> tuple[list[int], str]:
-        """Token ids of a prompt, and a notice about the template ("" if none)."""
-        prepared = self._loaded.prompting.prepare(prompt, GenerateParams())
-        return prepared.ids, "; ".join(prepared.notices)
+        """See ``Prompting.encode``."""
+        return self._loaded.prompting.encode(prompt)
 
     def count_tokens(self, prompt: Prompt) -> int:
         return len(self.encode(prompt)[0])

@@ -47,6 +47,11 @@ class Prompting:
     eos: str = ""
     _spellings: dict[Marks, Spelling] = field(default_factory=dict, compare=False)
 
+    def encode(self, prompt: Prompt) -> tuple[list[int], str]:
+        """Token ids of a prompt, and a notice about the template ("" if none)."""
+        prepared = self.prepare(prompt, GenerateParams())
+        return prepared.ids, "; ".join(prepared.notices)
+
     def prepare(self, prompt: Prompt, params: GenerateParams) -> Prepared:
         """Token ids of a prompt, and what is to be known about its reply.
 

@@ -7,13 +7,16 @@ rendered for chats of 1, 2 and 3 turns and compared with ``/apply-template`` of 
 ``llama-server`` ($LLAMA_SERVER, or in FOLDER/build/bin); the prompts are tokenized with each of its
 ``ggml-vocab-*.gguf`` and compared with ``llama_tokenize`` of the same text. Where a content holds
 markers the two must differ: the markers must be those of a harmless chat, and the text the same
-("guarded"). The exit status is 1 when any tokens differ otherwise.
+("guarded"). Then replies with thoughts are written in the way of each template, and must be split
+right however they arrive, and be continued as they were written. The exit status is 1 when
+anything differs otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import random
 import sys
 import tempfile
 from collections import Counter
@@ -30,13 +33,17 @@ import ggufs
 import llama_cpp as ll
 from chats import KINDS, TURNS, Chat, chats
 from llama_cpp_server import Refused, TemplateServer, find_server
+from thinking import QUESTION, check, kept, replies
+from thinking import vocabularies as vocabularies_of
 
 from specllama.backend.base import SpecialToken
 from specllama.backend.llama_vocab import LlamaVocab
 from specllama.chat import render
 from specllama.engine.prompting import Prompting
 from specllama.interface import Message
+from specllama.marks import derive
 from specllama.models.gguf import read_header
+from specllama.switches import switch
 
 
 @dataclass
@@ -59,6 +66,7 @@ WHY = {
     "StepFun": "llama.cpp trims the contents, for this template alone",
     "deepseek-ai-DeepSeek-V4": "llama.cpp asks for earlier thoughts to be kept",
 }
+HISTORY = ("history kept", "history cut")
 OUTCOMES = ("equal", "differs", "refused")
 
 
@@ -152,6 +160,25 @@ def compare_tokens(templates: dict[str, str], path: Path) -> Row:
     return row
 
 
+def compare_thoughts(name: str, source: str) -> Row:
+    """Replies with thoughts, in vocabularies where the marks are tokens and where they are text."""
+    row = Row(name)
+    asked = render(source, QUESTION, bos="<s>", eos="</s>")
+    if asked.notice:
+        row.add("refused", asked.notice)
+        return row
+    for think in (True, False):
+        variables, _ = switch(source, "on" if think else "off")
+        state = render(source, QUESTION, bos="", eos="", variables=variables).state
+        for vocab in vocabularies_of(derive(source)):
+            for told in replies(derive(source), state):
+                wrong = check(source, vocab, told, random.Random(0), 6, variables)
+                row.add("differs" if wrong else "split", *wrong[:1])
+    again, thought = kept(source)
+    row.add(f"history {'kept' if again and thought else 'cut'}")
+    return row
+
+
 def one_chat(prompting: Prompting, vocab: LlamaVocab, source: str, chat: Chat) -> tuple[str, str]:
     ids, notice = prompting.encode(chat.messages)
     if notice:
@@ -223,7 +250,10 @@ def main() -> int:
     rows = [compare_tokens(sources, path) for path in vocabularies]
     report("Tokens, by vocabulary", rows, (*OUTCOMES, "guarded"))
     print("guarded: what people typed stayed text; all else as in llama.cpp")
-    return int(any(row.counts["differs"] for row in rows))
+    thoughts = [compare_thoughts(name, source) for name, source in sources.items()]
+    report("Thoughts, by template", thoughts, ("split", "differs", "refused", *HISTORY))
+    print("kept: a further turn reads only what is new; cut: the template drops earlier thoughts")
+    return int(any(row.counts["differs"] for row in (*rows, *thoughts)))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import ggufs
 import pytest
+from engines import loaded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinking import TagVocab, check, end, kept, replies, tell, vocabularies
@@ -297,10 +298,12 @@ def test_a_whole_chat_in_channels(tmp_path: Path) -> None:
     try:
         vocab = model.vocab
         engine = Engine(
-            target=FakeContext(FakeTable(vocab.n_tokens)),
-            vocab=vocab,
-            info=fake_info(),
-            template=FAMILIES["harmony"],
+            loaded(
+                target=FakeContext(FakeTable(vocab.n_tokens)),
+                vocab=vocab,
+                info=fake_info(),
+                template=FAMILIES["harmony"],
+            )
         )
         question = [Message("user", "the model?")]
         prepare = engine._loaded.prompting.prepare
@@ -360,11 +363,15 @@ def test_a_budget_closes_the_thought_alike_with_and_without_drafts(
         table = FakeTable(vocab.n_tokens, sharpness=4.0)
         other = FakeTable(vocab.n_tokens, seed=9, of=table, agreement=0.8)
         engine = Engine(
-            target=FakeContext(table, n_ctx=512),
-            vocab=vocab,
-            info=fake_info(512, vocab.n_tokens),
-            drafters={"draft": ChainDrafter(FakeContext(other, n_ctx=512), n_vocab=vocab.n_tokens)},
-            template=FAMILIES["tags, opened in the prompt"],
+            loaded(
+                target=FakeContext(table, n_ctx=512),
+                vocab=vocab,
+                info=fake_info(512, vocab.n_tokens),
+                drafters={
+                    "draft": ChainDrafter(FakeContext(other, n_ctx=512), n_vocab=vocab.n_tokens)
+                },
+                template=FAMILIES["tags, opened in the prompt"],
+            )
         )
         asked = [Message("user", "the model?")]
         _, plain = run(engine, asked, think_budget=budget, speculate=False)
@@ -394,10 +401,12 @@ def test_a_continued_thought_goes_on_token_for_token(tmp_path: Path) -> None:
     try:
         vocab = model.vocab
         engine = Engine(
-            target=FakeContext(FakeTable(vocab.n_tokens, sharpness=4.0), n_ctx=512),
-            vocab=vocab,
-            info=fake_info(512, vocab.n_tokens),
-            template=FAMILIES["tags, opened in the prompt"],
+            loaded(
+                target=FakeContext(FakeTable(vocab.n_tokens, sharpness=4.0), n_ctx=512),
+                vocab=vocab,
+                info=fake_info(512, vocab.n_tokens),
+                template=FAMILIES["tags, opened in the prompt"],
+            )
         )
         asked = [Message("user", "the model?")]
         _, whole = run(engine, asked, think_budget=9, max_tokens=40)
