@@ -292,3 +292,13 @@ def test_read_message() -> None:
     assert read("a\\") == "a"
     assert read('"""a', 'b"""') == "a\nb"
     assert read('"""', "a", "") == "a"
+
+
+def test_thoughts_are_stored_and_answered_on_command(cli) -> None:
+    cli.reply("<think>Hm, so", "<think>Well.</think>Yes.")
+    result = cli("chat", "--plain", stdin=b"Why?\n/think off\n/answer\n")
+    assert result.code == 0, result.err
+    asked, answered = cli.engine.requests
+    assert asked.params.think == "auto"
+    assert (answered.params.think, answered.params.think_budget) == ("off", 0)
+    assert answered.prompt[-1] == Message("assistant", "", "Hm, so", answered.prompt[-1].seams)

@@ -333,3 +333,55 @@ def test_the_finish_object_is_json_for_any_text(cli) -> None:
     cli.reply('quote " backslash \\ newline \n emoji 😀 \x00 end')
     end = json.loads(cli("run", "--json", "x").out.splitlines()[-1])
     assert end["text"] == 'quote " backslash \\ newline \n emoji 😀 \x00 end'
+
+
+THOUGHTFUL = "<think>\nLet me see.\n</think>\n\nParis."
+
+
+@pytest.mark.parametrize(
+    ("how", "shown"),
+    [("show", "Let me see.\n\n"), ("fold", "thought: 3 words\n"), ("hide", "")],
+)
+def test_thoughts_go_to_stderr_or_nowhere(cli, how: str, shown: str) -> None:
+    cli.reply(THOUGHTFUL)
+    result = cli("run", "Where?", "--thoughts", how)
+    assert result.out == "Paris.\n"
+    *before, statistics = result.err.splitlines(keepends=True)
+    assert "".join(before) == shown
+    assert "tok/s" in statistics
+
+
+def test_thoughts_in_json(cli) -> None:
+    cli.reply(THOUGHTFUL)
+    events = cli("run", "--json", "Where?").json
+    thought = "".join(e["text"] for e in events if e["type"] == "reasoning_delta")
+    text = "".join(e["text"] for e in events if e["type"] == "text_delta")
+    assert (thought, text) == ("Let me see.", "Paris.")
+    assert (events[-1]["reasoning"], events[-1]["text"]) == (thought, text)
+    assert events[-1]["seams"] == ["<think>\n", "\n</think>\n\n"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "think"),
+    [
+        ((), "auto"),
+        (("--think",), "on"),
+        (("--no-think",), "off"),
+        (("--think", "low"), "low"),
+        (("--think=medium",), "medium"),
+    ],
+)
+def test_a_prompt_may_follow_the_switch_for_thoughts(cli, flags, think: str) -> None:
+    assert cli("run", *flags, "Why? --no-think").code == 0
+    request = cli.engine.requests[0]
+    assert request.params.think == think
+    assert request.prompt == [Message("user", "Why? --no-think")]
+
+
+def test_arguments_for_the_template(cli) -> None:
+    given = ("--template-arg", "a=1", "--template-arg", "b=x", "--think-budget", "7")
+    assert cli("run", "Why?", *given).code == 0
+    params = cli.engine.requests[0].params
+    assert (params.template_args, params.think_budget) == (("a=1", "b=x"), 7)
+    assert cli("run", "Why?", "--template-arg", "messages=[]").code == 2
+    assert cli("run", "Why?", "--think", "--think-budget", "-1").code == 2

@@ -564,3 +564,31 @@ async def test_a_message_waits_for_few_of_the_plain_steps(start: Any) -> None:
         assert d.engine.requests[0].rounds_done == 5  # round 0, and the four that are needed
         await d.say("go")
         assert d.texts[-1] == ("assistant", "Ok.")
+
+
+async def test_a_thought_is_counted_and_can_be_ended(start: Any) -> None:
+    engine = GatedEngine([f"<think>{LONG}", " So: yes."])
+    async with start(recipe=Recipe(engine)) as d:
+        await d.say("/think low")
+        await d.type("go")
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.chat.strip.total.rounds == 3)
+        await d.until(lambda: "thinking" in d.shown)
+        await d.pilot.press("alt+a")
+        await d.until(lambda: len(d.engine.requests) == 2)
+        engine.gate.set()
+        await d.idle()
+        asked, answered = d.engine.requests
+        assert (asked.params.think, asked.params.think_budget) == ("low", None)
+        assert answered.params.think_budget == 0
+        begun = answered.prompt[-1]
+        assert begun.reasoning
+        assert LONG.startswith(begun.reasoning)
+        reply = d.app.session.messages[-1]
+        assert (reply.reasoning, reply.content) == (begun.reasoning, " So: yes.")
+        assert "thought" in d.shown
+        await d.pilot.press("alt+a")
+        await d.until(
+            lambda: any(n.message == "There is no open thought" for n in d.app._notifications)
+        )
+        assert len(d.engine.requests) == 2
