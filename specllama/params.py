@@ -145,7 +145,8 @@ class GenerateParams:
     Attributes:
         max_tokens: upper bound on generated tokens; None means until the context is full.
         seed: 0 <= seed < 2**64; None draws one, which every ``finish`` reports.
-        stop: strings that end the reply; matched across token boundaries, never shown.
+        stop: strings that end the answer; matched across token boundaries, never shown, and not
+            looked for in thoughts.
         proposer: one of PROPOSERS; "auto" is mixed: copies, and a draft model or head if any.
         draft_max: most tokens drafted per round (0 means plain decoding); None lets the pair
             decide, see ``reach``.
