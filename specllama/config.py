@@ -1,7 +1,8 @@
 """Settings from flags, environment and files; the schema is in ``schema.py``.
 
 Precedence: a typed flag, then ``SPECLLAMA_<NAME>``, then ``specllama.toml`` in the working folder,
-then the user's ``config.toml``, then the default. ``Settings`` remembers which one won.
+then the user's ``config.toml``, then the model's card (sampling), then the default. ``Settings``
+remembers which one won.
 
     temperature = 0.7
     model = "qwen3-8b"          # keys are the long option names
@@ -26,11 +27,12 @@ from specllama.paths import config_file, replace_file
 from specllama.schema import BY_NAME, DEFAULTS, SCHEMA, Setting
 
 PROJECT_FILE = "specllama.toml"
+CARD = "the model's card"
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value and where it came from: "flag", "SPECLLAMA_X", a file's path, or "default"."""
+    """A value and where it came from: "flag", "SPECLLAMA_X", a file's path, CARD, or "default"."""
 
     value: Any
     origin: str
@@ -57,20 +59,38 @@ class Settings:
 
     def changes(self) -> dict[str, Value]:
         """What variables and files set; no typed flags, no defaults."""
-        return {s.name: v for s, v in self if v.origin not in ("flag", "default")}
+        return {s.name: v for s, v in self if v.origin not in ("flag", CARD, "default")}
 
     def with_flags(self, typed: Mapping[str, Any]) -> Settings:
         """The same with typed flags on top; every value is checked."""
         flags = {name: Value(check(name, value), "flag") for name, value in typed.items()}
         return Settings({**self._values, **flags})
 
+    def with_card(self, card: Mapping[str, float]) -> Settings:
+        """The same for a model whose card recommends these sampling fields."""
+        said = {
+            setting.name: Value(card[name], CARD)
+            for name, setting in self._unset_sampling()
+            if name in card
+        }
+        return Settings({**self._values, **said})
+
     def engine_options(self) -> EngineOptions:
         return EngineOptions(**self._room("engine"))
 
     def generate_params(self, **changes: Any) -> GenerateParams:
         """Parameters of a request; ``changes`` are further GenerateParams fields."""
-        sampling = changes.pop("sampling", None) or SamplingParams(**self._room("sampling"))
-        return GenerateParams(sampling=sampling, **{**self._room("generate"), **changes})
+        sampling = SamplingParams(**self._room("sampling"))
+        left = tuple(sorted(name for name, _ in self._unset_sampling()))
+        fields = {"sampling": sampling, "from_card": left, **self._room("generate"), **changes}
+        return GenerateParams(**fields)
+
+    def _unset_sampling(self) -> Iterator[tuple[str, Setting]]:
+        """The sampling fields that are at their default."""
+        for setting, value in self:
+            room, _, name = setting.field.partition(".")
+            if room == "sampling" and value.origin == "default":
+                yield name, setting
 
     def _room(self, room: str) -> dict[str, Any]:
         return {
@@ -219,15 +239,20 @@ def _checked(name: str, value: Any, origin: str) -> Any:
 def apply_text(params: GenerateParams, name: str, text: str) -> GenerateParams:
     """Change one parameter of a conversation by the name of its setting; "none" clears it.
 
+    A cleared sampling field is that of the model's card again, else the default.
+
     Raises:
         UsageError: no such setting, a wrong value, or one that needs the model loaded again.
     """
     setting = find(name)
-    empty = text.strip().lower() == "none" and setting.default is None
-    value = check(setting.name, None if empty else parse_text(setting, text))
     room, _, field = setting.field.partition(".")
+    none = text.strip().lower() == "none"
+    if none and room == "sampling":
+        return params.choose(field, None)
+    cleared = none and setting.default is None
+    value = check(setting.name, None if cleared else parse_text(setting, text))
     if room == "sampling":
-        return params.replace(sampling=dataclasses.replace(params.sampling, **{field: value}))
+        return params.choose(field, value)
     if room != "generate":
         raise UsageError(f"{setting.name} cannot be changed while a model is loaded")
     return params.replace(**{field: value})

@@ -6,8 +6,8 @@ the terminal app and the tests depend on this protocol alone. Light to import.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from specllama.cancel import Cancel
@@ -40,7 +40,11 @@ Prompt = str | Sequence[int] | Sequence[Message]  # a raw text, token ids, or a 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """One loaded file, for display and for the log."""
+    """One loaded file, for display and for the log.
+
+    Attributes:
+        card: the sampling fields that the file recommends (see ``card``).
+    """
 
     path: str
     name: str
@@ -55,6 +59,7 @@ class ModelInfo:
     gpu_layers: int
     sha256: str | None = None
     kv_types: str = "auto/auto"  # of K and V
+    card: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}

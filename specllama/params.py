@@ -11,7 +11,7 @@ import json
 import math
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -143,6 +143,7 @@ class GenerateParams:
     """One request.
 
     Attributes:
+        from_card: sampling fields that nobody chose: ``on_card`` takes them from the model's card.
         max_tokens: upper bound on generated tokens; None means until the context is full.
         seed: 0 <= seed < 2**64; None draws one, which every ``finish`` reports.
         stop: strings that end the answer; matched across token boundaries, never shown, and not
@@ -162,6 +163,7 @@ class GenerateParams:
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    from_card: tuple[str, ...] = ()
     max_tokens: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
@@ -234,6 +236,19 @@ class GenerateParams:
 
     def replace(self, **changes: Any) -> GenerateParams:
         return dataclasses.replace(self, **changes)
+
+    def on_card(self, card: Mapping[str, float]) -> GenerateParams:
+        """The same for a model whose card recommends these sampling fields."""
+        taken = {name: card[name] for name in self.from_card if name in card}
+        changed = dataclasses.replace(self.sampling, **taken)  # type: ignore[arg-type]
+        return self if changed == self.sampling else self.replace(sampling=changed)
+
+    def choose(self, name: str, value: float | None) -> GenerateParams:
+        """Set one sampling field; None leaves it to the model's card, else to the default."""
+        left = {*self.from_card} - {name} if value is not None else {*self.from_card, name}
+        value = getattr(SamplingParams(), name) if value is None else value
+        sampling = dataclasses.replace(self.sampling, **{name: value})  # type: ignore[arg-type]
+        return self.replace(sampling=sampling, from_card=tuple(sorted(left)))
 
 
 @dataclass(frozen=True, slots=True)

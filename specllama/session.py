@@ -360,6 +360,7 @@ class Session:
         self, params: GenerateParams, cancel: Cancel | None, begun: Message
     ) -> Iterator[Event]:
         """The engine's events, through the round log; drops old turns that no longer fit."""
+        params = params.on_card(self._engine.info.target.card)
         if self.log is None and self._log_rounds:
             self.log = RoundLog.open(self._engine.info, params, command=self._command)
         head = [Message("system", self._system)] if self._system else []

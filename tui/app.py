@@ -329,8 +329,10 @@ class SpecllamaApp(ThemedApp):
     def action_settings(self) -> None:
         from specllama.tui.screens.settings import SettingsScreen
 
+        info = self.keeper.info
+        card = {} if info is None else info.target.card
         self._open(
-            SettingsScreen(self.session.params, self.session.system, self.prefs),
+            SettingsScreen(self.session.params, self.session.system, self.prefs, card),
             self._settings_changed,
         )
 

@@ -169,6 +169,7 @@ def run(
     say_settings(settings)
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(loading.open_engine(settings, quiet=as_json))
+        base = base.on_card(engine.info.target.card)
         if useless_draft:
             make_useless(engine)
         # replies are logged as a user's are: the log costs time

@@ -11,6 +11,7 @@ import click
 from specllama.cli import completing, diagnostics, output
 from specllama.config import (
     PROJECT_FILE,
+    Settings,
     check,
     find,
     load_settings,
@@ -25,12 +26,14 @@ EPILOG = """\b
 Examples:
   specllama config show                      settings that differ from the default
   specllama config show --all --origin       every setting and where it comes from
+  specllama config show --origin -m qwen3-8b with what that model's file recommends
   specllama config set model qwen3-8b
   specllama config set --project temperature 0
   specllama config unset model
 
 A typed flag wins over a SPECLLAMA_* variable, that over ./specllama.toml, that
-over the user's config.toml. Keys are the long option names.
+over the user's config.toml, that over the sampling in the model's file. Keys are
+the long option names.
 """
 
 
@@ -43,10 +46,19 @@ def command() -> None:
 @click.argument("key", required=False, shell_complete=completing.settings)
 @click.option("--all", "show_all", is_flag=True, help="Include settings at their default.")
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
+@click.option(
+    "-m",
+    "--model",
+    metavar="REF",
+    shell_complete=completing.models,
+    help="As they are for this model, whose file may recommend how to sample.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def show(key: str | None, show_all: bool, origin: bool, as_json: bool) -> None:
+def show(key: str | None, show_all: bool, origin: bool, model: str | None, as_json: bool) -> None:
     """Show settings as TOML; with KEY, only its value."""
     settings = load_settings()
+    if model is not None:
+        settings = _on_card(settings, model)
     if key is not None and not (origin or as_json):
         output.line(_toml(settings[find(key).name]))
         return
@@ -116,6 +128,18 @@ def path_(project: bool, as_json: bool) -> None:
         output.document({"path": str(_file(project))})
     else:
         output.line(str(_file(project)))
+
+
+def _on_card(settings: Settings, model: str) -> Settings:
+    from specllama.card import read_card
+    from specllama.cli.listing import folders
+    from specllama.models.gguf import read_header
+    from specllama.models.refs import resolve
+
+    card = read_card(read_header(resolve(model, folders=folders())).metadata)
+    for line in card.left_out:
+        diagnostics.note(f"not followed: {line}")
+    return settings.with_card(card.values)
 
 
 def _file(project: bool) -> Path:

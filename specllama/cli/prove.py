@@ -142,6 +142,7 @@ def command(
     with contextlib.ExitStack() as stack:
         say_settings(settings)
         engine = stack.enter_context(loading.open_engine(settings, quiet=as_json))
+        base = base.on_card(engine.info.target.card)
         widths = widths or most or _usual(window, engine.info.exact_rows)
         names, skipped = available(engine, _wanted(proposers))
         if not names:

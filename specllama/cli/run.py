@@ -101,6 +101,7 @@ def command(
         head = [Message("system", system)] if system else []
         request = [*head, Message("user", text)]
     with loading.open_engine(settings, quiet=quiet) as engine:
+        params = params.on_card(engine.info.target.card)
         log = RoundLog.open(engine.info, params, command="run") if settings["log"] else None
         printer = Printer(
             as_json=as_json,

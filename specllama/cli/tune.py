@@ -102,7 +102,7 @@ def command(
         result = tune(
             engine,
             prompts,
-            sampling=settings.generate_params().sampling,
+            sampling=settings.generate_params().on_card(engine.info.target.card).sampling,
             temperatures=temperatures or ((0.0, 0.7, 1.0) if usual is None else (usual,)),
             per_slice=1 if quick else per_slice,
             max_tokens=max_tokens,

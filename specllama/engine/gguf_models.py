@@ -18,6 +18,7 @@ from specllama.backend.llama_pool import LlamaPool, open_pool
 from specllama.backend.llama_vocab import LlamaVocab
 from specllama.backend.loaded_target import LoadedTarget
 from specllama.cancel import StopFlag
+from specllama.card import read_card
 from specllama.engine.gguf_pair import Pair
 from specllama.engine.heads import open_own
 from specllama.engine.probing import exactness_of
@@ -66,6 +67,7 @@ class _Model:
             kv_bytes=kv_bytes(header, n_ctx, type_k=kinds[0], type_v=kinds[1]),
             gpu_layers=min(self.model.gpu_layers, self.model.n_layer + 1),
             kv_types="/".join(kinds),
+            card=read_card(header.metadata).values,
         )
 
 

@@ -42,7 +42,9 @@ def test_precedence_and_origin(tmp_path: Path) -> None:
 def test_defaults_are_those_of_the_parameters() -> None:
     settings = load_settings(environ={})
     assert settings.engine_options() == EngineOptions()
-    assert settings.generate_params() == GenerateParams()
+    params = settings.generate_params()
+    assert params.replace(from_card=()) == GenerateParams()
+    assert len(params.from_card) == len(dataclasses.fields(SamplingParams)) - 1  # no logit bias
 
 
 def test_every_field_that_should_be_is_a_setting() -> None:
@@ -50,7 +52,7 @@ def test_every_field_that_should_be_is_a_setting() -> None:
     for room, kind, left_out in (
         ("engine", EngineOptions, {"max_rows", "parallel"}),
         ("sampling", SamplingParams, {"logit_bias"}),
-        ("generate", GenerateParams, {"sampling", "grammar", "json_schema"}),
+        ("generate", GenerateParams, {"sampling", "from_card", "grammar", "json_schema"}),
     ):
         names = {f.name for f in dataclasses.fields(kind)} - left_out
         assert {f"{room}.{name}" for name in names} <= fields

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,25 @@ async def test_a_switch_takes_yes_and_no_and_nothing_that_looks_like_them(
         screen.query_one(f"#set-{name}", Input).value = " No "
         await d.pilot.press("escape")
         await d.until(lambda: d.app.screen is d.app.chat)
+
+
+async def test_a_field_says_who_chose_it_and_empty_follows_the_card(start: Any) -> None:
+    params = GenerateParams(from_card=("temperature", "top_k"))
+    async with start("Ok.", size=(100, 40), params=params) as d:
+        info = d.app.keeper.info
+        target = replace(info.target, card={"temperature": 0.6})
+        d.app.keeper.info = replace(info, target=target)
+        screen = await opened(d, "f8", SettingsScreen)
+        assert screen.query_one("#set-temperature", Input).value == "0.6"
+        for said in ("0 is greedy · the model's card", "0 is off · default", "1 is off · yours"):
+            assert said in d.shown
+        screen.query_one("#set-top_k", Input).value = "7"
+        screen.query_one("#set-top_p", Input).value = ""
+        await d.pilot.press("escape")
+        await d.until(lambda: d.app.screen is d.app.chat)
+        params = d.app.session.params
+        assert params.from_card == ("temperature", "top_p")
+        assert (params.sampling.temperature, params.sampling.top_k) == (0.8, 7)
 
 
 async def test_settings_can_be_dropped(start: Any) -> None:

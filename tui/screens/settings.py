@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -85,6 +84,13 @@ FLAGS = {  # answered with yes or no, by label
 }
 
 
+def _origin(name: str, params: GenerateParams, card: Mapping[str, float]) -> str:
+    """Who chose a sampling field."""
+    if name not in params.from_card:
+        return "yours"
+    return "the model's card" if name in card else "default"
+
+
 def shown(value: object) -> str:
     if value is None:
         return ""
@@ -98,7 +104,8 @@ class SettingsScreen(Page):
     HELP = """
     Tab and Shift+Tab move between the fields. Esc goes back and keeps what was changed; a value
     that cannot be used is named at the bottom and has to be put right first, Ctrl+X drops all
-    changes. Sampling and the system prompt are stored with the conversation.
+    changes. A sampling field left empty is that of the model's card, or the default. Sampling and
+    the system prompt are stored with the conversation.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -110,9 +117,16 @@ class SettingsScreen(Page):
 
     AUTO_FOCUS = ""
 
-    def __init__(self, params: GenerateParams, system: str, prefs: Preferences) -> None:
+    def __init__(
+        self,
+        params: GenerateParams,
+        system: str,
+        prefs: Preferences,
+        card: Mapping[str, float] | None = None,
+    ) -> None:
         super().__init__()
         self.params = params
+        self.card = card or {}
         self.system = system
         self.prefs = prefs
 
@@ -126,9 +140,10 @@ class SettingsScreen(Page):
                 if i == SPECULATION:
                     yield Label("Speculation", classes="section")
                     yield from self._switch("speculate", self.params.speculate, "F9")
-                yield from self._field(
-                    setting.name, setting.label, self._value(setting), setting.hint
-                )
+                hint = setting.hint
+                if setting.sampling:
+                    hint += f" · {_origin(setting.name, self.params, self.card)}"
+                yield from self._field(setting.name, setting.label, self._value(setting), hint)
             yield from self._switch("exact", self.params.exact, "bitwise, where the device allows")
             yield Label("Appearance", classes="section")
             themes = "nord, dracula, ansi-dark, ... (palette: Theme shows them)"
@@ -151,7 +166,8 @@ class SettingsScreen(Page):
         return self._field(name, FLAGS[name], "yes" if value else "no", hint)
 
     def _value(self, setting: Setting) -> str:
-        owner: object = self.params.sampling if setting.sampling else self.params
+        params = self.params.on_card(self.card)
+        owner: object = params.sampling if setting.sampling else params
         return shown(getattr(owner, setting.name))
 
     def on_mount(self) -> None:
@@ -172,6 +188,9 @@ class SettingsScreen(Page):
         sampling: dict[str, Any] = {}
         other: dict[str, Any] = {}
         for setting in SETTINGS:
+            if setting.sampling and not self._text(setting.name).strip():
+                sampling[setting.name] = None
+                continue
             try:
                 value = setting.parse(self._text(setting.name))
             except ValueError as error:
@@ -186,8 +205,12 @@ class SettingsScreen(Page):
             if name != "default-system":
                 other[name] = value
         try:
-            chain = dataclasses.replace(self.params.sampling, **sampling)
-            return self.params.replace(sampling=chain, **other), self._look_problem()
+            params = self.params
+            for name, value in sampling.items():
+                # what was only shown stays where it came from
+                if value != getattr(params.on_card(self.card).sampling, name):
+                    params = params.choose(name, value)
+            return params.replace(**other), self._look_problem()
         except UsageError as error:
             return None, error.message
 

@@ -1,0 +1,35 @@
+"""``config show -m MODEL`` names what comes from the model's card; ``run`` samples by it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import ggufs
+
+
+def test_config_show_names_the_card(cli, tmp_path: Path) -> None:
+    model = ggufs.write_llama(
+        tmp_path / "m.gguf",
+        keys={"general.sampling.temp": 0.6, "general.sampling.mirostat": 2},
+    )
+    shown = cli("config", "show", "--origin", "-m", str(model))
+    assert shown.code == 0
+    assert [line.split() for line in shown.out.splitlines()] == [
+        ["temperature", "=", "0.6", "#", "the", "model's", "card"]
+    ]
+    assert "mirostat" in shown.err
+    listed = json.loads(cli("config", "show", "temperature", "-m", str(model), "--json").out)
+    assert listed["settings"][0]["origin"] == "the model's card"
+    assert listed["settings"][0]["default"] == 0.8
+    assert cli("config", "show", "-m", str(tmp_path / "none.gguf")).code == 3
+
+
+def test_run_samples_as_the_card_says(cli) -> None:
+    info = cli.engine.info
+    target = replace(info.target, card={"temperature": 0.6, "top_k": 20})
+    cli.engine.info = replace(info, target=target)
+    assert cli("run", "Hi", "--top-k", "5").code == 0
+    sampling = cli.engine.requests[-1].params.sampling
+    assert (sampling.temperature, sampling.top_k) == (0.6, 5)

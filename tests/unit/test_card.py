@@ -1,0 +1,118 @@
+"""The sampling of the model's card: below what the user says, above the defaults."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fakes
+import ggufs
+import pytest
+
+from specllama.card import read_card
+from specllama.config import CARD, apply_text, load_settings
+from specllama.interface import EngineInfo
+from specllama.models.gguf import read_header
+from specllama.params import GenerateParams, SamplingParams
+from specllama.session import Session
+from specllama.store.codec import params_from_dict, params_to_dict
+
+KEYS = {
+    "general.sampling.temp": 0.6,
+    "general.sampling.top_k": 20,
+    "general.sampling.top_p": 0.95,
+    "general.sampling.min_p": 0.0,
+    "general.sampling.penalty_last_n": 256,
+    "general.sampling.penalty_repeat": 1.05,
+    "general.sampling.xtc_probability": 0.5,
+    "general.sampling.xtc_threshold": 0.2,
+}
+FIELDS = {
+    "temperature": 0.6,
+    "top_k": 20,
+    "top_p": 0.95,
+    "min_p": 0.0,
+    "repeat_last_n": 256,
+    "repeat_penalty": 1.05,
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.2,
+}
+
+
+def carded(**card: float) -> EngineInfo:
+    return fakes.engine_info(target=replace(fakes.model_info("target"), card=card))
+
+
+def test_a_file_recommends(tmp_path: Path) -> None:
+    header = read_header(ggufs.write_llama(tmp_path / "m.gguf", keys=KEYS))
+    card = read_card(header.metadata)
+    assert card.values == FIELDS  # as typed, not as single precision stores them
+    assert card.left_out == ()
+    assert read_card(read_header(ggufs.write_llama(tmp_path / "n.gguf")).metadata).values == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "why"), [(-1.0, "[0, 100]"), (float("nan"), "nan"), ("warm", "warm"), (True, "True")]
+)
+def test_a_bad_value_is_named_and_left_out(value: Any, why: str) -> None:
+    card = read_card({"general.sampling.temp": value, "general.sampling.top_k": 20})
+    assert card.values == {"top_k": 20}
+    assert why in card.left_out[0]
+
+
+def test_numbers_of_any_type_are_read() -> None:
+    assert read_card({"general.sampling.top_k": "40", "general.sampling.temp": 1}).values == {
+        "top_k": 40,
+        "temperature": 1.0,
+    }
+    endless = read_card({"general.sampling.top_k": float("inf")})
+    assert endless.values == {}
+    assert len(endless.left_out) == 1
+
+
+def test_what_cannot_be_followed_is_named() -> None:
+    card = read_card({"general.sampling.sequence": "top_k;temp", "general.sampling.mirostat": 2})
+    assert card.values == {}
+    assert [line.partition(":")[0] for line in card.left_out] == list(
+        ("general.sampling.sequence", "general.sampling.mirostat")
+    )
+    assert read_card({"general.sampling.mirostat": 0}).left_out == ()
+
+
+def test_whoever_says_otherwise_wins(tmp_path: Path) -> None:
+    project = tmp_path / "specllama.toml"
+    project.write_text("top-p = 0.5\n")
+    settings = load_settings(environ={"SPECLLAMA_TOP_K": "7"}, project=project)
+    settings = settings.with_flags({"min-p": 0.05})  # the default, but typed
+    on_card = settings.with_card(FIELDS)
+    assert (on_card["temperature"], on_card.origin("temperature")) == (0.6, CARD)
+    assert (on_card["top-k"], on_card["top-p"], on_card["min-p"]) == (7, 0.5, 0.05)
+    assert on_card.origin("typical") == "default"
+    assert CARD not in {value.origin for value in on_card.changes().values()}
+    # a front end has parameters before it has a model, and finds the same
+    assert settings.generate_params().on_card(FIELDS).sampling == on_card.generate_params().sampling
+
+
+def test_a_library_gets_what_it_asks_for() -> None:
+    assert GenerateParams().on_card(FIELDS).sampling == SamplingParams()
+
+
+def test_set_wins_over_the_card_and_none_gives_it_back() -> None:
+    params = load_settings(environ={}).generate_params()
+    params = apply_text(params, "temperature", "0.8")
+    assert params.on_card(FIELDS).sampling.temperature == 0.8
+    params = apply_text(params, "temperature", "none")
+    assert params.on_card(FIELDS).sampling.temperature == 0.6
+    assert params.on_card({}).sampling.temperature == 0.8
+    assert params_from_dict(params_to_dict(params)) == params
+
+
+def test_a_session_samples_as_each_of_its_models_recommends() -> None:
+    engine = fakes.ScriptedEngine(info=carded(temperature=0.3))
+    session = Session(engine, params=load_settings(environ={}).generate_params(), log_rounds=False)
+    list(session.send("Hi"))
+    session.engine = other = fakes.ScriptedEngine(info=carded(top_k=3))
+    list(session.send("And you?"))
+    asked = [engine.requests[-1].params.sampling, other.requests[-1].params.sampling]
+    assert [(one.temperature, one.top_k) for one in asked] == [(0.3, 40), (0.8, 3)]
