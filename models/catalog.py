@@ -37,6 +37,8 @@ class CatalogPair:
 
     Attributes:
         method: how to draft, a choice of ``--proposer``.
+        head: the file of a drafting head on the hub, USER/REPO/FILE; "" for other methods.
+        cannot: drafters that exist for the target and do not run here, and why.
         memory_gb: machine memory at which the pair is comfortable, in GB.
         checked: whether these repositories were seen on the hub; ``date`` says when the entry was
             last reviewed, and ``source`` what it rests on.
@@ -54,6 +56,8 @@ class CatalogPair:
     checked: bool
     date: str
     aliases: tuple[str, ...] = ()
+    head: str = ""
+    cannot: str = ""
 
     @property
     def models(self) -> tuple[CatalogModel, ...]:
@@ -70,6 +74,8 @@ class CatalogPair:
             "target": self.target.to_dict(),
             "draft": None if self.draft is None else self.draft.to_dict(),
             "method": self.method,
+            "head": self.head,
+            "cannot": self.cannot,
             "licence": self.licence,
             "why": self.why,
             "bytes": self.bytes,
@@ -111,6 +117,8 @@ def _pair(name: str, table: dict[str, Any], defaults: dict[str, Any]) -> Catalog
         checked=bool(merged["checked"]),
         date=str(merged["date"]),
         aliases=tuple(merged.get("aliases", ())),
+        head=str(merged.get("head", "")),
+        cannot=str(merged.get("cannot", "")),
     )
 
 

@@ -167,6 +167,8 @@ def show_pair(pair: CatalogPair, verdict: str, machine: float) -> None:
             if pair.draft is not None
             else _draft_words(pair),
         ],
+        *([["head", f"specllama hub pull {pair.head}"]] if pair.head else []),
+        *([["not here", pair.cannot]] if pair.cannot else []),
         ["memory", f"{pair.memory_gb:.0f} GB; this machine: {size(machine)}, {verdict}"],
         ["licence", pair.licence],
         ["source", pair.source],

@@ -7,8 +7,9 @@ import datetime
 import pytest
 
 from specllama.errors import UsageError
-from specllama.models import catalog, fit, refs
+from specllama.models import catalog, fit, refs, sidecars
 from specllama.models.catalog import BYTES_PER_PARAM
+from specllama.speculative.drafting import registry
 
 
 def test_every_entry_is_complete() -> None:
@@ -27,6 +28,10 @@ def test_every_entry_is_complete() -> None:
             assert model.quant in BYTES_PER_PARAM
             assert model.bytes > 1e7
         assert (pair.draft is not None) == (pair.method == "draft")
+        assert bool(pair.head) == (pair.method == "eagle3")
+        assert pair.head.count("/") == (2 if pair.head else 0)
+        assert not pair.cannot.endswith(".")
+        assert pair.method == "ngram" or pair.method in registry.names()
         assert pair.memory_gb * 1e9 > pair.bytes
 
 
@@ -42,8 +47,27 @@ def test_what_could_not_be_checked_says_so() -> None:
 
 def test_today_s_families_are_there() -> None:
     families = {pair.family for pair in catalog.load().values()}
-    for family in ("Qwen3", "Llama 3", "Gemma 3", "Qwen2.5-Coder", "SmolLM", "gpt-oss", "Mistral"):
+    for family in (
+        "Qwen3", "Llama 3", "Gemma 3", "Qwen2.5-Coder", "SmolLM2", "gpt-oss", "Mistral", "Qwen3.5",
+        "Qwen3.6", "Qwen3.8", "Gemma 4", "Ministral 3", "Devstral 2", "Granite 4", "Nemotron 3",
+        "LFM2.5", "SmolLM3", "Phi-4", "GLM-4.5", "GLM-4.7-Flash",
+    ):  # fmt: skip
         assert any(found.startswith(family) for found in families), family
+
+
+def test_every_method_is_one_that_runs_the_target_here() -> None:
+    pairs = catalog.load()
+    assert {pair.method for pair in pairs.values()} == {"draft", "mtp", "eagle3", "ngram"}
+    for name in ("gpt-oss-20b", "gpt-oss-120b"):
+        assert pairs[name].method == "eagle3"
+        assert sidecars.kind_of_name(pairs[name].head) == "eagle3"
+        assert pairs[name].head.startswith(pairs[name].target.repo + "/")
+    assert {pairs[name].family for name in pairs if pairs[name].method == "mtp"} == {
+        "Qwen3.5", "Qwen3.6", "Qwen3.8",
+    }  # fmt: skip
+    # whatever has a drafter that nobody here can run says so
+    for name in ("gemma4-31b", "gemma4-12b", "nemotron-3-5-lightning", "gpt-oss-20b"):
+        assert pairs[name].cannot
 
 
 def test_names_are_unique_and_found_whatever_the_case() -> None:
