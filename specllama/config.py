@@ -24,7 +24,7 @@ from specllama.errors import ConfigError, UsageError
 from specllama.inputs import MOST_BYTES, read_bounded
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.paths import config_file, replace_file
-from specllama.schema import BY_NAME, DEFAULTS, SCHEMA, Setting
+from specllama.schema import BY_NAME, DEFAULTS, ENGINE_PARTS, SCHEMA, Setting
 
 PROJECT_FILE = "specllama.toml"
 CARD = "the model's card"
@@ -76,7 +76,11 @@ class Settings:
         return Settings({**self._values, **said})
 
     def engine_options(self) -> EngineOptions:
-        return EngineOptions(**self._room("engine"))
+        parts = {
+            part: dataclasses.replace(default, **self._room(part))
+            for part, default in ENGINE_PARTS.items()
+        }
+        return EngineOptions(**self._room("engine"), **parts)
 
     def generate_params(self, **changes: Any) -> GenerateParams:
         """Parameters of a request; ``changes`` are further GenerateParams fields."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specllama.errors import UsageError
+from specllama.hardware import Adapter, CpuOptions, PlaceOptions, RopeOptions
 from specllama.speculative.drafting import registry
 
 VerifyRule = str  # one of VERIFY_RULES
@@ -256,14 +257,20 @@ class EngineOptions:
     """How to load a pair.
 
     Attributes:
-        n_ctx: context length; None takes min(trained length, 8192), 0 the trained length.
+        n_ctx: context length; None takes what fits, up to the trained length, 0 that length.
         gpu_layers: "auto" (all if a GPU backend is built in), "all", or a count.
+        place, draft_place: where the weights of target and draft go.
         threads: None takes the number of physical cores, or fewer while that is faster.
+        threads_batch: for prompts; None takes ``threads``.
+        cpu: which cores compute. rope: how positions are turned into angles.
+        swa_full: keep the whole cache of layers that see only a window: any rollback is possible.
         flash_attn, kv_type_k, kv_type_v: "auto" is f16, with flash attention on CPUs (whose rows
             need not depend on the width of a pass), llama.cpp's own choice on GPUs.
         max_rows: the widest target pass that will be asked for (drafts + 1).
         max_leaves: most branches of a token tree; 1 makes a context for chains only.
-        n_batch: prompt tokens per pass; None takes 512 on a GPU, 256 on a CPU.
+        n_batch: prompt tokens per call; None takes 512 on a GPU, 256 on a CPU.
+        n_ubatch: prompt tokens that are computed at once; None takes ``n_batch``.
+        loras: adapters for the target, FILE or FILE:SCALE.
         heads: files of drafting heads for the target (EAGLE-3, Medusa).
         allow_other_vocab: accept a draft model with another tokenizer and translate.
         keep_texts: let the suffix proposer keep this machine's texts (as token ids, on disk) and
@@ -275,11 +282,19 @@ class EngineOptions:
     n_ctx: int | None = None
     gpu_layers: str = "auto"
     draft_gpu_layers: str = "auto"
+    place: PlaceOptions = field(default_factory=PlaceOptions)
+    draft_place: PlaceOptions = field(default_factory=PlaceOptions)
     threads: int | None = None
+    threads_batch: int | None = None
+    cpu: CpuOptions = field(default_factory=CpuOptions)
+    rope: RopeOptions = field(default_factory=RopeOptions)
+    swa_full: bool = True
     flash_attn: FlashAttention = "auto"
     kv_type_k: str = "auto"
     kv_type_v: str = "auto"
     n_batch: int | None = None
+    n_ubatch: int | None = None
+    loras: tuple[str, ...] = ()
     max_rows: int = DRAFT_MAX_LIMIT + 1
     max_leaves: int = 16
     heads: tuple[str, ...] = ()
@@ -337,8 +352,9 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.n_ctx:
             _whole("ctx-size", self.n_ctx, 8, 2**24)
-        if self.threads is not None:
-            _whole("threads", self.threads, 1, 1024)
+        for name, threads in (("threads", self.threads), ("threads-batch", self.threads_batch)):
+            if threads is not None:
+                _whole(name, threads, 1, 1024)
         for name, layers in (
             ("gpu-layers", self.gpu_layers),
             ("draft-gpu-layers", self.draft_gpu_layers),
@@ -354,6 +370,12 @@ class EngineOptions:
                 )
         if self.n_batch is not None:
             _whole("batch-size", self.n_batch, 32, 2**16)
+        if self.n_ubatch is not None:
+            _whole("ubatch-size", self.n_ubatch, 32, 2**16)
+        for adapter in self.loras:
+            Adapter.read(adapter)
+        if self.cpu.strict and not self.cpu.allowed:
+            raise UsageError("--cpu-strict needs cores to keep to", "add --cpu-range 0-7")
         _whole("max rows", self.max_rows, 1, 4096)
         _whole("max leaves", self.max_leaves, 1, 256)
         _whole("parallel", self.parallel, 1, 64)

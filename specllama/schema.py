@@ -9,6 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from specllama.hardware import (
+    NUMA,
+    PRIORITIES,
+    ROPE_SCALINGS,
+    SPLIT_MODES,
+    CpuOptions,
+    PlaceOptions,
+    RopeOptions,
+)
 from specllama.params import (
     KV_TYPES,
     PROPOSERS,
@@ -30,8 +39,8 @@ class Setting:
     Attributes:
         name: the long option, and the key in files, in kebab case.
         kind: type of the value; "texts" is a list.
-        field: where it goes: ``engine.X``, ``generate.X``, ``sampling.X``, or ``app.X`` for what
-            the front ends use themselves.
+        field: where it goes: ``engine.X`` or a part of it (ENGINE_PARTS), ``generate.X``,
+            ``sampling.X``, or ``app.X`` for what the front ends use themselves.
         help: one or two sentences, shown by ``--help`` and ``config show``.
         group: heading in ``--help``.
         flags: how it is typed, if not by its long name.
@@ -63,8 +72,16 @@ class Setting:
         return "SPECLLAMA_" + self.name.upper().replace("-", "_")
 
 
+# fields of EngineOptions with settings of their own
+ENGINE_PARTS: dict[str, Any] = {
+    "place": PlaceOptions(),
+    "draft_place": PlaceOptions(),
+    "cpu": CpuOptions(),
+    "rope": RopeOptions(),
+}
 DEFAULTS: dict[str, Any] = {
     "engine": EngineOptions(),
+    **ENGINE_PARTS,
     "generate": GenerateParams(),
     "sampling": SamplingParams(),
 }
@@ -78,7 +95,8 @@ _APP_DEFAULTS: dict[str, Any] = {
 }
 
 _M, _S, _T, _L, _O = "Model", "Speculation", "Sampling", "Length", "Output"
-_R = "Thoughts and template"
+_H = "Thoughts and template"
+_P, _R = "Placement", "Long context"
 _SWITCH = ("auto", "on", "off")
 
 SCHEMA: tuple[Setting, ...] = (
@@ -113,7 +131,7 @@ SCHEMA: tuple[Setting, ...] = (
         "ctx-size",
         "int",
         "engine.n_ctx",
-        "Context length in tokens; 0 is the trained length. Unset: that, but at most 8192.",
+        "Context length in tokens; 0 is the trained length. Unset: what fits, up to that.",
         _M,
         ("-c", "--ctx-size"),
     ),
@@ -133,6 +151,218 @@ SCHEMA: tuple[Setting, ...] = (
         "The same for the draft model.",
         _M,
         metavar="auto|all|N",
+    ),
+    Setting(
+        "device",
+        "text",
+        "place.devices",
+        "Devices for the target, apart by commas; none is the CPU alone. Unset: every GPU. doctor "
+        "names them.",
+        _P,
+        metavar="NAME,…",
+    ),
+    Setting(
+        "split-mode",
+        "text",
+        "place.split_mode",
+        "Over several devices: whole layers, the rows of each matrix, or no splitting.",
+        _P,
+        choices=SPLIT_MODES,
+    ),
+    Setting(
+        "tensor-split",
+        "text",
+        "place.tensor_split",
+        "Shares of the devices, such as 3,1. Unset: by their free memory.",
+        _P,
+        metavar="N,N,…",
+    ),
+    Setting(
+        "main-gpu",
+        "int",
+        "place.main_gpu",
+        "Number of the device that takes what is not split.",
+        _P,
+    ),
+    Setting(
+        "cpu-moe",
+        "bool",
+        "place.cpu_moe",
+        "Keep the experts of every layer in RAM.",
+        _P,
+        ("--cpu-moe/--no-cpu-moe",),
+    ),
+    Setting(
+        "n-cpu-moe",
+        "int",
+        "place.n_cpu_moe",
+        "Keep the experts of the first N layers in RAM. Unset: as many as the GPUs have no room "
+        "for.",
+        _P,
+    ),
+    Setting(
+        "override-tensor",
+        "texts",
+        "place.overrides",
+        "Put the tensors whose names match a pattern on a device; repeatable.",
+        _P,
+        ("-ot", "--override-tensor"),
+        metavar="PATTERN=DEVICE",
+    ),
+    Setting(
+        "draft-device",
+        "text",
+        "draft_place.devices",
+        "Devices for the draft model.",
+        _P,
+        metavar="NAME,…",
+    ),
+    Setting(
+        "draft-cpu-moe",
+        "bool",
+        "draft_place.cpu_moe",
+        "Keep the draft model's experts in RAM.",
+        _P,
+    ),
+    Setting(
+        "draft-n-cpu-moe",
+        "int",
+        "draft_place.n_cpu_moe",
+        "Keep the experts of its first N layers in RAM.",
+        _P,
+    ),
+    Setting(
+        "draft-override-tensor",
+        "texts",
+        "draft_place.overrides",
+        "Put tensors of the draft model on a device; repeatable.",
+        _P,
+        metavar="PATTERN=DEVICE",
+    ),
+    Setting(
+        "threads-batch",
+        "int",
+        "engine.threads_batch",
+        "CPU threads for prompts. Unset: as many as --threads.",
+        _P,
+    ),
+    Setting(
+        "numa",
+        "text",
+        "cpu.numa",
+        "On a machine of several NUMA nodes: distribute over all, isolate on the one it starts on, "
+        "or keep to numactl's.",
+        _P,
+        choices=NUMA,
+    ),
+    Setting(
+        "cpu-mask",
+        "text",
+        "cpu.mask",
+        "Cores that may compute, as a hexadecimal mask.",
+        _P,
+        metavar="HEX",
+    ),
+    Setting(
+        "cpu-range",
+        "text",
+        "cpu.cores",
+        "Cores that may compute, as ranges.",
+        _P,
+        metavar="0-7,16",
+    ),
+    Setting(
+        "cpu-strict",
+        "bool",
+        "cpu.strict",
+        "Bind each thread to one of these cores.",
+        _P,
+    ),
+    Setting(
+        "prio",
+        "text",
+        "cpu.priority",
+        "Priority of the computing threads.",
+        _P,
+        choices=PRIORITIES,
+    ),
+    Setting(
+        "poll",
+        "int",
+        "cpu.poll",
+        "How busily they wait between passes: 0 sleeps, 100 never does.",
+        _P,
+    ),
+    Setting(
+        "swa-full",
+        "bool",
+        "engine.swa_full",
+        "Keep the whole cache of layers that see only a window.",
+        _R,
+    ),
+    Setting(
+        "rope-scaling",
+        "text",
+        "rope.scaling",
+        "Scaling of positions beyond the trained length; auto is the model's.",
+        _R,
+        choices=ROPE_SCALINGS,
+    ),
+    Setting(
+        "rope-scale",
+        "float",
+        "rope.scale",
+        "Stretch the context by this factor.",
+        _R,
+    ),
+    Setting(
+        "rope-freq-base",
+        "float",
+        "rope.freq_base",
+        "Base of RoPE. Unset: the model's.",
+        _R,
+    ),
+    Setting(
+        "rope-freq-scale",
+        "float",
+        "rope.freq_scale",
+        "The inverse of --rope-scale.",
+        _R,
+    ),
+    Setting(
+        "yarn-orig-ctx",
+        "int",
+        "rope.yarn_orig_ctx",
+        "Trained length that YaRN starts from. Unset: the model's.",
+        _R,
+    ),
+    Setting(
+        "yarn-ext-factor",
+        "float",
+        "rope.yarn_ext_factor",
+        "YaRN's mix of extrapolation; 0 only interpolates.",
+        _R,
+    ),
+    Setting(
+        "yarn-attn-factor",
+        "float",
+        "rope.yarn_attn_factor",
+        "YaRN's scaling of attention.",
+        _R,
+    ),
+    Setting(
+        "yarn-beta-fast",
+        "float",
+        "rope.yarn_beta_fast",
+        "YaRN's upper bound of rotations.",
+        _R,
+    ),
+    Setting(
+        "yarn-beta-slow",
+        "float",
+        "rope.yarn_beta_slow",
+        "YaRN's lower bound.",
+        _R,
     ),
     Setting(
         "threads",
@@ -172,6 +402,21 @@ SCHEMA: tuple[Setting, ...] = (
         "engine.n_batch",
         "Prompt tokens per pass. Unset: 512 on a GPU, 256 on a CPU.",
         _M,
+    ),
+    Setting(
+        "ubatch-size",
+        "int",
+        "engine.n_ubatch",
+        "Of these, how many are computed at once. Unset: all.",
+        _M,
+    ),
+    Setting(
+        "lora",
+        "texts",
+        "engine.loras",
+        "LoRA adapter for the target, with its strength if that is not 1; repeatable.",
+        _M,
+        metavar="FILE[:SCALE]",
     ),
     Setting("mmap", "bool", "engine.use_mmap", "Map model files instead of reading them.", _M),
     Setting("mlock", "bool", "engine.use_mlock", "Keep the model in memory (no swapping).", _M),
@@ -418,7 +663,7 @@ SCHEMA: tuple[Setting, ...] = (
         "generate.think",
         "Whether, or how hard, the model thinks before it answers; auto is its template's way. "
         "--no-think is --think=off.",
-        _R,
+        _H,
         choices=THINK,
     ),
     Setting(
@@ -426,14 +671,14 @@ SCHEMA: tuple[Setting, ...] = (
         "int",
         "generate.think_budget",
         "Most tokens of thoughts; then the thought is closed and the answer begins.",
-        _R,
+        _H,
     ),
     Setting(
         "thoughts",
         "text",
         "app.thoughts",
         "Thoughts in the terminal: shown on stderr, folded to one line, or hidden.",
-        _R,
+        _H,
         choices=("show", "fold", "hide"),
     ),
     Setting(
@@ -441,7 +686,7 @@ SCHEMA: tuple[Setting, ...] = (
         "texts",
         "generate.template_args",
         "A variable of the chat template; a value is JSON or text; repeatable.",
-        _R,
+        _H,
         ("--template-arg",),
         metavar="NAME=VALUE",
     ),

@@ -118,6 +118,8 @@ def write_llama(
     merges: Sequence[str] | None = None,
     template: str | None = CHATML,
     tied: bool = False,
+    experts: int = 0,
+    omit: Sequence[str] = (),
     split_tensors: int = 0,
     keys: Mapping[str, Any] | None = None,
     weights: Callable[[str, np.ndarray], np.ndarray] | None = None,
@@ -128,6 +130,8 @@ def write_llama(
         quant: tensor type of the matrices ("F32", "F16", "Q8_0", "Q4_0", "Q5_1" …).
         scale: standard deviation of the random output matrix: larger is more certain.
         tied: leave ``output.weight`` out, so that the embedding table is the output matrix.
+        experts: how many feed-forwards each block has, of which a token uses two; 0 is one.
+        omit: leave tensors with one of these in their names out.
         split_tensors: tensors per part; 0 writes one file.
         keys: metadata to add, replace, or (None) remove; (value, GGUFValueType) sets the type.
         weights: called with (name, values) for each tensor; returns what to write instead.
@@ -145,6 +149,9 @@ def write_llama(
     writer.add_feed_forward_length(hidden)
     writer.add_head_count(heads)
     writer.add_head_count_kv(heads_kv)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(2)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(head)
     writer.add_rope_freq_base(10000.0)
@@ -167,6 +174,8 @@ def write_llama(
     quantize = _quantizer(quant)
 
     def add(name: str, *shape: int, deviation: float | None = None) -> None:
+        if any(part in name for part in omit):
+            return
         if len(shape) == 1:
             values = np.ones(shape, np.float32)
         else:
@@ -187,9 +196,15 @@ def write_llama(
         add(f"blk.{i}.attn_v.weight", heads_kv * head, width)
         add(f"blk.{i}.attn_output.weight", width, heads * head)
         add(f"blk.{i}.ffn_norm.weight", width)
-        add(f"blk.{i}.ffn_gate.weight", hidden, width)
-        add(f"blk.{i}.ffn_up.weight", hidden, width)
-        add(f"blk.{i}.ffn_down.weight", width, hidden)
+        if experts:
+            add(f"blk.{i}.ffn_gate_inp.weight", experts, width)
+            add(f"blk.{i}.ffn_gate_exps.weight", experts, hidden, width)
+            add(f"blk.{i}.ffn_up_exps.weight", experts, hidden, width)
+            add(f"blk.{i}.ffn_down_exps.weight", experts, width, hidden)
+        else:
+            add(f"blk.{i}.ffn_gate.weight", hidden, width)
+            add(f"blk.{i}.ffn_up.weight", hidden, width)
+            add(f"blk.{i}.ffn_down.weight", width, hidden)
     add("output_norm.weight", width)
     if not tied:
         add("output.weight", n_vocab, width, deviation=scale)
@@ -301,6 +316,35 @@ def write_clip(path: Path) -> Path:
 def write_lora(path: Path) -> Path:
     """The header of a LoRA adapter."""
     return _simple(path, "llama", {"general.type": "adapter", "adapter.type": "lora"})
+
+
+def write_windows(path: Path, *, window: int = 32, **options: Any) -> Path:
+    """A random ``cohere2`` model: three of four layers see only a window."""
+    keys = {
+        "cohere2.attention.sliding_window": window,
+        "cohere2.logit_scale": 1.0,
+        "cohere2.attention.layer_norm_epsilon": 1e-5,
+    }
+    return write_llama(
+        path, architecture="cohere2", blocks=4, tied=True, omit=["ffn_norm"], keys=keys, **options
+    )
+
+
+def write_adapter(
+    path: Path, *, width: int = 64, rank: int = 4, keys: Mapping[str, Any] | None = None
+) -> Path:
+    """A random LoRA adapter for the query matrix of the first block of ``write_llama``'s model."""
+    rng = np.random.default_rng(3)
+    writer = _Writer(path, "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 8.0)
+    writer.change(keys or {})
+    for part, shape in (("a", (rank, width)), ("b", (width, rank))):
+        values = rng.normal(0.0, 1.0, shape).astype(np.float32)
+        writer.add_tensor(f"blk.0.attn_q.weight.lora_{part}", values)
+    writer.finish()
+    return path
 
 
 def write_vocab_only(path: Path, tokens: Sequence[str], **keys: Any) -> Path:

@@ -32,6 +32,7 @@ RESTRICTED = {
         "specllama.backend.llama_cache",
         "specllama.backend.llama_grammar",
         "specllama.backend.llama_log",
+        "specllama.backend.llama_place",
         "specllama.backend.llama_pool",
         "specllama.backend.llama_vocab",
         "specllama.backend.nextn_context",
@@ -88,7 +89,11 @@ FORBIDDEN = {
 }
 FIRST_PARTY_LIGHT = {
     "specllama.events": set(),
-    "specllama.params": {"specllama.errors", "specllama.speculative.drafting.registry"},
+    "specllama.params": {
+        "specllama.errors",
+        "specllama.hardware",
+        "specllama.speculative.drafting.registry",
+    },
     "specllama.paths": {"specllama.errors"},
     "specllama.stats": {"specllama.events"},
     "specllama.text": set(),

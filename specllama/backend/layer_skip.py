@@ -66,6 +66,7 @@ class SkippingContext:
         if not self._ctx:
             reason = last_words() or "llama.cpp gave no reason"
             raise CannotLoad(f"cannot create a context for {target.model.path.name}: {reason}")
+        target.model.loras.wear(self._ctx)
         self._n_ctx = int(ll.llama_n_ctx_seq(self._ctx))
         self._memory = ll.llama_get_memory(self._ctx)
         self._batch = ll.llama_batch_init(_BATCH, 0, 1)

@@ -7,18 +7,22 @@ the vocabulary and grammars; outside this folder nothing in the run-time path im
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import llama_cpp as ll
 
+from specllama.backend import llama_place
 from specllama.backend.llama_log import last_words, recent, start, supports_gpu
 from specllama.backend.llama_vocab import LlamaVocab
 from specllama.cancel import StopFlag
 from specllama.errors import Cancelled, CannotLoad, UnsupportedModel
+from specllama.hardware import Adapter
+
+if TYPE_CHECKING:
+    from specllama.backend.placement import Placement
 
 _LOAD_MODES = {  # by whether to map the file, and whether to keep it in memory
     (True, True): ll.LLAMA_LOAD_MODE_MMAP_MLOCK,
@@ -36,7 +40,8 @@ class LlamaModel:
     """A loaded GGUF file. Pools made from it share its weights.
 
     Args:
-        split: offloaded layers per GPU; llama.cpp's own choice unless given.
+        place: where layers and tensors go; ``gpu_layers`` and llama.cpp's own choice unless given.
+        loras: adapters that every context of the model wears.
         load_mtp: load NextN blocks as well, where the file has them.
         stop: ends loading, and the passes of every context of the model, when it is set.
 
@@ -51,7 +56,8 @@ class LlamaModel:
         *,
         pre: str = "",
         gpu_layers: str = "auto",
-        split: Sequence[int] = (),
+        place: Placement | None = None,
+        loras: Sequence[Adapter] = (),
         use_mmap: bool = True,
         use_mlock: bool = False,
         load_mtp: bool = False,
@@ -63,13 +69,19 @@ class LlamaModel:
         self.path = path
         self.stop = stop = stop or StopFlag()
         params = ll.llama_model_default_params()
+        alive = []
+        if place is not None:
+            gpu_layers = str(place.layers)
+            alive = llama_place.place(
+                params,
+                split=place.own_split,
+                split_mode=place.split_mode,
+                devices=place.devices,
+                patterns=place.patterns,
+            )
         wanted = 999 if gpu_layers in ("auto", "all") else int(gpu_layers)
         self.gpu_layers = wanted if supports_gpu() else 0
         params.n_gpu_layers = self.gpu_layers
-        # llama.cpp reads one number for every device that it could have, and copies them
-        shares = (ctypes.c_float * ll.llama_max_devices())(*split)
-        if any(split):
-            params.tensor_split = shares
         params.load_mode = _LOAD_MODES[use_mmap, use_mlock]
         params.load_mtp = load_mtp
 
@@ -83,6 +95,7 @@ class LlamaModel:
         self._parts: list[Closing] = []
         recent.clear()
         self._model = ll.llama_model_load_from_file(os.fsencode(path), params)
+        del alive  # llama.cpp has read it
         if not self._model:
             if stop.is_set():
                 raise Cancelled(f"loading {path.name} was stopped")
@@ -91,7 +104,8 @@ class LlamaModel:
         self.vocab = LlamaVocab(self._model, pre)
         self.is_recurrent = bool(ll.llama_model_is_recurrent(self._model))
         self.is_hybrid = bool(ll.llama_model_is_hybrid(self._model))
-        self.has_windows = int(ll.llama_model_n_swa(self._model)) > 0
+        self.window = int(ll.llama_model_n_swa(self._model))
+        self.has_windows = self.window > 0
         self.n_ctx_train = int(ll.llama_model_n_ctx_train(self._model))
         self.n_params = int(ll.llama_model_n_params(self._model))
         self.n_bytes = int(ll.llama_model_size(self._model))
@@ -102,6 +116,11 @@ class LlamaModel:
                 f"{path.name} is an encoder-decoder or embedding model; specllama generates text "
                 "with decoder-only models"
             )
+        try:
+            self.loras = llama_place.Loras(self._model, loras)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def handle(self) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from time import perf_counter
 from typing import Any
@@ -20,6 +21,7 @@ from specllama.backend.capture import Capture
 from specllama.backend.kernels import TILE, Kernels
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_log import last_words, recent
+from specllama.backend.llama_place import Cores
 from specllama.backend.threads import ThreadChoice
 from specllama.backend.watch import Watch
 from specllama.cancel import StopFlag
@@ -31,6 +33,7 @@ from specllama.errors import (
     UnsupportedModel,
     UsageError,
 )
+from specllama.hardware import CpuOptions
 
 PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part of a sequence's state
 _ABORTED = 2  # llama_decode's word for a pass that the abort callback ended
@@ -61,6 +64,11 @@ class Settings:
         alike: compute a row alike in passes of every width where that takes a switch; else, passes
             are as fast as they can be.
         watch: looks into the passes.
+        n_ubatch: most rows that are computed at once; None is as many as a pass has.
+        threads_batch: for passes that read a prompt; None is ``threads``.
+        rope: llama.cpp's context parameters of positions, where they differ from the model's.
+        swa_full: keep cells that have left a sliding window.
+        cpu: which cores compute.
     """
 
     threads: int
@@ -68,6 +76,11 @@ class Settings:
     kv: tuple[str, str] = ("f16", "f16")
     alike: bool = True
     watch: Watch | None = None
+    n_ubatch: int | None = None
+    threads_batch: int | None = None
+    rope: Mapping[str, float] = field(default_factory=dict)
+    swa_full: bool = True
+    cpu: CpuOptions = field(default_factory=CpuOptions)
 
 
 class LlamaCache:
@@ -84,6 +97,7 @@ class LlamaCache:
         self.shape = shape
         self.settings = settings
         self._ctx: Any = None
+        self._cores: Cores | None = None
         params = self.params = _params(model, shape, settings)
         recent.clear()
         self._ctx = ll.llama_init_from_model(model.handle, params)
@@ -96,6 +110,9 @@ class LlamaCache:
                 if room
                 else "leave --cache-type-k, --cache-type-v and --flash-attn out",
             )
+        model.loras.wear(self._ctx)
+        most = max(settings.threads, settings.threads_batch or 0)
+        self._cores = None if settings.cpu.usual else Cores(self._ctx, most, settings.cpu)
         self._memory = ll.llama_get_memory(self._ctx)
         if not self._memory:
             self.close()
@@ -156,9 +173,13 @@ class LlamaCache:
         self._native.n_tokens = n
         choice = self.choice
         begin = 0.0
-        if choice is not None:
-            self.compute_with(self.settings.threads if n >= TILE else choice.choose(n))
+        settings = self.settings
+        if choice is not None and n < TILE:
+            self.compute_with(choice.choose(n))
             begin = perf_counter()
+        else:
+            prompts = settings.threads_batch or settings.threads
+            self.compute_with(prompts if n >= TILE else settings.threads)
         status = int(ll.llama_decode(self._ctx, self._native))
         if self._pinned:
             self.remove(self._pin, 0)
@@ -210,6 +231,10 @@ class LlamaCache:
     def clear(self) -> None:
         ll.llama_memory_clear(self._memory, False)
 
+    def begin(self, sequence: int) -> int:
+        """The first position that is still there, -1 for none."""
+        return int(ll.llama_memory_seq_pos_min(self._memory, sequence))
+
     def end(self, sequence: int) -> int:
         return int(ll.llama_memory_seq_pos_max(self._memory, sequence)) + 1
 
@@ -244,6 +269,9 @@ class LlamaCache:
         if self._ctx:
             ll.llama_free(self._ctx)
             self._ctx = None
+        if self._cores is not None:
+            self._cores.close()
+            self._cores = None
 
 
 def _params(model: LlamaModel, shape: Shape, settings: Settings) -> Any:
@@ -255,7 +283,10 @@ def _params(model: LlamaModel, shape: Shape, settings: Settings) -> Any:
         )
     params = ll.llama_context_default_params()
     params.n_ctx = -(-shape.n_ctx // _CONTEXT_PAD) * _CONTEXT_PAD
-    params.n_batch = params.n_ubatch = shape.n_batch
+    params.n_batch = shape.n_batch
+    # a pass whose rows are judged is never divided
+    rows = max(shape.max_rows, settings.n_ubatch or shape.n_batch)
+    params.n_ubatch = min(rows, shape.n_batch)
     params.n_seq_max = shape.sequences
     params.kv_unified = shape.sequences > 1  # cells for all, which sequences can share
     params.n_outputs_max = max(shape.max_rows, shape.sequences)
@@ -263,6 +294,9 @@ def _params(model: LlamaModel, shape: Shape, settings: Settings) -> Any:
     params.flash_attn_type = _FLASH[settings.flash]
     params.type_k, params.type_v = _KV_TYPES[kv_k], _KV_TYPES[kv_v]
     params.no_perf = True
+    params.swa_full = settings.swa_full
+    for name, value in settings.rope.items():
+        setattr(params, name, value)
     stop_on(model.stop, params)
     if settings.watch is not None:
         params.cb_eval = settings.watch.function

@@ -40,7 +40,7 @@ class LlamaPool(CellPool):
             model.vocab.n_tokens,
             self._llama.kernels,
             # nobody compares the rows of a draft model, and GPUs compute them in other orders
-            in_order=settings.alike and model.can_roll_back and model.gpu_layers == 0,
+            in_order=settings.alike and model.gpu_layers == 0 and not _forgets(model, settings),
         )
         model.adopt(self)
 
@@ -149,6 +149,26 @@ class RunningPool(LlamaPool):
         return 0
 
 
+class WindowPool(RunningPool):
+    """The pool of a model with sliding windows whose cells are taken again once they have left.
+
+    One lane. A cut is free while the window before it is still there; else the text is read again.
+    """
+
+    def _pass(self, pieces: Sequence[Piece], *, tiled: bool = False) -> None:
+        LlamaPool._pass(self, pieces, tiled=tiled)
+
+    def _restored(self, lane: CellLane, keep: int) -> int:
+        there = self._llama.remove(lane.sequence, keep) and self._llama.end(lane.sequence) == keep
+        first = max(keep - self.model.window, 0)
+        return keep if there and 0 <= self._llama.begin(lane.sequence) <= first else 0
+
+
+def _forgets(model: LlamaModel, settings: Settings) -> bool:
+    """Whether a cut may find what came before it gone."""
+    return not model.can_roll_back or (model.has_windows and not settings.swa_full)
+
+
 def open_pool(
     model: LlamaModel,
     *,
@@ -172,6 +192,8 @@ def open_pool(
     Raises what ``LlamaCache`` raises.
     """
     kind = LlamaPool if model.can_roll_back else RunningPool
+    if model.has_windows and not options.swa_full:
+        kind = WindowPool if model.can_roll_back else RunningPool
     if model.has_windows:
         lanes = 1  # what has left a window is not part of a lane's state
     rows = max(max_rows, lanes)
@@ -190,4 +212,16 @@ def open_pool(
             "choose fewer branches",
         )
     kv = (options.kv_type_k, options.kv_type_v)
-    return kind(model, shape, Settings(threads, flash, kv, alike, watch))
+    settings = Settings(
+        threads=threads,
+        flash=flash,
+        kv=kv,
+        alike=alike,
+        watch=watch,
+        n_ubatch=options.n_ubatch,
+        threads_batch=options.threads_batch,
+        rope=options.rope.given,
+        swa_full=options.swa_full,
+        cpu=options.cpu,
+    )
+    return kind(model, shape, settings)

@@ -106,6 +106,7 @@ class StateContext:
                 + (last_words() or "llama.cpp gave no reason"),
                 "try a smaller --ctx-size",
             )
+        model.loras.wear(self.handle)
         # of every row: with outputs only, llama.cpp would return the first row for the last
         choose(self.handle, True, self._all)
         self.memory = ll.llama_get_memory(self.handle)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
 
 from specllama.cli import output
+from specllama.cli.options import LOADING, GroupedCommand, grouped, resolve, settings_options
+from specllama.config import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +30,27 @@ class Check:
         }
 
 
-@click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def command(as_json: bool) -> int:
-    """Check the installation and the machine.
+EPILOG = """\b
+Examples:
+  specllama doctor                           the installation and the machine
+  specllama doctor -m qwen3-8b               and how this model would be placed
+  specllama doctor -m big.gguf -d small.gguf --n-cpu-moe 20
+"""
+
+
+@click.command("doctor", cls=GroupedCommand, epilog=EPILOG)
+@settings_options(only=LOADING)
+@grouped("--json", "as_json", is_flag=True, group="Output", help="One JSON object.")
+def command(as_json: bool, **flags: Any) -> int:
+    """Check the installation and the machine; with -m, say where a pair would go and why.
 
     No model is loaded and the network is not used. The exit status is 1 if something is broken.
     """
     from specllama.cli.listing import Column, note, show_table
 
     checks = [*_versions(), *_native(), *_machine(), *_stores(), *_network(), *_models()]
+    if flags["model"] is not None:
+        checks += _plan(resolve(flags))
     if as_json:
         output.document({"checks": [check.to_dict() for check in checks]})
     else:
@@ -184,6 +197,34 @@ def _network() -> list[Check]:
     state = "switched off" if hub.offline() else "used only by hub search, info and pull"
     token = "with a token" if os.environ.get("HF_TOKEN") else "without a token from HF_TOKEN"
     return [Check("info", "network", f"{state}; {endpoint.hostname}, {token}")]
+
+
+def _plan(settings: Settings) -> list[Check]:
+    """Where the pair that was named would go.
+
+    Raises:
+        SpecllamaError: it could not be loaded for another reason than memory.
+    """
+    from specllama.cli.listing import size
+    from specllama.engine.gguf_pair import read_pair
+    from specllama.errors import DoesNotFit
+    from specllama.models import memory
+    from specllama.models.refs import resolve_pair
+
+    options = settings.engine_options()
+    target, draft = resolve_pair(settings["model"], settings["draft-model"])
+    pair = read_pair(target, draft, replace(options, check_memory=False))
+    checks = []
+    for line in pair.lines():
+        name, _, said = line.partition(": ")
+        checks.append(Check("info", name, said))
+    need = pair.need(pair.n_ctx)
+    try:
+        memory.require_fit(need)
+        checks.append(Check("ok", "RAM needed", size(need.required)))
+    except DoesNotFit as error:
+        checks.append(Check("warn", "RAM needed", error.message, error.hint or ""))
+    return checks
 
 
 def _models() -> list[Check]:

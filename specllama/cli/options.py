@@ -19,7 +19,7 @@ from specllama.config import Settings, load_settings
 from specllama.errors import UsageError
 from specllama.inputs import read_file
 from specllama.params import THINK, GenerateParams
-from specllama.schema import SCHEMA, Setting
+from specllama.schema import ENGINE_PARTS, SCHEMA, Setting
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -86,7 +86,7 @@ def settings_options(*, only: Sequence[str] | None = None) -> Callable[[Decorate
 LOADING = (
     "model",
     "draft-model",
-    *(setting.name for setting in SCHEMA if setting.field.startswith("engine.")),
+    *(s.name for s in SCHEMA if s.field.partition(".")[0] in ("engine", *ENGINE_PARTS)),
 )
 """The settings that decide which pair is loaded, and how."""
 

@@ -12,11 +12,12 @@ from specllama.backend import llama
 from specllama.backend.attention import can_switch
 from specllama.backend.base import Opened, OpenedPair, Own
 from specllama.backend.cores import physical_cores
-from specllama.backend.devices import Placement
 from specllama.backend.llama_grammar import LlamaGrammar
+from specllama.backend.llama_place import use_numa
 from specllama.backend.llama_pool import LlamaPool, open_pool
 from specllama.backend.llama_vocab import LlamaVocab
 from specllama.backend.loaded_target import LoadedTarget
+from specllama.backend.placement import Placement
 from specllama.cancel import StopFlag
 from specllama.card import read_card
 from specllama.engine.gguf_pair import Pair
@@ -24,6 +25,7 @@ from specllama.engine.heads import open_own
 from specllama.engine.probing import exactness_of
 from specllama.errors import CannotLoad
 from specllama.events import Event, LoadProgress
+from specllama.hardware import Adapter
 from specllama.interface import ModelInfo
 from specllama.models.gguf import GgufHeader
 from specllama.models.memory import kv_bytes
@@ -112,6 +114,7 @@ def _load(
     pair: Pair, on_progress: Report, stop: StopFlag, closing: ExitStack
 ) -> tuple[_Model, _Model | None]:
     """The models of a pair, with fewer layers on the GPUs where it asks for too much."""
+    use_numa(pair.options.cpu)
     while True:
         try:
             return _load_as(pair, on_progress, stop, closing)
@@ -138,8 +141,9 @@ def _load_as(
         model = llama.LlamaModel(
             header.path,
             pre=header.pre_tokenizer or "",
-            gpu_layers=str(place.layers) if place else "0",
-            split=place.split if place else (),
+            gpu_layers="0",
+            place=place,
+            loras=[Adapter.read(text) for text in options.loras] if role == "target" else (),
             use_mmap=options.use_mmap,
             use_mlock=options.use_mlock,
             load_mtp=role == "target" and not why_not(header),

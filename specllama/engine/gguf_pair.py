@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from specllama.backend import devices
-from specllama.errors import CannotLoad
-from specllama.models import memory
+from specllama.backend import devices, placement
+from specllama.card import read_card
+from specllama.engine.profiles import measured_acceptance
+from specllama.hardware import Adapter
+from specllama.models import context, memory
+from specllama.models.adapter import check_adapter
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.loadable import check_loadable
 from specllama.models.pairing import VOCABULARY_KINDS, compare, require_pair
+from specllama.models.windows import saved_bytes
 from specllama.params import EngineOptions
 
 logger = logging.getLogger("specllama.engine.gguf_pair")
@@ -24,17 +30,27 @@ class Pair:
     Attributes:
         target, draft: their headers.
         translated: the draft speaks other tokens than the target.
-        n_ctx: tokens of the context.
+        length: of the context, and why it was chosen.
         options: as they were given.
-        plan: how many layers go to the GPUs; None when there is none, or none is wanted.
+        plan: what goes to the GPUs; None when there is none, or none is wanted.
     """
 
     target: GgufHeader
     draft: GgufHeader | None
     translated: bool
-    n_ctx: int
+    length: context.Length
     options: EngineOptions
-    plan: devices.OffloadPlan | None = None
+    plan: placement.OffloadPlan | None = None
+
+    @property
+    def n_ctx(self) -> int:
+        return self.length.tokens
+
+    def lines(self) -> list[str]:
+        """What was decided, and why, for ``-v`` and ``doctor``."""
+        card = read_card(self.target.metadata)
+        notes = [f"the model's card: not followed: {text}" for text in card.left_out]
+        return [self.length.line(), *([] if self.plan is None else self.plan.lines()), *notes]
 
     @property
     def on_gpu(self) -> bool:
@@ -56,13 +72,17 @@ class Pair:
         Raises:
             DoesNotFit: it does not.
         """
-        if not self.options.check_memory:
-            return self
+        if self.options.check_memory:
+            memory.require_fit(self.need(self.n_ctx))
+        return self
+
+    def need(self, n_ctx: int) -> memory.PairMemory:
+        """What it takes of RAM with a context of so many tokens."""
         options = self.resolved()
         need = memory.estimate_pair(
             self.target,
             self.draft,
-            n_ctx=self.n_ctx,
+            n_ctx=n_ctx,
             parallel=options.parallel,
             type_k=options.kv_type_k,
             type_v=options.kv_type_v,
@@ -70,14 +90,15 @@ class Pair:
             n_outputs=options.max_rows,
             flash_attn=options.flash_attn != "off",
         )
+        if not options.swa_full:
+            need = replace(need, target=_with_windows(need.target, self.target, options))
         if self.plan is not None:
-            need = devices.left_in_ram(need, self.plan, self.target, self.draft)
-        memory.require_fit(need)
-        return self
+            need = placement.left_in_ram(need, self.plan, self.target, self.draft)
+        return need
 
     def with_fewer_layers(self) -> Pair | None:
         """This pair with less on the GPUs; None when nothing is there."""
-        plan = None if self.plan is None else devices.fewer_layers(self.plan)
+        plan = None if self.plan is None else placement.fewer_layers(self.plan)
         return None if plan is None else replace(self, plan=plan).fitting()
 
 
@@ -98,37 +119,100 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
             translated = bool(kinds) and kinds <= VOCABULARY_KINDS
         if not translated:
             require_pair(header, second)
-    if not options.n_ctx and header.context_length <= 0:
-        raise CannotLoad(
-            f"{target.name} does not say how long a context it was trained for",
-            "choose one with --ctx-size",
-        )
-    n_ctx = memory.context_length(header, options.n_ctx)
-    pair = Pair(header, second, translated, n_ctx, options)
-    return replace(pair, plan=_offload(pair)).fitting()
+    for text in options.loras:
+        adapter = Path(Adapter.read(text).path).expanduser()
+        check_adapter(read_header(adapter), header)
+    pair = with_context(Pair(header, second, translated, context.LEAST_LENGTH, options))
+    for line in pair.lines():
+        logger.info("%s", line)
+    return pair.fitting()
 
 
-def _offload(pair: Pair) -> devices.OffloadPlan | None:
+def _with_windows(
+    need: memory.ModelMemory, header: GgufHeader, options: EngineOptions
+) -> memory.ModelMemory:
+    """What a target takes when windowed layers keep only their window."""
+    saved = saved_bytes(
+        header,
+        need.n_ctx,
+        n_ubatch=options.batch(on_gpu=False),
+        type_k=options.kv_type_k,
+        type_v=options.kv_type_v,
+    )
+    return replace(need, kv=max(need.kv - saved, 0))
+
+
+def with_context(pair: Pair) -> Pair:
+    """The pair with the context length that was asked for, else with what fits.
+
+    What fits takes nothing from the target's place on the GPUs that a short context leaves it, and
+    in RAM no more than its share.
+
+    Raises:
+        CannotLoad: nobody says how long it should be.
+    """
+    options = pair.options
+    found = devices.devices()
+    accepted = measured_acceptance(pair.target, pair.draft) if pair.draft is not None else None
+    plan_for = partial(_offload, pair, found, accepted)
+
+    def with_length(length: context.Length) -> Pair:
+        return replace(pair, length=length, plan=plan_for(length.tokens))
+
+    short = context.LEAST
+    if options.n_ctx is not None or pair.target.context_length <= short:
+        return with_length(context.choose(options.n_ctx, pair.target, lambda n: True, ""))
+    at_least = replace(pair, plan=plan_for(short))
+
+    def need(n_ctx: int) -> int:
+        return at_least.need(n_ctx).required
+
+    in_ram = context.within_share(need, memory.available_memory())
+
+    def fits(n_ctx: int) -> bool:
+        if at_least.plan is None:
+            return in_ram(n_ctx)
+        longer = plan_for(n_ctx)
+        if longer is None or not longer.as_good_as(at_least.plan):
+            return False
+        return in_ram(n_ctx) if at_least.plan.uses_ram else True
+
+    limit = "more would take over half of the memory that the weights leave free"
+    if at_least.plan is not None:
+        limit = "more would push weights off the GPU, or take over half of the free RAM"
+    return with_length(context.choose(None, pair.target, fits, limit))
+
+
+def _offload(
+    pair: Pair, found: Sequence[devices.Device], accepted: float | None, n_ctx: int
+) -> placement.OffloadPlan | None:
     """See ``Pair.plan``."""
     options = pair.options
-    if options.gpu_layers == "0" and options.draft_gpu_layers in ("0", "auto"):
+    cards = devices.gpus(found)
+    for one, header in ((options.place, pair.target), (options.draft_place, pair.draft)):
+        # what cannot be followed is said, GPU or not
+        chosen = placement.chosen_devices(one, found)
+        if header is not None:
+            placement.checked_moves(one, header, chosen)
+    moved = options.place.overrides or options.draft_place.overrides
+    if options.gpu_layers == "0" and options.draft_gpu_layers in ("0", "auto") and not moved:
         return None
-    found = devices.devices()
-    if not devices.gpus(found):
+    if not cards and not moved:
         return None
-    plan = devices.plan_offload(
+    return placement.plan_offload(
         pair.target,
         pair.draft,
         found,
         gpu_layers=options.gpu_layers,
         draft_gpu_layers=options.draft_gpu_layers,
-        n_ctx=pair.n_ctx,
+        place=options.place,
+        draft_place=options.draft_place,
+        n_ctx=n_ctx,
         n_ubatch=options.batch(on_gpu=True),
         n_outputs=options.max_rows,
         flash_attn=options.flash_attn != "off",
         type_k=options.kv_type_k,
         type_v=options.kv_type_v,
+        swa_full=options.swa_full,
+        acceptance=accepted,
     )
-    for line in plan.lines():
-        logger.info("%s", line)
-    return plan

@@ -27,6 +27,8 @@ def exactness_of(
     Args:
         options: resolved, as ``target`` was made with them.
     """
+    if model.has_windows and not options.swa_full:
+        return Exactness(why_not="cells that have left a window are taken again, in another order")
     if not model.can_roll_back:
         return Exactness(why_not="a running state cannot be rolled back to compare them")
     try:
@@ -62,6 +64,8 @@ def _key(
         "mmap": options.use_mmap,
         "rows": target.max_rows,
         "leaves": target.max_leaves,
+        "placement": [str(part) for part in (options.place, options.cpu, options.n_ubatch)],
+        "text": [str(part) for part in (options.loras, options.rope)],
     }
 
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from specllama.config import load_settings, write_setting
 from specllama.errors import ConfigError, UsageError
+from specllama.hardware import CpuOptions, PlaceOptions, RopeOptions
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.paths import config_file
-from specllama.schema import BY_NAME, SCHEMA
+from specllama.schema import BY_NAME, ENGINE_PARTS, SCHEMA
 
 
 def write(path: Path, text: str) -> Path:
@@ -50,7 +51,10 @@ def test_defaults_are_those_of_the_parameters() -> None:
 def test_every_field_that_should_be_is_a_setting() -> None:
     fields = {setting.field for setting in SCHEMA}
     for room, kind, left_out in (
-        ("engine", EngineOptions, {"max_rows", "parallel"}),
+        ("engine", EngineOptions, {"max_rows", "parallel", *ENGINE_PARTS}),
+        ("place", PlaceOptions, set()),
+        ("cpu", CpuOptions, set()),
+        ("rope", RopeOptions, set()),
         ("sampling", SamplingParams, {"logit_bias"}),
         ("generate", GenerateParams, {"sampling", "from_card", "grammar", "json_schema"}),
     ):

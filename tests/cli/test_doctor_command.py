@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import sketches
 
 from specllama.backend import devices
 from specllama.cli import invoke
+from specllama.engine import gguf_pair
+from specllama.models import memory
 
 
 def run(capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, dict[str, str]]:
@@ -70,3 +73,29 @@ def test_a_home_that_cannot_be_written(
 
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert run(capsys, code=1)["models"]["status"] == "bad"
+
+
+def test_a_model_s_place_is_told(cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a machine that does not exist, for a model of 17 GB without a file."""
+    card = devices.Device("CUDA0", "gpu", "CUDA", "a card", 11_600_000_000, 12_000_000_000)
+    processor = devices.Device("CPU", "cpu", "CPU", "", 28_000_000_000, 32_000_000_000)
+    monkeypatch.setattr(devices, "devices", lambda: [card, processor])
+    monkeypatch.setattr(memory, "available_memory", lambda: 28_000_000_000)
+    monkeypatch.setattr(gguf_pair, "read_header", lambda path: sketches.qwen_30b_a3b())
+    monkeypatch.setattr(gguf_pair, "check_loadable", lambda header, role: None)
+    file = tmp_path / "m.gguf"
+    file.touch()
+    found: dict[str, list[dict[str, str]]] = {}
+    for check in json.loads(cli("doctor", "-m", str(file), "--json").out)["checks"]:
+        found.setdefault(check["name"], []).append(check)
+    assert found["context"][0]["found"].startswith("8,192 of 262,144 tokens")
+    assert [check["found"] for check in found["offload"]] == [
+        "target 49 of 49 layers: 49 on CUDA0 (9.8 GB)",
+        "target experts of the first 24 of 48 layers in RAM (8.2 GB)",
+    ]
+    assert found["RAM needed"][0]["status"] == "ok"
+    asked = cli("doctor", "-m", str(file), "--n-cpu-moe", "40", "--json").out
+    assert "the first 40 of 48 layers" in asked
+    assert cli("doctor", "-m", str(file), "--device", "CUDA7").code == 2
+    monkeypatch.setattr(memory, "available_memory", lambda: 5_000_000_000)
+    assert "! RAM needed" in " ".join(cli("doctor", "-m", str(file)).out.split())

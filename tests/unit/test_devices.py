@@ -9,7 +9,9 @@ import ggufs
 import pytest
 
 from specllama.backend import devices as dev
-from specllama.backend.devices import Device, OffloadPlan, fewer_layers, plan_offload
+from specllama.backend import placement
+from specllama.backend.devices import Device
+from specllama.backend.placement import OffloadPlan, fewer_layers, plan_offload
 from specllama.engine.engine import Engine
 from specllama.errors import DoesNotFit
 from specllama.models import memory
@@ -40,10 +42,10 @@ def draft(tmp_path: Path) -> GgufHeader:
 
 def room(header: GgufHeader, layers: int) -> float:
     """Free memory (GB) in which the output and ``layers - 1`` blocks fit, and no more."""
-    sizes = dev.layer_bytes(header, 512)
+    sizes = placement.layer_bytes(header, 512)
     need = sum(sizes[-layers:]) + sizes[0] // 2
     buffer = memory.compute_bytes(header, 512, n_ubatch=512, n_outputs=16)
-    return (need + buffer + dev.RESERVE_BYTES) / dev.USABLE / GB
+    return (need + buffer + placement.RESERVE_BYTES) / placement.USABLE / GB
 
 
 def test_without_a_gpu_nothing_moves(target: GgufHeader, draft: GgufHeader) -> None:
@@ -76,7 +78,7 @@ def test_with_little_room_some_layers_move(target: GgufHeader, layers: int) -> N
     free = room(target, layers)
     plan = plan_offload(target, None, [gpu(free)], n_ctx=512)
     assert plan.target.layers == layers
-    assert plan.target.bytes[0] <= free * GB * dev.USABLE - dev.RESERVE_BYTES
+    assert plan.target.bytes[0] <= free * GB * placement.USABLE - placement.RESERVE_BYTES
 
 
 def test_no_room_means_the_cpu(target: GgufHeader, draft: GgufHeader) -> None:
@@ -98,14 +100,14 @@ def test_two_cards_share(target: GgufHeader) -> None:
     plan = plan_offload(target, None, [gpu(first), gpu(second, "CUDA1")], n_ctx=512)
     assert min(plan.target.split) > 0
     assert sum(plan.target.split) == plan.target.layers
-    sizes = dev.layer_bytes(target, 512)
+    sizes = placement.layer_bytes(target, 512)
     buffer = memory.compute_bytes(target, 512, n_ubatch=512, n_outputs=16)
     at = plan.target.of - plan.target.layers
     for count, used, free in zip(
         plan.target.split, plan.target.bytes, (first, second), strict=True
     ):
         assert used == sum(sizes[at : at + count]) + buffer, "llama.cpp hands layers out in order"
-        assert used <= free * GB * dev.USABLE - dev.RESERVE_BYTES
+        assert used <= free * GB * placement.USABLE - placement.RESERVE_BYTES
         at += count
 
 
@@ -128,8 +130,8 @@ def test_ram_is_for_what_the_cards_do_not_take(
 ) -> None:
     plan = plan_offload(target, draft, [gpu(24)], n_ctx=512, gpu_layers=layers)
     whole = memory.estimate_pair(target, draft, n_ctx=512)
-    left = dev.left_in_ram(whole, plan, target, draft)
-    weights = dev.layer_weights(target)
+    left = placement.left_in_ram(whole, plan, target, draft)
+    weights = placement.layer_weights(target)
     assert left.target.weights == whole.target.weights - sum(weights[9 - plan.target.layers :])
     blocks = 9 - plan.target.layers if plan.target.layers else 8
     assert left.target.kv == whole.target.kv * blocks // 8
@@ -140,7 +142,7 @@ def test_ram_is_for_what_the_cards_do_not_take(
     assert (left.required < whole.required) is True
     shared = [Device("MTL0", "gpu", "Metal", "an Apple chip", 24 * GB, 24 * GB)]
     apple = plan_offload(target, draft, shared, n_ctx=512, gpu_layers=layers)
-    assert dev.left_in_ram(whole, apple, target, draft) == whole
+    assert placement.left_in_ram(whole, apple, target, draft) == whole
 
 
 def test_a_number_is_taken_as_asked(target: GgufHeader) -> None:
@@ -213,9 +215,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_llama_cpp_is_given_the_planned_split(asked: list[dict[str, Any]]) -> None:
     with pytest.raises(Refused):
         Engine.load("tiny", None, EngineOptions(n_ctx=512))
-    plan = asked[0]
-    assert int(plan["gpu_layers"]) == sum(plan["split"]) > 0
-    assert plan["split"][1] == 0
+    place = asked[0]["place"]
+    assert place.layers == sum(place.split) > 0
+    assert place.split[1] == 0
 
 
 def test_ram_is_checked_with_a_card_too(

@@ -1,0 +1,86 @@
+"""How long a context to take when nobody says: what fits, up to the trained length.
+
+Lengths double from 8192 on. In steps that wide, the same machine takes the same length from one day
+to the next, and what was measured at one length stays of use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specllama.errors import CannotLoad
+from specllama.models import memory
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
+
+LEAST = memory.DEFAULT_CTX  # asked for even where it does not fit: that is said when it is loaded
+SHARE = 0.5  # of the memory that the weights leave free; the rest is for other programs
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """A context length and why it was chosen.
+
+    Attributes:
+        limit: why it is not the trained length, "" if it is or was asked for.
+    """
+
+    tokens: int
+    trained: int
+    asked: bool = False
+    limit: str = ""
+
+    def line(self) -> str:
+        """In words, for ``-v`` and ``doctor``."""
+        if self.asked:
+            return f"context: {self.tokens:,} tokens, as asked"
+        if not self.limit:
+            return f"context: {self.tokens:,} tokens, the trained length"
+        return f"context: {self.tokens:,} of {self.trained:,} tokens: {self.limit} (-c N chooses)"
+
+
+LEAST_LENGTH = Length(LEAST, LEAST)
+
+
+def choose(
+    asked: int | None, header: GgufHeader, fits: Callable[[int], bool], limit: str
+) -> Length:
+    """The length to load a target with.
+
+    Args:
+        asked: what the user says; 0 is the trained length, None leaves it to us.
+        fits: whether a length is within what a context may take.
+        limit: why it ends where ``fits`` does.
+
+    Raises:
+        CannotLoad: the file does not say what it was trained for, and nobody else does.
+    """
+    trained = header.context_length
+    if asked:
+        return Length(asked, trained, asked=True)
+    if trained <= 0:
+        raise CannotLoad(
+            f"{header.path.name} does not say how long a context it was trained for",
+            "choose one with --ctx-size",
+        )
+    if asked == 0 or trained <= LEAST or fits(trained):
+        return Length(trained, trained, asked=asked == 0)
+    tokens = LEAST
+    while tokens * 2 < trained and fits(tokens * 2):
+        tokens *= 2
+    return Length(tokens, trained, limit=limit)
+
+
+def within_share(need: Callable[[int], int], available: int) -> Callable[[int], bool]:
+    """Whether a context takes no more than its share of what the weights leave free.
+
+    Args:
+        need: bytes that cannot be given back, by context length.
+        available: bytes that are free; 0 if the system does not say: then nothing is known to fit.
+    """
+    bare = need(memory.CTX_PADDING)
+    room = SHARE * (available * memory.MARGIN - bare)
+    return lambda tokens: need(tokens) - bare <= room

@@ -1,0 +1,577 @@
+"""Where the weights of a pair go: layers and experts by device, and whether the draft is worth it.
+
+Arithmetic on headers: it can be tested with devices that do not exist. What was asked for is
+compared with model and devices here, because llama.cpp ends the process on some of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from specllama.backend import expected
+from specllama.backend.devices import Device, gpus
+from specllama.errors import UsageError
+from specllama.hardware import PlaceOptions
+from specllama.models import memory
+from specllama.models.windows import saved_bytes
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
+
+# left free on every device: driver, display, fragmentation
+RESERVE_BYTES = 512 << 20
+USABLE = 0.92
+CPU = "CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one model's layers go.
+
+    Attributes:
+        layers: how many to offload, the output layer counted (llama.cpp's ``n_gpu_layers``).
+        of: how many there are, the output layer counted.
+        split: offloaded layers per GPU, in device order: the first GPU has the first of them
+            (llama.cpp's ``tensor_split``).
+        bytes: per GPU.
+        experts: of the first so many layers, the experts stay in RAM.
+        expert_bytes: what these are, of layers that are offloaded.
+        moves: (pattern, device) of tensors that were given a place, the first match counts.
+        devices: the only ones that llama.cpp may use; None leaves it to llama.cpp.
+        usable: which of the plan's devices these are.
+        split_mode: "layer", "row" or "none".
+    """
+
+    role: str
+    layers: int
+    of: int
+    split: tuple[int, ...]
+    bytes: tuple[int, ...]
+    experts: int = 0
+    expert_bytes: int = 0
+    moves: tuple[tuple[str, str], ...] = ()
+    devices: tuple[str, ...] | None = None
+    usable: tuple[bool, ...] = ()
+    split_mode: str = "layer"
+
+    @property
+    def whole(self) -> bool:
+        return self.layers >= self.of
+
+    @property
+    def own_split(self) -> tuple[int, ...]:
+        """``split`` over the devices that llama.cpp is given."""
+        return tuple(n for n, may in zip(self.split, self.usable, strict=True) if may)
+
+    @property
+    def patterns(self) -> tuple[tuple[str, str], ...]:
+        """Every (pattern, device) for llama.cpp: what was asked for comes first."""
+        if self.experts >= self.of - 1 > 0:
+            return (*self.moves, (expected.EXPERTS, CPU))
+        kept = tuple((rf"blk\.{i}{expected.EXPERTS}", CPU) for i in range(self.experts))
+        return (*self.moves, *kept)
+
+    def lines(self, cards: Sequence[Device]) -> list[str]:
+        """In words, for ``-v`` and ``doctor``."""
+        where = ", ".join(
+            f"{n} on {device.name} ({size / 1e9:.1f} GB)"
+            for n, device, size in zip(self.split, cards, self.bytes, strict=True)
+            if n
+        )
+        lines = [
+            f"offload: {self.role} {self.layers} of {self.of} layers"
+            + (f": {where}" if where else ": all on the CPU")
+        ]
+        if self.experts and self.layers:
+            which = f"the first {self.experts} of {self.of - 1} layers"
+            which = "every layer" if self.experts >= self.of - 1 else which
+            lines.append(
+                f"offload: {self.role} experts of {which} in RAM ({self.expert_bytes / 1e9:.1f} GB)"
+            )
+        return lines
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadPlan:
+    """A pair laid out over the devices.
+
+    Attributes:
+        why: what was weighed against what, in words.
+    """
+
+    target: Placement
+    draft: Placement | None
+    gpus: tuple[Device, ...]
+    warnings: tuple[str, ...] = field(default=())
+    why: tuple[str, ...] = field(default=())
+
+    @property
+    def uses_ram(self) -> bool:
+        """Whether some weights or the cache of some layers lie in RAM, or GPUs share it."""
+        placed = [one for one in (self.target, self.draft) if one is not None]
+        in_ram = any(not one.whole or one.expert_bytes for one in placed)
+        return in_ram or any(card.shares_ram for card in self.gpus)
+
+    def as_good_as(self, other: OffloadPlan) -> bool:
+        """Whether no less of the pair is on the GPUs than in the other plan."""
+
+        def key(plan: OffloadPlan) -> tuple[int, int, int]:
+            return (
+                plan.target.layers,
+                -plan.target.experts,
+                plan.draft.layers if plan.draft is not None else 0,
+            )
+
+        return all(mine >= theirs for mine, theirs in zip(key(self), key(other), strict=True))
+
+    def lines(self) -> list[str]:
+        """The plan in words, for ``-v`` and ``doctor``."""
+        if not self.gpus:
+            return ["offload: no GPU that this build can use; everything runs on the CPU"]
+        placed = [one for one in (self.target, self.draft) if one is not None]
+        lines = [line for one in placed for line in one.lines(self.gpus)]
+        return lines + [f"offload: {text}" for text in (*self.why, *self.warnings)]
+
+
+def layer_weights(header: GgufHeader) -> list[int]:
+    """Weights of each layer; the output layer (and what belongs to no layer) comes last."""
+    n = header.block_count
+    sizes = [0] * (n + 1)
+    for tensor in header.tensors:
+        layer = _layer(tensor.name, n)
+        if layer < n or tensor.name != "token_embd.weight" or "output.weight" not in header.by_name:
+            # the embedding table itself stays on the CPU; tied, a copy of it is the output
+            sizes[layer] += tensor.n_bytes
+    return sizes
+
+
+def expert_weights(header: GgufHeader) -> list[int]:
+    """The experts among the weights of each layer; the output layer comes last."""
+    sizes = [0] * (header.block_count + 1)
+    for tensor in header.tensors:
+        if expected.is_expert(tensor.name):
+            sizes[_layer(tensor.name, header.block_count)] += tensor.n_bytes
+    return sizes
+
+
+def _layer(name: str, n: int) -> int:
+    """The layer of a tensor; ``n`` for what belongs to none."""
+    first, _, rest = name.partition(".")
+    number = rest.partition(".")[0]
+    return int(number) if first == "blk" and number.isdigit() and int(number) < n else n
+
+
+def layer_bytes(header: GgufHeader, n_ctx: int, **kv: Any) -> list[int]:
+    """Weights and KV of each layer, the output layer last."""
+    sizes = layer_weights(header)
+    per_layer = memory.kv_bytes(header, n_ctx, **kv) // max(header.block_count, 1)
+    return [size + per_layer for size in sizes[:-1]] + [sizes[-1]]
+
+
+def left_in_ram(
+    need: memory.PairMemory, plan: OffloadPlan, target: GgufHeader, draft: GgufHeader | None
+) -> memory.PairMemory:
+    """What a pair needs in RAM when some of its weights lie in the memory of GPUs.
+
+    Args:
+        need: the pair's memory with everything in one place.
+    """
+    if all(card.shares_ram for card in plan.gpus):
+        return need
+    second = need.draft
+    if second is not None and draft is not None and plan.draft is not None:
+        second = _remainder(second, draft, plan.draft)
+    return dataclasses.replace(
+        need, target=_remainder(need.target, target, plan.target), draft=second
+    )
+
+
+def _remainder(
+    need: memory.ModelMemory, header: GgufHeader, placement: Placement
+) -> memory.ModelMemory:
+    if placement.layers == 0:
+        return need
+    first = placement.of - placement.layers
+    moved = sum(layer_weights(header)[max(first, 0) :]) - placement.expert_bytes
+    blocks = max(first, 0)  # the output layer is the first to move
+    left = blocks / max(placement.of - 1, 1)
+    in_ram = max(need.weights - moved, 0)
+    return dataclasses.replace(
+        need,
+        weights=in_ram,
+        repacked=int(need.repacked * in_ram / max(need.weights, 1)),
+        kv=int(need.kv * left),
+        compute=need.compute if blocks or placement.expert_bytes else 0,
+    )
+
+
+# -- what was asked for ----------------------------------------------------------------------------
+
+
+def chosen_devices(options: PlaceOptions, found: Sequence[Device]) -> tuple[Device, ...]:
+    """The devices that may take layers.
+
+    Raises:
+        UsageError: there is no such device, or not as many as were counted on.
+    """
+    cards: tuple[Device, ...] = tuple(gpus(found))
+    if options.names == ("none",):
+        cards = ()
+    elif options.names:
+        by_name = {device.name: device for device in found if device.kind != "cpu"}
+        for name in options.names:
+            if name not in by_name:
+                known = ", ".join(by_name) or "none, so only: --device none"
+                raise UsageError(f"there is no device {name!r} for layers", f"there is {known}")
+        cards = tuple(by_name[name] for name in options.names)
+    if options.main_gpu and options.main_gpu >= len(cards):
+        raise UsageError(
+            f"--main-gpu {options.main_gpu}: there are {len(cards)} devices, counted from 0"
+        )
+    if options.split_mode == "none" and cards:
+        cards = (cards[options.main_gpu],)
+    if options.shares and len(options.shares) != len(cards):
+        raise UsageError(
+            f"--tensor-split has {len(options.shares)} shares, there are {len(cards)} devices"
+        )
+    return cards
+
+
+def checked_moves(
+    options: PlaceOptions, header: GgufHeader, cards: Sequence[Device]
+) -> tuple[tuple[str, str], ...]:
+    """The overrides of tensors.
+
+    Raises:
+        UsageError: a device is not there, or no tensor matches.
+    """
+    known = [CPU, *(card.name for card in cards)]
+    for pattern, device in options.moves:
+        if device not in known:
+            raise UsageError(
+                f"there is no device {device!r} for {pattern!r}", f"there is {', '.join(known)}"
+            )
+        if not any(re.search(pattern, tensor.name) for tensor in header.tensors):
+            raise UsageError(f"no tensor of {header.path.name} matches {pattern!r}")
+    wanted = options.cpu_moe or options.n_cpu_moe
+    if wanted and not any(expert_weights(header)):
+        raise UsageError(f"{header.path.name} has no experts to keep in RAM")
+    return options.moves
+
+
+# -- planning --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What there is to place of one model."""
+
+    role: str
+    header: GgufHeader
+    options: PlaceOptions
+    asked: str  # layers: "auto", "all" or a count
+    sizes: list[int]  # with KV, the output layer last
+    experts: list[int]
+    moves: tuple[tuple[str, str], ...]
+    buffer: int
+    devices: tuple[str, ...]
+    usable: tuple[bool, ...]  # which of the plan's devices these are
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of the plan's devices; () where nobody chose."""
+        own = iter(self.options.shares)
+        return (
+            tuple(next(own) if may else 0.0 for may in self.usable) if self.options.shares else ()
+        )
+
+    @property
+    def of(self) -> int:
+        return len(self.sizes)
+
+    def kept(self, experts: int) -> list[int]:
+        """What each layer takes on a GPU when the experts of the first so many stay in RAM."""
+        return [size - (self.experts[i] if i < experts else 0) for i, size in enumerate(self.sizes)]
+
+
+def plan_offload(
+    target: GgufHeader,
+    draft: GgufHeader | None,
+    found: Sequence[Device],
+    *,
+    gpu_layers: str = "auto",
+    draft_gpu_layers: str = "auto",
+    place: PlaceOptions | None = None,
+    draft_place: PlaceOptions | None = None,
+    n_ctx: int | None = None,
+    n_ubatch: int = 512,
+    n_outputs: int = 16,
+    flash_attn: bool = True,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    swa_full: bool = True,
+    acceptance: float | None = None,
+) -> OffloadPlan:
+    """Decide what of target and draft goes to the GPUs.
+
+    "auto" takes what fits after buffers and a reserve. Of a model with experts, these are the first
+    to stay in RAM, from the first layer on: a token uses few of them. A draft gets its memory only
+    if the pair should then be faster than with the target's weights there. A number or "all" is
+    taken as asked, with a warning if it will not fit.
+
+    Args:
+        found: all devices; the CPU among them is ignored.
+        n_ctx: context length; None takes the engine's default.
+        acceptance: of drafted tokens, if it was measured.
+
+    Raises:
+        UsageError: something was asked for that is not there.
+    """
+    place, draft_place = place or PlaceOptions(), draft_place or PlaceOptions()
+    context = memory.padded_ctx(memory.context_length(target, n_ctx))
+    kv = {"type_k": type_k, "type_v": type_v}
+    buffers: dict[str, Any] = {"n_ubatch": n_ubatch, "flash_attn": flash_attn}
+    own = chosen_devices(place, found)
+    drafts_own = chosen_devices(draft_place, found) if draft_place.names else own
+    cards = tuple(device for device in found if device in own or device in drafts_own)
+    free = [max(int(card.free * USABLE) - RESERVE_BYTES, 0) for card in cards]
+
+    def sizes(header: GgufHeader) -> list[int]:
+        """With KV, by layer; the output layer last."""
+        every = layer_bytes(header, context, **kv)
+        if not swa_full and header.block_count:
+            saved = saved_bytes(header, context, n_ubatch=n_ubatch, **kv) // header.block_count
+            every = [max(size - saved, 0) for size in every[:-1]] + every[-1:]
+        return every
+
+    def model(role: str, header: GgufHeader, asked: str, options: PlaceOptions) -> _Model:
+        on = own if role == "target" else drafts_own
+        return _Model(
+            role=role,
+            header=header,
+            options=options,
+            asked=asked,
+            sizes=_moved(sizes(header), header, options.moves),
+            experts=_moved(expert_weights(header), header, options.moves, experts=True),
+            moves=checked_moves(options, header, on),
+            buffer=memory.compute_bytes(
+                header, context, n_outputs=n_outputs if role == "target" else 2, **buffers
+            ),
+            devices=tuple(card.name for card in on),
+            usable=tuple(card in on for card in cards),
+        )
+
+    first = model("target", target, gpu_layers, place)
+    warnings: list[str] = []
+    if draft is None:
+        return OffloadPlan(_place(first, free, warnings), None, cards, tuple(warnings))
+    second = model("draft", draft, draft_gpu_layers, draft_place)
+    aside = _place(dataclasses.replace(second, asked="0"), free, [])
+    beside = _place(second, free, warnings)
+    if draft_gpu_layers != "auto" or not cards:
+        rest = [max(size - used, 0) for size, used in zip(free, beside.bytes, strict=True)]
+        return OffloadPlan(_place(first, rest, warnings), beside, cards, tuple(warnings))
+    shared = all(card.shares_ram for card in cards)
+    share = expected.ACCEPTANCE if acceptance is None else acceptance
+    plans: list[tuple[float, Placement, Placement, list[str]]] = []
+    for one in (beside, aside):
+        if one is beside and not beside.whole:
+            continue  # half a draft on the GPU costs a transfer per step and gains little
+        said: list[str] = []
+        rest = [max(size - used, 0) for size, used in zip(free, one.bytes, strict=True)]
+        where = _place(first, rest, said)
+        speed = expected.tokens_per_second(
+            reading(target, where, shared), reading(draft, one, shared), share
+        )
+        plans.append((speed, where, one, said))
+    speed, where, one, said = max(plans, key=lambda plan: plan[0])
+    alone = _place(first, free, [])
+    without = expected.tokens_per_second(reading(target, alone, shared), None)
+    why = _why(where, one, alone, speed / without, acceptance)
+    return OffloadPlan(where, one, cards, (*warnings, *said), (why,))
+
+
+def _why(
+    target: Placement, draft: Placement, alone: Placement, gain: float, acceptance: float | None
+) -> str:
+    """What the draft costs the target, and what it should gain."""
+    cost = []
+    if target.layers < alone.layers:
+        cost.append(f"{alone.layers - target.layers} layers")
+    if target.experts > alone.experts:
+        cost.append(f"the experts of {target.experts - alone.experts} layers")
+    if draft.layers == 0:
+        text = "the draft stays in RAM: the target makes better use of the GPU"
+    elif cost:
+        text = f"the draft takes the place of {' and '.join(cost)} of the target"
+    else:
+        text = "the draft takes nothing from the target"
+    worth = f"about {gain:.1f} times plain decoding" if gain > 1.05 else "hardly faster than plain"
+    known = f"at the {acceptance or 0:.0%} of its tokens that were accepted so far"
+    if acceptance is None:
+        known = f"if {expected.ACCEPTANCE:.0%} of its tokens are accepted"
+    return f"{text}; expected with it: {worth}, {known}"
+
+
+def reading(header: GgufHeader, placement: Placement, shared: bool) -> expected.Reading:
+    """What a step reads, and from where."""
+    weights, experts = layer_weights(header), expert_weights(header)
+    first = placement.of - placement.layers
+    sums = {"gpu": 0, "ram": 0, "gpu_experts": 0, "ram_experts": 0}
+    for i, (size, expert) in enumerate(zip(weights, experts, strict=True)):
+        on_gpu = i >= first
+        sums["gpu" if on_gpu else "ram"] += size - expert
+        kept = on_gpu and i >= placement.experts
+        sums["gpu_experts" if kept else "ram_experts"] += expert
+    return expected.Reading(**sums, used=expected.used_share(header), shared=shared)
+
+
+def _moved(
+    sizes: list[int],
+    header: GgufHeader,
+    moves: Sequence[tuple[str, str]],
+    *,
+    experts: bool = False,
+) -> list[int]:
+    """The sizes without the tensors that were given a place of their own."""
+    if not moves:
+        return sizes
+    left = list(sizes)
+    for tensor in header.tensors:
+        if experts and not expected.is_expert(tensor.name):
+            continue
+        if any(re.search(pattern, tensor.name) for pattern, _ in moves):
+            at = _layer(tensor.name, header.block_count)
+            left[at] = max(left[at] - tensor.n_bytes, 0)
+    return left
+
+
+def _place(model: _Model, free: list[int], warnings: list[str]) -> Placement:
+    """The last layers go to the devices, first to first, as in llama.cpp."""
+    of, asked, options = model.of, model.asked, model.options
+    free = [size if may else 0 for size, may in zip(free, model.usable, strict=True)]
+    chosen = bool(options.names) or options.split_mode != "layer" or not all(model.usable)
+    nowhere = Placement(
+        role=model.role,
+        layers=0,
+        of=of,
+        split=(0,) * len(free),
+        bytes=(0,) * len(free),
+        moves=model.moves,
+        devices=model.devices if chosen else None,
+        usable=model.usable,
+        split_mode=options.split_mode,
+    )
+    if not free or asked == "0":
+        if asked not in ("auto", "0") and not free:
+            warnings.append(f"the {model.role} cannot be offloaded: there is no usable GPU")
+        return nowhere
+    wanted = of if asked in ("auto", "all") else min(int(asked), of)
+    room = [max(size - model.buffer, 0) for size in free]
+    layers, experts, split = _fitting(model, wanted, room)
+    if asked != "auto" and layers < wanted:
+        warnings.append(
+            f"{wanted} layers of the {model.role} need more GPU memory than is free;"
+            f" {layers} would fit (-ngl auto)"
+        )
+        split = split or [0] * len(free)
+        split[-1] += wanted - layers
+        layers = wanted
+    if not layers or split is None:
+        return nowhere
+    sizes = model.kept(experts)
+    used, at = [], of - layers
+    for count in split:
+        used.append(sum(sizes[at : at + count]) + model.buffer if count else 0)
+        at += count
+    return dataclasses.replace(
+        nowhere,
+        layers=layers,
+        split=tuple(split),
+        bytes=tuple(used),
+        experts=experts,
+        expert_bytes=sum(model.experts[of - layers : experts]),
+    )
+
+
+def _fitting(model: _Model, wanted: int, room: list[int]) -> tuple[int, int, list[int] | None]:
+    """(layers, experts of the first layers in RAM, layers per device) of what fits."""
+    options, of = model.options, model.of
+    blocks = of - 1
+
+    def fill(layers: int, experts: int) -> list[int] | None:
+        return _fill(model.kept(experts)[of - layers :], room, model.shares)
+
+    if options.cpu_moe or options.n_cpu_moe is not None or not any(model.experts):
+        fixed = blocks if options.cpu_moe else min(options.n_cpu_moe or 0, blocks)
+    else:
+        for experts in range(blocks + 1):  # keep as few in RAM as possible
+            split = fill(wanted, experts)
+            if split is not None:
+                return wanted, experts, split
+        fixed = blocks
+    # the output layer is the last one: it moves first, and stays as long as anything does
+    for layers in range(wanted, 0, -1):
+        split = fill(layers, fixed)
+        if split is not None:
+            return layers, fixed, split
+    return 0, fixed, None
+
+
+def _fill(
+    layers: Sequence[int], room: Sequence[int], shares: Sequence[float] = ()
+) -> list[int] | None:
+    """How many of the layers each device takes, in order; None if they do not fit."""
+    split = [0] * len(room)
+    if shares:  # as llama.cpp does: layer i goes where i / n falls among the sums of the shares
+        ends = [end / sum(shares) for end in accumulate(shares)]
+        used = [0] * len(room)
+        for i, size in enumerate(layers):
+            card = next((c for c, end in enumerate(ends) if i / len(layers) < end), len(room) - 1)
+            split[card] += 1
+            used[card] += size
+        return split if all(u <= r for u, r in zip(used, room, strict=True)) else None
+    taken, card = 0, 0
+    for size in layers:
+        while card < len(room) and taken + size > room[card]:
+            card, taken = card + 1, 0
+        if card == len(room):
+            return None
+        split[card] += 1
+        taken += size
+    return split
+
+
+def fewer_layers(plan: OffloadPlan) -> OffloadPlan | None:
+    """The next smaller plan after a load failed on the GPU; None when nothing is offloaded.
+
+    Target layers go first, a quarter at a time; then the draft; the last plan is the CPU alone.
+    """
+    target, draft = plan.target, plan.draft
+    if target.layers > 0:
+        keep = target.layers * 3 // 4 if target.layers > 3 else 0
+        return dataclasses.replace(plan, target=_shrunk(target, keep))
+    if draft is not None and draft.layers > 0:
+        return dataclasses.replace(plan, draft=_shrunk(draft, 0))
+    return None
+
+
+def _shrunk(placement: Placement, keep: int) -> Placement:
+    share = keep / max(placement.layers, 1)
+    split = [int(n * share) for n in placement.split]
+    while sum(split) < keep:
+        cut = [before - now for before, now in zip(placement.split, split, strict=True)]
+        split[cut.index(max(cut))] += 1
+    sizes = tuple(int(n * share) for n in placement.bytes)
+    return dataclasses.replace(
+        placement,
+        layers=keep,
+        split=tuple(split),
+        bytes=sizes,
+        expert_bytes=int(placement.expert_bytes * share),
+    )

@@ -1,0 +1,321 @@
+"""Plans for machines that do not exist: layers, experts, drafts, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sketches
+
+from specllama.backend import expected, placement
+from specllama.backend.devices import Device
+from specllama.backend.expected import Reading, tokens_per_second
+from specllama.backend.placement import OffloadPlan, expert_weights, layer_bytes, plan_offload
+from specllama.engine import gguf_pair
+from specllama.engine.profiles import (
+    ENOUGH_TESTED,
+    PairKey,
+    Profile,
+    measured_acceptance,
+)
+from specllama.errors import DoesNotFit, SpecllamaError, UsageError
+from specllama.hardware import PlaceOptions
+from specllama.models import context, memory
+from specllama.models.gguf import GgufHeader
+from specllama.params import EngineOptions
+
+GB = 1_000_000_000
+
+
+def gpu(free: float, name: str = "CUDA0", backend: str = "CUDA") -> Device:
+    return Device(name, "gpu", backend, "a card", int(free * GB), int(free * 1.05 * GB))
+
+
+def planned(
+    monkeypatch: pytest.MonkeyPatch,
+    target: GgufHeader,
+    draft: GgufHeader | None,
+    cards: list[Device],
+    ram: float,
+    **options: Any,
+) -> gguf_pair.Pair:
+    """The pair on a machine with these cards and so much free RAM, as the engine would load it."""
+    found = [*cards, Device("CPU", "cpu", "CPU", "", int(ram * GB), int(ram * 1.2 * GB))]
+    monkeypatch.setattr(gguf_pair.devices, "devices", lambda: found)
+    monkeypatch.setattr(memory, "available_memory", lambda: int(ram * GB))
+    bare = gguf_pair.Pair(target, draft, False, context.LEAST_LENGTH, EngineOptions(**options))
+    return gguf_pair.with_context(bare)
+
+
+def within(plan: OffloadPlan) -> bool:
+    """Whether no card is given more than it has."""
+    placed = [one for one in (plan.target, plan.draft) if one is not None]
+    return all(
+        sum(one.bytes[i] for one in placed) <= card.free * placement.USABLE
+        for i, card in enumerate(plan.gpus)
+    )
+
+
+def test_8b_on_8_gb(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = planned(monkeypatch, sketches.llama_8b(), None, [gpu(7.5)], 12).fitting()
+    assert alone.lines() == [
+        "context: 8,192 of 131,072 tokens: more would push weights off the GPU, or take over half"
+        " of the free RAM (-c N chooses)",
+        "offload: target 33 of 33 layers: 33 on CUDA0 (5.6 GB)",
+    ]
+    pair = planned(monkeypatch, sketches.llama_8b(), sketches.llama_1b(), [gpu(7.5)], 12).fitting()
+    assert pair.lines()[1:] == [
+        "offload: target 31 of 33 layers: 31 on CUDA0 (5.3 GB)",
+        "offload: draft 17 of 17 layers: 17 on CUDA0 (1.0 GB)",
+        "offload: the draft takes the place of 2 layers of the target; expected with it: about 1.1"
+        " times plain decoding, if 70% of its tokens are accepted",
+    ]
+
+
+def test_30b_a3b_on_12_gb_and_32_gb_of_ram(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards, draft = [gpu(11.6)], sketches.qwen_600m()
+    pair = planned(monkeypatch, sketches.qwen_30b_a3b(), draft, cards, 28).fitting()
+    assert pair.plan is not None
+    assert within(pair.plan)
+    assert pair.lines()[1:] == [
+        "offload: target 49 of 49 layers: 49 on CUDA0 (9.8 GB)",
+        "offload: target experts of the first 24 of 48 layers in RAM (8.2 GB)",
+        "offload: draft 0 of 29 layers: all on the CPU",
+        "offload: the draft stays in RAM: the target makes better use of the GPU; expected with it:"
+        " hardly faster than plain, if 70% of its tokens are accepted",
+    ]
+    # what the card does not take is counted in RAM
+    assert 8.2 * GB < pair.need(pair.n_ctx).required < 12 * GB
+
+
+def test_120b_on_24_gb_and_64_gb_of_ram(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = planned(monkeypatch, sketches.gpt_oss_120b(), None, [gpu(23.3)], 60).fitting()
+    assert pair.plan is not None
+    assert within(pair.plan)
+    assert pair.lines()[0].startswith("context: 16,384 of 131,072 tokens")
+    assert pair.lines()[1:] == [
+        "offload: target 37 of 37 layers: 37 on CUDA0 (20.8 GB)",
+        "offload: target experts of the first 25 of 36 layers in RAM (42.3 GB)",
+    ]
+    with pytest.raises(DoesNotFit):
+        planned(monkeypatch, sketches.gpt_oss_120b(), None, [gpu(23.3)], 30).fitting()
+
+
+def test_70b_on_two_cards_of_unequal_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [gpu(23.3), gpu(11.6, "CUDA1")]
+    pair = planned(monkeypatch, sketches.llama_70b(), sketches.llama_1b(), cards, 60).fitting()
+    assert pair.plan is not None
+    assert within(pair.plan)
+    assert pair.lines()[1:] == [
+        "offload: target 56 of 81 layers: 38 on CUDA0 (19.8 GB), 18 on CUDA1 (9.9 GB)",
+        "offload: draft 17 of 17 layers: 17 on CUDA0 (1.0 GB)",
+        "offload: the draft takes the place of 2 layers of the target; expected with it: about 1.6"
+        " times plain decoding, if 70% of its tokens are accepted",
+    ]
+
+
+def test_a_mac_of_36_gb(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [gpu(27, "MTL0", "MTL")]
+    pair = planned(monkeypatch, sketches.qwen_32b(), sketches.qwen_600m(), cards, 28).fitting()
+    assert pair.lines() == [
+        "context: 8,192 of 40,960 tokens: more would push weights off the GPU, or take over half of"
+        " the free RAM (-c N chooses)",
+        "offload: target 65 of 65 layers: 65 on MTL0 (20.6 GB)",
+        "offload: draft 29 of 29 layers: 29 on MTL0 (1.6 GB)",
+        "offload: the draft takes nothing from the target; expected with it: about 2.3 times plain"
+        " decoding, if 70% of its tokens are accepted",
+    ]
+
+
+def test_without_a_gpu_the_context_leaves_half_of_the_ram(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = planned(monkeypatch, sketches.llama_8b(), sketches.llama_1b(), [], 12).fitting()
+    assert pair.plan is None
+    assert pair.lines() == [
+        "context: 16,384 of 131,072 tokens: more would take over half of the memory that the"
+        " weights leave free (-c N chooses)"
+    ]
+    asked = planned(monkeypatch, sketches.llama_8b(), None, [], 12, n_ctx=4096)
+    assert asked.lines() == ["context: 4,096 tokens, as asked"]
+    big = planned(monkeypatch, sketches.llama_8b(), None, [], 200)
+    assert big.lines() == ["context: 131,072 tokens, the trained length"]
+
+
+def test_a_longer_context_never_costs_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = sketches.llama_8b()
+    for free in (6.0, 7.5, 9.0, 12.0, 24.0):
+        pair = planned(monkeypatch, target, None, [gpu(free)], 100)
+        short = planned(monkeypatch, target, None, [gpu(free)], 100, n_ctx=8192)
+        assert pair.plan is not None
+        assert short.plan is not None
+        assert pair.plan.target.layers == short.plan.target.layers
+    assert pair.n_ctx == 65536
+
+
+# ------------------------------------------------------------------ experts
+
+
+def test_as_few_experts_as_possible_stay_in_ram() -> None:
+    target = sketches.qwen_30b_a3b()
+    kept = [
+        plan_offload(target, None, [gpu(free)], n_ctx=8192).target.experts
+        for free in (4, 8, 12, 16, 24)
+    ]
+    assert kept == sorted(kept, reverse=True)
+    assert kept[-1] == 0
+    plan = plan_offload(target, None, [gpu(12)], n_ctx=8192).target
+    assert plan.expert_bytes == sum(expert_weights(target)[: plan.experts])
+    fixed = PlaceOptions(n_cpu_moe=plan.experts - 1)
+    assert not plan_offload(target, None, [gpu(12)], n_ctx=8192, place=fixed).target.whole
+
+
+def test_a_small_card_takes_layers_without_experts() -> None:
+    plan = plan_offload(sketches.qwen_30b_a3b(), None, [gpu(2)], n_ctx=8192).target
+    assert 0 < plan.layers < plan.of
+    assert plan.experts == plan.of - 1
+    assert plan.lines([gpu(2)])[1].startswith("offload: target experts of every layer in RAM")
+
+
+def test_experts_as_asked() -> None:
+    target = sketches.qwen_30b_a3b()
+    every = plan_offload(target, None, [gpu(80)], place=PlaceOptions(cpu_moe=True)).target
+    assert every.patterns == ((expected.EXPERTS, "CPU"),)
+    assert every.expert_bytes == sum(expert_weights(target))
+    two = plan_offload(target, None, [gpu(80)], place=PlaceOptions(n_cpu_moe=2)).target
+    assert [pattern for pattern, _ in two.patterns] == [
+        rf"blk\.{i}\.ffn_(up|down|gate|gate_up)_(ch|)exps" for i in (0, 1)
+    ]
+    # one that was asked for comes first: llama.cpp takes the first that matches
+    moved = PlaceOptions(n_cpu_moe=1, overrides=(r"blk\.0\.=CUDA0",))
+    assert plan_offload(target, None, [gpu(80)], place=moved).target.patterns[0] == (
+        r"blk\.0\.",
+        "CUDA0",
+    )
+    with pytest.raises(UsageError, match="no experts"):
+        plan_offload(sketches.llama_8b(), None, [gpu(80)], place=PlaceOptions(cpu_moe=True))
+
+
+def test_moved_tensors_take_no_place_on_the_card() -> None:
+    target = sketches.llama_8b()
+    moved = PlaceOptions(overrides=(r"\.ffn_=CPU",))
+    plain = plan_offload(target, None, [gpu(24)], n_ctx=8192).target
+    less = plan_offload(target, None, [gpu(24)], n_ctx=8192, place=moved).target
+    ffn = sum(tensor.n_bytes for tensor in target.tensors if ".ffn_" in tensor.name)
+    assert plain.bytes[0] - less.bytes[0] == ffn
+
+
+# ------------------------------------------------------------------ devices
+
+
+def test_devices_and_shares_as_asked() -> None:
+    target, cards = sketches.llama_8b(), [gpu(24), gpu(24, "CUDA1")]
+
+    def placed(**options: Any) -> placement.Placement:
+        return plan_offload(target, None, cards, n_ctx=8192, place=PlaceOptions(**options)).target
+
+    assert placed().devices is None
+    assert placed(devices="CUDA1").devices == ("CUDA1",)
+    assert placed(devices="CUDA1").own_split == (33,)
+    assert placed(split_mode="none", main_gpu=1).devices == ("CUDA1",)
+    assert placed(tensor_split="3,1").split == (25, 8)  # layer 24 of 33 lies before 3/4
+    assert placed(tensor_split="0,1").split == (0, 33)
+    assert placed(devices="none").layers == 0
+    assert placed(split_mode="row").split_mode == "row"
+
+
+def test_a_draft_on_a_device_of_its_own() -> None:
+    cards = [gpu(24), gpu(8, "CUDA1")]
+    plan = plan_offload(
+        sketches.qwen_32b(), sketches.qwen_600m(), cards, n_ctx=8192,
+        place=PlaceOptions(devices="CUDA0"), draft_place=PlaceOptions(devices="CUDA1"),
+    )  # fmt: skip
+    assert plan.draft is not None
+    assert (plan.target.split[1], plan.draft.split[0]) == (0, 0)
+    assert (plan.target.devices, plan.draft.devices) == (("CUDA0",), ("CUDA1",))
+    assert plan.target.own_split == (plan.target.layers,)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"devices": "CUDA7"}, "no device 'CUDA7'"),
+        ({"main_gpu": 2}, "there are 2 devices"),
+        ({"tensor_split": "1,1,1"}, "3 shares, there are 2 devices"),
+        ({"devices": "CUDA0", "tensor_split": "1,1"}, "2 shares, there are 1 devices"),
+        ({"overrides": (r"ffn=CUDA7",)}, "no device 'CUDA7'"),
+        ({"overrides": (r"nothing_like_it=CPU",)}, "no tensor"),
+    ],
+)
+def test_what_is_not_there_is_refused(options: dict[str, Any], why: str) -> None:
+    cards = [gpu(24), gpu(24, "CUDA1")]
+    with pytest.raises(UsageError, match=why):
+        plan_offload(sketches.llama_8b(), None, cards, place=PlaceOptions(**options))
+
+
+def test_it_is_refused_on_a_machine_without_gpus_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    for options in (
+        {"place": PlaceOptions(devices="CUDA0")},
+        {"place": PlaceOptions(cpu_moe=True)},
+        {"draft_place": PlaceOptions(devices="CUDA0")},
+        {"gpu_layers": "0", "place": PlaceOptions(overrides=("nothing_like_it=CPU",))},
+    ):
+        with pytest.raises(SpecllamaError):
+            planned(monkeypatch, sketches.llama_8b(), None, [], 12, **options)
+
+
+# ------------------------------------------------------------------ what is expected
+
+
+def test_a_pass_over_experts_costs_more_with_every_row() -> None:
+    dense = Reading(GB, 0, 0, 0, 1.0, False)
+    sparse = Reading(0, 0, 16 * GB, 0, 1 / 16, False)
+    assert dense.seconds(1) == pytest.approx(sparse.seconds(1))
+    assert dense.seconds(4) < 1.1 * dense.seconds(1)
+    assert sparse.seconds(4) > 3 * sparse.seconds(1)
+    draft = Reading(GB / 16, 0, 0, 0, 1.0, False)
+    assert tokens_per_second(dense, draft) > 2 * tokens_per_second(dense, None)
+    assert tokens_per_second(sparse, draft) < 1.1 * tokens_per_second(sparse, None)
+
+
+def test_a_draft_that_is_never_right_is_never_worth_a_layer() -> None:
+    plan = plan_offload(
+        sketches.llama_8b(), sketches.llama_1b(), [gpu(7.5)], n_ctx=8192, acceptance=0.01
+    )
+    assert plan.target.whole
+    assert plan.draft is not None
+    assert plan.draft.layers == 0
+
+
+def test_the_layers_of_a_sketch_are_those_of_its_model() -> None:
+    """The sketches are of the size of the files: they would else prove nothing."""
+    for header, size in (
+        (sketches.llama_8b(), 4.9), (sketches.llama_70b(), 42), (sketches.gpt_oss_120b(), 63),
+        (sketches.qwen_30b_a3b(), 18.6), (sketches.qwen_32b(), 19.8),
+    ):  # fmt: skip
+        assert header.tensor_bytes / 1e9 == pytest.approx(size, rel=0.08)
+        assert sum(layer_bytes(header, 8192)) > header.tensor_bytes * 0.9
+
+
+def test_what_was_measured_of_a_pair_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a profile of the same two files, wherever their layers were then."""
+    target, draft = sketches.llama_8b(), sketches.llama_1b()
+
+    def key(header: GgufHeader) -> str:
+        return f"{header.name} {header.quantization} 7 {header.file_bytes}"
+
+    pair = PairKey(key(target), key(draft), "CPU", 4, "0 0", "f16/f16", "8192 8192")
+    profile = Profile(tmp_path / "p.json", pair)
+    profile.costs.target.level = 1.0
+    seen = profile.learned("any").source("draft", "draft")
+    seen.mean, seen.labels = 0.2, ENOUGH_TESTED - 1
+    assert profile.save()
+    assert measured_acceptance(target, draft, tmp_path) is None
+    seen.labels = ENOUGH_TESTED
+    assert profile.save()
+    assert measured_acceptance(target, draft, tmp_path) == pytest.approx(0.2)
+    assert measured_acceptance(target, sketches.qwen_600m(), tmp_path) is None
+    monkeypatch.setattr(gguf_pair, "measured_acceptance", lambda target, draft: 0.2)
+    lines = planned(monkeypatch, target, draft, [gpu(7.5)], 12).lines()
+    assert "at the 20% of its tokens that were accepted so far" in lines[-1]
