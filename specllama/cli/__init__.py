@@ -150,8 +150,9 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     help="Print versions and exit.",
 )
 @click.option("--offline", is_flag=True, help="Never use the network, whatever the command.")
+@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what is decided, and why.")
 @click.pass_context
-def group(ctx: click.Context, offline: bool) -> None:
+def group(ctx: click.Context, offline: bool, verbose: bool) -> None:
     """Run quantized GGUF models on your own machine, sped up by speculative decoding.
 
     A small draft model guesses a few tokens, and the target checks them all in one pass. The text
@@ -160,6 +161,8 @@ def group(ctx: click.Context, offline: bool) -> None:
     if offline:
         # the variable reaches the engine's process too
         os.environ["SPECLLAMA_OFFLINE"] = "1"
+    if verbose:
+        diagnostics.tell_decisions()
     if ctx.invoked_subcommand is None:
         if sys.stdin.isatty() and sys.stderr.isatty() and sys.stdout.isatty():
             chat = group.get_command(ctx, "chat")

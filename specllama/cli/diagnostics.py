@@ -69,6 +69,20 @@ def note(text: str) -> None:
     say(text, DIM)
 
 
+def tell_decisions() -> None:
+    """From now on, notes of what specllama decides, without llama.cpp's own log."""
+    import logging
+
+    class Notes(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            note(record.getMessage())
+
+    logger, handler = logging.getLogger("specllama"), Notes(logging.INFO)
+    handler.addFilter(lambda record: not record.name.startswith("specllama.llama"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
 def warn(text: str) -> None:
     say(f"warning: {text}", YELLOW)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,3 +35,16 @@ def test_run_samples_as_the_card_says(cli) -> None:
     assert cli("run", "Hi", "--top-k", "5").code == 0
     sampling = cli.engine.requests[-1].params.sampling
     assert (sampling.temperature, sampling.top_k) == (0.6, 5)
+
+
+def test_verbose_says_what_was_decided(tmp_path: Path) -> None:
+    model = ggufs.write_llama(tmp_path / "m.gguf", keys={"general.sampling.mirostat": 2})
+    command = [sys.executable, "-m", "specllama", "-v", "run", "-n", "2", "-m", str(model), "Hi"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stderr
+    assert "context: 512 tokens, the trained length" in said
+    assert "mirostat" in said
+    assert "llama_model_loader" not in said
+    quiet = subprocess.run(
+        [*command[:3], *command[4:]], capture_output=True, text=True, timeout=120
+    )
+    assert "context: " not in quiet.stderr
