@@ -1,0 +1,217 @@
+"""Every architecture that llama.cpp can save, drafted by every method and compared with plain decoding.
+
+    python tests/families/archs.py FOLDER [--quant q4_0] [--only qwen35] [--jobs 1]
+
+FOLDER holds small random models, as llama.cpp's ``test-llama-archs -o FOLDER`` writes them. They
+have no tokenizer; each gets one here. A model is checked in a process of its own, so that an abort
+of llama.cpp is counted instead of ending the run.
+
+For each model, at temperature 0 and 0.8, plain decoding is compared token by token with: the model
+as its own draft model (nearly all is accepted), another model as draft model (nearly all is
+rejected), trees of both, copies, and its own heads or layers; then a second turn that goes back
+into the first reply, and a text that outgrows its context. The exit status is 1 when a text
+differs or llama.cpp ends the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import gguf
+import numpy as np
+from ggufs import _Writer, bpe_tokens
+
+from specllama.engine.engine import Engine
+from specllama.errors import SpecllamaError
+from specllama.events import Finished, Notice
+from specllama.models.quantize import prepare, run
+from specllama.params import EngineOptions, GenerateParams, SamplingParams
+
+OTHER = "llama-dense"  # drafts for the others
+TEMPERATURES = (0.0, 0.8)
+TOKENS = 20
+SECONDS = 300.0
+
+
+def dressed(source: Path, out: Path) -> Path:
+    """The model with a byte-level tokenizer of as many tokens as it has rows."""
+    reader = gguf.GGUFReader(source)
+    arch = reader.fields["general.architecture"].contents()
+    size = int(reader.fields[f"{arch}.vocab_size"].contents())
+    tokens, types, _ = bpe_tokens()
+    tokens = (tokens + [f"extra{i}" for i in range(size)])[:size]
+    types = (types + [1] * size)[:size]
+    w = _Writer(out, arch)
+    for key, field in reader.fields.items():
+        if key.startswith(("GGUF.", "tokenizer.")) or key == "general.architecture":
+            continue
+        kind = field.types[0]
+        sub = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        value = field.contents()
+        if value != []:  # cannot be written, and is what llama.cpp takes without it
+            w.add_key_value(key, value, kind, sub)
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("gpt-2")
+    w.add_token_list(tokens)
+    w.add_token_types(types)
+    w.add_token_merges([f"{tokens[5]} {tokens[6]}"])
+    w.add_eos_token_id(0)
+    for tensor in reader.tensors:
+        w.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    w.finish()
+    return out
+
+
+# ---- one model, in a process of its own
+
+
+def cases(target: Path, other: Path) -> Iterator[dict[str, Any]]:
+    """What came of each comparison: {case, outcome: equal | differs | refused, why}."""
+    for name, draft, methods in (
+        ("copies", None, ("ngram", "suffix", "lookahead", "self", "mtp")),
+        ("itself", target, ("draft", "tree", "mixed")),
+        ("another", other, ("draft", "tree", "mixed")),
+    ):
+        try:
+            engine = Engine.load(
+                target, draft, EngineOptions(n_ctx=256, threads=1, check_memory=False)
+            )
+        except SpecllamaError as error:
+            yield {"case": f"load, drafts by {name}", "outcome": "refused", "why": str(error)}
+            continue
+        with engine:
+            yield {"case": f"load, drafts by {name}", "outcome": "equal", "why": engine.info.exactness}
+            for temperature in TEMPERATURES:
+                for kind, prompt, n, full in texts(engine, temperature):
+                    plain = written(engine, prompt, "none", temperature, n, full)
+                    for method in methods:
+                        case = {"case": f"{method}, drafts by {name}, {kind}, T {temperature}"}
+                        try:
+                            got = written(engine, prompt, method, temperature, n, full)
+                        except SpecllamaError as error:
+                            yield {**case, "outcome": "refused", "why": str(error)}
+                            continue
+                        if got.token_ids == plain.token_ids:
+                            share = f"{got.draft_n_accepted} of {got.draft_n} accepted"
+                            yield {**case, "outcome": "equal", "why": share}
+                        else:
+                            yield {
+                                **case,
+                                "outcome": "differs",
+                                "why": f"plain {plain.token_ids}, drafted {got.token_ids}",
+                            }
+
+
+def texts(engine: Engine, temperature: float) -> Iterator[tuple[str, list[int], int, str]]:
+    """(kind, prompt, tokens to write, what to do when the context is full)."""
+    first = [10 + i % 7 for i in range(30)]
+    yield "first turn", first, TOKENS, "stop"
+    reply = list(written(engine, first, "none", temperature, TOKENS, "stop").token_ids)
+    yield "second turn", [*first, *reply[: TOKENS // 2], 11, 12, 13], TOKENS, "stop"
+    yield "full context", [10 + i % 9 for i in range(235)], 40, "shift"
+
+
+def written(
+    engine: Engine, prompt: list[int], method: str, temperature: float, n: int, full: Any
+) -> Finished:
+    params = GenerateParams(
+        sampling=SamplingParams(temperature=temperature),
+        seed=7,
+        max_tokens=n,
+        ignore_eos=True,
+        proposer=method,
+        window="fixed",
+        draft_max=4,
+        on_full=full,
+    )
+    *before, last = engine.generate(prompt, params)
+    refusal = next((e.message for e in before if isinstance(e, Notice) and "shift" in e.topic), "")
+    if not isinstance(last, Finished):
+        raise SpecllamaError(refusal or f"ended with {last}")
+    return last
+
+
+# ---- all models
+
+
+def check(file: Path, other: Path, work: Path, kind: str | None) -> list[dict[str, Any]]:
+    target = dressed(file, work / file.name)
+    if kind is not None:
+        smaller = work / f"{file.stem}-{kind}.gguf"
+        try:
+            run(prepare(target, smaller, kind, pure=True))
+        except SpecllamaError as error:
+            return [{"case": "quantize", "outcome": "refused", "why": str(error)}]
+        target.unlink()
+        target = smaller
+    command = [sys.executable, __file__, "--one", str(target), str(other)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return [{"case": "all", "outcome": "slow", "why": f"longer than {SECONDS:.0f} s"}]
+    finally:
+        target.unlink()
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode < 0:
+        why = f"{signal.Signals(-done.returncode).name}: {done.stderr.strip()[-300:]}"
+        rows.append({"case": "all", "outcome": "aborted", "why": why})
+    elif done.returncode:
+        rows.append({"case": "all", "outcome": "failed", "why": done.stderr.strip()[-400:]})
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("other", type=Path, nargs="?")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--quant")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if args.one:
+        for row in cases(args.folder, args.other):
+            print(json.dumps(row), flush=True)
+        return 0
+    total: Counter[str] = Counter()
+    kept: dict[str, list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(args.jobs) as pool:
+        work = Path(name)
+        other = dressed(args.folder / f"{OTHER}.gguf", work / "other.gguf")
+        files = sorted(f for f in args.folder.glob("*.gguf") if args.only in f.stem)
+        begun = time.monotonic()
+        for file, rows in zip(
+            files, pool.map(lambda f: check(f, other, work, args.quant), files), strict=True
+        ):
+            counts = Counter(row["outcome"] for row in rows)
+            total += counts
+            kept[file.stem] = rows
+            print(f"{file.stem:28}", *(f"{n} {what}" for what, n in sorted(counts.items())))
+            reasons = Counter(
+                (r["outcome"], r["why"][:300]) for r in rows if r["outcome"] != "equal"
+            )
+            for (what, why), n in reasons.most_common(4):
+                print(f"    {what} {n}x: {why}")
+            sys.stdout.flush()
+        if args.out:
+            args.out.write_text(json.dumps(kept, indent=1))
+    print(f"{len(kept)} models in {time.monotonic() - begun:.0f} s:", dict(total))
+    return int(any(total[what] for what in ("differs", "aborted", "failed", "slow")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
