@@ -2,6 +2,7 @@
 #   make chat   install, then chat with the bundled pair (offline)
 #   make test   install with the test extras, then run every test
 #   make families LLAMA_CPP=FOLDER   compare chat prompts with llama.cpp's own (its source there)
+#   make archs MODELS=FOLDER         draft every architecture (models by its test-llama-archs -o)
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,8 +15,9 @@ TUNE     ?= --temperature 0 --no-save
 BENCH    ?= --count 8
 
 LLAMA_CPP ?=
+MODELS    ?=
 
-.PHONY: chat test schemas families lint types check screenshots recordings clean
+.PHONY: chat test schemas families archs lint types check screenshots recordings clean
 
 chat: $(STAMP)
 	$(BIN)/specllama chat
@@ -25,6 +27,10 @@ test: $(VENV)/.installed-test
 
 families: $(VENV)/.installed-test
 	$(BIN)/python tests/families $(LLAMA_CPP)
+
+archs: $(VENV)/.installed-test
+	$(BIN)/python tests/families/archs.py $(MODELS)
+	$(BIN)/python tests/families/archs.py $(MODELS) --quant q4_0
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -4,7 +4,7 @@ What people and models wrote must never become control tokens: ``<|im_end|>`` ty
 ordinary text, not the end of a turn. So the rendered prompt is a list of segments: template text
 with ``special=True`` and contents with ``special=False``; ``encoding.py`` makes tokens of them. The
 text is always the template's own rendering. Which part of it is content is found by rendering a
-second time, with marks around the contents or with their characters disguised.
+second time, with fences around the contents or with their characters disguised.
 """
 
 from __future__ import annotations
@@ -129,13 +129,14 @@ def render(
 
 
 def _begun(marks: Marks, state: bool | None, reply: Message) -> Written:
-    """A reply that is to be continued: as the model wrote it if that is known and is in the way of
-    this model, else as the template would write it."""
+    """A reply that is to be continued: as it was written if that is known and has the marks of this
+    model, else as the template would write it."""
     reasoning, content = reply.reasoning, reply.content
     if reply.seams is not None:
         before, behind = reply.seams
-        ours = not reasoning or state is True or marks.open in before
-        if ours and (not (reasoning and content) or marks.close in behind):
+        opened = not reasoning or state is True or marks.open in before
+        closed = not (reasoning and content) or marks.close in behind
+        if opened and closed:
             return Written(before, reasoning, behind, content)
     if reasoning:
         before = "" if state else marks.opening
@@ -153,7 +154,7 @@ def _unthought(marks: Marks, state: bool | None, *, forced: bool = True) -> Writ
         return Written()
     if marks.alone:
         return Written(before=marks.alone)
-    if forced and marks != USUAL:
+    if forced and marks.known:
         return Written(before=marks.opening, behind=marks.closing.lstrip())
     return Written()
 
@@ -242,9 +243,9 @@ class _Job:
         plain = self._render(messages, texts)
         # Digits survive whatever a template does to the case of a text, and a fresh number
         # cannot stand in a content already.
-        marks = _Marks(str(secrets.randbelow(10**18)))
-        marked = [marks.around(i, text) for i, text in enumerate(texts)]
-        parts = marks.parse(self._render(messages, marked))
+        fences = _Fences(str(secrets.randbelow(10**18)))
+        fenced = [fences.around(i, text) for i, text in enumerate(texts)]
+        parts = fences.parse(self._render(messages, fenced))
         if parts is None or "".join(text for text, _ in parts) != plain:
             # The template trims contents, or drops the thoughts in them.
             replies = [m.role == "assistant" for m in messages] * 2
@@ -254,8 +255,8 @@ class _Job:
             parts = _parts(plain, self._render(messages, disguised))
         if parts is None:
             # Its text depends on the contents: put them where it puts empty ones.
-            hidden = [marks.around(i, "") for i in range(len(texts))]
-            parts = marks.parse(self._render(messages, hidden))
+            hidden = [fences.around(i, "") for i in range(len(texts))]
+            parts = fences.parse(self._render(messages, hidden))
             if parts is None:
                 raise TemplateFailed("it takes the messages apart")
             parts = [(text if i is None else texts[i].strip(), i) for text, i in parts]
@@ -316,8 +317,8 @@ def _parts(plain: str, disguised: str) -> list[tuple[str, int | None]] | None:
     return parts if plain[end:] == disguised[end:] else None
 
 
-class _Marks:
-    """Begin and end marks around contents, in private-use characters and a one-time number."""
+class _Fences:
+    """Fences around contents, in private-use characters and a one-time number."""
 
     def __init__(self, number: str) -> None:
         self._number = number
@@ -326,28 +327,28 @@ class _Marks:
     def around(self, index: int, text: str) -> str:
         return f"\ue000{self._number}:{index}\ue002{text}\ue001{self._number}:{index}\ue002"
 
-    def parse(self, marked: str) -> list[tuple[str, int | None]] | None:
+    def parse(self, fenced: str) -> list[tuple[str, int | None]] | None:
         """Split into (text, its number or None for template text).
 
-        None if the marks do not come in pairs: the template cut a content somewhere.
+        None if the fences do not come in pairs: the template cut a content somewhere.
         """
         parts: list[tuple[str, int | None]] = []
         inside: int | None = None
         end = 0
-        for match in self._pattern.finditer(marked):
+        for match in self._pattern.finditer(fenced):
             index = int(match[2])
             if match[1] == "\ue000":
                 if inside is not None:
                     return None
-                parts.append((marked[end : match.start()], None))
+                parts.append((fenced[end : match.start()], None))
                 inside = index
             else:
                 if inside != index:
                     return None
-                parts.append((marked[end : match.start()], index))
+                parts.append((fenced[end : match.start()], index))
                 inside = None
             end = match.end()
-        if inside is not None or self._number in marked[end:]:
+        if inside is not None or self._number in fenced[end:]:
             return None
-        parts.append((marked[end:], None))
+        parts.append((fenced[end:], None))
         return parts

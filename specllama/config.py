@@ -24,7 +24,8 @@ from specllama.errors import ConfigError, UsageError
 from specllama.inputs import MOST_BYTES, read_bounded
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.paths import config_file, replace_file
-from specllama.schema import BY_NAME, DEFAULTS, ENGINE_PARTS, SCHEMA, Setting
+from specllama.schema import BY_NAME, SCHEMA
+from specllama.setting import DEFAULTS, ENGINE_PARTS, Setting
 
 PROJECT_FILE = "specllama.toml"
 CARD = "the model's card"

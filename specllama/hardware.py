@@ -26,7 +26,7 @@ _ONLY_HERE = re.compile(r"\(\?(?![:=!])|\\[AZzGQ]|[*+?}]\+")
 
 @dataclass(frozen=True, slots=True)
 class PlaceOptions:
-    """Where the weights of one model go, beside how many layers.
+    """Where the weights of one model go; how many layers go there is said elsewhere (gpu_layers).
 
     Attributes:
         devices: names of the devices that may take layers, comma-separated; "" means every GPU,
@@ -34,7 +34,7 @@ class PlaceOptions:
         split_mode: "layer" (and its cache on one device), "row" (matrices over all devices) or
             "none" (one device takes everything).
         tensor_split: shares of the devices, comma-separated; "" fills them by what is free.
-        main_gpu: which of the devices, for split mode "none" and for what rows leave undivided.
+        main_gpu: the device of split mode "none", and of what split mode "row" leaves whole.
         cpu_moe, n_cpu_moe: keep the experts of all layers, or of the first N, in RAM; neither
             given, they stay there as far as the devices are too small.
         overrides: "PATTERN=DEVICE": tensors whose name has a match of the pattern.
@@ -60,7 +60,7 @@ class PlaceOptions:
         if self.cpu_moe and self.n_cpu_moe is not None:
             raise UsageError("give --cpu-moe or --n-cpu-moe, not both")
         if "" in self.names and self.devices:
-            raise UsageError(f"device needs names apart by commas, got {self.devices!r}")
+            raise UsageError(f"device needs names separated by commas, got {self.devices!r}")
         if len(set(self.names)) < len(self.names):
             raise UsageError(f"device names one twice: {self.devices}")
         _ = self.shares, self.moves

@@ -50,7 +50,7 @@ class Marks:
         header: begins a further message of the same reply; "" for families without messages.
         ending: the mark behind an answer, where that is not the end of the turn.
         shape: one of SHAPES.
-        rendered: whether they come from a rendered thought.
+        known: whether the template says so; else they are a guess.
     """
 
     open: str = "<think>"
@@ -61,7 +61,7 @@ class Marks:
     header: str = ""
     ending: str = ""
     shape: str = SHAPES[0]
-    rendered: bool = False
+    known: bool = True
 
     @property
     def lead(self) -> str:
@@ -79,7 +79,7 @@ class Marks:
         return opened > closed
 
 
-USUAL = Marks()
+USUAL = Marks(known=False)
 USUAL_GAP = "\n\n"
 
 
@@ -187,7 +187,6 @@ class Probe:
                     self._alone(variables, prompt, close),
                     ending=ending,
                     shape=shape,
-                    rendered=True,
                 )
         for tail in reversed(list(_tails(prompt))):
             if (at := between.find(tail)) >= 0:
@@ -202,13 +201,10 @@ class Probe:
                     header,
                     ending,
                     shape,
-                    True,
                 )
         opening = prompt.removeprefix(before) if prompt.startswith(before) else written
         words = between.strip()
-        return Marks(
-            opening.strip(), words, opening, between, ending=ending, shape=shape, rendered=True
-        )
+        return Marks(opening.strip(), words, opening, between, ending=ending, shape=shape)
 
     def _alone(self, variables: Variables, prompt: str, close: str) -> str:
         """What the template writes before an answer without a thought, beyond the header."""

@@ -36,6 +36,22 @@ class Utf8Stream:
         return text
 
 
+class WordCount:
+    """Words of a text that arrives in pieces, which may end within a word."""
+
+    __slots__ = ("_inside", "words")
+
+    def __init__(self) -> None:
+        self.words = 0
+        self._inside = False  # the last piece ended within a word
+
+    def feed(self, piece: str) -> None:
+        if piece:
+            goes_on = self._inside and not piece[0].isspace()
+            self.words += len(piece.split()) - goes_on
+            self._inside = not piece[-1].isspace()
+
+
 class TextStream:
     """Detokenised text with stop strings, fed one token at a time.
 

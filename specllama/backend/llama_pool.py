@@ -149,7 +149,7 @@ class RunningPool(LlamaPool):
         return 0
 
 
-class WindowPool(RunningPool):
+class SlidingWindowPool(RunningPool):
     """The pool of a model with sliding windows whose cells are taken again once they have left.
 
     One lane. A cut is free while the window before it is still there; else the text is read again.
@@ -193,7 +193,7 @@ def open_pool(
     """
     kind = LlamaPool if model.can_roll_back else RunningPool
     if model.has_windows and not options.swa_full:
-        kind = WindowPool if model.can_roll_back else RunningPool
+        kind = SlidingWindowPool if model.can_roll_back else RunningPool
     if model.has_windows:
         lanes = 1  # what has left a window is not part of a lane's state
     rows = max(max_rows, lanes)

@@ -18,7 +18,7 @@ from specllama.backend.devices import Device, gpus
 from specllama.errors import UsageError
 from specllama.hardware import PlaceOptions
 from specllama.models import memory
-from specllama.models.windows import saved_bytes
+from specllama.models.sliding_windows import saved_bytes
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -76,11 +76,11 @@ class Placement:
         kept = tuple((rf"blk\.{i}{expected.EXPERTS}", CPU) for i in range(self.experts))
         return (*self.moves, *kept)
 
-    def lines(self, cards: Sequence[Device]) -> list[str]:
+    def lines(self, gpus: Sequence[Device]) -> list[str]:
         """In words, for ``-v`` and ``doctor``."""
         where = ", ".join(
             f"{n} on {device.name} ({size / 1e9:.1f} GB)"
-            for n, device, size in zip(self.split, cards, self.bytes, strict=True)
+            for n, device, size in zip(self.split, gpus, self.bytes, strict=True)
             if n
         )
         lines = [
@@ -115,7 +115,7 @@ class OffloadPlan:
         """Whether some weights or the cache of some layers lie in RAM, or GPUs share it."""
         placed = [one for one in (self.target, self.draft) if one is not None]
         in_ram = any(not one.whole or one.expert_bytes for one in placed)
-        return in_ram or any(card.shares_ram for card in self.gpus)
+        return in_ram or any(device.shares_ram for device in self.gpus)
 
     def as_good_as(self, other: OffloadPlan) -> bool:
         """Whether no less of the pair is on the GPUs than in the other plan."""
@@ -181,7 +181,7 @@ def left_in_ram(
     Args:
         need: the pair's memory with everything in one place.
     """
-    if all(card.shares_ram for card in plan.gpus):
+    if all(device.shares_ram for device in plan.gpus):
         return need
     second = need.draft
     if second is not None and draft is not None and plan.draft is not None:
@@ -219,38 +219,38 @@ def chosen_devices(options: PlaceOptions, found: Sequence[Device]) -> tuple[Devi
     Raises:
         UsageError: there is no such device, or not as many as were counted on.
     """
-    cards: tuple[Device, ...] = tuple(gpus(found))
+    devices: tuple[Device, ...] = tuple(gpus(found))
     if options.names == ("none",):
-        cards = ()
+        devices = ()
     elif options.names:
         by_name = {device.name: device for device in found if device.kind != "cpu"}
         for name in options.names:
             if name not in by_name:
                 known = ", ".join(by_name) or "none, so only: --device none"
                 raise UsageError(f"there is no device {name!r} for layers", f"there is {known}")
-        cards = tuple(by_name[name] for name in options.names)
-    if options.main_gpu and options.main_gpu >= len(cards):
+        devices = tuple(by_name[name] for name in options.names)
+    if options.main_gpu and options.main_gpu >= len(devices):
         raise UsageError(
-            f"--main-gpu {options.main_gpu}: there are {len(cards)} devices, counted from 0"
+            f"--main-gpu {options.main_gpu}: there are {len(devices)} devices, counted from 0"
         )
-    if options.split_mode == "none" and cards:
-        cards = (cards[options.main_gpu],)
-    if options.shares and len(options.shares) != len(cards):
+    if options.split_mode == "none" and devices:
+        devices = (devices[options.main_gpu],)
+    if options.shares and len(options.shares) != len(devices):
         raise UsageError(
-            f"--tensor-split has {len(options.shares)} shares, there are {len(cards)} devices"
+            f"--tensor-split has {len(options.shares)} shares, there are {len(devices)} devices"
         )
-    return cards
+    return devices
 
 
 def checked_moves(
-    options: PlaceOptions, header: GgufHeader, cards: Sequence[Device]
+    options: PlaceOptions, header: GgufHeader, devices: Sequence[Device]
 ) -> tuple[tuple[str, str], ...]:
     """The overrides of tensors.
 
     Raises:
         UsageError: a device is not there, or no tensor matches.
     """
-    known = [CPU, *(card.name for card in cards)]
+    known = [CPU, *(device.name for device in devices)]
     for pattern, device in options.moves:
         if device not in known:
             raise UsageError(
@@ -338,8 +338,8 @@ def plan_offload(
     buffers: dict[str, Any] = {"n_ubatch": n_ubatch, "flash_attn": flash_attn}
     own = chosen_devices(place, found)
     drafts_own = chosen_devices(draft_place, found) if draft_place.names else own
-    cards = tuple(device for device in found if device in own or device in drafts_own)
-    free = [max(int(card.free * USABLE) - RESERVE_BYTES, 0) for card in cards]
+    devices = tuple(device for device in found if device in own or device in drafts_own)
+    free = [max(int(device.free * USABLE) - RESERVE_BYTES, 0) for device in devices]
 
     def sizes(header: GgufHeader) -> list[int]:
         """With KV, by layer; the output layer last."""
@@ -362,21 +362,21 @@ def plan_offload(
             buffer=memory.compute_bytes(
                 header, context, n_outputs=n_outputs if role == "target" else 2, **buffers
             ),
-            devices=tuple(card.name for card in on),
-            usable=tuple(card in on for card in cards),
+            devices=tuple(device.name for device in on),
+            usable=tuple(device in on for device in devices),
         )
 
     first = model("target", target, gpu_layers, place)
     warnings: list[str] = []
     if draft is None:
-        return OffloadPlan(_place(first, free, warnings), None, cards, tuple(warnings))
+        return OffloadPlan(_place(first, free, warnings), None, devices, tuple(warnings))
     second = model("draft", draft, draft_gpu_layers, draft_place)
     aside = _place(dataclasses.replace(second, asked="0"), free, [])
     beside = _place(second, free, warnings)
-    if draft_gpu_layers != "auto" or not cards:
+    if draft_gpu_layers != "auto" or not devices:
         rest = [max(size - used, 0) for size, used in zip(free, beside.bytes, strict=True)]
-        return OffloadPlan(_place(first, rest, warnings), beside, cards, tuple(warnings))
-    shared = all(card.shares_ram for card in cards)
+        return OffloadPlan(_place(first, rest, warnings), beside, devices, tuple(warnings))
+    shared = all(device.shares_ram for device in devices)
     share = expected.ACCEPTANCE if acceptance is None else acceptance
     plans: list[tuple[float, Placement, Placement, list[str]]] = []
     for one in (beside, aside):
@@ -393,7 +393,7 @@ def plan_offload(
     alone = _place(first, free, [])
     without = expected.tokens_per_second(reading(target, alone, shared), None)
     why = _why(where, one, alone, speed / without, acceptance)
-    return OffloadPlan(where, one, cards, (*warnings, *said), (why,))
+    return OffloadPlan(where, one, devices, (*warnings, *said), (why,))
 
 
 def _why(
@@ -532,17 +532,17 @@ def _fill(
         ends = [end / sum(shares) for end in accumulate(shares)]
         used = [0] * len(room)
         for i, size in enumerate(layers):
-            card = next((c for c, end in enumerate(ends) if i / len(layers) < end), len(room) - 1)
-            split[card] += 1
-            used[card] += size
+            device = next((c for c, end in enumerate(ends) if i / len(layers) < end), len(room) - 1)
+            split[device] += 1
+            used[device] += size
         return split if all(u <= r for u, r in zip(used, room, strict=True)) else None
-    taken, card = 0, 0
+    taken, device = 0, 0
     for size in layers:
-        while card < len(room) and taken + size > room[card]:
-            card, taken = card + 1, 0
-        if card == len(room):
+        while device < len(room) and taken + size > room[device]:
+            device, taken = device + 1, 0
+        if device == len(room):
             return None
-        split[card] += 1
+        split[device] += 1
         taken += size
     return split
 

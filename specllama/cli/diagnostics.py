@@ -55,11 +55,10 @@ def is_terminal() -> bool:
         return False
 
 
-def write(text: str, *codes: str) -> None:
-    """A piece of text to stderr, without a new line; a carriage return goes back in the line."""
-    back = "\r" if text.startswith("\r") else ""
+def write(text: str, *codes: str, over: bool = False) -> None:
+    """A piece of text to stderr, without a new line; ``over`` what is in the line already."""
     try:
-        sys.stderr.write(back + styled(sanitize(text.removeprefix(back)), *codes))
+        sys.stderr.write(("\r" if over else "") + styled(sanitize(text), *codes))
         sys.stderr.flush()
     except (OSError, ValueError):
         pass

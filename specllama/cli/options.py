@@ -19,7 +19,8 @@ from specllama.config import Settings, load_settings
 from specllama.errors import UsageError
 from specllama.inputs import read_file
 from specllama.params import THINK, GenerateParams
-from specllama.schema import ENGINE_PARTS, SCHEMA, Setting
+from specllama.schema import SCHEMA
+from specllama.setting import ENGINE_PARTS, Setting
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from specllama.cli import diagnostics, output
 from specllama.events import Event, Finished, Notice, ReasoningDelta, RoundDone, TextDelta
+from specllama.text import WordCount
 
 _ENDINGS = {
     "length": "token limit",
@@ -40,7 +41,7 @@ class Printer:
         self.finished: Finished | None = None
         self._last = ""
         self._thinking = False
-        self._words = 0
+        self._count = WordCount()
 
     def show(self, events: Iterator[Event]) -> None:
         """Print until the events end; close the last line even if they end with an error."""
@@ -80,19 +81,20 @@ class Printer:
             diagnostics.write(text, diagnostics.DIM)
         elif self.thoughts == "fold":
             self._thinking = True
-            self._words += len(text.split())
+            self._count.feed(text)
             if diagnostics.is_terminal():
-                diagnostics.write(f"\rthinking: {self._words} words", diagnostics.DIM)
+                diagnostics.write(
+                    f"thinking: {self._count.words} words", diagnostics.DIM, over=True
+                )
 
     def _end_thought(self) -> None:
         if not self._thinking:
             return
         self._thinking = False
         if self.thoughts == "fold":
-            line = f"thought: {self._words} words"
-            diagnostics.write(
-                f"\r{line}   " if diagnostics.is_terminal() else line, diagnostics.DIM
-            )
+            over = diagnostics.is_terminal()
+            line = f"thought: {self._count.words} words" + " " * over  # "thinking" was longer
+            diagnostics.write(line, diagnostics.DIM, over=over)
         diagnostics.write("\n\n" if self.thoughts == "show" else "\n")
 
 

@@ -119,7 +119,7 @@ def _load(
         try:
             return _load_as(pair, on_progress, stop, closing)
         except CannotLoad as refused:
-            # the estimate was short of what the card needs: give it less and try again
+            # the estimate was short of what the GPU needs: give it less and try again
             fewer = pair.with_fewer_layers()
             if fewer is None:
                 raise

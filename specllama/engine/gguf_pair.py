@@ -10,14 +10,14 @@ from pathlib import Path
 
 from specllama.backend import devices, placement
 from specllama.card import read_card
-from specllama.engine.profiles import measured_acceptance
+from specllama.engine.measured import measured_acceptance
 from specllama.hardware import Adapter
 from specllama.models import context, memory
 from specllama.models.adapter import check_adapter
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.loadable import check_loadable
 from specllama.models.pairing import VOCABULARY_KINDS, compare, require_pair
-from specllama.models.windows import saved_bytes
+from specllama.models.sliding_windows import saved_bytes
 from specllama.params import EngineOptions
 
 logger = logging.getLogger("specllama.engine.gguf_pair")
@@ -91,7 +91,7 @@ class Pair:
             flash_attn=options.flash_attn != "off",
         )
         if not options.swa_full:
-            need = replace(need, target=_with_windows(need.target, self.target, options))
+            need = replace(need, target=_with_sliding_windows(need.target, self.target, options))
         if self.plan is not None:
             need = placement.left_in_ram(need, self.plan, self.target, self.draft)
         return need
@@ -128,7 +128,7 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
     return pair.fitting()
 
 
-def _with_windows(
+def _with_sliding_windows(
     need: memory.ModelMemory, header: GgufHeader, options: EngineOptions
 ) -> memory.ModelMemory:
     """What a target takes when windowed layers keep only their window."""
@@ -188,7 +188,7 @@ def _offload(
 ) -> placement.OffloadPlan | None:
     """See ``Pair.plan``."""
     options = pair.options
-    cards = devices.gpus(found)
+    gpus = devices.gpus(found)
     for one, header in ((options.place, pair.target), (options.draft_place, pair.draft)):
         # what cannot be followed is said, GPU or not
         chosen = placement.chosen_devices(one, found)
@@ -197,7 +197,7 @@ def _offload(
     moved = options.place.overrides or options.draft_place.overrides
     if options.gpu_layers == "0" and options.draft_gpu_layers in ("0", "auto") and not moved:
         return None
-    if not cards and not moved:
+    if not gpus and not moved:
         return None
     return placement.plan_offload(
         pair.target,

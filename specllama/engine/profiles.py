@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,13 +29,9 @@ from specllama.speculative.rules import rule_of
 from specllama.speculative.window import FixedWindow, Window
 from specllama.store import profiles as store
 
-if TYPE_CHECKING:
-    from specllama.models.gguf import GgufHeader
-
 _T = TypeVar("_T")
 
 SCHEMA = "specllama.profile.v6"
-ENOUGH_TESTED = 200  # tokens of a draft model, for a mean that says something
 
 # Upper ends of the temperature bands; sampling noise changes what a draft's confidence is worth.
 _BANDS = ((0.0, "greedy"), (0.5, "cool"), (0.9, "warm"), (1.2, "hot"))
@@ -271,41 +267,6 @@ def measured_passes(info: EngineInfo, rows: int, folder: Path | None = None) -> 
         if table.level and timed > max(rows // 2, best[0]):
             best = timed, table.upto(rows)
     return best[1] or None
-
-
-def measured_acceptance(
-    target: GgufHeader, draft: GgufHeader, folder: Path | None = None
-) -> float | None:
-    """How often the draft model's tokens were accepted, wherever its layers were.
-
-    None where too few were tested on this machine.
-    """
-    from specllama.paths import profiles_dir
-
-    tested = accepted = 0.0
-    for path in sorted((folder or profiles_dir()).glob("*.json")):
-        try:
-            data = store.read(path)
-            if data is None or data["schema"] != SCHEMA:
-                continue
-            pair = data["pair"]
-            if not _is_of(pair["target"], target) or not _is_of(pair["draft"], draft):
-                continue
-            bands = _read(data["bands"], dict[str, Learned])
-        except (OSError, *store.DAMAGE):
-            continue
-        for band in bands.values():
-            known = band.sources.get("draft")
-            if known is not None:
-                tested += known.labels
-                accepted += known.labels * known.mean
-    return accepted / tested if tested >= ENOUGH_TESTED else None
-
-
-def _is_of(key: str, header: GgufHeader) -> bool:
-    """Whether a key of ``_model_key`` is this file's."""
-    beginning = f"{header.name} {header.quantization} "
-    return key.startswith(beginning) and key.endswith(f" {header.file_bytes}")
 
 
 class Windows:

@@ -10,7 +10,7 @@ from specllama.engine.encoding import encode_segments
 from specllama.engine.thought_limit import ThoughtLimit
 from specllama.errors import UsageError
 from specllama.interface import Message, Prompt
-from specllama.marks import Marks
+from specllama.marks import Marks, derive
 from specllama.params import GenerateParams, template_arguments
 from specllama.switches import switch
 from specllama.thoughts import Reader, Spelling, reader
@@ -46,6 +46,9 @@ class Prompting:
     bos: str = ""
     eos: str = ""
     _spellings: dict[Marks, Spelling] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        derive(self.template)  # while the model loads, rather than in the first reply
 
     def encode(self, prompt: Prompt) -> tuple[list[int], str]:
         """Token ids of a prompt, and a notice about the template ("" if none)."""

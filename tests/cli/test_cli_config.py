@@ -18,7 +18,8 @@ from specllama.errors import ConfigError, UsageError
 from specllama.hardware import CpuOptions, PlaceOptions, RopeOptions
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.paths import config_file
-from specllama.schema import BY_NAME, ENGINE_PARTS, SCHEMA
+from specllama.schema import BY_NAME, SCHEMA
+from specllama.setting import ENGINE_PARTS
 
 
 def write(path: Path, text: str) -> Path:

@@ -13,12 +13,8 @@ from specllama.backend.devices import Device
 from specllama.backend.expected import Reading, tokens_per_second
 from specllama.backend.placement import OffloadPlan, expert_weights, layer_bytes, plan_offload
 from specllama.engine import gguf_pair
-from specllama.engine.profiles import (
-    ENOUGH_TESTED,
-    PairKey,
-    Profile,
-    measured_acceptance,
-)
+from specllama.engine.measured import ENOUGH_TESTED, measured_acceptance
+from specllama.engine.profiles import PairKey, Profile
 from specllama.errors import DoesNotFit, SpecllamaError, UsageError
 from specllama.hardware import PlaceOptions
 from specllama.models import context, memory

@@ -41,7 +41,7 @@ def test_tokens_become_text() -> None:
     r = reply(b"ab", b"c")
     taken = r.take([1, 2, 1])
     assert (taken.kept, taken.text, taken.reason) == (3, "abcab", None)
-    assert (r.token_ids, r.text, r.finish()) == ([1, 2, 1], "abcab", "")
+    assert (r.token_ids, r.text, r.finish(None)) == ([1, 2, 1], "abcab", ("", ""))
 
 
 def test_a_stop_token_is_kept_but_not_shown() -> None:
@@ -82,7 +82,7 @@ def test_a_stop_string_over_tokens_and_rounds() -> None:
     assert (first.kept, first.text, first.reason) == (2, "hel", None)
     second = r.take([3, 1])
     assert (second.kept, second.text, second.reason) == (1, "", "stop_string")
-    assert (r.text, r.finish(), r.token_ids) == ("hel", "", [1, 2, 3])
+    assert (r.text, r.finish("stop_string"), r.token_ids) == ("hel", ("", ""), [1, 2, 3])
 
 
 def test_a_false_start_is_shown_later() -> None:
@@ -91,7 +91,7 @@ def test_a_false_start_is_shown_later() -> None:
     assert r.take([3]).text == "lo!"
     r = reply(b"lo", stop=("lox",))
     assert r.take([1]).text == ""
-    assert r.finish() == "lo"
+    assert r.finish("length") == ("", "lo")
     assert r.text == "lo"
 
 
@@ -106,7 +106,7 @@ def test_characters_split_over_tokens() -> None:
     assert [r.take([t]).text for t in (1, 2, 3, 4)] == ["", "", "☃", "x"]
     r = reply(snowman[:2], b"x")
     assert r.take([1]).text == ""
-    assert r.finish() == "�", "an unfinished character is shown as such at the end"
+    assert r.finish("length") == ("", "�"), "an unfinished character is shown as such at the end"
     r = reply(snowman[:2], b"x")
     assert r.take([1, 2]).text == "�x"
 
@@ -134,6 +134,7 @@ def test_how_rounds_cut_the_tokens_does_not_matter(
     assert parts.token_ids == whole.token_ids
     assert len(whole.token_ids) == one.kept
     assert shown == one.text
-    assert shown + parts.finish() == one.text + whole.finish() == whole.text == parts.text
+    assert shown + parts.finish(reason)[1] == one.text + whole.finish(reason)[1] == whole.text
+    assert parts.text == whole.text
     for s in params.stop:
         assert s not in whole.text

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.text import TextStream, encodable, passage_ending, sanitize, sanitize_line
+from specllama.text import (
+    TextStream,
+    WordCount,
+    encodable,
+    passage_ending,
+    sanitize,
+    sanitize_line,
+)
 
 
 def cut(data: bytes, at: list[int]) -> list[bytes]:
@@ -121,3 +128,12 @@ def test_lines_and_surrogates() -> None:
 )
 def test_where_a_passage_may_end(before: bytes, after: bytes, likely: float) -> None:
     assert passage_ending(before, after) == likely
+
+
+@given(st.text("ab \n\u00a0", max_size=30), st.lists(st.integers(0, 30), max_size=6))
+def test_words_are_counted_however_they_arrive(text: str, at: list[int]) -> None:
+    count = WordCount()
+    cuts = [0, *sorted(at), len(text)]
+    for start, end in itertools.pairwise(cuts):
+        count.feed(text[start:end])
+    assert count.words == len(text.split())

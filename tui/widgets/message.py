@@ -12,7 +12,7 @@ from textual.widget import Widget
 from textual.widgets import Collapsible, Markdown, Static
 
 from specllama.events import Finished, RoundDone
-from specllama.text import sanitize, sanitize_line
+from specllama.text import WordCount, sanitize, sanitize_line
 from specllama.tui.messages import TurnAction
 from specllama.tui.reading import PlainGuard, parser
 from specllama.tui.record import Record
@@ -165,8 +165,9 @@ class AssistantMessage(MessageView):
         self.foot = foot
         self.reasoning = reasoning
         self._guard = PlainGuard()
-        self._words = 0  # of the thought, up to its last space
-        self._box: Collapsible | None = None
+        self._count = WordCount()  # of the thought
+        self._thought: PlainText | None = None
+        self._box: Collapsible | None = None  # folds the thought
         self._markdown: Markdown | None = None
         self._plain: PlainText | None = None
         self._drafted: DraftedView | None = None
@@ -196,7 +197,8 @@ class AssistantMessage(MessageView):
             self._drafted.load(self.record.rounds)
             await body.mount(self._drafted)
             return
-        self._guard, self._words, self._box = PlainGuard(), 0, None
+        self._guard, self._count = PlainGuard(), WordCount()
+        self._thought = self._box = None
         # Markdown must start empty: a widget made with text and then appended to garbles an
         # open code fence.
         self._markdown = Markdown(parser_factory=parser, open_links=False)
@@ -289,18 +291,18 @@ class AssistantMessage(MessageView):
         """Add to the thought, which lies folded above the answer."""
         if not piece:
             return
-        self._words += len(piece.split())
-        if self._box is None:
-            shown = Static(sanitize(self.reasoning), markup=False, classes="thoughts")
-            self._box = Collapsible(shown, collapsed=True)
+        self._count.feed(piece)
+        if self._thought is None:
+            self._thought = PlainText(sanitize(piece))
+            self._box = Collapsible(self._thought, collapsed=True)
             await self.query_one(".body").mount(self._box, before=0)
         else:
-            self.query_one(".thoughts", Static).update(sanitize(self.reasoning))
+            await self._thought.append(sanitize(piece))
         self._name_thought()
 
     def _name_thought(self) -> None:
         if self._box is not None:
-            words = self._words if self.live else len(self.reasoning.split())
+            words = self._count.words
             verb = "thinking" if self.live and not self.text else "thought"
             self._box.title = f"{verb} {self.glyphs.dot} {words:,} word{'s' if words != 1 else ''}"
 
