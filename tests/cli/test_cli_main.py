@@ -141,6 +141,12 @@ def test_messages_are_safe_for_a_terminal(capsys) -> None:
     assert shown.splitlines() == ["error: bad␛]0;title␇ name second", "  hint⟦9B⟧"]
 
 
+def test_a_piece_of_a_thought_cannot_go_back_in_the_line(capsys) -> None:
+    diagnostics.write("\rso\x1b[2K")
+    diagnostics.write("thinking: 2 words", over=True)
+    assert capsys.readouterr().err == "␍so␛[2K\rthinking: 2 words"
+
+
 def test_a_second_signal_is_a_hard_end() -> None:
     program = (
         "import os, signal, threading, time\n"

@@ -41,6 +41,8 @@ from specllama.models.quantize import prepare, run
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 
 OTHER = "llama-dense"  # drafts for the others
+# arrays by layer that llama.cpp's saver writes whether the architecture has them or not
+SAVED_FOR_ALL = ("swiglu_clamp_exp", "swiglu_clamp_shexp", "deepstack_mapping")
 TEMPERATURES = (0.0, 0.8)
 TOKENS = 20
 SECONDS = 300.0
@@ -61,8 +63,8 @@ def dressed(source: Path, out: Path) -> Path:
         kind = field.types[0]
         sub = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
         value = field.contents()
-        unread = "swiglu_clamp" in key and not any(value)  # saved for every architecture
-        if value != [] and not unread:  # empty arrays cannot be written, and are the default
+        empty = value == [] or (key.endswith(SAVED_FOR_ALL) and max(value) <= 0)
+        if not empty:  # cannot be written, or keeps layers from being dropped
             w.add_key_value(key, value, kind, sub)
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("gpt-2")
