@@ -66,6 +66,7 @@ class Printer:
                 output.write(event.text)
                 self._last = event.text or self._last
         elif isinstance(event, Notice):
+            self._end_thought()
             if event.level == "warning":
                 diagnostics.warn(event.message)
             elif not self.quiet:
@@ -120,6 +121,8 @@ def statistics_line(end: Finished) -> str:
         parts.append(f"{end.near_ties} near-ties")
     if end.reason in _ENDINGS:
         parts.append(_ENDINGS[end.reason])
+    if end.reasoning and not end.text:
+        parts.append("ended within its thought (see --think-budget)")
     return " · ".join(parts)
 
 

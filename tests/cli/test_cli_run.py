@@ -351,6 +351,13 @@ def test_thoughts_go_to_stderr_or_nowhere(cli, how: str, shown: str) -> None:
     assert "tok/s" in statistics
 
 
+def test_a_reply_without_an_answer_says_so(cli) -> None:
+    cli.reply("<think>Let me see.")
+    result = cli("run", "Where?", "--thoughts", "hide")
+    assert result.out == ""
+    assert "ended within its thought" in result.err
+
+
 def test_thoughts_in_json(cli) -> None:
     cli.reply(THOUGHTFUL)
     events = cli("run", "--json", "Where?").json
