@@ -31,6 +31,7 @@ ENCODERS = frozenset(
 )  # fmt: skip
 DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 SPEECH = frozenset({"wavtokenizer-dec", "qwen3tts", "pockettts"})
+WRONG_ROWS = frozenset({"cogvlm"})  # llama.cpp gives the first rows of a pass for those asked for
 TOKENIZERS = frozenset(
     {"llama", "bert", "gpt2", "t5", "rwkv", "plamo2", "gemma4", "hybriddna", "whitespace"}
 )
@@ -79,7 +80,7 @@ def _check_kind(header: GgufHeader, role: Role) -> None:
     if kind == "adapter" or "adapter.type" in header.metadata:
         raise UnsupportedModel(
             f"{file} is a {header.text('adapter.type') or 'LoRA'} adapter, not a whole model",
-            "merge it into its base model with llama.cpp's llama-export-lora",
+            "give it to its base model: --lora FILE",
         )
     if arch == "controlvector":
         raise UnsupportedModel(f"{file} is a control vector, not a model", _GENERATOR_HINT)
@@ -103,6 +104,11 @@ def _check_kind(header: GgufHeader, role: Role) -> None:
     if arch in SPEECH:
         raise UnsupportedModel(
             f"{file} is a speech model ({arch}), not a text model", _GENERATOR_HINT
+        )
+    if arch in WRONG_ROWS:
+        raise UnsupportedModel(
+            f"{file}: llama.cpp mixes up the rows of {arch} models, so their text would be wrong",
+            _GENERATOR_HINT,
         )
     if header.n_tensors == 0:
         raise VocabularyOnly(f"{file} holds a vocabulary only, no weights", _GENERATOR_HINT)

@@ -350,6 +350,7 @@ TOKENS = ggufs.bpe_tokens()[0]
         ({"general.architecture": ""}, "architecture"),
         ({"general.type": "imatrix"}, "importance matrix"),
         ({"general.architecture": "dream"}, "diffusion"),
+        ({"general.architecture": "cogvlm"}, "mixes up the rows"),
         ({"general.architecture": "eagle3"}, "EAGLE-3 head"),
     ],
 )
