@@ -9,8 +9,9 @@ of llama.cpp is counted instead of ending the run.
 For each model, at temperature 0 and 0.8, plain decoding is compared token by token with: the model
 as its own draft model (nearly all is accepted), another model as draft model (nearly all is
 rejected), trees of both, copies, and its own heads or layers; then a second turn that goes back
-into the first reply, and a text that outgrows its context. The exit status is 1 when a text
-differs or llama.cpp ends the process.
+into the first reply, and a text that outgrows its context. A difference that begins in a round
+which said that it was a near-tie is counted apart. The exit status is 1 when a text differs
+otherwise or llama.cpp ends the process.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ggufs import _Writer, bpe_tokens
 
 from specllama.engine.engine import Engine
 from specllama.errors import SpecllamaError
-from specllama.events import Finished, Notice
+from specllama.events import Finished, Notice, RoundDone
 from specllama.models.quantize import prepare, run
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 
@@ -82,7 +83,7 @@ def dressed(source: Path, out: Path) -> Path:
 
 
 def cases(target: Path, other: Path) -> Iterator[dict[str, Any]]:
-    """What came of each comparison: {case, outcome: equal | differs | refused, why}."""
+    """What came of each comparison: {case, outcome: equal | near-tie | differs | refused, why}."""
     for name, draft, methods in (
         ("copies", None, ("ngram", "suffix", "lookahead", "self", "mtp")),
         ("itself", target, ("draft", "tree", "mixed")),
@@ -100,11 +101,11 @@ def cases(target: Path, other: Path) -> Iterator[dict[str, Any]]:
             yield {"case": f"load, drafts by {name}", "outcome": "equal", "why": exact}
             for temperature in TEMPERATURES:
                 for kind, prompt, n, full in texts(engine, temperature):
-                    plain = written(engine, prompt, "none", temperature, n, full)
+                    plain, _ = written(engine, prompt, "none", temperature, n, full)
                     for method in methods:
                         case = {"case": f"{method}, drafts by {name}, {kind}, T {temperature}"}
                         try:
-                            got = written(engine, prompt, method, temperature, n, full)
+                            got, ties = written(engine, prompt, method, temperature, n, full)
                         except SpecllamaError as error:
                             yield {**case, "outcome": "refused", "why": str(error)}
                             continue
@@ -112,9 +113,11 @@ def cases(target: Path, other: Path) -> Iterator[dict[str, Any]]:
                             share = f"{got.draft_n_accepted} of {got.draft_n} accepted"
                             yield {**case, "outcome": "equal", "why": share}
                         else:
+                            pairs = zip(plain.token_ids, got.token_ids, strict=False)
+                            first = next((i for i, (a, b) in enumerate(pairs) if a != b), -1)
                             yield {
                                 **case,
-                                "outcome": "differs",
+                                "outcome": "near-tie" if ties[first] else "differs",
                                 "why": f"plain {plain.token_ids}, drafted {got.token_ids}",
                             }
 
@@ -123,14 +126,15 @@ def texts(engine: Engine, temperature: float) -> Iterator[tuple[str, list[int], 
     """(kind, prompt, tokens to write, what to do when the context is full)."""
     first = [10 + i % 7 for i in range(30)]
     yield "first turn", first, TOKENS, "stop"
-    reply = list(written(engine, first, "none", temperature, TOKENS, "stop").token_ids)
+    reply = written(engine, first, "none", temperature, TOKENS, "stop")[0].token_ids
     yield "second turn", [*first, *reply[: TOKENS // 2], 11, 12, 13], TOKENS, "stop"
     yield "full context", [10 + i % 9 for i in range(235)], 40, "shift"
 
 
 def written(
     engine: Engine, prompt: list[int], method: str, temperature: float, n: int, full: Any
-) -> Finished:
+) -> tuple[Finished, list[bool]]:
+    """A reply, and of each of its tokens whether its round was a near-tie."""
     params = GenerateParams(
         sampling=SamplingParams(temperature=temperature),
         seed=7,
@@ -145,7 +149,8 @@ def written(
     refusal = next((e.message for e in before if isinstance(e, Notice) and "shift" in e.topic), "")
     if not isinstance(last, Finished):
         raise SpecllamaError(refusal or f"ended with {last}")
-    return last
+    rounds = [event for event in before if isinstance(event, RoundDone)]
+    return last, [done.near_tie for done in rounds for _ in done.emitted]
 
 
 # ---- all models
