@@ -15,6 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from specllama.backend import expected
 from specllama.backend.devices import Device, gpus
+from specllama.backend.layer_sizes import (
+    expert_weights,
+    layer_bytes,
+    layer_weights,
+    without_moved,
+)
 from specllama.errors import UsageError
 from specllama.hardware import PlaceOptions
 from specllama.models import memory
@@ -136,41 +142,6 @@ class OffloadPlan:
         placed = [one for one in (self.target, self.draft) if one is not None]
         lines = [line for one in placed for line in one.lines(self.gpus)]
         return lines + [f"offload: {text}" for text in (*self.why, *self.warnings)]
-
-
-def layer_weights(header: GgufHeader) -> list[int]:
-    """Weights of each layer; the output layer (and what belongs to no layer) comes last."""
-    n = header.block_count
-    sizes = [0] * (n + 1)
-    for tensor in header.tensors:
-        layer = _layer(tensor.name, n)
-        if layer < n or tensor.name != "token_embd.weight" or "output.weight" not in header.by_name:
-            # the embedding table itself stays on the CPU; tied, a copy of it is the output
-            sizes[layer] += tensor.n_bytes
-    return sizes
-
-
-def expert_weights(header: GgufHeader) -> list[int]:
-    """The experts among the weights of each layer; the output layer comes last."""
-    sizes = [0] * (header.block_count + 1)
-    for tensor in header.tensors:
-        if expected.is_expert(tensor.name):
-            sizes[_layer(tensor.name, header.block_count)] += tensor.n_bytes
-    return sizes
-
-
-def _layer(name: str, n: int) -> int:
-    """The layer of a tensor; ``n`` for what belongs to none."""
-    first, _, rest = name.partition(".")
-    number = rest.partition(".")[0]
-    return int(number) if first == "blk" and number.isdigit() and int(number) < n else n
-
-
-def layer_bytes(header: GgufHeader, n_ctx: int, **kv: Any) -> list[int]:
-    """Weights and KV of each layer, the output layer last."""
-    sizes = layer_weights(header)
-    per_layer = memory.kv_bytes(header, n_ctx, **kv) // max(header.block_count, 1)
-    return [size + per_layer for size in sizes[:-1]] + [sizes[-1]]
 
 
 def left_in_ram(
@@ -356,8 +327,8 @@ def plan_offload(
             header=header,
             options=options,
             asked=asked,
-            sizes=_moved(sizes(header), header, options.moves),
-            experts=_moved(expert_weights(header), header, options.moves, experts=True),
+            sizes=without_moved(sizes(header), header, options.moves),
+            experts=without_moved(expert_weights(header), header, options.moves, experts=True),
             moves=checked_moves(options, header, on),
             buffer=memory.compute_bytes(
                 header, context, n_outputs=n_outputs if role == "target" else 2, **buffers
@@ -429,26 +400,6 @@ def reading(header: GgufHeader, placement: Placement, shared: bool) -> expected.
         kept = on_gpu and i >= placement.experts
         sums["gpu_experts" if kept else "ram_experts"] += expert
     return expected.Reading(**sums, used=expected.used_share(header), shared=shared)
-
-
-def _moved(
-    sizes: list[int],
-    header: GgufHeader,
-    moves: Sequence[tuple[str, str]],
-    *,
-    experts: bool = False,
-) -> list[int]:
-    """The sizes without the tensors that were given a place of their own."""
-    if not moves:
-        return sizes
-    left = list(sizes)
-    for tensor in header.tensors:
-        if experts and not expected.is_expert(tensor.name):
-            continue
-        if any(re.search(pattern, tensor.name) for pattern, _ in moves):
-            at = _layer(tensor.name, header.block_count)
-            left[at] = max(left[at] - tensor.n_bytes, 0)
-    return left
 
 
 def _place(model: _Model, free: list[int], warnings: list[str]) -> Placement:

@@ -11,6 +11,7 @@ import pytest
 from specllama.backend import devices as dev
 from specllama.backend import placement
 from specllama.backend.devices import Device
+from specllama.backend.layer_sizes import layer_bytes, layer_weights
 from specllama.backend.placement import OffloadPlan, fewer_layers, plan_offload
 from specllama.engine.engine import Engine
 from specllama.errors import DoesNotFit
@@ -42,7 +43,7 @@ def draft(tmp_path: Path) -> GgufHeader:
 
 def room(header: GgufHeader, layers: int) -> float:
     """Free memory (GB) in which the output and ``layers - 1`` blocks fit, and no more."""
-    sizes = placement.layer_bytes(header, 512)
+    sizes = layer_bytes(header, 512)
     need = sum(sizes[-layers:]) + sizes[0] // 2
     buffer = memory.compute_bytes(header, 512, n_ubatch=512, n_outputs=16)
     return (need + buffer + placement.RESERVE_BYTES) / placement.USABLE / GB
@@ -100,7 +101,7 @@ def test_two_cards_share(target: GgufHeader) -> None:
     plan = plan_offload(target, None, [gpu(first), gpu(second, "CUDA1")], n_ctx=512)
     assert min(plan.target.split) > 0
     assert sum(plan.target.split) == plan.target.layers
-    sizes = placement.layer_bytes(target, 512)
+    sizes = layer_bytes(target, 512)
     buffer = memory.compute_bytes(target, 512, n_ubatch=512, n_outputs=16)
     at = plan.target.of - plan.target.layers
     for count, used, free in zip(
@@ -131,7 +132,7 @@ def test_ram_is_for_what_the_cards_do_not_take(
     plan = plan_offload(target, draft, [gpu(24)], n_ctx=512, gpu_layers=layers)
     whole = memory.estimate_pair(target, draft, n_ctx=512)
     left = placement.left_in_ram(whole, plan, target, draft)
-    weights = placement.layer_weights(target)
+    weights = layer_weights(target)
     assert left.target.weights == whole.target.weights - sum(weights[9 - plan.target.layers :])
     blocks = 9 - plan.target.layers if plan.target.layers else 8
     assert left.target.kv == whole.target.kv * blocks // 8

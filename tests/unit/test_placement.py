@@ -11,7 +11,8 @@ import sketches
 from specllama.backend import expected, placement
 from specllama.backend.devices import Device
 from specllama.backend.expected import Reading, tokens_per_second
-from specllama.backend.placement import OffloadPlan, expert_weights, layer_bytes, plan_offload
+from specllama.backend.layer_sizes import expert_weights, layer_bytes
+from specllama.backend.placement import OffloadPlan, plan_offload
 from specllama.engine import gguf_pair
 from specllama.engine.measured import ENOUGH_TESTED, measured_acceptance
 from specllama.engine.profiles import PairKey, Profile
