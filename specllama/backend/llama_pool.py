@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import llama_cpp as ll
 
@@ -31,6 +31,9 @@ class LlamaPool(CellPool):
     Raises what ``LlamaCache`` raises.
     """
 
+    forgets: ClassVar[bool] = False
+    """Whether a cut may find what came before it gone."""
+
     def __init__(self, model: LlamaModel, shape: Shape, settings: Settings) -> None:
         self.model = model
         self._llama = LlamaCache(model, shape, settings)
@@ -40,7 +43,7 @@ class LlamaPool(CellPool):
             model.vocab.n_tokens,
             self._llama.kernels,
             # nobody compares the rows of a draft model, and GPUs compute them in other orders
-            in_order=settings.alike and model.gpu_layers == 0 and not _forgets(model, settings),
+            in_order=settings.alike and model.gpu_layers == 0 and not self.forgets,
         )
         model.adopt(self)
 
@@ -85,6 +88,8 @@ class LlamaPool(CellPool):
 
 class RunningPool(LlamaPool):
     """The pool of a model with a running state: one lane."""
+
+    forgets = True
 
     def __init__(self, model: LlamaModel, shape: Shape, settings: Settings) -> None:
         super().__init__(model, replace(shape, lanes=1, max_leaves=1), settings)
@@ -164,11 +169,6 @@ class SlidingWindowPool(RunningPool):
         return keep if there and 0 <= self._llama.begin(lane.sequence) <= first else 0
 
 
-def _forgets(model: LlamaModel, settings: Settings) -> bool:
-    """Whether a cut may find what came before it gone."""
-    return not model.can_roll_back or (model.has_windows and not settings.swa_full)
-
-
 def open_pool(
     model: LlamaModel,
     *,
@@ -191,9 +191,11 @@ def open_pool(
 
     Raises what ``LlamaCache`` raises.
     """
-    kind = LlamaPool if model.can_roll_back else RunningPool
-    if model.has_windows and not options.swa_full:
-        kind = SlidingWindowPool if model.can_roll_back else RunningPool
+    kind = LlamaPool
+    if not model.can_roll_back:
+        kind = RunningPool
+    elif model.has_windows and not options.swa_full:
+        kind = SlidingWindowPool
     if model.has_windows:
         lanes = 1  # what has left a window is not part of a lane's state
     rows = max(max_rows, lanes)

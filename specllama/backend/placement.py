@@ -168,16 +168,15 @@ def _remainder(
     if placement.layers == 0:
         return need
     first = placement.of - placement.layers
-    moved = sum(layer_weights(header)[max(first, 0) :]) - placement.expert_bytes
-    blocks = max(first, 0)  # the output layer is the first to move
-    left = blocks / max(placement.of - 1, 1)
+    moved = sum(layer_weights(header)[first:]) - placement.expert_bytes
+    left = first / max(placement.of - 1, 1)  # the output layer is the first to move
     in_ram = max(need.weights - moved, 0)
     return dataclasses.replace(
         need,
         weights=in_ram,
         repacked=int(need.repacked * in_ram / max(need.weights, 1)),
         kv=int(need.kv * left),
-        compute=need.compute if blocks or placement.expert_bytes else 0,
+        compute=need.compute if first or placement.expert_bytes else 0,
     )
 
 

@@ -153,7 +153,9 @@ def with_context(pair: Pair) -> Pair:
     """
     options = pair.options
     found = devices.devices()
-    accepted = measured_acceptance(pair.target, pair.draft) if pair.draft is not None else None
+    accepted = None
+    if pair.draft is not None and any(device.kind != "cpu" for device in found):
+        accepted = measured_acceptance(pair.target, pair.draft)
     plan_for = partial(_offload, pair, found, accepted)
 
     def with_length(length: context.Length) -> Pair:

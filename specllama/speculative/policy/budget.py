@@ -49,9 +49,7 @@ class Bid:
     balance: float
 
 
-def allocate(
-    bids: Sequence[Bid], v: Sequence[float], *, taken: int = 1, spent: float = 0.0
-) -> tuple[list[int], float]:
+def allocate(bids: Sequence[Bid], v: Sequence[float], *, taken: int = 1) -> tuple[list[int], float]:
     """How many guesses of each bid go into a pass that all pay for, and what that is worth.
 
     For a given number of rows the best are those with the largest increments of ``growth``, and
@@ -60,14 +58,14 @@ def allocate(
 
     Args:
         v: milliseconds of a pass by rows; ``len(v) - 1`` is the widest.
-        taken: rows that the pass has anyway. spent: milliseconds of drafting so far.
+        taken: rows that the pass has anyway.
 
     Returns:
         (guesses by bid, tokens over drafting nothing); all 0 where no draft is worth its rows.
     """
     best, worth = [0] * len(bids), 0.0
     most = min(len(v) - 1 - taken, sum(len(bid.survival) for bid in bids))
-    took = spent + np.array(v[taken + 1 : taken + most + 1]) - v[taken]
+    took = np.array(v[taken + 1 : taken + most + 1]) - v[taken]
     tables = [growth(bid.survival, bid.pace * took, bid.balance).tolist() for bid in bids]
     for rows in range(1, most + 1):
         after = [table[rows - 1] for table in tables]

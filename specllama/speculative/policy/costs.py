@@ -177,8 +177,9 @@ class CostTable:
     def _settle(self, level: float) -> None:
         """Take over a level. As long as it is not settled the other cells keep the time they took:
         it was wrong, the machine has not changed."""
-        for cell in self.ratios if self.level and not self.settled else ():
-            self.ratios[cell] *= self.level / level if self.level and cell > 1 else 1.0
+        if self.level and not self.settled:
+            for cell in self.ratios.keys() - {1}:
+                self.ratios[cell] *= self.level / level
         self.level = level
 
     def _correct(self, error: float, depth: float) -> None:
