@@ -48,6 +48,8 @@ TEMPERATURES = (0.0, 0.8)
 TOKENS = 20
 SECONDS = 300.0
 
+Written = tuple[Finished, list[bool]]
+
 
 def dressed(source: Path, out: Path) -> Path:
     """The model with a byte-level tokenizer of as many tokens as it has rows."""
@@ -100,40 +102,46 @@ def cases(target: Path, other: Path) -> Iterator[dict[str, Any]]:
             exact = engine.info.exactness
             yield {"case": f"load, drafts by {name}", "outcome": "equal", "why": exact}
             for temperature in TEMPERATURES:
-                for kind, prompt, n, full in texts(engine, temperature):
-                    plain, _ = written(engine, prompt, "none", temperature, n, full)
-                    for method in methods:
-                        case = {"case": f"{method}, drafts by {name}, {kind}, T {temperature}"}
-                        try:
-                            got, ties = written(engine, prompt, method, temperature, n, full)
-                        except SpecllamaError as error:
-                            yield {**case, "outcome": "refused", "why": str(error)}
-                            continue
-                        if got.token_ids == plain.token_ids:
-                            share = f"{got.draft_n_accepted} of {got.draft_n} accepted"
-                            yield {**case, "outcome": "equal", "why": share}
-                        else:
-                            pairs = zip(plain.token_ids, got.token_ids, strict=False)
-                            first = next((i for i, (a, b) in enumerate(pairs) if a != b), -1)
-                            yield {
-                                **case,
-                                "outcome": "near-tie" if ties[first] else "differs",
-                                "why": f"plain {plain.token_ids}, drafted {got.token_ids}",
-                            }
+                plain = dict(conversation(engine, "none", temperature))
+                for method in methods:
+                    label = f"{method}, drafts by {name}", f"T {temperature}"
+                    try:
+                        for kind, (got, ties) in conversation(engine, method, temperature):
+                            case = {"case": f"{label[0]}, {kind}, {label[1]}"}
+                            yield {**case, **compared(plain[kind][0], got, ties)}
+                    except SpecllamaError as error:
+                        yield {"case": ", ".join(label), "outcome": "refused", "why": str(error)}
 
 
-def texts(engine: Engine, temperature: float) -> Iterator[tuple[str, list[int], int, str]]:
-    """(kind, prompt, tokens to write, what to do when the context is full)."""
+def compared(plain: Finished, got: Finished, ties: list[bool]) -> dict[str, str]:
+    if got.token_ids == plain.token_ids:
+        share = f"{got.draft_n_accepted} of {got.draft_n} accepted"
+        return {"outcome": "equal", "why": share}
+    pairs = zip(plain.token_ids, got.token_ids, strict=False)
+    first = next((i for i, (a, b) in enumerate(pairs) if a != b), -1)
+    return {
+        "outcome": "near-tie" if ties[first] else "differs",
+        "why": f"plain {plain.token_ids}, drafted {got.token_ids}",
+    }
+
+
+def conversation(engine: Engine, method: str, temperature: float) -> Iterator[tuple[str, Written]]:
+    """(kind, reply) of some prompts. Each begins where it begins for every other method: what is in
+    the cache may have been read in other pieces, which some models round otherwise."""
+    engine.reset()
     first = [10 + i % 7 for i in range(30)]
-    yield "first turn", first, TOKENS, "stop"
-    reply = written(engine, first, "none", temperature, TOKENS, "stop")[0].token_ids
-    yield "second turn", [*first, *reply[: TOKENS // 2], 11, 12, 13], TOKENS, "stop"
-    yield "full context", [10 + i % 9 for i in range(235)], 40, "shift"
+    reply = written(engine, first, method, temperature, TOKENS, "stop")
+    yield "first turn", reply
+    second = [*first, *reply[0].token_ids[: TOKENS // 2], 11, 12, 13]
+    yield "second turn", written(engine, second, method, temperature, TOKENS, "stop")
+    engine.reset()
+    long = [10 + i % 9 for i in range(235)]
+    yield "full context", written(engine, long, method, temperature, 40, "shift")
 
 
 def written(
     engine: Engine, prompt: list[int], method: str, temperature: float, n: int, full: Any
-) -> tuple[Finished, list[bool]]:
+) -> Written:
     """A reply, and of each of its tokens whether its round was a near-tie."""
     params = GenerateParams(
         sampling=SamplingParams(temperature=temperature),
