@@ -1,6 +1,6 @@
 """What a caller can ask of the machine: where weights go, which cores compute, how positions turn.
 
-Values are checked here as far as they can be without a model and a machine; ``backend.placement``
+Values are checked here as far as they can be without a model and a machine; ``backend.planning``
 and ``backend.llama_place`` compare them with both. Light to import.
 """
 

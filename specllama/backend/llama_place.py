@@ -1,7 +1,7 @@
 """A placement as llama.cpp wants it: devices, buffer types by pattern, shares, cores, adapters.
 
 The binding has no types for some of it ("unused"); the structures here are those of ``llama.h`` and
-``ggml-cpu.h``. Names were compared with what is there before (``backend.placement``).
+``ggml-cpu.h``. Names were compared with what is there before (``backend.planning``).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from specllama.backend import devices, placement
+from specllama.backend import devices, placement, planning
 from specllama.card import read_card
 from specllama.engine.measured import measured_acceptance
 from specllama.hardware import Adapter
@@ -193,15 +193,15 @@ def _offload(
     gpus = devices.gpus(found)
     for one, header in ((options.place, pair.target), (options.draft_place, pair.draft)):
         # what cannot be followed is said, GPU or not
-        chosen = placement.chosen_devices(one, found)
+        chosen = planning.chosen_devices(one, found)
         if header is not None:
-            placement.checked_moves(one, header, chosen)
+            planning.checked_moves(one, header, chosen)
     moved = options.place.overrides or options.draft_place.overrides
     if options.gpu_layers == "0" and options.draft_gpu_layers in ("0", "auto") and not moved:
         return None
     if not gpus and not moved:
         return None
-    return placement.plan_offload(
+    return planning.plan_offload(
         pair.target,
         pair.draft,
         found,

@@ -9,10 +9,11 @@ import ggufs
 import pytest
 
 from specllama.backend import devices as dev
-from specllama.backend import placement
+from specllama.backend import placement, planning
 from specllama.backend.devices import Device
 from specllama.backend.layer_sizes import layer_bytes, layer_weights
-from specllama.backend.placement import OffloadPlan, fewer_layers, plan_offload
+from specllama.backend.placement import OffloadPlan, fewer_layers
+from specllama.backend.planning import plan_offload
 from specllama.engine.engine import Engine
 from specllama.errors import DoesNotFit
 from specllama.models import memory
@@ -46,7 +47,7 @@ def room(header: GgufHeader, layers: int) -> float:
     sizes = layer_bytes(header, 512)
     need = sum(sizes[-layers:]) + sizes[0] // 2
     buffer = memory.compute_bytes(header, 512, n_ubatch=512, n_outputs=16)
-    return (need + buffer + placement.RESERVE_BYTES) / placement.USABLE / GB
+    return (need + buffer + planning.RESERVE_BYTES) / planning.USABLE / GB
 
 
 def test_without_a_gpu_nothing_moves(target: GgufHeader, draft: GgufHeader) -> None:
@@ -79,7 +80,7 @@ def test_with_little_room_some_layers_move(target: GgufHeader, layers: int) -> N
     free = room(target, layers)
     plan = plan_offload(target, None, [gpu(free)], n_ctx=512)
     assert plan.target.layers == layers
-    assert plan.target.bytes[0] <= free * GB * placement.USABLE - placement.RESERVE_BYTES
+    assert plan.target.bytes[0] <= free * GB * planning.USABLE - planning.RESERVE_BYTES
 
 
 def test_no_room_means_the_cpu(target: GgufHeader, draft: GgufHeader) -> None:
@@ -108,7 +109,7 @@ def test_two_cards_share(target: GgufHeader) -> None:
         plan.target.split, plan.target.bytes, (first, second), strict=True
     ):
         assert used == sum(sizes[at : at + count]) + buffer, "llama.cpp hands layers out in order"
-        assert used <= free * GB * placement.USABLE - placement.RESERVE_BYTES
+        assert used <= free * GB * planning.USABLE - planning.RESERVE_BYTES
         at += count
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import sketches
 
-from specllama.backend import expected, placement
+from specllama.backend import expected, placement, planning
 from specllama.backend.devices import Device
 from specllama.backend.expected import Reading, tokens_per_second
 from specllama.backend.layer_sizes import expert_weights, layer_bytes
-from specllama.backend.placement import OffloadPlan, plan_offload
+from specllama.backend.placement import OffloadPlan
+from specllama.backend.planning import plan_offload
 from specllama.engine import gguf_pair
 from specllama.engine.measured import ENOUGH_TESTED, measured_acceptance
 from specllama.engine.profiles import PairKey, Profile
@@ -49,7 +50,7 @@ def within(plan: OffloadPlan) -> bool:
     """Whether no card is given more than it has."""
     placed = [one for one in (plan.target, plan.draft) if one is not None]
     return all(
-        sum(one.bytes[i] for one in placed) <= card.free * placement.USABLE
+        sum(one.bytes[i] for one in placed) <= card.free * planning.USABLE
         for i, card in enumerate(plan.gpus)
     )
 

@@ -1,0 +1,352 @@
+"""Where the weights of a pair should go: layers and experts by device, and whether the draft is
+worth it.
+
+Arithmetic on headers: it can be tested with devices that do not exist. What was asked for is
+compared with model and devices here, because llama.cpp ends the process on some of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from specllama.backend import expected
+from specllama.backend.devices import Device, gpus
+from specllama.backend.layer_sizes import (
+    expert_weights,
+    layer_bytes,
+    layer_weights,
+    without_moved,
+)
+from specllama.backend.placement import CPU, OffloadPlan, Placement
+from specllama.errors import UsageError
+from specllama.hardware import PlaceOptions
+from specllama.models import memory
+from specllama.models.sliding_windows import saved_bytes
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
+
+# left free on every device: driver, display, fragmentation
+RESERVE_BYTES = 512 << 20
+USABLE = 0.92
+
+# -- what was asked for ----------------------------------------------------------------------------
+
+
+def chosen_devices(options: PlaceOptions, found: Sequence[Device]) -> tuple[Device, ...]:
+    """The devices that may take layers.
+
+    Raises:
+        UsageError: there is no such device, or not as many as were counted on.
+    """
+    devices: tuple[Device, ...] = tuple(gpus(found))
+    if options.names == ("none",):
+        devices = ()
+    elif options.names:
+        by_name = {device.name: device for device in found if device.kind != "cpu"}
+        for name in options.names:
+            if name not in by_name:
+                known = ", ".join(by_name) or "none, so only: --device none"
+                raise UsageError(f"there is no device {name!r} for layers", f"there is {known}")
+        devices = tuple(by_name[name] for name in options.names)
+    if options.main_gpu and options.main_gpu >= len(devices):
+        raise UsageError(
+            f"--main-gpu {options.main_gpu}: there are {len(devices)} devices, counted from 0"
+        )
+    if options.split_mode == "none" and devices:
+        devices = (devices[options.main_gpu],)
+    if options.shares and len(options.shares) != len(devices):
+        raise UsageError(
+            f"--tensor-split has {len(options.shares)} shares, there are {len(devices)} devices"
+        )
+    return devices
+
+
+def checked_moves(
+    options: PlaceOptions, header: GgufHeader, devices: Sequence[Device]
+) -> tuple[tuple[str, str], ...]:
+    """The overrides of tensors.
+
+    Raises:
+        UsageError: a device is not there, or no tensor matches.
+    """
+    known = [CPU, *(device.name for device in devices)]
+    for pattern, device in options.moves:
+        if device not in known:
+            raise UsageError(
+                f"there is no device {device!r} for {pattern!r}", f"there is {', '.join(known)}"
+            )
+        if not any(re.search(pattern, tensor.name) for tensor in header.tensors):
+            raise UsageError(f"no tensor of {header.path.name} matches {pattern!r}")
+    wanted = options.cpu_moe or options.n_cpu_moe
+    if wanted and not any(expert_weights(header)):
+        raise UsageError(f"{header.path.name} has no experts to keep in RAM")
+    return options.moves
+
+
+# -- planning --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What there is to place of one model."""
+
+    role: str
+    header: GgufHeader
+    options: PlaceOptions
+    asked: str  # layers: "auto", "all" or a count
+    sizes: list[int]  # with KV, the output layer last
+    experts: list[int]
+    moves: tuple[tuple[str, str], ...]
+    buffer: int
+    devices: tuple[str, ...]
+    usable: tuple[bool, ...]  # which of the plan's devices these are
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of the plan's devices; () where nobody chose."""
+        own = iter(self.options.shares)
+        return (
+            tuple(next(own) if may else 0.0 for may in self.usable) if self.options.shares else ()
+        )
+
+    @property
+    def of(self) -> int:
+        return len(self.sizes)
+
+    def kept(self, experts: int) -> list[int]:
+        """What each layer takes on a GPU when the experts of the first so many stay in RAM."""
+        return [size - (self.experts[i] if i < experts else 0) for i, size in enumerate(self.sizes)]
+
+
+def plan_offload(
+    target: GgufHeader,
+    draft: GgufHeader | None,
+    found: Sequence[Device],
+    *,
+    gpu_layers: str = "auto",
+    draft_gpu_layers: str = "auto",
+    place: PlaceOptions | None = None,
+    draft_place: PlaceOptions | None = None,
+    n_ctx: int | None = None,
+    n_ubatch: int = 512,
+    n_outputs: int = 16,
+    flash_attn: bool = True,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    swa_full: bool = True,
+    acceptance: float | None = None,
+) -> OffloadPlan:
+    """Decide what of target and draft goes to the GPUs.
+
+    "auto" takes what fits after buffers and a reserve. Of a model with experts, these are the first
+    to stay in RAM, from the first layer on: a token uses few of them. A draft gets its memory only
+    if the pair should then be faster than with the target's weights there. A number or "all" is
+    taken as asked, with a warning if it will not fit.
+
+    Args:
+        found: all devices; the CPU among them is ignored.
+        n_ctx: context length; None takes the engine's default.
+        acceptance: of drafted tokens, if it was measured.
+
+    Raises:
+        UsageError: something was asked for that is not there.
+    """
+    place, draft_place = place or PlaceOptions(), draft_place or PlaceOptions()
+    context = memory.padded_ctx(memory.context_length(target, n_ctx))
+    kv = {"type_k": type_k, "type_v": type_v}
+    buffers: dict[str, Any] = {"n_ubatch": n_ubatch, "flash_attn": flash_attn}
+    own = chosen_devices(place, found)
+    drafts_own = chosen_devices(draft_place, found) if draft_place.names else own
+    devices = tuple(device for device in found if device in own or device in drafts_own)
+    free = [max(int(device.free * USABLE) - RESERVE_BYTES, 0) for device in devices]
+
+    def sizes(header: GgufHeader) -> list[int]:
+        """With KV, by layer; the output layer last."""
+        every = layer_bytes(header, context, **kv)
+        if not swa_full and header.block_count:
+            saved = saved_bytes(header, context, n_ubatch=n_ubatch, **kv) // header.block_count
+            every = [max(size - saved, 0) for size in every[:-1]] + every[-1:]
+        return every
+
+    def model(role: str, header: GgufHeader, asked: str, options: PlaceOptions) -> _Model:
+        on = own if role == "target" else drafts_own
+        return _Model(
+            role=role,
+            header=header,
+            options=options,
+            asked=asked,
+            sizes=without_moved(sizes(header), header, options.moves),
+            experts=without_moved(expert_weights(header), header, options.moves, experts=True),
+            moves=checked_moves(options, header, on),
+            buffer=memory.compute_bytes(
+                header, context, n_outputs=n_outputs if role == "target" else 2, **buffers
+            ),
+            devices=tuple(device.name for device in on),
+            usable=tuple(device in on for device in devices),
+        )
+
+    first = model("target", target, gpu_layers, place)
+    warnings: list[str] = []
+    if draft is None:
+        return OffloadPlan(_place(first, free, warnings), None, devices, tuple(warnings))
+    second = model("draft", draft, draft_gpu_layers, draft_place)
+    aside = _place(dataclasses.replace(second, asked="0"), free, [])
+    beside = _place(second, free, warnings)
+    if draft_gpu_layers != "auto" or not devices:
+        rest = [max(size - used, 0) for size, used in zip(free, beside.bytes, strict=True)]
+        return OffloadPlan(_place(first, rest, warnings), beside, devices, tuple(warnings))
+    shared = all(device.shares_ram for device in devices)
+    share = expected.ACCEPTANCE if acceptance is None else acceptance
+    plans: list[tuple[float, Placement, Placement, list[str]]] = []
+    for one in (beside, aside):
+        if one is beside and not beside.whole:
+            continue  # half a draft on the GPU costs a transfer per step and gains little
+        said: list[str] = []
+        rest = [max(size - used, 0) for size, used in zip(free, one.bytes, strict=True)]
+        where = _place(first, rest, said)
+        speed = expected.tokens_per_second(
+            reading(target, where, shared), reading(draft, one, shared), share
+        )
+        plans.append((speed, where, one, said))
+    speed, where, one, said = max(plans, key=lambda plan: plan[0])
+    alone = _place(first, free, [])
+    without = expected.tokens_per_second(reading(target, alone, shared), None)
+    why = _why(where, one, alone, speed / without, acceptance)
+    return OffloadPlan(where, one, devices, (*warnings, *said), (why,))
+
+
+def _why(
+    target: Placement, draft: Placement, alone: Placement, gain: float, acceptance: float | None
+) -> str:
+    """What the draft costs the target, and what it should gain."""
+    cost = []
+    if target.layers < alone.layers:
+        cost.append(f"{alone.layers - target.layers} layers")
+    if target.experts > alone.experts:
+        cost.append(f"the experts of {target.experts - alone.experts} layers")
+    if draft.layers == 0:
+        text = "the draft stays in RAM: the target makes better use of the GPU"
+    elif cost:
+        text = f"the draft takes the place of {' and '.join(cost)} of the target"
+    else:
+        text = "the draft takes nothing from the target"
+    worth = f"about {gain:.1f} times plain decoding" if gain > 1.05 else "hardly faster than plain"
+    known = f"at the {acceptance or 0:.0%} of its tokens that were accepted so far"
+    if acceptance is None:
+        known = f"if {expected.ACCEPTANCE:.0%} of its tokens are accepted"
+    return f"{text}; expected with it: {worth}, {known}"
+
+
+def reading(header: GgufHeader, placement: Placement, shared: bool) -> expected.Reading:
+    """What a step reads, and from where."""
+    weights, experts = layer_weights(header), expert_weights(header)
+    first = placement.of - placement.layers
+    sums = {"gpu": 0, "ram": 0, "gpu_experts": 0, "ram_experts": 0}
+    for i, (size, expert) in enumerate(zip(weights, experts, strict=True)):
+        on_gpu = i >= first
+        sums["gpu" if on_gpu else "ram"] += size - expert
+        kept = on_gpu and i >= placement.experts
+        sums["gpu_experts" if kept else "ram_experts"] += expert
+    return expected.Reading(**sums, used=expected.used_share(header), shared=shared)
+
+
+def _place(model: _Model, free: list[int], warnings: list[str]) -> Placement:
+    """The last layers go to the devices, first to first, as in llama.cpp."""
+    of, asked, options = model.of, model.asked, model.options
+    free = [size if may else 0 for size, may in zip(free, model.usable, strict=True)]
+    chosen = bool(options.names) or options.split_mode != "layer" or not all(model.usable)
+    nowhere = Placement(
+        role=model.role,
+        layers=0,
+        of=of,
+        split=(0,) * len(free),
+        bytes=(0,) * len(free),
+        moves=model.moves,
+        devices=model.devices if chosen else None,
+        usable=model.usable,
+        split_mode=options.split_mode,
+    )
+    if not free or asked == "0":
+        if asked not in ("auto", "0") and not free:
+            warnings.append(f"the {model.role} cannot be offloaded: there is no usable GPU")
+        return nowhere
+    wanted = of if asked in ("auto", "all") else min(int(asked), of)
+    room = [max(size - model.buffer, 0) for size in free]
+    layers, experts, split = _fitting(model, wanted, room)
+    if asked != "auto" and layers < wanted:
+        warnings.append(
+            f"{wanted} layers of the {model.role} need more GPU memory than is free;"
+            f" {layers} would fit (-ngl auto)"
+        )
+        split = split or [0] * len(free)
+        split[-1] += wanted - layers
+        layers = wanted
+    if not layers or split is None:
+        return nowhere
+    sizes = model.kept(experts)
+    used, at = [], of - layers
+    for count in split:
+        used.append(sum(sizes[at : at + count]) + model.buffer if count else 0)
+        at += count
+    return dataclasses.replace(
+        nowhere,
+        layers=layers,
+        split=tuple(split),
+        bytes=tuple(used),
+        experts=experts,
+        expert_bytes=sum(model.experts[of - layers : experts]),
+    )
+
+
+def _fitting(model: _Model, wanted: int, room: list[int]) -> tuple[int, int, list[int] | None]:
+    """(layers, experts of the first layers in RAM, layers per device) of what fits."""
+    options, of = model.options, model.of
+    blocks = of - 1
+
+    def fill(layers: int, experts: int) -> list[int] | None:
+        return _fill(model.kept(experts)[of - layers :], room, model.shares)
+
+    if options.cpu_moe or options.n_cpu_moe is not None or not any(model.experts):
+        fixed = blocks if options.cpu_moe else min(options.n_cpu_moe or 0, blocks)
+    else:
+        for experts in range(blocks + 1):  # keep as few in RAM as possible
+            split = fill(wanted, experts)
+            if split is not None:
+                return wanted, experts, split
+        fixed = blocks
+    # the output layer is the last one: it moves first, and stays as long as anything does
+    for layers in range(wanted, 0, -1):
+        split = fill(layers, fixed)
+        if split is not None:
+            return layers, fixed, split
+    return 0, fixed, None
+
+
+def _fill(
+    layers: Sequence[int], room: Sequence[int], shares: Sequence[float] = ()
+) -> list[int] | None:
+    """How many of the layers each device takes, in order; None if they do not fit."""
+    split = [0] * len(room)
+    if shares:  # as llama.cpp does: layer i goes where i / n falls among the sums of the shares
+        ends = [end / sum(shares) for end in accumulate(shares)]
+        used = [0] * len(room)
+        for i, size in enumerate(layers):
+            device = next((c for c, end in enumerate(ends) if i / len(layers) < end), len(room) - 1)
+            split[device] += 1
+            used[device] += size
+        return split if all(u <= r for u, r in zip(used, room, strict=True)) else None
+    taken, device = 0, 0
+    for size in layers:
+        while device < len(room) and taken + size > room[device]:
+            device, taken = device + 1, 0
+        if device == len(room):
+            return None
+        split[device] += 1
+        taken += size
+    return split
