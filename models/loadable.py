@@ -112,7 +112,7 @@ def _check_kind(header: GgufHeader, role: Role) -> None:
         )
     if header.n_tensors == 0:
         raise VocabularyOnly(f"{file} holds a vocabulary only, no weights", _GENERATOR_HINT)
-    if header.flag(header.own("attention.causal")) is False:
+    if header.flag(header.own("attention.causal")) is False and role != "head":
         raise UnsupportedModel(
             f"{file} is an encoder (attention is not causal): it cannot write text", _GENERATOR_HINT
         )

@@ -16,18 +16,19 @@ from specllama.models.nextn import lacks_trunk
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
 
-# kind -> what it is; those of HEAD_KINDS are loaded with --head
+# kind -> what it is
 SIDECARS = {
     "eagle3": "an EAGLE-3 head",
     "medusa": "Medusa heads",
     "mtp": "an MTP head",
-    "dflash": "a DFlash head",
-    "dspark": "a DSpark head",
+    "dflash": "a DFlash drafter",
+    "dspark": "a DSpark drafter",
     "gemma4-assistant": "an assistant head",
     "mmproj": "a vision projector (mmproj)",
     "imatrix": "an importance matrix for quantizing",
 }
-HEAD_KINDS = ("eagle3", "medusa")
+# what is loaded with --head: kind -> the method that drafts with it
+HEAD_KINDS = {"eagle3": "eagle3", "medusa": "medusa", "dflash": "dflash", "dspark": "dflash"}
 DRAFTING = ("eagle3", "medusa", "mtp", "dflash", "dspark", "gemma4-assistant")
 
 # These words name nothing else. "mtp" also occurs in names of whole models, "medusa" in a few.
@@ -67,5 +68,5 @@ def advice(kind: str) -> str:
     if kind == "mtp":
         return "specllama drafts with NextN layers inside the target's own file (--proposer mtp)"
     if kind in DRAFTING:
-        return "specllama runs EAGLE-3 and Medusa heads (--head), and draft models (-d)"
+        return "specllama runs EAGLE-3, Medusa and DFlash heads (--head), and draft models (-d)"
     return "give the language model that it belongs to"

@@ -12,5 +12,5 @@ FloatArray = npt.NDArray[np.float64]
 Row = npt.NDArray[np.float32]  # [n_vocab] logits, usually a view into llama.cpp's buffer
 Rows = npt.NDArray[np.float32]  # [n_rows, n_vocab]
 
-# hidden states of the target that a drafter reads
-HiddenNeed = Literal["nothing", "final_hidden", "layer_inputs", "nextn"]
+# hidden states of the target that a drafter reads; numbers are layers, whose inputs it reads
+HiddenNeed = Literal["nothing", "final_hidden", "nextn"] | tuple[int, ...]

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from ggufs import _Writer, bpe_tokens
 
-from specllama.models.eagle3_file import read_draft_ids
 from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.layer_inputs import read_draft_ids
 from specllama.models.tensors import read_tensor
 
 Rows = npt.NDArray[np.float32]

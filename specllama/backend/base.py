@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from specllama.arrays import HiddenNeed, Rows
+from specllama.arrays import HiddenNeed, IntArray, Row, Rows
 from specllama.backend.hidden import HiddenRows as HiddenRows
 from specllama.backend.kernels import Kernels
 from specllama.cancel import StopFlag
@@ -26,6 +26,24 @@ if TYPE_CHECKING:
     from specllama.params import EngineOptions, GenerateParams
 
 Outputs = Literal["all", "last", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What a drafter says of n places that follow each other, all at once; views.
+
+    Attributes:
+        rows: logits [n, n_vocab].
+        sure: how likely the guess for each is right [n]; None of one that was not trained to say.
+        candidates: the k tokens [n, k] that alone may stand there, where it says how they follow
+            each other; ``rows`` is empty then.
+        scores: of candidate j behind candidate i of the place before, [n, i, j].
+    """
+
+    rows: Rows
+    sure: Row | None = None
+    candidates: IntArray | None = None
+    scores: Rows | None = None
 
 
 @dataclass(frozen=True, slots=True)

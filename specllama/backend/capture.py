@@ -2,7 +2,7 @@
 
     final_hidden   after the last norm, what the output matrix reads; rows with logits only, since
                    llama.cpp makes every row an output where it gives this state away
-    layer_inputs   the residual stream as it enters some layers, side by side, every row
+    (1, 5, 9)      the residual stream as it enters these layers, side by side, every row
     nextn          the state that NextN blocks read, every row
 
 Taking a tensor out adds no arithmetic to a pass: the logits keep their bits.
@@ -20,7 +20,7 @@ import numpy as np
 from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.symbols import function, rows
 from specllama.errors import PairIncompatible
-from specllama.models.eagle3_file import LAYER_INPUT_ARCHITECTURES
+from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
 
 
 class Capture:
@@ -34,12 +34,11 @@ class Capture:
         self._needs: set[HiddenNeed] = set()
         self._model = model
         self._ctx = ctx
-        self.layers: tuple[int, ...] = ()
         self._width = int(ll.llama_model_n_embd(model))
         self._width_out = int(ll.llama_model_n_embd_out(model))
 
-    def offer_layers(self, layers: Sequence[int]) -> None:
-        """Say which layers' inputs ``layer_inputs`` means.
+    def require_layers(self, layers: Sequence[int]) -> None:
+        """Make sure that the inputs of these layers can be read.
 
         Raises:
             PairIncompatible: llama.cpp does not give these of this model.
@@ -61,23 +60,20 @@ class Capture:
                 "use a head that was trained for this target",
             )
         function("llama_set_embeddings_layer_inp")
-        self.layers = tuple(layers)
 
     def choose(self, needs: set[HiddenNeed]) -> None:
         """Give these states away from the next pass on, and no others."""
-        if "layer_inputs" in needs and not self.layers:
-            raise ValueError("layer_inputs before offer_layers")
         if "final_hidden" in needs and int(ll.llama_pooling_type(self._ctx)) != 0:
             raise PairIncompatible("this target pools its hidden states")
-        for need in needs ^ self._needs:
-            on = need in needs
-            if need == "layer_inputs":
-                for layer in self.layers:
-                    function("llama_set_embeddings_layer_inp")(self._ctx, layer, on)
-            elif need == "nextn":
-                function("llama_set_embeddings_nextn")(self._ctx, on, False)
-            elif not on:
-                ll.llama_set_embeddings(self._ctx, False)
+        layers, before = _layers(needs), _layers(self._needs)
+        if layers:
+            self.require_layers(sorted(layers))
+        for layer in layers ^ before:
+            function("llama_set_embeddings_layer_inp")(self._ctx, layer, layer in layers)
+        if ("nextn" in needs) != ("nextn" in self._needs):
+            function("llama_set_embeddings_nextn")(self._ctx, "nextn" in needs, False)
+        if "final_hidden" in self._needs - needs:
+            ll.llama_set_embeddings(self._ctx, False)
         self._needs = set(needs)
 
     def prepare(self, every_row: bool) -> None:
@@ -86,10 +82,10 @@ class Capture:
             ll.llama_set_embeddings(self._ctx, every_row)
 
     def rows(self, need: HiddenNeed, n: int) -> Rows:
-        """States [n, width] of the tokens of the last pass; of "layer_inputs" no view."""
-        if need == "layer_inputs":
+        """States [n, width] of the tokens of the last pass; of layers no view."""
+        if isinstance(need, tuple):
             read = function("llama_get_embeddings_layer_inp")
-            parts = [rows(read(self._ctx, layer), n, self._width) for layer in self.layers]
+            parts = [rows(read(self._ctx, layer), n, self._width) for layer in need]
             return np.concatenate(parts, axis=1)
         if need == "nextn":
             states = function("llama_get_embeddings_nextn")(self._ctx)
@@ -97,6 +93,10 @@ class Capture:
             states = ll.llama_get_embeddings(self._ctx)
         found: Rows = rows(states, n, self._width_out)
         return found
+
+
+def _layers(needs: set[HiddenNeed]) -> set[int]:
+    return {layer for need in needs if isinstance(need, tuple) for layer in need}
 
 
 def architecture(model: Any) -> str:

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 import llama_cpp as ll
 
 from specllama.arrays import Rows
+from specllama.backend.head_model import head_params, load_head
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_cache import decode_error, require_running, stop_on
+from specllama.backend.llama_cache import decode_error, require_running
 from specllama.backend.llama_pool import LlamaPool
 from specllama.backend.state_lanes import LlamaStates, StateBatch, StateContext
 from specllama.backend.symbols import rows as view
 from specllama.errors import EngineError
-from specllama.models.eagle3_file import EagleFacts, check_target, read_facts
-from specllama.models.memory import HEAD_BATCH, estimate_head, require_fit
+from specllama.models.eagle3_file import read_facts
+from specllama.models.layer_inputs import HeadFacts, check_target
+from specllama.models.memory import HEAD_BATCH
 
 if TYPE_CHECKING:
     from specllama.backend.loaded_target import LoadedTarget
@@ -34,16 +36,11 @@ class EagleContext(StateContext):
     """
 
     def __init__(
-        self, model: LlamaModel, pool: LlamaPool, facts: EagleFacts, *, threads: int, lanes: int = 1
+        self, model: LlamaModel, pool: LlamaPool, facts: HeadFacts, *, threads: int, lanes: int = 1
     ) -> None:
-        params = ll.llama_context_default_params()
-        params.n_ctx = pool.n_ctx
-        params.n_batch = params.n_ubatch = HEAD_BATCH
-        params.n_threads = params.n_threads_batch = threads
-        params.no_perf = True
-        stop_on(pool.model.stop, params)
-        params.ctx_other = pool.handle
+        params = head_params(pool, threads)
         super().__init__(model, params, width=facts.width, lanes=lanes, flags="all or none")
+        self.layers = facts.layers
         self._features = StateBatch(HEAD_BATCH, len(facts.layers) * facts.target_width)
 
     def open(self) -> EagleStates:
@@ -73,7 +70,7 @@ class EagleStates(LlamaStates):
 
     def __init__(self, context: EagleContext, sequence: int) -> None:
         super().__init__(context, sequence)
-        self._encoder = context
+        self._encoder, self.layers = context, context.layers
 
     def encode(self, features: Rows) -> Rows:
         return self._encoder.encode(self._sequence, self.n_past, features)
@@ -90,19 +87,8 @@ def open_eagle3(header: GgufHeader, target: LoadedTarget) -> EagleContext:
     """
     facts = read_facts(header)
     check_target(facts, header, target.header)
-    target.pool.offer_layers(facts.layers)
-    if target.options.check_memory and target.model.gpu_layers == 0:
-        n_ctx = target.pool.n_ctx * target.options.parallel
-        require_fit(estimate_head(header, target.header, n_ctx=n_ctx))
-    model = LlamaModel(
-        header.path,
-        pre=header.pre_tokenizer or "",
-        gpu_layers=str(target.model.gpu_layers),
-        use_mmap=target.options.use_mmap,
-        head=True,
-        stop=target.model.stop,
-    )
-    target.on_close.callback(model.close)
+    target.pool.require_layers(facts.layers)
+    model = load_head(header, target)
     context = EagleContext(
         model, target.pool, facts, threads=target.threads, lanes=target.options.parallel
     )

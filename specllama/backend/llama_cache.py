@@ -260,10 +260,7 @@ class LlamaCache:
         return done
 
     def beside(self, shape: Shape) -> LlamaCache:
-        other = LlamaCache(self.model, shape, self.settings)
-        if self.capture.layers:
-            other.capture.offer_layers(self.capture.layers)
-        return other
+        return LlamaCache(self.model, shape, self.settings)
 
     def close(self) -> None:
         if self._ctx:

@@ -57,10 +57,10 @@ class LlamaPool(CellPool):
         params = self._llama.params
         return type(params).from_buffer_copy(params)
 
-    def offer_layers(self, layers: Sequence[int]) -> None:
-        """See ``Capture.offer_layers``."""
+    def require_layers(self, layers: Sequence[int]) -> None:
+        """See ``Capture.require_layers``."""
         self.require_open()
-        self._llama.capture.offer_layers(layers)
+        self._llama.capture.require_layers(layers)
 
     def choose_threads(self) -> None:
         """From now on try fewer threads as well, where that changes no bit of a row.

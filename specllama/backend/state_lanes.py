@@ -1,10 +1,11 @@
-"""Blocks that read tokens beside hidden states (NextN, EAGLE-3), run by llama.cpp.
+"""Drafting layers that read the target's hidden states, run by llama.cpp.
+
+One context holds a cache of its own for every lane, so that each conversation has one and what is
+in the others changes no bit of it. Positions are those of the text. NextN blocks and EAGLE-3 heads
+read pairs:
 
     pair at position p    token p of the text, and a state that stands for the text before it
     what comes out        logits of token p + 1, and a state that stands in for the target's own
-
-Positions are those of the text. One context holds a cache of its own for every lane, so that each
-conversation has one and what is in the others changes no bit of it.
 """
 
 from __future__ import annotations
@@ -26,48 +27,64 @@ from specllama.backend.symbols import function
 from specllama.backend.symbols import rows as view
 from specllama.errors import CannotLoad, ContextFull, EngineError
 
+_INTS = ctypes.POINTER(ctypes.c_int32)
 _FLAGGED = 16  # rows of a pass that may all have logits, where only all or none can have them
 
 
 class StateBatch:
-    """A batch of vectors, with tokens beside them if wanted; llama.cpp allocates for either."""
+    """A batch of vectors, with tokens beside them if wanted; llama.cpp allocates for either.
+
+    Args:
+        size: most rows. width: of a vector; 0 for a batch of tokens alone.
+    """
 
     def __init__(self, size: int, width: int) -> None:
         self.batch = ll.llama_batch_init(size, width, 1)
         as_array = np.ctypeslib.as_array
-        self._states: Rows = as_array(self.batch.embd, (size, width))
-        self._pos: IntArray = as_array(self.batch.pos, (size,))
-        self._output: npt.NDArray[np.int8] = as_array(self.batch.logits, (size,))
+        self._states: Rows | None = as_array(self.batch.embd, (size, width)) if width else None
+        # llama.cpp's own, to be freed by it; a field read as it is would follow its changes
+        self._given = ctypes.cast(self.batch.token, _INTS), ctypes.cast(self.batch.pos, _INTS)
         self._tokens: IntArray = np.zeros(size, np.int32)
+        # four times over: rotations of several dimensions read a position for each
+        self._pos: IntArray = np.zeros(4 * size, np.int32)
+        self.batch.pos = self._pos.ctypes.data_as(_INTS)
+        self._output: npt.NDArray[np.int8] = as_array(self.batch.logits, (size,))
         as_array(self.batch.n_seq_id, (size,))[:] = 1
 
     def fill(
-        self, sequence: int, past: int, states: Rows, outputs: Outputs, tokens: Sequence[int] = ()
+        self,
+        sequence: int,
+        past: int,
+        states: Rows | None,
+        outputs: Outputs,
+        tokens: Sequence[int] = (),
     ) -> Any:
-        """``states`` [n, width] from position ``past`` on, with ``tokens`` or without any."""
-        n = len(states)
-        self._states[:n] = states
-        self._pos[:n] = np.arange(past, past + n, dtype=np.int32)
+        """``states`` [n, width], ``tokens`` or both from position ``past`` on."""
+        n = len(tokens) if states is None else len(states)
+        if states is not None:
+            assert self._states is not None
+            self._states[:n] = states
+        self._pos[: 4 * n] = np.tile(np.arange(past, past + n, dtype=np.int32), 4)
         self._output[:n] = outputs == "all"
         self._output[n - 1] = outputs != "none"
         for i in range(n):
             self.batch.seq_id[i][0] = sequence
         if len(tokens):
             self._tokens[:n] = tokens
-            self.batch.token = self._tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+            self.batch.token = self._tokens.ctypes.data_as(_INTS)
         self.batch.n_tokens = n
         return self.batch
 
     def close(self) -> None:
-        self.batch.token = None  # numpy's, not llama.cpp's to free
+        self.batch.token, self.batch.pos = self._given
         ll.llama_batch_free(self.batch)
 
 
-class StateContext:
-    """One context on the block's model, shared by its lanes. Not for two threads at once.
+class HeadContext:
+    """One context on the drafting layers' model, shared by its lanes. Not for two threads at once.
 
     Args:
-        model: the block's.
+        model: the drafting layers'.
         params: llama.cpp's, for one lane; ``n_batch`` bounds a pass.
         width: of a state.
         lanes: most at once; each has the ``n_ctx`` of ``params``.
@@ -114,6 +131,30 @@ class StateContext:
         self.n_batch = int(ll.llama_n_batch(self.handle))
         self._pairs = StateBatch(self.n_batch, width)
 
+    def take(self) -> int:
+        """The sequence of a further lane."""
+        if self._open == self._lanes:
+            raise EngineError(f"all {self._lanes} lanes of the drafting layer are taken")
+        self._open += 1
+        return self._open - 1
+
+    def run(self, batch: Any) -> None:
+        """Evaluate a batch."""
+        require_running(self.stop)
+        status = ll.llama_decode(self.handle, batch)
+        if status != 0:
+            raise decode_error(status, self.n_ctx)
+
+    def close(self) -> None:
+        if self.handle:
+            self._pairs.close()
+            ll.llama_free(self.handle)
+            self.handle = None
+
+
+class StateContext(HeadContext):
+    """The context of a block that reads pairs."""
+
     def open(self) -> LlamaStates:
         """An empty lane.
 
@@ -121,13 +162,6 @@ class StateContext:
             EngineError: every lane is taken.
         """
         return LlamaStates(self, self.take())
-
-    def take(self) -> int:
-        """The sequence of a further lane."""
-        if self._open == self._lanes:
-            raise EngineError(f"all {self._lanes} lanes of the drafting layer are taken")
-        self._open += 1
-        return self._open - 1
 
     def decode(
         self, sequence: int, at: int, tokens: Sequence[int], states: Rows
@@ -144,28 +178,18 @@ class StateContext:
         self, sequence: int, at: int, tokens: Sequence[int], states: Rows, outputs: Outputs
     ) -> tuple[Row, Row]:
         n = len(tokens)
-        batch = self._pairs.fill(sequence, at, states, outputs, tokens)
-        require_running(self.stop)
-        status = ll.llama_decode(self.handle, batch)
-        if status != 0:
-            raise decode_error(status, self.n_ctx)
+        self.run(self._pairs.fill(sequence, at, states, outputs, tokens))
         if outputs == "none":
             return states[0], states[0]
         rows = n if outputs == "all" else 1
         logits = view(ll.llama_get_logits(self.handle), rows, self.n_vocab)[-1]
         return logits, view(self._nextn(self.handle), n, self.width)[-1]
 
-    def close(self) -> None:
-        if self.handle:
-            self._pairs.close()
-            ll.llama_free(self.handle)
-            self.handle = None
 
+class LlamaHead:
+    """A lane, see ``asking.HeadLane``."""
 
-class LlamaStates:
-    """A lane of the block, see ``asking.StateLane``."""
-
-    def __init__(self, context: StateContext, sequence: int) -> None:
+    def __init__(self, context: HeadContext, sequence: int) -> None:
         self._of = context
         self._sequence = sequence
         self.n_ctx, self.n_batch, self.width = context.n_ctx, context.n_batch, context.width
@@ -176,23 +200,19 @@ class LlamaStates:
         """One past the last position, as the cache itself reports it; 0 when it is empty."""
         return int(ll.llama_memory_seq_pos_max(self._of.memory, self._sequence)) + 1
 
-    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
-        n, of = len(tokens), self._of
+    def _take(self, states: Rows) -> None:
+        """Make sure that these states may be read now."""
+        n, of = len(states), self._of
         if of.handle is None:
             raise EngineError("the context is closed")
         if not 0 < n <= of.n_batch or states.shape != (n, of.width):
-            raise ValueError(f"{n} tokens with states of shape {states.shape}")
+            raise ValueError(f"states of shape {states.shape}")
         if self.end - self.first + n > of.n_ctx:
             raise ContextFull("the cache of the drafting layer is full")
-        if min(tokens) < 0 or max(tokens) >= of.n_vocab:
-            raise EngineError(f"a token is outside the vocabulary of {of.n_vocab}")
-        try:
-            row, state = of.decode(self._sequence, self.end, tokens, states)
-        except BaseException:
-            self._cut(self.end)  # what was read of it
-            raise
-        self.end += n
-        return row, state.copy()
+
+    def _know(self, tokens: Sequence[int]) -> None:
+        if min(tokens) < 0 or max(tokens) >= self._of.n_vocab:
+            raise EngineError(f"a token is outside the vocabulary of {self._of.n_vocab}")
 
     def rollback_to(self, end: int) -> None:
         if not self.first <= end <= self.end:
@@ -216,3 +236,24 @@ class LlamaStates:
 
     def close(self) -> None:
         self.begin_at(0)
+
+
+class LlamaStates(LlamaHead):
+    """A lane of a block that reads pairs, see ``asking.StateLane``."""
+
+    def __init__(self, context: StateContext, sequence: int) -> None:
+        super().__init__(context, sequence)
+        self._pairs = context
+
+    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
+        self._take(states)
+        self._know(tokens)
+        if len(tokens) != len(states):
+            raise ValueError(f"{len(tokens)} tokens with {len(states)} states")
+        try:
+            row, state = self._pairs.decode(self._sequence, self.end, tokens, states)
+        except BaseException:
+            self._cut(self.end)  # what was read of it
+            raise
+        self.end += len(tokens)
+        return row, state.copy()

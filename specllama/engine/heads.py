@@ -61,14 +61,14 @@ def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
     for ref in files:
         head = read_header(resolve(ref))
         _require_head(head)
-        kind = head.architecture
-        if kind in own.parts:
-            raise PairIncompatible(f"two {kind} heads were given", "give one of each kind")
-        own.parts[kind] = _open(head, target)
+        method = KINDS[head.architecture]
+        if method in own.parts:
+            raise PairIncompatible(f"two {method} heads were given", "give one of each kind")
+        own.parts[method] = _open(head, target)
     for path in bundled_heads(target.header.path):
         head = read_header(path)
-        if head.architecture in KINDS and head.architecture not in own.parts:
-            unasked(head.architecture, "", partial(_open, head, target))
+        if head.architecture in KINDS and KINDS[head.architecture] not in own.parts:
+            unasked(KINDS[head.architecture], "", partial(_open, head, target))
     unasked("mtp", why_not(target.header), partial(_open_nextn, target))
     unasked("self", pruned.why_not(target.header), partial(_own_layers, target))
     return own
@@ -97,48 +97,48 @@ def survey(
         head = read_header(path)
         try:
             _check(head, target)
-            own[head.architecture] = ""
+            own[KINDS[head.architecture]] = ""
         except SpecllamaError as error:
-            own[head.architecture] = error.message
+            own[KINDS[head.architecture]] = error.message
     for ref in files:
         head = read_header(resolve(ref))
         _check(head, target)
-        own[head.architecture] = ""
+        own[KINDS[head.architecture]] = ""
     trees = not (target.is_recurrent or target.is_hybrid)
     return methods(Facts(draft=draft, trees=trees, own=own))
 
 
 def fitting(target: GgufHeader, models: Iterable[LocalModel]) -> dict[str, str]:
-    """By kind the reference of a head file among some models that belongs to a target."""
+    """By method the reference of a head file among some models that belongs to a target."""
     from specllama.models.gguf import read_header
     from specllama.models.summaries import Summaries
 
     known = Summaries()
     found: dict[str, str] = {}
     for model in models:
-        kind = known.get(model.path).sidecar
-        if kind not in KINDS or kind in found:
+        method = KINDS.get(known.get(model.path).sidecar)
+        if method is None or method in found:
             continue
         try:
             _check(read_header(model.path), target)
         except SpecllamaError:  # of another target, or damaged
             continue
-        found[kind] = model.ref
+        found[method] = model.ref
     known.save()
     return found
 
 
 def _check(head: GgufHeader, target: GgufHeader) -> None:
     """Refuse a file that is no head, or one of another target."""
-    if head.architecture == "eagle3":
-        from specllama.models import eagle3_file as eagle3
+    from specllama.models import dflash_file, eagle3_file, medusa_file
+    from specllama.models.layer_inputs import check_target
 
-        eagle3.check_target(eagle3.read_facts(head), head, target)
+    _require_head(head)
+    if head.architecture == "medusa":
+        medusa_file.check_target(medusa_file.read_facts(head), head, target)
     else:
-        _require_head(head)
-        from specllama.models import medusa_file as medusa
-
-        medusa.check_target(medusa.read_facts(head), head, target)
+        file = eagle3_file if head.architecture == "eagle3" else dflash_file
+        check_target(file.read_facts(head), head, target)
 
 
 def _require_head(header: GgufHeader) -> None:
@@ -152,7 +152,7 @@ def _require_head(header: GgufHeader) -> None:
         raise PairIncompatible(
             f"{header.path.name} is no drafting head but a model of the architecture "
             f"{header.architecture!r}",
-            "give draft models with -d; --head takes EAGLE-3 and Medusa files",
+            "give draft models with -d; --head takes EAGLE-3, Medusa, DFlash and DSpark files",
         )
 
 
@@ -172,6 +172,10 @@ def _open(head: GgufHeader, target: LoadedTarget) -> object:
         from specllama.backend.eagle3_context import open_eagle3
 
         return open_eagle3(head, target)
+    if head.architecture == "dflash":
+        from specllama.backend.dflash_context import open_dflash
+
+        return open_dflash(head, target)
     from specllama.engine.open_medusa import open_medusa
 
     return open_medusa(head, target)

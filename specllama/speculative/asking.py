@@ -10,6 +10,8 @@ yielded    means                                 answered with
 ``Pass``   evaluate these tokens                 rows [n, n_vocab], good until the lane's next pass
 ``Feed``   evaluate these beside states  (row [n_vocab], state [width]) behind the last
 ``Encode`` make states of the target's           states [n, width]
+``Read``   take in states of the target's        None
+``Fill``   guess some places, all at once        ``Filled``, good until the next ``Fill``
 ``Look``   what a head makes of a state          row [n_vocab], good until the next ``Look``
 ``Offer``  this draft could be sent              how many of ``size`` guesses may go
 ``Keep``   of the lane's last tree, this path    None
@@ -28,7 +30,7 @@ from specllama.speculative.policy.budget import Bid
 from specllama.speculative.types import Draft
 
 if TYPE_CHECKING:
-    from specllama.backend.base import Context, Outputs
+    from specllama.backend.base import Context, Filled, Outputs
     from specllama.speculative.drafting.medusa_heads import HeadSource
 
 
@@ -81,17 +83,12 @@ class Pass:
     tell: Callable[[Shared], None] | None = None
 
 
-class StateLane(Protocol):
-    """A lane of a block that reads tokens beside hidden states; tokens lie at text positions."""
+class HeadLane(Protocol):
+    """A lane of something that reads the target's hidden states, by positions of the text."""
 
     @property
     def n_batch(self) -> int:
         """Most tokens in one pass."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """Of a state."""
         ...
 
     @property
@@ -116,6 +113,17 @@ class StateLane(Protocol):
         """
         ...
 
+    def close(self) -> None: ...
+
+
+class StateLane(HeadLane, Protocol):
+    """A lane of a block that reads tokens beside hidden states."""
+
+    @property
+    def width(self) -> int:
+        """Of a state."""
+        ...
+
     def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
         """Read tokens at the end, each beside a state of ``states`` [n, width].
 
@@ -127,17 +135,50 @@ class StateLane(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
-
 
 class Encoder(StateLane, Protocol):
     """One whose states are made of several of the target's."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Of the target, whose inputs they are made of."""
+        ...
 
     def encode(self, features: Rows) -> Rows:
         """States [n, width] of the target's, side by side [n, features].
 
         Raises:
             EngineError: the library refused.
+        """
+        ...
+
+
+class BlockLane(HeadLane, Protocol):
+    """A lane of a drafter that reads hidden states alone, and guesses a block of places at once."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Of the target, whose inputs it reads."""
+        ...
+
+    @property
+    def guesses(self) -> int:
+        """Most places of a block."""
+        ...
+
+    def read(self, states: Rows) -> None:
+        """Take in ``states`` [n, features] of the target at the end.
+
+        Raises:
+            ContextFull, EngineError: the lane is as it was, or empty.
+        """
+        ...
+
+    def fill(self, token: int, n: int) -> Filled:
+        """Guess ``n`` places behind ``token``, which follows what was read; no trace is left.
+
+        Raises:
+            ContextFull, EngineError: as for ``read``.
         """
         ...
 
@@ -162,6 +203,28 @@ class Encode:
 
     lane: Encoder
     features: Rows  # [n, features]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Take in states of the target from position ``at`` on; ``anew``: hold only these.
+
+    Errors are those of ``BlockLane.read``.
+    """
+
+    lane: BlockLane
+    states: Rows  # [n, features]
+    at: int
+    anew: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Guess ``n`` places behind ``token``, which follows what the lane has read."""
+
+    lane: BlockLane
+    token: int
+    n: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +306,7 @@ class Cut:
     length: int
 
 
-Ask = Pass | Feed | Encode | Look | Offer | Keep | Cut
+Ask = Pass | Feed | Encode | Read | Fill | Look | Offer | Keep | Cut
 T = TypeVar("T")
 Asking = Generator[Ask, Any, T]
 
@@ -271,14 +334,19 @@ def grant(ask: Ask) -> object:
     """Run what is asked for at once, on its lane; every offered token goes."""
     if isinstance(ask, Offer):
         return ask.size
-    if isinstance(ask, Feed):
+    if isinstance(ask, Feed | Read):
         if ask.anew:
             ask.lane.begin_at(ask.at)
         else:
             ask.lane.rollback_to(ask.at)
-        return ask.lane.feed(ask.tokens, ask.states)
+        if isinstance(ask, Feed):
+            return ask.lane.feed(ask.tokens, ask.states)
+        ask.lane.read(ask.states)
+        return None
     if isinstance(ask, Encode):
         return ask.lane.encode(ask.features)
+    if isinstance(ask, Fill):
+        return ask.lane.fill(ask.token, ask.n)
     if isinstance(ask, Look):
         return ask.heads.logits(ask.state, ask.depth)
     lane = cast("Context", ask.lane)

@@ -41,7 +41,7 @@ def test_its_logits_are_those_of_numpy(tiny: Engine) -> None:
     assert isinstance(target, CellLane)
     assert isinstance(head, EagleStates)
     reference = NumpyHead(head_file(), resolve("tiny-target"))
-    target.capture("layer_inputs")
+    target.capture(head.layers)
     agreed = steps = 0
     for prompt in load_prompts()[::30][:6]:
         target.rollback(0)

@@ -24,6 +24,7 @@ from specllama.speculative.types import Draft, Room
 from specllama.speculative.window import FixedWindow
 
 WIDTH = 8
+LAYERS = (1, 2, 3)
 
 
 class FakeHead:
@@ -35,6 +36,7 @@ class FakeHead:
     ) -> None:
         self.n_ctx, self.n_batch, self.width = n_ctx, 16, WIDTH
         self.first = 0
+        self.layers = LAYERS
         self.pairs: list[tuple[int, bool]] = []  # token, with a state of the target
         self.read: list[int] = []  # pairs of each pass with states of the target
         self.encoded: list[int] = []  # states of each pass of the encoder
@@ -96,7 +98,7 @@ def run(setup: Setup, leaves: int, agreement: float = 0.7) -> tuple[list[int], l
     """A reply of the setup, drafted with a head."""
     tokens = list(PROMPT)
     target = FakeContext(setup.table, n_ctx=256)
-    target.capture("layer_inputs")
+    target.capture(LAYERS)
     target.forward(tokens[:-1], outputs="none")
     proposer = Leaves(head_for(setup, target, agreement), leaves)
     coins = RandomCoins((setup.seed, 2))
@@ -152,7 +154,7 @@ def test_rejection_is_exact(
     def program(oracle: Oracle) -> Tokens:
         tokens = list(prompt)
         target = FakeContext(table, n_ctx=16)
-        target.capture("layer_inputs")
+        target.capture(LAYERS)
         target.forward(tokens[:-1], outputs="none")
         proposer = EagleDrafter(FakeHead(other, target, table, 16), target, n_vocab=3)
         proposer.siblings = siblings
@@ -197,7 +199,7 @@ def test_only_what_was_accepted_is_read_again() -> None:
     """A round feeds the accepted tokens and the target's own, not the whole pass."""
     setup = Setup(eog_bias=-20.0)
     target = FakeContext(setup.table, n_ctx=64)
-    target.capture("layer_inputs")
+    target.capture(LAYERS)
     target.forward([1, 2, 3, 4], outputs="none")
     proposer = head_for(setup, target)
     head = head_of(proposer)
@@ -222,7 +224,7 @@ def test_states_of_a_later_part_suffice() -> None:
     setup = Setup(eog_bias=-20.0)
     target = FakeContext(setup.table, n_ctx=64)
     target.forward([1, 2, 3, 4], outputs="none")
-    target.capture("layer_inputs")
+    target.capture(LAYERS)
     target.forward([5], outputs="all")
     proposer = head_for(setup, target)
     assert len(propose(proposer, [1, 2, 3, 4, 5, 6])) > 0
@@ -238,13 +240,13 @@ def test_states_outlive_another_method() -> None:
     """Its states are forgotten by the target, not by the head: only what follows is read again."""
     setup = Setup(eog_bias=-20.0)
     target = FakeContext(setup.table, n_ctx=64)
-    target.capture("layer_inputs")
+    target.capture(LAYERS)
     target.forward([1, 2, 3, 4], outputs="none")
     proposer = head_for(setup, target)
     assert len(propose(proposer, [1, 2, 3, 4, 5])) == 4
     target.capture("nothing")
     target.forward([5, 6], outputs="all")
-    target.capture("layer_inputs")
+    target.capture(LAYERS)
     assert proposer.reusable([1, 2, 3, 4, 5, 6, 7], 6) == 4
     target.rollback(4)
     target.forward([5, 6], outputs="none")
@@ -255,4 +257,4 @@ def test_states_outlive_another_method() -> None:
 
 def test_it_asks_for_the_layer_inputs() -> None:
     setup = Setup()
-    assert head_for(setup, FakeContext(setup.table)).needs == "layer_inputs"
+    assert head_for(setup, FakeContext(setup.table)).needs == LAYERS

@@ -72,8 +72,7 @@ def target(target_file: Path) -> Iterator[CellLane]:
 
 def open_head(path: Path, target: CellLane, lanes: int = 1) -> EagleContext:
     facts = read_facts(read_header(path))
-    target.pool.offer_layers(facts.layers)
-    target.capture("layer_inputs")
+    target.capture(facts.layers)
     model = LlamaModel(path, head=True)
     return EagleContext(model, target.pool, facts, threads=1, lanes=lanes)
 
@@ -189,10 +188,8 @@ def test_lanes_of_a_head_leave_no_trace_in_each_other(target: CellLane, tmp_path
 # -- captured states ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("need", ["final_hidden", "layer_inputs"])
+@pytest.mark.parametrize("need", ["final_hidden", (1, 2, 3)])
 def test_taking_states_out_changes_no_bit_of_the_logits(target: CellLane, need: HiddenNeed) -> None:
-    target.pool.offer_layers((1, 2, 3))
-
     def passes() -> list[Rows]:
         target.rollback(0)
         target.forward(texts(4, 50), outputs="none")
@@ -213,8 +210,7 @@ def test_taking_states_out_changes_no_bit_of_the_logits(target: CellLane, need: 
 def test_states_belong_to_their_positions(target: CellLane, target_file: Path) -> None:
     """Through a chain, a tree and rollbacks: the input of layer 0 is the token's embedding."""
     table = read_tensor(read_header(target_file), "token_embd.weight")
-    target.pool.offer_layers((0, 1, 2))
-    target.capture("layer_inputs")
+    target.capture((0, 1, 2))
     target.forward(texts(5, 20), outputs="none")
     target.forward([4, 5, 6, 7, 8], outputs="all", parents=[-1, 0, 0, 2, 1])
     target.keep_path([0, 2, 3])

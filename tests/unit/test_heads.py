@@ -12,7 +12,7 @@ from ggufs import write_llama, write_mamba
 
 from specllama.engine.heads import bundled_heads, survey
 from specllama.errors import PairIncompatible
-from specllama.models import eagle3_file as eagle3
+from specllama.models import layer_inputs
 from specllama.models.gguf import read_header
 from specllama.models.refs import resolve
 from specllama.params import PROPOSERS
@@ -46,7 +46,7 @@ def test_a_named_head_must_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         survey(target, [str(write_eagle3(tmp_path / "wide.gguf", target_width=128))])
     with pytest.raises(PairIncompatible, match="no drafting head"):
         survey(target, [str(target.path)])
-    monkeypatch.setattr(eagle3, "LAYER_INPUT_ARCHITECTURES", frozenset({"qwen3"}))
+    monkeypatch.setattr(layer_inputs, "LAYER_INPUT_ARCHITECTURES", frozenset({"qwen3"}))
     with pytest.raises(PairIncompatible, match="layer inputs of llama models"):
         survey(target, [str(write_eagle3(tmp_path / "head.gguf"))])
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool_machine import Alone, Machine
 
+from specllama.arrays import HiddenNeed
 from specllama.backend.base import Part
 from specllama.backend.fake import FakePool, FakeTable
 from specllama.backend.kernels import TILE
@@ -216,12 +217,12 @@ def test_a_stopped_pass_changes_no_lane() -> None:
 # -- hidden states --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("need", ["final_hidden", "layer_inputs"])
-def test_states_belong_to_their_lanes(need: str) -> None:
+@pytest.mark.parametrize("need", ["final_hidden", (1, 2, 3)])
+def test_states_belong_to_their_lanes(need: HiddenNeed) -> None:
     p = pool()
     a, b, c = p.open(), p.open(), p.open()
-    a.capture(need)  # type: ignore[arg-type]
-    b.capture("layer_inputs")
+    a.capture(need)
+    b.capture((1, 2, 3))
     rows = p.run([Part(a, [1, 2, 3]), Part(b, [4, 5]), Part(c, [6], "last")])
     for lane, mine in ((a, rows[0]), (b, rows[1])):
         states = lane.hidden.rows(0, len(lane.tokens))

@@ -406,10 +406,10 @@ def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
             yield from ()
             self.read += n
 
-    head = Head("eagle3", "layer_inputs")
+    head = Head("eagle3", (1, 2, 3))
     mixed = Drafters(FakeContext(FakeTable(V)), made={"eagle3": head}).drafter("mixed")
     assert isinstance(mixed, MixedDrafter)
-    assert (mixed.paid, mixed.needs) == ("eagle3", "layer_inputs")
+    assert (mixed.paid, mixed.needs) == ("eagle3", (1, 2, 3))
     drive(mixed.read_prompt([1] * 9, 8))
     assert head.read == 8
     assert mixed.reusable([1] * 9, 8) == 4

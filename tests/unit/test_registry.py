@@ -49,7 +49,7 @@ def test_what_entries_say_is_complete_and_tells_them_apart() -> None:
 
 def test_choices_derive_from_the_registry() -> None:
     assert ("auto", *registry.names(), "none") == PROPOSERS
-    assert set(sidecars.HEAD_KINDS) < {m.name for m in entries() if m.cost == "own"}
+    assert set(sidecars.HEAD_KINDS.values()) < {m.name for m in entries() if m.cost == "own"}
     assert {pair.method for pair in catalog.load().values()} < set(registry.names())
 
 
@@ -76,7 +76,8 @@ def test_costs_are_booked_where_the_entry_says() -> None:
     [
         (("medusa", "eagle3", "mtp", "self", "draft"), "draft"),
         (("medusa", "eagle3", "mtp", "self"), "mtp"),
-        (("medusa", "eagle3", "self"), "eagle3"),
+        (("medusa", "eagle3", "dflash", "self"), "eagle3"),
+        (("medusa", "dflash", "self"), "dflash"),
         (("medusa",), "medusa"),
         (("self",), ""),
     ],
@@ -118,11 +119,11 @@ def reasons(facts: Facts) -> dict[str, str]:
 
 
 def test_why_a_method_is_not_there() -> None:
-    own = {"eagle3": "", "medusa": "another target", "mtp": "", "self": ""}
+    own = {"eagle3": "", "dflash": "", "medusa": "another target", "mtp": "", "self": ""}
     assert reasons(Facts(draft=True, own=own)) == {"medusa": "another target"}
     bare = reasons(Facts())
     assert bare["draft"] == bare["tree"] == bare["merged"] == NO_DRAFT
-    assert bare["eagle3"] == bare["medusa"] == NO_HEAD
+    assert bare["eagle3"] == bare["dflash"] == bare["medusa"] == NO_HEAD
     assert "NextN" in bare["mtp"]
     assert "layers" in bare["self"]
     chains = reasons(Facts(draft=True, trees=False, own=own))

@@ -34,11 +34,11 @@ class EagleDrafter(StateDrafter):
     """
 
     name = "eagle3"
-    needs = "layer_inputs"
     deepest = 8  # no training goes further than this
 
     def __init__(self, lane: Encoder, target: Stated, *, n_vocab: int) -> None:
         super().__init__(lane, target, n_vocab=n_vocab)
+        self.needs = lane.layers
         self._encoder = lane
         self._fused = HiddenRows()
         self._of = Follower()  # the target's text

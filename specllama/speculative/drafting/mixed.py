@@ -40,7 +40,7 @@ class MixedDrafter(Drafter):
         self._paid = [source for source in sources if not isinstance(source, Copier)]
         needs = {source.needs for source in sources} - {"nothing"}
         if len(needs) > 1:
-            raise ValueError(f"one pass cannot give {' and '.join(sorted(needs))}")
+            raise ValueError(f"one pass cannot give {' and '.join(sorted(map(str, needs)))}")
         self.needs = needs.pop() if needs else "nothing"
         self.paid = self._paid[0].name if self._paid else ""
         self.lanes = tuple(lane for source in sources for lane in source.lanes)

@@ -17,6 +17,7 @@ FILES = {
     "lookahead": "lookahead",
     "mtp": "mtp",
     "eagle3": "eagle3",
+    "dflash": "dflash",
     "medusa": "medusa",
     "self": "own_layers",
 }

@@ -1,0 +1,146 @@
+"""Heads that read the residual stream as it enters some layers of their target.
+
+What EAGLE-3 and DFlash files have in common: the facts by which such a file belongs to a target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specllama.errors import BadGguf, PairIncompatible
+from specllama.models.gguf import GgufHeader
+
+# asked for the layer inputs of any other architecture, llama.cpp ends the process
+LAYER_INPUT_ARCHITECTURES = frozenset({
+    "llama", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "qwen4exp", "gemma4",
+    "gpt-oss", "lfm2", "nemotron_h", "nemotron_h_moe", "bailingmoe3", "deepseek4", "hunyuan_vl",
+    "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige",
+})  # fmt: skip
+_SAME_TEXTS = 0.99  # of the token ids; a head's converter copies the target's tokenizer
+HINT = "use a head that was trained for this target"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFacts:
+    """What a head file says about itself.
+
+    Attributes:
+        width: of the head's own hidden state.
+        target_width: of the target's hidden states that it reads.
+        layers: it reads the residual stream as it enters these layers of the target.
+        vocab: tokens of the target.
+        draft_vocab: tokens that the head can say.
+        own_embedding, own_output: whether it brings the matrix or borrows the target's.
+    """
+
+    width: int
+    target_width: int
+    layers: tuple[int, ...]
+    vocab: int
+    draft_vocab: int
+    own_embedding: bool
+    own_output: bool
+
+
+def read_layers(header: GgufHeader, most: int) -> tuple[int, ...]:
+    """The layers of the target whose inputs a head reads: at least one, at most ``most``.
+
+    Raises:
+        BadGguf: it does not say.
+    """
+    key = header.own("target_layers")
+    layers = header.arrays.get(key)
+    if layers is None or layers.kind not in ("u32", "i32") or not 0 < layers.count <= most:
+        raise BadGguf(f"{header.path.name}: {key} is not a list of layers")
+    return tuple(int(layer) for layer in header.array(key))
+
+
+def read_draft_ids(header: GgufHeader) -> npt.NDArray[np.int64]:
+    """The target token of every row of the head's output matrix.
+
+    Raises:
+        BadGguf: the tensor d2t is not a list of different tokens in 64-bit integers, the file is
+            cut short, or it has no output matrix for them.
+    """
+    name, info = header.path.name, header.by_name["d2t"]
+    if info.type != "I64" or len(info.shape) != 1 or info.shape[0] < 1 or len(header.parts) > 1:
+        raise BadGguf(f"{name}: d2t is not a vector of 64-bit integers")
+    with header.path.open("rb") as file:
+        file.seek(header.data_offset + info.offset)
+        data = file.read(info.n_bytes)
+    if len(data) != info.n_bytes:
+        raise BadGguf(f"{name} is cut short", "download it again")
+    ids = np.frombuffer(data, "<i8")
+    if "output.weight" not in header.by_name:
+        raise BadGguf(f"{name}: a draft vocabulary without an output matrix")
+    if ids.min() < 0 or ids.max() >= header.vocab_size or len(np.unique(ids)) != len(ids):
+        raise BadGguf(
+            f"{name}: d2t is not a list of different tokens below {header.vocab_size}",
+            "convert it again with llama.cpp's convert_hf_to_gguf.py",
+        )
+    return ids
+
+
+def draft_vocab(header: GgufHeader) -> int:
+    """How many tokens a head can say.
+
+    Raises:
+        BadGguf: see ``read_draft_ids``.
+    """
+    return len(read_draft_ids(header)) if "d2t" in header.by_name else header.vocab_size
+
+
+def check_target(facts: HeadFacts, head: GgufHeader, target: GgufHeader) -> None:
+    """Refuse a head made for another target, or for one whose layers llama.cpp does not expose.
+
+    Raises:
+        PairIncompatible: with the first difference found.
+    """
+    name = head.path.name
+    if target.architecture not in LAYER_INPUT_ARCHITECTURES:
+        raise PairIncompatible(
+            f"llama.cpp does not expose the layer inputs of {target.architecture} models, which "
+            f"{name} reads",
+            "draft with --proposer ngram, suffix or a draft model",
+        )
+
+    def refuse(why: str) -> None:
+        raise PairIncompatible(f"{name} was made for another target: {why}", HINT)
+
+    if facts.target_width != target.embedding_length:
+        refuse(
+            f"it reads hidden states of width {facts.target_width}, "
+            f"{target.path.name} has {target.embedding_length}"
+        )
+    if facts.vocab != target.vocab_size:
+        refuse(
+            f"it knows {facts.vocab:,} tokens, {target.path.name} {target.vocab_size:,}",
+        )
+    beyond = [layer for layer in facts.layers if not 0 <= layer < target.block_count]
+    if beyond:
+        refuse(
+            f"it reads the input of layer {beyond[0]}, "
+            f"{target.path.name} has {target.block_count} layers"
+        )
+    if not (facts.own_embedding and facts.own_output) and facts.width != target.embedding_length:
+        refuse(
+            f"it borrows matrices of width {facts.width}, those of {target.path.name} are "
+            f"{target.embedding_length} wide"
+        )
+    if head.tokenizer_model not in (None, "no_vocab", "none"):
+        _compare_tokens(head, target, refuse)
+
+
+def _compare_tokens(head: GgufHeader, target: GgufHeader, refuse: Callable[[str], None]) -> None:
+    pairs = list(zip(head.token_bytes, target.token_bytes, strict=True))
+    other = [i for i, (a, b) in enumerate(pairs) if a != b]
+    if len(other) > (1 - _SAME_TEXTS) * len(pairs):
+        a, b = pairs[other[0]]
+        refuse(
+            f"{len(other):,} of {len(pairs):,} tokens have another text, for example "
+            f"{other[0]}: {a.decode('utf-8', 'replace')!r} and {b.decode('utf-8', 'replace')!r}"
+        )

@@ -1,0 +1,140 @@
+"""DFlash: a small drafter guesses a block of tokens in one pass, all places at once.
+
+It reads the target's hidden states, which become the memory that its block looks into; nothing that
+it guesses is part of that. DFlash2 and DSpark files say besides how guesses follow each other
+(``blocks``), so that every law is that of a place behind the tokens drawn before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specllama.arrays import Row
+from specllama.backend.base import Filled
+from specllama.errors import ContextFull
+from specllama.history import Follower
+from specllama.speculative.asking import Asking, BlockLane, Fill, Read
+from specllama.speculative.drafting.blocks import Block
+from specllama.speculative.drafting.draft_tree import grow
+from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
+from specllama.speculative.drafting.states import Stated
+from specllama.speculative.drafting.stepping import Stepping
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import Draft, Room
+
+
+class DflashDrafter(Stepping):
+    """Drafts with a block drafter.
+
+    Args:
+        lane: the drafter's, which is closed with it.
+        target: whose states it reads.
+        n_vocab: vocabulary size of the target.
+    """
+
+    name = "dflash"
+
+    def __init__(self, lane: BlockLane, target: Stated, *, n_vocab: int) -> None:
+        self.needs = lane.layers
+        self._lane = lane
+        self._target = target
+        self._n_vocab = n_vocab
+        self._of = Follower()  # the target's text
+        self._held = 0  # tokens of it whose states the lane holds
+        self._block: Block | None = None
+
+    def reusable(self, tokens: Sequence[int], cached: int) -> int:
+        hidden, end = self._target.hidden, min(self._held, self._of.kept)
+        first = self._lane.first
+        if hidden.end > hidden.first:  # not read yet
+            first, end = (first if first <= hidden.first <= end else hidden.first), hidden.end
+        if end >= cached:
+            return cached
+        return end if first == 0 else 0
+
+    def read_prompt(self, tokens: Sequence[int], n: int) -> Asking[None]:
+        try:
+            yield from self._read(self._unread())
+        except ContextFull:
+            self.forget()
+
+    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
+        unread = self._unread()
+        if self._target.hidden.end < len(tokens) - 1:
+            return None, 0  # states are not known to the end
+        lag = max(unread, 1)  # whatever there is to read, the block is a pass
+        read = min(room.begin(self.name, lag), lag)
+        if read <= 0:
+            return None, 0
+        try:
+            yield from self._read(min(read, unread))
+            if self._lane.end != len(tokens) - 1 or self._lane.end == self._lane.first:
+                return None, 0
+            n = min(room.n, self._lane.guesses)
+            filled: Filled = yield Fill(self._lane, tokens[-1], n)
+        except ContextFull:
+            self.forget()
+            return None, 0
+        self._block = Block(filled, self._n_vocab)
+        return self._block.row(()), n
+
+    def after(self, path: Sequence[int]) -> Asking[Row]:
+        yield from ()
+        assert self._block is not None
+        return self._block.row(path)
+
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        if self.request.leaves == 1:
+            return (yield from super().draft(tokens, chain, room))
+        return (yield from grow(self, tokens, chain, room))
+
+    def _unread(self) -> int:
+        """How many of the target's states are to be read."""
+        hidden = self._target.hidden
+        kept, _ = self._of.follow(self._target.tokens)
+        self._held = min(self._held, kept)
+        if hidden.end <= hidden.first:
+            return 0
+        joined = hidden.first <= self._held <= hidden.end
+        return hidden.end - (self._held if joined else hidden.first)
+
+    def _read(self, n: int) -> Asking[None]:
+        """Read the newest ``n`` states of the target, and forget all."""
+        hidden, lane = self._target.hidden, self._lane
+        at, end = hidden.end - n, hidden.end
+        while at < end:
+            upto = min(at + lane.n_batch, end)
+            states = hidden.rows(at, upto)
+            assert states is not None
+            # what lies before is of no use where something is missing between
+            anew = not lane.first <= at <= min(lane.end, self._held)
+            yield Read(lane, states, at, anew)
+            self._held = at = upto
+        hidden.forget(end)
+
+    def forget(self) -> None:
+        """Begin without any memory of a text."""
+        self._held = 0
+
+    def close(self) -> None:
+        self._lane.close()
+
+
+def _open(kit: Kit) -> Drafter:
+    return DflashDrafter(kit.own("dflash").open(), kit.target, n_vocab=kit.target.n_vocab)
+
+
+METHOD = Method(
+    name="dflash",
+    label="DFlash / DSpark",
+    short="DFlash",
+    letter="f",
+    blurb="A small drafter reads the target's hidden states and guesses a block of tokens in one "
+    "pass. Needs one trained for the target.",
+    cost="own",
+    why_not=with_own("dflash", NO_HEAD),
+    open=_open,
+    branches="may",
+    auto=True,
+)
