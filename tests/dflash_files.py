@@ -130,7 +130,7 @@ def write_dflash(
     if own_output or draft_ids is not None:
         add("output.weight", said, width, deviation=scale)
     if draft_ids is not None and "d2t" not in leave_out:
-        w.add_w.get(b + "d2t", np.array(draft_ids, np.int64))
+        w.add_tensor("d2t", np.array(draft_ids, np.int64))
     if kind == "dspark":
         add("markov_w1.weight", vocab, RANK, deviation=1.0)
         add("markov_w2.weight", said, RANK)
