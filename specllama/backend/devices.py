@@ -22,7 +22,10 @@ _KINDS: dict[int, Kind] = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of a ggml backend; sizes in bytes, 0 where the backend does not say."""
+    """One device of a ggml backend; sizes in bytes, 0 where the backend does not say.
+
+    ``splits_rows``: matrices can be divided between it and others of its kind.
+    """
 
     name: str
     kind: Kind
@@ -30,6 +33,7 @@ class Device:
     description: str
     free: int
     total: int
+    splits_rows: bool = False
 
     @property
     def shares_ram(self) -> bool:
@@ -85,14 +89,19 @@ def devices() -> list[Device]:
             free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
             call("dev_memory", None, device, ctypes.byref(free), ctypes.byref(total))
             kind = _KINDS.get(call("dev_type", ctypes.c_int, device), "accel")
+            registry = ctypes.c_void_p(call("dev_backend_reg", ctypes.c_void_p, device))
+            split = b"ggml_backend_split_buffer_type"
             found.append(
                 Device(
                     name=text("dev_name", handle),
                     kind=kind,
-                    backend=text("reg_name", call("dev_backend_reg", ctypes.c_void_p, device)),
+                    backend=text("reg_name", registry.value),
                     description=text("dev_description", handle),
                     free=memory.available_memory() if kind == "cpu" else free.value,
                     total=memory.total_memory() if kind == "cpu" else total.value,
+                    splits_rows=bool(
+                        call("reg_get_proc_address", ctypes.c_void_p, registry, split)
+                    ),
                 )
             )
     except AttributeError:  # it does not export them

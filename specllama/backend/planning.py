@@ -42,7 +42,8 @@ def chosen_devices(options: PlaceOptions, found: Sequence[Device]) -> tuple[Devi
     """The devices that may take layers.
 
     Raises:
-        UsageError: there is no such device, or not as many as were counted on.
+        UsageError: there is no such device, not as many as were counted on, or one cannot do what
+            is asked of it.
     """
     devices: tuple[Device, ...] = tuple(gpus(found))
     if options.names == ("none",):
@@ -60,6 +61,13 @@ def chosen_devices(options: PlaceOptions, found: Sequence[Device]) -> tuple[Devi
         )
     if options.split_mode == "none" and devices:
         devices = (devices[options.main_gpu],)
+    if options.split_mode == "row":
+        for device in devices:
+            if not device.splits_rows:
+                raise UsageError(
+                    f"--split-mode row: {device.name} ({device.backend}) takes whole matrices only",
+                    "use --split-mode layer",
+                )
     if options.shares and len(options.shares) != len(devices):
         raise UsageError(
             f"--tensor-split has {len(options.shares)} shares, there are {len(devices)} devices"

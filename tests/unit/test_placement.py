@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,9 @@ def test_devices_and_shares_as_asked() -> None:
     assert placed(tensor_split="3,1").split == (25, 8)  # layer 24 of 33 lies before 3/4
     assert placed(tensor_split="0,1").split == (0, 33)
     assert placed(devices="none").layers == 0
+    with pytest.raises(UsageError, match="whole matrices"):
+        placed(split_mode="row")
+    cards = [dataclasses.replace(card, splits_rows=True) for card in cards]
     assert placed(split_mode="row").split_mode == "row"
 
 
