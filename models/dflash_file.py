@@ -98,7 +98,6 @@ def read_facts(header: GgufHeader) -> DflashFacts:
         width=width,
         target_width=width,
         layers=layers,
-        vocab=header.vocab_size,
         draft_vocab=draft_vocab(header),
         own_embedding="token_embd.weight" in tensors,
         own_output="output.weight" in tensors or "token_embd.weight" in tensors,

@@ -44,7 +44,6 @@ def read_facts(header: GgufHeader) -> HeadFacts:
         width=header.embedding_length,
         target_width=target_width,
         layers=layers,
-        vocab=header.vocab_size,
         draft_vocab=draft_vocab(header),
         own_embedding="token_embd.weight" in header.by_name,
         own_output="output.weight" in header.by_name,

@@ -5,7 +5,6 @@ What EAGLE-3 and DFlash files have in common: the facts by which such a file bel
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from specllama.errors import BadGguf, PairIncompatible
 from specllama.models.gguf import GgufHeader
+from specllama.models.head_tokens import other_tokens
 
 # asked for the layer inputs of any other architecture, llama.cpp ends the process
 LAYER_INPUT_ARCHITECTURES = frozenset({
@@ -20,7 +20,6 @@ LAYER_INPUT_ARCHITECTURES = frozenset({
     "gpt-oss", "lfm2", "nemotron_h", "nemotron_h_moe", "bailingmoe3", "deepseek4", "hunyuan_vl",
     "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige",
 })  # fmt: skip
-_SAME_TEXTS = 0.99  # of the token ids; a head's converter copies the target's tokenizer
 HINT = "use a head that was trained for this target"
 
 
@@ -32,7 +31,6 @@ class HeadFacts:
         width: of the head's own hidden state.
         target_width: of the target's hidden states that it reads.
         layers: it reads the residual stream as it enters these layers of the target.
-        vocab: tokens of the target.
         draft_vocab: tokens that the head can say.
         own_embedding, own_output: whether it brings the matrix or borrows the target's.
     """
@@ -40,7 +38,6 @@ class HeadFacts:
     width: int
     target_width: int
     layers: tuple[int, ...]
-    vocab: int
     draft_vocab: int
     own_embedding: bool
     own_output: bool
@@ -116,10 +113,6 @@ def check_target(facts: HeadFacts, head: GgufHeader, target: GgufHeader) -> None
             f"it reads hidden states of width {facts.target_width}, "
             f"{target.path.name} has {target.embedding_length}"
         )
-    if facts.vocab != target.vocab_size:
-        refuse(
-            f"it knows {facts.vocab:,} tokens, {target.path.name} {target.vocab_size:,}",
-        )
     beyond = [layer for layer in facts.layers if not 0 <= layer < target.block_count]
     if beyond:
         refuse(
@@ -131,16 +124,5 @@ def check_target(facts: HeadFacts, head: GgufHeader, target: GgufHeader) -> None
             f"it borrows matrices of width {facts.width}, those of {target.path.name} are "
             f"{target.embedding_length} wide"
         )
-    if head.tokenizer_model not in (None, "no_vocab", "none"):
-        _compare_tokens(head, target, refuse)
-
-
-def _compare_tokens(head: GgufHeader, target: GgufHeader, refuse: Callable[[str], None]) -> None:
-    pairs = list(zip(head.token_bytes, target.token_bytes, strict=True))
-    other = [i for i, (a, b) in enumerate(pairs) if a != b]
-    if len(other) > (1 - _SAME_TEXTS) * len(pairs):
-        a, b = pairs[other[0]]
-        refuse(
-            f"{len(other):,} of {len(pairs):,} tokens have another text, for example "
-            f"{other[0]}: {a.decode('utf-8', 'replace')!r} and {b.decode('utf-8', 'replace')!r}"
-        )
+    if why := other_tokens(head, target):
+        refuse(why)

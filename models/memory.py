@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -275,13 +275,15 @@ def _has_cells_only(header: GgufHeader) -> bool:
 
 
 def estimate_head(header: GgufHeader, target: GgufHeader, *, n_ctx: int) -> ModelMemory:
-    """Memory of a drafting head (EAGLE-3 or Medusa) beside its target.
+    """Memory of a drafting head beside its target.
 
     Raises:
         PairIncompatible, BadGguf: it is no head that could be loaded.
     """
     from specllama.models import medusa_file as medusa
 
+    if header.architecture == "gemma4-assistant":  # it keeps no keys and values
+        return replace(estimate_model(header, n_ctx=n_ctx, n_ubatch=1, n_outputs=1), kv=0)
     if header.architecture != medusa.ARCHITECTURE:
         return estimate_model(header, n_ctx=n_ctx, n_ubatch=HEAD_BATCH, n_outputs=HEAD_BATCH)
     facts = medusa.read_facts(header)

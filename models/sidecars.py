@@ -28,10 +28,17 @@ SIDECARS = {
     "imatrix": "an importance matrix for quantizing",
 }
 # what is loaded with --head: kind -> the method that drafts with it
-HEAD_KINDS = {"eagle3": "eagle3", "medusa": "medusa", "dflash": "dflash", "dspark": "dflash"}
+HEAD_KINDS = {
+    "eagle3": "eagle3",
+    "medusa": "medusa",
+    "dflash": "dflash",
+    "dspark": "dflash",
+    "gemma4-assistant": "mtp",
+}
 DRAFTING = ("eagle3", "medusa", "mtp", "dflash", "dspark", "gemma4-assistant")
 
 # These words name nothing else. "mtp" also occurs in names of whole models, "medusa" in a few.
+_ASSISTANT = re.compile(r"^mtp-gemma|gemma-?4.*assistant")
 _WORD = re.compile(r"(?<![a-z0-9])(eagle3|dflash|dspark|mmproj)(?![a-z0-9])")
 _QUANT = re.compile(r"(?<![a-z0-9])i?q\d(?![a-z0-9])")
 
@@ -39,6 +46,8 @@ _QUANT = re.compile(r"(?<![a-z0-9])i?q\d(?![a-z0-9])")
 def kind_of_name(name: str) -> str:
     """Which sidecar a file name names, "" for a model's."""
     lowered = Path(name).name.lower()
+    if _ASSISTANT.search(lowered):
+        return "gemma4-assistant"
     if lowered.startswith("mtp-"):
         return "mtp"
     if found := _WORD.search(lowered):
@@ -68,5 +77,5 @@ def advice(kind: str) -> str:
     if kind == "mtp":
         return "specllama drafts with NextN layers inside the target's own file (--proposer mtp)"
     if kind in DRAFTING:
-        return "specllama runs EAGLE-3, Medusa and DFlash heads (--head), and draft models (-d)"
+        return "specllama runs EAGLE-3, Medusa, DFlash and assistant heads (--head)"
     return "give the language model that it belongs to"

@@ -38,7 +38,7 @@ SCHEMA: tuple[Setting, ...] = (
         "head",
         "texts",
         "engine.heads",
-        "Drafting head trained for the target (an EAGLE-3 or Medusa file); repeatable.",
+        "Drafting head trained for the target (EAGLE-3, Medusa, Gemma 4 assistant); repeatable.",
         _M,
         metavar="FILE",
     ),

@@ -26,6 +26,7 @@ RESTRICTED = {
         "specllama.backend.capture",
         "specllama.backend.devices",
         "specllama.backend.attention",
+        "specllama.backend.assistant_context",
         "specllama.backend.dflash_context",
         "specllama.backend.eagle3_context",
         "specllama.backend.head_model",

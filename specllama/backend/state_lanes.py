@@ -83,17 +83,23 @@ class StateBatch:
 class HeadContext:
     """One context on the drafting layers' model, shared by its lanes. Not for two threads at once.
 
+    Attributes:
+        own_cache: its lanes hold what they read, rather than look into the target's.
+
     Args:
         model: the drafting layers'.
         params: llama.cpp's, for one lane; ``n_batch`` bounds a pass.
         width: of a state.
-        lanes: most at once; each has the ``n_ctx`` of ``params``.
+        lanes: most at once; each has the ``n_ctx`` of ``params``. 0 where ``params`` are those of
+            a cache that is another context's.
         flags: which rows may have logits: the "last", or "all or none" where the graph selects no
             rows and llama.cpp copies the first ones whatever their flags say.
 
     Raises:
         CannotLoad: no memory, or functions that this libllama lacks.
     """
+
+    own_cache = True
 
     def __init__(
         self,
@@ -112,9 +118,10 @@ class HeadContext:
         self._lanes, self._open = lanes, 0
         self._all = flags != "last"
         n_ctx = int(params.n_ctx)
-        params.n_ctx = -(-n_ctx // 256) * 256 * lanes
-        params.n_seq_max = lanes
-        params.kv_unified = False
+        if lanes:
+            params.n_ctx = -(-n_ctx // 256) * 256 * lanes
+            params.n_seq_max = lanes
+            params.kv_unified = False
         recent.clear()
         self.handle: Any = ll.llama_init_from_model(model.handle, params)
         if not self.handle:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from specllama.backend.base import Own
 from specllama.errors import PairIncompatible, SpecllamaError
 from specllama.models import sidecars
-from specllama.speculative.drafting.method import Facts
+from specllama.speculative.drafting.method import NO_HEAD, Facts
 
 if TYPE_CHECKING:
     from specllama.backend.loaded_target import LoadedTarget
@@ -42,7 +42,6 @@ def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
     """
     from specllama.models import pruned
     from specllama.models.gguf import read_header
-    from specllama.models.nextn import why_not
     from specllama.models.refs import resolve
 
     own = Own()
@@ -69,7 +68,8 @@ def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
         head = read_header(path)
         if head.architecture in KINDS and KINDS[head.architecture] not in own.parts:
             unasked(KINDS[head.architecture], "", partial(_open, head, target))
-    unasked("mtp", why_not(target.header), partial(_open_nextn, target))
+    if "mtp" not in own.parts:
+        unasked("mtp", _no_layers(target.header), partial(_open_nextn, target))
     unasked("self", pruned.why_not(target.header), partial(_own_layers, target))
     return own
 
@@ -89,10 +89,9 @@ def survey(
     from specllama.engine.methods import methods
     from specllama.models import pruned
     from specllama.models.gguf import read_header
-    from specllama.models.nextn import why_not
     from specllama.models.refs import resolve
 
-    own = {"mtp": why_not(target), "self": pruned.why_not(target)}
+    own = {"mtp": _no_layers(target), "self": pruned.why_not(target)}
     for path in bundled_heads(target.path):
         head = read_header(path)
         try:
@@ -128,14 +127,24 @@ def fitting(target: GgufHeader, models: Iterable[LocalModel]) -> dict[str, str]:
     return found
 
 
+def _no_layers(target: GgufHeader) -> str:
+    """Why the target's own file has no layers that ``mtp`` could draft with, "" if it has."""
+    from specllama.models.assistant_file import TARGET
+    from specllama.models.nextn import why_not
+
+    return NO_HEAD if target.architecture == TARGET else why_not(target)
+
+
 def _check(head: GgufHeader, target: GgufHeader) -> None:
     """Refuse a file that is no head, or one of another target."""
-    from specllama.models import dflash_file, eagle3_file, medusa_file
+    from specllama.models import assistant_file, dflash_file, eagle3_file, medusa_file
     from specllama.models.layer_inputs import check_target
 
     _require_head(head)
     if head.architecture == "medusa":
         medusa_file.check_target(medusa_file.read_facts(head), head, target)
+    elif head.architecture == "gemma4-assistant":
+        assistant_file.check_target(head, target)
     else:
         file = eagle3_file if head.architecture == "eagle3" else dflash_file
         check_target(file.read_facts(head), head, target)
@@ -152,7 +161,7 @@ def _require_head(header: GgufHeader) -> None:
         raise PairIncompatible(
             f"{header.path.name} is no drafting head but a model of the architecture "
             f"{header.architecture!r}",
-            "give draft models with -d; --head takes EAGLE-3, Medusa, DFlash and DSpark files",
+            "give draft models with -d; --head takes EAGLE-3, Medusa, DFlash and assistant files",
         )
 
 
@@ -176,6 +185,10 @@ def _open(head: GgufHeader, target: LoadedTarget) -> object:
         from specllama.backend.dflash_context import open_dflash
 
         return open_dflash(head, target)
+    if head.architecture == "gemma4-assistant":
+        from specllama.backend.assistant_context import open_assistant
+
+        return open_assistant(head, target)
     from specllama.engine.open_medusa import open_medusa
 
     return open_medusa(head, target)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ggufs import CONTROL, NORMAL, _Writer, write_llama
+from ggufs_gemma4 import write_assistant, write_gemma4
 from ggufs_nextn import write_qwen35
 
 from specllama.models.gguf import read_header
@@ -152,6 +153,18 @@ WRONG: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     ),
     "medusa, width": ("width", lambda p: medusa(write_medusa(p / "head.gguf", width=128))),
     "medusa, tokens": ("tokens", lambda p: medusa(write_medusa(p / "head.gguf", vocab=4000))),
+    "mtp, an assistant of another target": (
+        "assistants belong to gemma4",
+        lambda p: ["-m", "tiny", "--head", str(write_assistant(p / "a.gguf"))],
+    ),
+    "mtp, an assistant of other keys": (
+        "reads 4 keys of width 64",
+        lambda p: gemma(p, {"gemma4-assistant.attention.head_count_kv": [4, 2, 1]}),
+    ),
+    "mtp, an assistant of another width": (
+        "hidden states of width 96",
+        lambda p: gemma(p, {"gemma4-assistant.embedding_length_out": 96}),
+    ),
     "a head that is a model": (
         "no drafting head",
         lambda p: medusa(resolve("tiny-draft")),
@@ -171,6 +184,12 @@ def no_hook(folder: Path) -> list[str]:
     target = write_llama(folder / "q.gguf", architecture="qwen2", blocks=4)
     head = write_eagle(folder / "h.gguf", width=64, layers=(1, 2, 3), tokens=tokens_of(target))
     return ["-m", str(target), "--head", str(head), "--proposer", "eagle3"]
+
+
+def gemma(folder: Path, keys: dict[str, Any]) -> list[str]:
+    target = write_gemma4(folder / "target.gguf")
+    head = write_assistant(folder / "assistant.gguf", keys=keys)
+    return ["-m", str(target), "-c", "256", "--head", str(head), "--proposer", "mtp"]
 
 
 def medusa(path: Path) -> list[str]:
@@ -203,6 +222,7 @@ def test_the_same_files_are_taken_where_they_belong(tmp_path: Path) -> None:
         eagle(write_eagle(tmp_path / "eagle.gguf")),
         medusa(write_medusa(tmp_path / "medusa.gguf")),
         ["-m", str(write_qwen35(tmp_path / "one.gguf")), "-c", "256", "--proposer", "mtp"],
+        gemma(tmp_path, {}),
         ["-m", "tiny-target", "-d", str(write_draft(tmp_path / "draft.gguf", 1.0))],
     ):
         done = run(tmp_path / "home", *args)

@@ -44,6 +44,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     ("name", "kind"),
     [
         ("mtp-Qwen3.6-27B-Q8_0.gguf", "mtp"),
+        ("MTP/mtp-gemma-4-E4B-it-Q8_0.gguf", "gemma4-assistant"),
+        ("gemma-4-12B-it-assistant-GGUF.gguf", "gemma4-assistant"),
+        ("gemma-3-assistant-4b-Q8_0.gguf", ""),
         ("Qwen3.6-27B-MTP-Q4_K_M.gguf", ""),
         ("eagle3-gpt-oss-20b-Q8_0.gguf", "eagle3"),
         ("Qwen3-8B-EAGLE3.gguf", "eagle3"),

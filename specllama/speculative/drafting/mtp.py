@@ -1,4 +1,7 @@
-"""MTP / NextN: a block that the model was trained with guesses the token after the next."""
+"""MTP / NextN: a block that the model was trained with guesses the token after the next.
+
+It stands in the target's own file, or in one of its own (see ``assistant``).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Sequence
 from specllama.arrays import Row
 from specllama.errors import ContextFull
 from specllama.speculative.asking import Asking
+from specllama.speculative.drafting.assistant import AssistantDrafter
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import Kit, Method, with_own
 from specllama.speculative.drafting.states import StateDrafter
@@ -46,7 +50,10 @@ class MtpDrafter(StateDrafter):
 
 
 def _open(kit: Kit) -> Drafter:
-    return MtpDrafter(kit.own("mtp").open(), kit.target, n_vocab=kit.target.n_vocab)
+    own, target = kit.own("mtp"), kit.target
+    if own.own_cache:
+        return MtpDrafter(own.open(), target, n_vocab=target.n_vocab)
+    return AssistantDrafter(own.look(target), target, n_vocab=target.n_vocab)
 
 
 METHOD = Method(
@@ -54,7 +61,8 @@ METHOD = Method(
     label="MTP / NextN",
     short="MTP",
     letter="t",
-    blurb="Layers that some models were trained with predict the token after the next.",
+    blurb="Layers that some models were trained with predict the token after the next; in their "
+    "own file, or in an assistant's beside it.",
     cost="own",
     why_not=with_own("mtp", "the target's file has no NextN layers"),
     open=_open,

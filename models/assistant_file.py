@@ -1,0 +1,79 @@
+"""Gemma 4 assistants: whether llama.cpp can run one, and whether it belongs to a target.
+
+MTP in a file of its own (``general.architecture = "gemma4-assistant"``): a few layers that have
+queries only and look into the keys and values of the target's last layers, windowed ones into those
+of its last windowed layer. llama.cpp takes the shapes on trust and would read beside the cache, so
+they are compared here (``src/models/gemma4-assistant.cpp``, ``src/llama-model.cpp``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specllama.errors import BadGguf, PairIncompatible
+from specllama.models.head_tokens import other_tokens
+from specllama.models.loadable import check_loadable
+from specllama.models.sliding_windows import windowed_layers
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
+
+TARGET = "gemma4"
+
+
+def check_target(head: GgufHeader, target: GgufHeader) -> None:
+    """Refuse an assistant that could not be loaded, or that belongs to another target.
+
+    Raises:
+        BadGguf, UnsupportedModel: llama.cpp cannot run it.
+        PairIncompatible: with the first difference found.
+    """
+    check_loadable(head, "head")
+    name, of = head.path.name, target.path.name
+    windowed = windowed_layers(head)
+    if head.integer(head.own("nextn_predict_layers")) != head.block_count:
+        raise BadGguf(f"{name}: not all of its layers are prediction layers")
+    if not any(windowed):
+        raise BadGguf(f"{name}: none of its layers sees a sliding window")
+
+    def refuse(why: str) -> None:
+        raise PairIncompatible(
+            f"{name} was made for another target: {why}",
+            "use the assistant that was published with this target",
+        )
+
+    if target.architecture != TARGET:
+        refuse(f"assistants belong to {TARGET} models, {of} is {target.architecture}")
+    width = head.integer(head.own("embedding_length_out")) or head.embedding_length
+    if width != target.embedding_length:
+        refuse(f"it reads hidden states of width {width}, those of {of} are "
+               f"{target.embedding_length} wide")  # fmt: skip
+    if windowed_layers(target)[-2:] != [True, False]:
+        refuse(f"the last layers of {of} are not one with a window and one without")
+    if why := other_tokens(head, target):
+        refuse(why)
+    for i, is_windowed in enumerate(windowed):
+        mine, its = (
+            _keys(head, i, is_windowed),
+            _keys(target, _source(target, is_windowed), is_windowed),
+        )
+        if mine != its:
+            refuse(f"its layer {i} reads {mine[0]} keys of width {mine[1]}, "
+                   f"{of} keeps {its[0]} of width {its[1]}")  # fmt: skip
+
+
+def _source(target: GgufHeader, windowed: bool) -> int:
+    """The layer of the target whose keys and values its last such layer uses."""
+    shared = target.integer(target.own("attention.shared_kv_layers")) or 0
+    return target.block_count - shared - (2 if windowed else 1)
+
+
+def _keys(header: GgufHeader, layer: int, windowed: bool) -> tuple[int, int, int]:
+    """Heads of a layer's keys, their width, and that of values."""
+    kind = "_swa" if windowed else ""
+    widths = [
+        header.integer(header.own(f"attention.{part}_length{kind}")) or 0
+        for part in ("key", "value")
+    ]
+    heads = header.head_counts_kv[layer] if 0 <= layer < header.block_count else 0
+    return heads, widths[0], widths[1]

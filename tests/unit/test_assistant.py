@@ -1,0 +1,223 @@
+"""Gemma 4 assistants: what the proposer asks of one, and which files are refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engines import loaded
+from ggufs import write_llama
+from ggufs_gemma4 import write_assistant, write_gemma4
+
+from specllama.arrays import Row, Rows
+from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.engine.engine import Engine
+from specllama.engine.heads import fitting, survey
+from specllama.errors import BadGguf, ContextFull, PairIncompatible
+from specllama.events import Finished
+from specllama.models.assistant_file import check_target
+from specllama.models.gguf import read_header
+from specllama.models.library import single
+from specllama.models.memory import estimate_head, kv_bytes
+from specllama.params import GenerateParams, SamplingParams
+from specllama.speculative.drafting.assistant import AssistantDrafter
+
+V, WIDTH = 24, 8
+
+
+class FakeLook:
+    """An assistant that knows a table and looks into a lane; its own states are all ones."""
+
+    def __init__(self, table: FakeTable, target: FakeContext, of: FakeTable, full: int) -> None:
+        self._table, self._target, self._of, self._full = table, target, of, full
+        self.n_batch, self.width = 1, WIDTH
+        self.first = self.end = 0
+        self._guessed: list[int] = []
+        self.looks = 0
+        self.closed = False
+
+    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
+        text = self._target.tokens
+        assert self.end == len(text), "it looks from where the text ends, however much it guessed"
+        assert len(tokens) == 1
+        if len(text) >= self._full:
+            raise ContextFull("full")
+        if (states == 1).all():
+            self._guessed.append(tokens[0])
+        else:
+            assert np.array_equal(states[0], self._of.row(text)[:WIDTH])
+            self._guessed = [tokens[0]]
+        self.end += 1
+        self.looks += 1
+        return self._table.row([*text, *self._guessed]), np.ones(WIDTH, np.float32)
+
+    def begin_at(self, position: int) -> None:
+        self.first = self.end = position
+
+    def rollback_to(self, end: int) -> None:
+        raise AssertionError("there is nothing to roll back")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def make(agreement: float = 0.9, n_ctx: int = 256, full: int = 1 << 30) -> tuple[Engine, FakeLook]:
+    table = FakeTable(V, seed=3, sharpness=2.0, eog_bias=-3.0)
+    other = FakeTable(V, seed=4, sharpness=2.0, of=table, agreement=agreement)
+    target = FakeContext(table, n_ctx=n_ctx)
+    look = FakeLook(other, target, table, full)
+    engine = Engine(
+        loaded(
+            target=target,
+            vocab=FakeVocab(V),
+            info=fake_info(n_ctx, V),
+            drafters={"mtp": AssistantDrafter(look, target, n_vocab=V)},
+        )
+    )
+    return engine, look
+
+
+def run(engine: Engine, prompt: Sequence[int], **changes: Any) -> Finished:
+    sampling = SamplingParams(temperature=changes.pop("temperature", 0.7), top_k=0, min_p=0.0)
+    options: dict[str, Any] = {"proposer": "mtp", "window": "fixed", "max_tokens": 40, "seed": 1}
+    params = GenerateParams(sampling=sampling, **(options | changes))
+    *_, finished = engine.generate(list(prompt), params)
+    assert isinstance(finished, Finished)
+    return finished
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("agreement", [1.0, 0.9, 0.0])
+def test_the_text_is_that_of_plain_decoding(temperature: float, agreement: float) -> None:
+    engine, _ = make(agreement)
+    for seed in range(8):
+        prompt = [1 + (seed * 7 + i) % 20 for i in range(1 + seed)]
+        plain = run(engine, prompt, proposer="none", seed=seed, temperature=temperature)
+        drafted = run(engine, prompt, seed=seed, temperature=temperature)
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.draft_n > 0
+
+
+def test_one_that_knows_the_target_is_always_right_and_looks_once_a_guess() -> None:
+    engine, look = make(1.0)
+    finished = run(engine, [3, 4, 5], draft_max=4, ignore_eos=True)
+    assert finished.acceptance_rate == 1.0
+    assert look.looks == finished.draft_n
+
+
+def test_any_history_of_requests_leaves_the_text_as_it_was() -> None:
+    rng = random.Random(5)
+    engine, _ = make()
+    text: list[int] = []
+    for turn in range(60):
+        cut = rng.randrange(len(text) + 1) if text else 0
+        prompt = (text[:cut] + [1 + rng.randrange(20) for _ in range(rng.randrange(1, 6))])[:150]
+        options: dict[str, Any] = {
+            "seed": turn,
+            "draft_max": rng.randrange(1, 7),
+            "temperature": rng.choice([0.0, 0.7, 1.0]),
+            "max_tokens": rng.randrange(8, 30),
+        }
+        plain = run(make()[0], prompt, proposer="none", **options)
+        proposer = rng.choice(["mtp", "mtp", "none"])
+        finished = run(engine, prompt, proposer=proposer, **options)
+        assert finished.token_ids == plain.token_ids
+        if proposer == "mtp":
+            assert finished.draft_n > 0, "it needs no state but the last"
+        text = prompt + list(finished.token_ids)
+
+
+def test_a_further_turn_reads_only_what_is_new_whoever_answered_before() -> None:
+    engine, _ = make()
+    prompt = [1 + i % 20 for i in range(30)]
+    text = prompt + list(run(engine, prompt, proposer="none").token_ids)
+    again = run(engine, [*text, 7, 8, 9])
+    assert again.cached_n >= len(text) - 1
+    assert again.draft_n > 0
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_it_drafts_under_the_other_rules(rule: str) -> None:
+    finished = run(make()[0], [3, 4, 5], verify=rule, ignore_eos=True)
+    assert 0 < finished.draft_n_accepted < finished.draft_n
+
+
+def test_a_full_cache_ends_the_drafting_not_the_text() -> None:
+    engine, look = make(full=20)
+    plain = run(engine, [3, 4, 5], proposer="none", ignore_eos=True)
+    assert run(engine, [3, 4, 5], ignore_eos=True).token_ids == plain.token_ids
+    engine.close()
+    assert look.closed
+
+
+def test_a_context_that_shifts_keeps_the_text_of_plain_decoding() -> None:
+    options: dict[str, Any] = {"on_full": "shift", "ignore_eos": True, "max_tokens": 90}
+    plain = run(make(n_ctx=48)[0], [3, 4, 5], proposer="none", **options)
+    shifted = run(make(n_ctx=48)[0], [3, 4, 5], **options)
+    assert shifted.token_ids == plain.token_ids
+    assert shifted.draft_n_accepted > 0
+
+
+def test_an_assistant_is_found_beside_its_target(tmp_path: Path) -> None:
+    target = read_header(write_gemma4(tmp_path / "target.gguf"))
+    head = write_assistant(tmp_path / "head.gguf")
+    assert {way.name: way.available for way in survey(target, [str(head)])}["mtp"]
+    assert list(fitting(target, [single(target.path), single(head)])) == ["mtp"]
+    assert estimate_head(read_header(head), target, n_ctx=4096).kv == 0 < kv_bytes(target, 4096)
+
+
+OWN = "gemma4-assistant."
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({OWN + "embedding_length_out": 96}, "hidden states of width 96"),
+        ({OWN + "attention.key_length": 64}, "1 keys of width 64"),
+        ({OWN + "attention.value_length_swa": 32}, "layer 0 reads"),
+        ({OWN + "attention.head_count_kv": [4, 2, 1]}, "layer 0 reads 4 keys"),
+        ({OWN + "attention.head_count_kv": [2, 2, 2]}, "layer 2 reads 2 keys"),
+        ({"tokenizer.ggml.tokens": [f"<{i}>" for i in range(332)]}, "have another text"),
+    ],
+)
+def test_one_of_another_target_is_refused(keys: dict[str, Any], words: str, tmp_path: Path) -> None:
+    target = read_header(write_gemma4(tmp_path / "target.gguf"))
+    head = read_header(write_assistant(tmp_path / "head.gguf", keys=keys))
+    with pytest.raises(PairIncompatible, match="another target") as refused:
+        check_target(head, target)
+    assert words in refused.value.message
+
+
+def test_a_target_must_have_what_it_looks_into(tmp_path: Path) -> None:
+    head = read_header(write_assistant(tmp_path / "head.gguf"))
+    check_target(head, read_header(write_gemma4(tmp_path / "own.gguf")))
+    kept = (True, False, True, False, True, False)
+    check_target(head, read_header(write_gemma4(tmp_path / "kept.gguf", pattern=kept, shared=2)))
+    other = write_gemma4(tmp_path / "last.gguf", pattern=(True, False, False))
+    for target, words in (
+        (other, "one with a window"),
+        (write_llama(tmp_path / "l.gguf"), "llama"),
+    ):
+        with pytest.raises(PairIncompatible, match=words):
+            check_target(head, read_header(target))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {OWN + "nextn_predict_layers": 1},
+        {OWN + "attention.sliding_window_pattern": [False] * 3},
+        {OWN + "block_count": 0},
+    ],
+)
+def test_one_on_which_llama_cpp_would_abort_is_refused(
+    keys: dict[str, Any], tmp_path: Path
+) -> None:
+    target = read_header(write_gemma4(tmp_path / "target.gguf"))
+    head = read_header(write_assistant(tmp_path / "head.gguf", keys=keys))
+    with pytest.raises(BadGguf):
+        check_target(head, target)
