@@ -49,6 +49,34 @@ def read_tensor(header: GgufHeader, name: str, rows: npt.NDArray[np.int32] | Non
     return values[0] if len(info.shape) == 1 else values
 
 
+class TensorRows:
+    """Some rows of a matrix at a time, as float32; the file stays where it is.
+
+    Raises:
+        BadGguf: there is no such matrix, or the file is cut short.
+        UnsupportedModel: a type that is not decoded here, or one of several parts.
+    """
+
+    def __init__(self, header: GgufHeader, name: str) -> None:
+        info = header.by_name.get(name)
+        decode = None if info is None else _DECODERS.get(info.type)
+        if info is None or len(info.shape) != 2:
+            raise BadGguf(f"{header.path.name} has no matrix {name!r}")
+        if decode is None or len(header.parts) > 1:
+            raise UnsupportedModel(
+                f"{header.path.name}: {name} is split, or stored as {info.type}, which is not read"
+            )
+        at = header.data_offset + info.offset
+        if header.file_bytes < at + info.n_bytes:
+            raise BadGguf(f"{header.path.name}: {name} is cut short")
+        stored = np.memmap(header.path, np.uint8, "r", at, (info.n_bytes,))
+        self._table = stored.reshape(info.shape[1], -1)
+        self._decode = decode
+
+    def __getitem__(self, rows: npt.NDArray[np.int32]) -> Floats:
+        return self._decode(np.ascontiguousarray(self._table[rows]))
+
+
 def read_ids(header: GgufHeader, name: str) -> npt.NDArray[np.int32]:
     """A one-dimensional I32 tensor.
 

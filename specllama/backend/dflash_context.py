@@ -9,6 +9,7 @@ and nothing else.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import llama_cpp as ll
@@ -19,9 +20,10 @@ from specllama.backend.base import Filled
 from specllama.backend.head_model import head_params, load_head
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import LlamaPool
+from specllama.backend.markov import MarkovRows
 from specllama.backend.state_lanes import HeadContext, LlamaHead, StateBatch
 from specllama.backend.symbols import rows as view
-from specllama.errors import ContextFull
+from specllama.errors import ContextFull, UnsupportedModel
 from specllama.models.dflash_file import DflashFacts, read_facts
 from specllama.models.layer_inputs import check_target
 
@@ -29,12 +31,15 @@ if TYPE_CHECKING:
     from specllama.backend.loaded_target import LoadedTarget
     from specllama.models.gguf import GgufHeader
 
+logger = logging.getLogger("specllama.backend.dflash_context")
+
 
 class BlockContext(HeadContext):
     """The drafter's context.
 
     Args:
         model: the drafter. pool: the target's, whose matrices it may borrow.
+        markov: of a DSpark, where its types are read here.
     """
 
     def __init__(
@@ -45,8 +50,9 @@ class BlockContext(HeadContext):
         *,
         threads: int,
         lanes: int = 1,
+        markov: MarkovRows | None = None,
     ) -> None:
-        self.facts = facts
+        self.facts, self.markov = facts, markov
         self._places = StateBatch(facts.block, 0)
         params = head_params(pool, threads)
         params.n_ctx += facts.block
@@ -91,7 +97,7 @@ class LlamaBlocks(LlamaHead):
 
     def __init__(self, context: BlockContext, sequence: int) -> None:
         super().__init__(context, sequence)
-        self._drafter = context
+        self._drafter, self.markov = context, context.markov
         self.layers, self.guesses = context.facts.layers, context.facts.guesses
 
     def read(self, states: Rows) -> None:
@@ -115,6 +121,14 @@ class LlamaBlocks(LlamaHead):
             self._cut(self.end)
 
 
+def _markov(header: GgufHeader, facts: DflashFacts) -> MarkovRows | None:
+    try:
+        return MarkovRows(header) if facts.kind == "dspark" else None
+    except UnsupportedModel as error:  # its guesses do without
+        logger.info("%s", error)
+        return None
+
+
 def open_dflash(header: GgufHeader, target: LoadedTarget) -> BlockContext:
     """The drafter of a file.
 
@@ -129,7 +143,12 @@ def open_dflash(header: GgufHeader, target: LoadedTarget) -> BlockContext:
     target.pool.require_layers(facts.layers)
     model = load_head(header, target)
     context = BlockContext(
-        model, target.pool, facts, threads=target.threads, lanes=target.options.parallel
+        model,
+        target.pool,
+        facts,
+        threads=target.threads,
+        lanes=target.options.parallel,
+        markov=_markov(header, facts),
     )
     target.on_close.callback(context.close)
     return context

@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from specllama.arrays import Row, Rows
+from specllama.arrays import IntArray, Row, Rows
 from specllama.speculative.policy.budget import Bid
 from specllama.speculative.types import Draft
 
@@ -153,6 +153,18 @@ class Encoder(StateLane, Protocol):
         ...
 
 
+class Markov(Protocol):
+    """A bias by the token before."""
+
+    def bias(self, ids: IntArray, behind: int) -> Row:
+        """What a token adds to the logits of ``ids`` [n] in the place behind it."""
+        ...
+
+    def trust(self, behind: int) -> float:
+        """What it adds to the log odds that the guess for that place is right."""
+        ...
+
+
 class BlockLane(HeadLane, Protocol):
     """A lane of a drafter that reads hidden states alone, and guesses a block of places at once."""
 
@@ -172,6 +184,11 @@ class BlockLane(HeadLane, Protocol):
         Raises:
             ContextFull, EngineError: the lane is as it was, or empty.
         """
+        ...
+
+    @property
+    def markov(self) -> Markov | None:
+        """How its guesses follow each other, where ``Filled`` has it for one line of them only."""
         ...
 
     def fill(self, token: int, n: int) -> Filled:

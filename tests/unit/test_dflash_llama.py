@@ -22,6 +22,7 @@ from specllama.backend.dflash_context import BlockContext, LlamaBlocks
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import open_pool
+from specllama.backend.markov import MarkovRows
 from specllama.engine.engine import Engine
 from specllama.errors import (
     BadGguf,
@@ -34,6 +35,7 @@ from specllama.events import Finished
 from specllama.models.dflash_file import read_facts
 from specllama.models.gguf import read_header
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.speculative.asking import Markov
 from specllama.speculative.drafting.blocks import Block
 
 OPTIONS = EngineOptions(threads=1, check_memory=False).resolved(on_gpu=False)
@@ -78,10 +80,13 @@ def target(target_file: Path) -> Iterator[CellLane]:
 
 
 def open_drafter(path: Path, target: CellLane, lanes: int = 1) -> BlockContext:
-    facts = read_facts(read_header(path))
+    header = read_header(path)
+    facts = read_facts(header)
     target.capture(facts.layers)
-    model = LlamaModel(path, head=True)
-    return BlockContext(model, target.pool, facts, threads=1, lanes=lanes)
+    model, markov = LlamaModel(path, head=True), None
+    if facts.kind == "dspark":
+        markov = MarkovRows(header)
+    return BlockContext(model, target.pool, facts, threads=1, lanes=lanes, markov=markov)
 
 
 def texts(seed: int, n: int) -> list[int]:
@@ -120,15 +125,22 @@ def test_rows_are_those_of_numpy(
         for known in lengths:
             lane.rollback_to(known)
             for n in (1, 5, 3):
-                check(lane.fill(7 + n, n), reference, features[:known], 7 + n, n)
+                check(lane.fill(7 + n, n), lane.markov, reference, features[:known], 7 + n, n)
                 assert lane.n_past == lane.end == known
     context.close()
 
 
-def check(filled: Filled, reference: NumpyDrafter, known: Rows, token: int, n: int) -> None:
+def check(
+    filled: Filled,
+    markov: Markov | None,
+    reference: NumpyDrafter,
+    known: Rows,
+    token: int,
+    n: int,
+) -> None:
     """A block against the same weights in NumPy: behind its own best guesses, and behind others."""
     first = 0 if reference.anchored else 1
-    wanted, block = reference.block(known, token, n + first), Block(filled, VOCAB)
+    wanted, block = reference.block(known, token, n + first), Block(filled, VOCAB, markov)
     path: list[int] = []
     for place in range(n):
         before = path[-1] if path else token
@@ -138,9 +150,15 @@ def check(filled: Filled, reference: NumpyDrafter, known: Rows, token: int, n: i
         elif reference.kind == "dspark":
             same(row, reference.follow(wanted, place + first, before))
             if filled.sure is not None:
-                assert filled.sure[place] == pytest.approx(
-                    reference.sure(wanted, place + first, before), abs=1e-2
-                )
+                sure = reference.sure(wanted, place + first, before)
+                assert block.sure(path) == pytest.approx(sure, abs=1e-2)
+            if place + 1 < n:
+                other = int(np.argsort(row)[-2])
+                behind = reference.follow(wanted, place + 1 + first, other)
+                same(block.row([*path, other]), behind)
+                if filled.sure is not None:
+                    sure = reference.sure(wanted, place + 1 + first, other)
+                    assert block.sure([*path, other]) == pytest.approx(sure, abs=1e-2)
         else:
             assert filled.candidates is not None
             best, logits = filled.candidates, wanted.logits[first:]

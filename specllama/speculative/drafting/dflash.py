@@ -76,13 +76,17 @@ class DflashDrafter(Stepping):
         except ContextFull:
             self.forget()
             return None, 0
-        self._block = Block(filled, self._n_vocab)
+        self._block = Block(filled, self._n_vocab, self._lane.markov)
         return self._block.row(()), n
 
     def after(self, path: Sequence[int]) -> Asking[Row]:
         yield from ()
         assert self._block is not None
         return self._block.row(path)
+
+    def sure(self, path: Sequence[int], row: Row) -> float:
+        told = None if self._block is None else self._block.sure(path)
+        return super().sure(path, row) if told is None else told
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
         if self.request.leaves == 1:
@@ -137,4 +141,5 @@ METHOD = Method(
     open=_open,
     branches="may",
     auto=True,
+    at_once=True,
 )

@@ -22,7 +22,7 @@ from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.likeliest import likeliest
 from specllama.speculative.drafting.method import Facts, Kit, Method, with_draft, with_trees
 from specllama.speculative.drafting.stepping import Stepping
-from specllama.speculative.sampling import SamplerChain, confidence
+from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import ROOT, BestFirst
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
 
@@ -148,7 +148,7 @@ class _Growth(BestFirst):
                 row = self._first_row
             else:
                 row = yield from self._model.after(self.path(node))
-            score = confidence(row)
+            score = self._model.sure(self.path(node), row)
             if score < request.p_min:
                 return
             law = ahead.law(row)

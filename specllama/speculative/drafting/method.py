@@ -94,6 +94,7 @@ class Method:
         branches: "may" of one that grows trees, and chains where only chains can be judged; "must"
             of one that has nothing to say without them.
         auto: the mixture that ``auto`` drafts with asks it where it is there.
+        at_once: its first step gives all guesses of a round; a further one takes no time.
         on_request: opening it writes a file or loads a model, so only its name does that.
     """
 
@@ -107,6 +108,7 @@ class Method:
     open: Callable[[Kit], Drafter]
     branches: Branches = "no"
     auto: bool = False
+    at_once: bool = False
     on_request: bool = False
 
 
@@ -148,6 +150,12 @@ def books_own(name: str) -> bool:
     """Whether the steps of a method have a cost table of their own."""
     method = find(name)
     return method is not None and method.cost == "own"
+
+
+def drafts_at_once(name: str) -> bool:
+    """Whether a method's first step gives all guesses of a round."""
+    method = find(name)
+    return method is not None and method.at_once
 
 
 def booked(drafter: Drafter) -> str:

@@ -46,6 +46,10 @@ class Stepping(Drafter):
         """
         raise NotImplementedError
 
+    def sure(self, path: Sequence[int], row: Row) -> float:
+        """How likely the best token behind these drafted ones is right, told from their row."""
+        return confidence(row)
+
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
         request = self.request
         if room.n <= 0:
@@ -64,7 +68,7 @@ class Stepping(Drafter):
         laws: list[Law | None] = []
         scores: list[float | None] = []
         while True:
-            score = confidence(row)
+            score = self.sure(drafted, row)
             # judged on the law alone, before the token is drawn: allowed under every rule
             if not score >= request.p_min:
                 break

@@ -14,6 +14,7 @@ import numpy as np
 
 from specllama.arrays import FloatArray
 from specllama.speculative.asking import Offer
+from specllama.speculative.drafting.method import drafts_at_once
 from specllama.speculative.policy.acceptance import (
     Acceptance,
     Kind,
@@ -122,6 +123,7 @@ class Controller:
         """Before the first round: who drafts; ``paid`` is what of it costs time, "" for nothing."""
         self._payer = paid or method
         self._draft = self._costs.steps(paid)
+        self._at_once = drafts_at_once(paid)
         self._asked = self._learned.asked.setdefault(method, Mean(0.0, _BEGIN))
 
     def prefilled(self, tokens: int, depth: int) -> None:
@@ -166,6 +168,7 @@ class Controller:
         self._one = one = self._v[1]
         self._over = np.array(self._v) - one
         self._step = self._draft.ms(1, self._depth)
+        self._further = 0.0 if self._at_once else self._step
         tokens, steps = self._learned.pace
         self._rate = max(tokens / steps, 1.0) / one
         # as many conversations as now may lose it
@@ -198,7 +201,7 @@ class Controller:
         assert self._drafting is not None
         depth, rows = len(self._reached) - 1, self._beside + len(self._reached)
         took = spent + self._over[rows : rows + min(self._most - rows + 1, _AHEAD) + 1]
-        took[1:] += self._step * _COUNT[: len(took) - 1]  # the first is that of stopping here
+        took[1:] += self._further * _COUNT[: len(took) - 1]  # the first is that of stopping here
         if took[-1] > stake:
             took = took[: max(int(np.argmax(took > stake)), 1)]
         more, here = _COUNT[: len(took) - 1], self._reached[-1]
@@ -259,7 +262,7 @@ class Controller:
         mean, full = self._drafting.state.mean, BEHIND * one
         lines = slopes, prices = self._lines(self._step, full)
         best = int(np.argmax(slopes * mean - prices)) if len(slopes) else 0
-        rest = best * self._step + self._v[n + 2 + best] - one
+        rest = best * self._further + self._v[n + 2 + best] - one
         gain, rounds = self._promise(lines, draft.within(lag, full - rest, depth))
         if gain <= 0.0 and self._part:  # the newest tokens will do to find out
             lag = min(lag, _READ)
@@ -311,18 +314,22 @@ class Controller:
     def keep_going(self, drafted: int, confidence: float | None) -> bool:
         if self._drafting is None:
             return True
-        if not self._fits(self._n + 1, self._step):
+        further = self._further
+        if not self._fits(self._n + 1, further):
             return False
-        lines = self._lines(self._spent + self._step, self._stake)
-        if self._look(lines) <= self._rate * self._step:
+        lines = self._lines(self._spent + further, self._stake)
+        if self._look(lines) <= self._rate * further:
             return False
-        self._rows = 1
+        self._rows = 0 if self._at_once else 1
         self._since = self._clock()
         return True
 
     def _ran(self, ms: float) -> None:
-        """A draft pass of ``_rows`` tokens took so long."""
+        """A draft pass of ``_rows`` tokens took so long; 0: none was run."""
         self._spent += ms
+        if not self._rows:
+            self._due += ms
+            return
         self._due += self._draft.most(self._rows, self._depth)
         if not self._others:  # whose steps shared or delayed this one
             self._draft.observe(self._rows, ms, self._depth)
