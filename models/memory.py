@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specllama.errors import DoesNotFit, UsageError
+from specllama.models import running_state
 from specllama.models.ggml_types import KV_BYTES
 from specllama.models.nextn import trunk_blocks, why_not
 
@@ -47,6 +48,7 @@ class ModelMemory:
             until the system reclaims their pages: they count in ``total``, not in ``required``.
         reading: a second cache and its buffers, in which a long prompt is read while other
             conversations go on.
+        checkpoints: copies of a running state, to go back to.
     """
 
     weights: int
@@ -57,6 +59,7 @@ class ModelMemory:
     tokenizer: int
     n_ctx: int
     reading: int = 0
+    checkpoints: int = 0
 
     @property
     def total(self) -> int:
@@ -66,7 +69,7 @@ class ModelMemory:
     @property
     def required(self) -> int:
         """What cannot be given back: the amount that has to fit."""
-        buffers = self.kv + self.compute + self.output + self.reading
+        buffers = self.kv + self.compute + self.output + self.reading + self.checkpoints
         return self.weights + buffers + self.tokenizer
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,11 +123,16 @@ def context_length(header: GgufHeader, asked: int | None = None) -> int:
     return asked or (min(trained, DEFAULT_CTX) if asked is None else trained)
 
 
-def kv_bytes(header: GgufHeader, n_ctx: int, *, type_k: str = "f16", type_v: str = "f16") -> int:
-    """The KV cache of ``n_ctx`` tokens, or the recurrent states of layers without attention.
+def kv_bytes(
+    header: GgufHeader, n_ctx: int, *, type_k: str = "f16", type_v: str = "f16", max_rows: int = 1
+) -> int:
+    """The KV cache of ``n_ctx`` tokens, and the running states of layers without attention.
 
     Layers with a sliding window keep every cell (the binding's default), so that any depth of
     rollback stays possible.
+
+    Args:
+        max_rows: of a pass; some models keep a state for each of the last ones.
 
     Raises:
         UsageError: an unknown cache type.
@@ -136,21 +144,15 @@ def kv_bytes(header: GgufHeader, n_ctx: int, *, type_k: str = "f16", type_v: str
             )
     # NextN blocks have a cache of their own, and only where they are run
     blocks = trunk_blocks(header) if why_not(header) else header.block_count
+    heads = list(header.head_counts_kv[:blocks])
+    if 0 not in heads and header.integer(header.own("full_attention_interval")):
+        trunk = running_state.recurrent_layers(header)
+        heads = [0 if i < len(trunk) and trunk[i] else n for i, n in enumerate(heads)]
     per_head = header.key_length * KV_BYTES[type_k]
     if not header.one_kv_type:  # there V is a view of K
         per_head += header.value_length * KV_BYTES[type_v]
-    total = padded_ctx(n_ctx) * sum(header.head_counts_kv[:blocks]) * per_head
-    if header.is_recurrent or header.is_hybrid:
-        total += _recurrent_bytes(header)
-    return int(total)
-
-
-def _recurrent_bytes(header: GgufHeader) -> int:
-    inner = header.integer(header.own("ssm.inner_size")) or 0
-    state = header.integer(header.own("ssm.state_size")) or 0
-    conv = header.integer(header.own("ssm.conv_kernel")) or 1
-    layers = sum(heads == 0 for heads in header.head_counts_kv) or trunk_blocks(header)
-    return layers * (inner * state + inner * (conv - 1)) * F32
+    cells = int(padded_ctx(n_ctx) * sum(heads) * per_head)
+    return cells + running_state.kept_bytes(header, max_rows)
 
 
 @lru_cache(maxsize=1)
@@ -209,7 +211,10 @@ def compute_bytes(
     logits = n_outputs * (header.vocab_size + 2 * width) * F32
     # activations are rounded to 8 bit in a scratch buffer before each matrix product
     scratch = rows * max(hidden, width) * 34 // 32
-    return mask + max(attention, feed_forward, logits) + scratch
+    # states that a layer computes, its planes among them
+    layers = sum(running_state.recurrent_layers(header))
+    states = running_state.kept_bytes(header, n_outputs) // max(layers, 1)
+    return mask + max(attention, feed_forward, logits) + scratch + states
 
 
 def _expert_width(header: GgufHeader) -> int:
@@ -246,7 +251,8 @@ def estimate_model(
         UsageError: an unknown cache type.
     """
     n_ctx = padded_ctx(context_length(header, n_ctx))
-    kv = kv_bytes(header, n_ctx, type_k=type_k, type_v=type_v)
+    kv = kv_bytes(header, n_ctx, type_k=type_k, type_v=type_v, max_rows=n_outputs)
+    state = running_state.state_bytes(header)
 
     def buffer(rows: int) -> int:
         return compute_bytes(
@@ -266,6 +272,7 @@ def estimate_model(
         tokenizer=tokenizer_bytes(header),
         n_ctx=n_ctx,
         reading=reading,
+        checkpoints=state * running_state.checkpoints(state),
     )
 
 

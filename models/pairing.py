@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from specllama.errors import PairIncompatible
+from specllama.models.running_state import rollback
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -78,7 +79,7 @@ class PairReport:
         differences: the first ids whose text differs, at most five.
         ratio: draft parameters over target parameters, both as active for one token.
         same_template: None when one of them has no chat template.
-        target_rollback, draft_rollback: see ``rollback``.
+        target_rollback, draft_rollback: see ``running_state.rollback``.
     """
 
     target: str
@@ -170,14 +171,6 @@ def special_id(header: GgufHeader, name: str) -> int | None:
     return default if default is not None and default < header.vocab_size else None
 
 
-def rollback(header: GgufHeader) -> str:
-    """How rejected tokens are undone.
-
-    "cells" (attention: any depth) or "checkpoint" (a running state is saved and tokens replayed).
-    """
-    return "checkpoint" if header.is_recurrent or header.is_hybrid else "cells"
-
-
 def active_params(header: GgufHeader) -> int:
     """Parameters used for one token: of a mixture of experts, those routed to."""
     total = header.expert_count
@@ -233,7 +226,7 @@ def compare(target: GgufHeader, draft: GgufHeader) -> PairReport:
                 f"token {differences[0].id}: {differences[0].target!r} ≠ {differences[0].draft!r}",
             )
         )
-    if rollback(draft) == "checkpoint":
+    if rollback(draft) != "cells":
         problems.append(
             Problem(
                 "rollback",
@@ -352,7 +345,7 @@ def _warnings(
     if rollback(target) == "checkpoint":
         warnings.append(
             f"the target ({target.architecture}) keeps a running state: after a rejected token it"
-            " returns to a checkpoint and replays what was accepted, which costs a pass"
+            " returns to a checkpoint and reads again what was accepted, which costs a pass"
         )
     return warnings
 

@@ -19,6 +19,11 @@ def write_qwen35(
     heads: int = 2,
     head: int = 32,
     hidden: int = 96,
+    state: int = STATE,
+    groups: int = GROUPS,
+    rank: int = RANK,
+    experts: int = 0,
+    context: int = 512,
     seed: int = 1,
     without: str = "",
 ) -> Path:
@@ -26,13 +31,16 @@ def write_qwen35(
 
     Args:
         blocks: of the trunk, every fourth with attention.
+        state, groups, rank: of the linear attention.
+        experts: some make it a `qwen3next` model, which uses two of them for a token.
         without: leave out tensors whose name contains this.
     """
     rng = np.random.default_rng(seed)
     tokens, types, merges = bpe_tokens()
-    w = _Writer(path, "qwen35")
+    kind = "qwen3next" if experts else "qwen35"
+    w = _Writer(path, kind)
     w.add_name(path.stem)
-    w.add_context_length(512)
+    w.add_context_length(context)
     w.add_embedding_length(width)
     w.add_block_count(blocks + nextn)
     w.add_feed_forward_length(hidden)
@@ -45,11 +53,16 @@ def write_qwen35(
     w.add_rope_dimension_sections([head // 4, head // 8, head // 8, 0])
     w.add_rope_freq_base(10000.0)
     w.add_ssm_conv_kernel(CONV)
-    w.add_ssm_state_size(STATE)
-    w.add_ssm_group_count(GROUPS)
-    w.add_ssm_time_step_rank(RANK)
-    w.add_ssm_inner_size(STATE * RANK)
-    w.add_uint32("qwen35.full_attention_interval", 4)
+    w.add_ssm_state_size(state)
+    w.add_ssm_group_count(groups)
+    w.add_ssm_time_step_rank(rank)
+    w.add_ssm_inner_size(state * rank)
+    w.add_uint32(f"{kind}.full_attention_interval", 4)
+    if experts:
+        w.add_expert_count(experts)
+        w.add_expert_used_count(2)
+        w.add_expert_feed_forward_length(hidden)
+        w.add_expert_shared_feed_forward_length(hidden)
     if nextn:
         w.add_nextn_predict_layers(nextn)
     w.add_file_type(0)
@@ -88,19 +101,29 @@ def write_qwen35(
             add(block + "attn_q_norm.weight", head)
             add(block + "attn_k_norm.weight", head)
         else:
-            keys, values = STATE * GROUPS, STATE * RANK
+            keys, values = state * groups, state * rank
             add(block + "attn_qkv.weight", 2 * keys + values, width)
             add(block + "attn_gate.weight", values, width)
             add(block + "ssm_conv1d.weight", 2 * keys + values, CONV)
-            add(block + "ssm_dt.bias", RANK)
-            add(block + "ssm_a", RANK)
-            add(block + "ssm_beta.weight", RANK, width)
-            add(block + "ssm_alpha.weight", RANK, width)
-            add(block + "ssm_norm.weight", STATE)
+            add(block + "ssm_dt.bias", rank)
+            add(block + "ssm_a", rank)
+            if experts:
+                add(block + "ssm_ba.weight", 2 * rank, width)
+            else:
+                add(block + "ssm_beta.weight", rank, width)
+                add(block + "ssm_alpha.weight", rank, width)
+            add(block + "ssm_norm.weight", state)
             add(block + "ssm_out.weight", width, values)
-        add(block + "ffn_gate.weight", hidden, width)
-        add(block + "ffn_up.weight", hidden, width)
-        add(block + "ffn_down.weight", width, hidden)
+        if experts:
+            add(block + "ffn_gate_inp.weight", experts, width)
+            add(block + "ffn_gate_inp_shexp.weight", width)
+            add(block + "ffn_gate_exps.weight", experts, hidden, width)
+            add(block + "ffn_up_exps.weight", experts, hidden, width)
+            add(block + "ffn_down_exps.weight", experts, width, hidden)
+        shared = "_shexp" if experts else ""
+        add(f"{block}ffn_gate{shared}.weight", hidden, width)
+        add(f"{block}ffn_up{shared}.weight", hidden, width)
+        add(f"{block}ffn_down{shared}.weight", width, hidden)
         if i >= blocks:
             add(block + "nextn.eh_proj.weight", width, 2 * width)
             add(block + "nextn.enorm.weight", width)

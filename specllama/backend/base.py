@@ -179,6 +179,10 @@ class Lane(Context, Protocol):
         """Hidden states that passes left, by position; follows every rollback."""
         ...
 
+    def reach(self, keep_len: int) -> int:
+        """How many of its first ``keep_len`` tokens it can be cut to without reading any again."""
+        ...
+
     def capture(self, need: HiddenNeed) -> None:
         """Keep this state of the passes from here on, "nothing" to stop.
 

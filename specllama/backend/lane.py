@@ -41,6 +41,10 @@ class Home(Pool, Protocol):
         """One past the last position of the lane, as the library reports it."""
         ...
 
+    def reach(self, lane: CellLane, keep: int) -> int:
+        """See ``Lane.reach``."""
+        ...
+
     def choose_states(self) -> None:
         """A lane wants other hidden states than before."""
         ...
@@ -154,6 +158,9 @@ class CellLane:
             self.tokens.cut(keep_len)
             self.hidden.cut(keep_len)
             self.pool.decided(self)
+
+    def reach(self, keep_len: int) -> int:
+        return self.pool.reach(self, keep_len)
 
     def capture(self, need: HiddenNeed) -> None:
         self._require_open()

@@ -34,8 +34,9 @@ from specllama.errors import (
     UsageError,
 )
 from specllama.hardware import CpuOptions
+from specllama.models.running_state import planes
 
-PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part of a sequence's state
+_PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: what of a sequence's state is no set of cells
 _ABORTED = 2  # llama_decode's word for a pass that the abort callback ended
 _CONTEXT_PAD = 256
 
@@ -132,6 +133,7 @@ class LlamaCache:
             tiles=self._one_by_one is not None,
         )
         self.capture = Capture(model.handle, self._ctx)
+        self._planes = int(ll.llama_n_rs_seq(self._ctx))  # 0 for models of which it keeps none
         self.choice: ThreadChoice | None = None
         self._threads_now = settings.threads
         # After a rewrite llama.cpp looks for room from the first cell on and would take cells that
@@ -238,15 +240,36 @@ class LlamaCache:
     def end(self, sequence: int) -> int:
         return int(ll.llama_memory_seq_pos_max(self._memory, sequence)) + 1
 
-    def state(self, sequence: int, flags: int = 0) -> bytes:
-        size = int(ll.llama_state_seq_get_size_ext(self._ctx, sequence, flags))
+    def state(self, sequence: int) -> bytes:
+        size = int(ll.llama_state_seq_get_size_ext(self._ctx, sequence, 0))
         buffer = (ctypes.c_uint8 * max(size, 1))()
-        n = int(ll.llama_state_seq_get_data_ext(self._ctx, buffer, size, sequence, flags))
+        n = int(ll.llama_state_seq_get_data_ext(self._ctx, buffer, size, sequence, 0))
         return bytes(memoryview(buffer)[:n])
 
-    def restore(self, sequence: int, state: bytes, flags: int = 0) -> bool:
+    def restore(self, sequence: int, state: bytes) -> bool:
         buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        return bool(ll.llama_state_seq_set_data_ext(self._ctx, buffer, len(state), sequence, flags))
+        return bool(ll.llama_state_seq_set_data_ext(self._ctx, buffer, len(state), sequence, 0))
+
+    # -- a running state, see ``running.RunningCache`` --
+
+    @property
+    def planes(self) -> int:
+        return self._planes
+
+    @property
+    def undivided(self) -> int:
+        return int(self.params.n_ubatch)
+
+    def save_running(self, sequence: int, into: Any = None) -> Any:
+        size = int(ll.llama_state_seq_get_size_ext(self._ctx, sequence, _PARTIAL))
+        if into is None or len(into) != size:
+            into = (ctypes.c_uint8 * size)()
+        n = int(ll.llama_state_seq_get_data_ext(self._ctx, into, size, sequence, _PARTIAL))
+        return into if n == size else b""
+
+    def restore_running(self, sequence: int, state: Any) -> bool:
+        size = len(state)
+        return bool(ll.llama_state_seq_set_data_ext(self._ctx, state, size, sequence, _PARTIAL))
 
     def rewrite(self) -> bool:
         size = int(ll.llama_state_get_size(self._ctx))
@@ -284,6 +307,8 @@ def _params(model: LlamaModel, shape: Shape, settings: Settings) -> Any:
     # a pass whose rows are judged is never divided
     rows = max(shape.max_rows, settings.n_ubatch or shape.n_batch)
     params.n_ubatch = min(rows, shape.n_batch)
+    # of a sequence's last n_rs_seq + 1 tokens llama.cpp asserts that they fit
+    params.n_rs_seq = max(min(planes(shape.max_rows), params.n_ubatch - 2), 0)
     params.n_seq_max = shape.sequences
     params.kv_unified = shape.sequences > 1  # cells for all, which sequences can share
     params.n_outputs_max = max(shape.max_rows, shape.sequences)

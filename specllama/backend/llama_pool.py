@@ -1,14 +1,12 @@
 """Pools of llama.cpp: several conversations over one model, or one over a running state.
 
-Models with full attention take as many lanes as they are made for, those with sliding windows one.
-A running state (recurrent and hybrid models) is not a set of cells: it takes one lane, cannot be
-forked or parked, and is set back by a checkpoint, behind which committed tokens are read again.
+Models with full attention take as many lanes as they are made for, those with sliding windows or a
+running state (see ``running``) one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -17,11 +15,12 @@ import llama_cpp as ll
 from specllama.backend.cache import Shape
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_cache import PARTIAL, LlamaCache, Settings
-from specllama.backend.pool import CellPool, Piece
+from specllama.backend.llama_cache import LlamaCache, Settings
+from specllama.backend.pool import CellPool
+from specllama.backend.running import ForgettingPool, RunningPool
 from specllama.backend.threads import ThreadChoice
 from specllama.backend.watch import Watch
-from specllama.errors import Cancelled, EngineError, UsageError
+from specllama.errors import UsageError
 from specllama.params import EngineOptions
 
 
@@ -55,7 +54,9 @@ class LlamaPool(CellPool):
     def settings(self) -> Any:
         """A copy of llama.cpp's parameters, for a context that runs beside this one."""
         params = self._llama.params
-        return type(params).from_buffer_copy(params)
+        copy = type(params).from_buffer_copy(params)
+        copy.n_rs_seq = 0  # what runs beside the target drafts, in passes of one row
+        return copy
 
     def require_layers(self, layers: Sequence[int]) -> None:
         """See ``Capture.require_layers``."""
@@ -86,87 +87,32 @@ class LlamaPool(CellPool):
         return seconds
 
 
-class RunningPool(LlamaPool):
-    """The pool of a model with a running state: one lane."""
+class LlamaRunningPool(RunningPool, LlamaPool):
+    """The pool of a model with a running state."""
 
-    forgets = True
+    cache: LlamaCache
 
-    def __init__(self, model: LlamaModel, shape: Shape, settings: Settings) -> None:
-        super().__init__(model, replace(shape, lanes=1, max_leaves=1), settings)
-        self._checkpoint: tuple[int, bytes] | None = None  # length of the text, and its state
+
+class SlidingWindowPool(ForgettingPool, LlamaPool):
+    """The pool of a model with sliding windows whose cells are taken again once they have left.
+
+    One lane. A cut is free while the window before it is still there; else the text is read again.
+    """
 
     def decided(self, lane: CellLane) -> None:
         super().decided(lane)
         self.settle()  # it may have to read again, which the caller should hear of
 
     def _seek_only(self) -> None:
-        pass  # every pass may have to leave a checkpoint
+        pass  # a cut needs the books
 
-    def fork(self, lane: Any, keep: int) -> CellLane:
-        raise EngineError("a running state cannot be shared")
-
-    def park(self, lane: Any) -> Any:
-        raise EngineError("a running state cannot be parked")
-
-    def _pass(self, pieces: Sequence[Piece], *, tiled: bool = False) -> None:
-        (piece,) = pieces
-        if piece.n_rows > 1:  # it may be cut
-            lane = piece.lane
-            state = self._llama.state(lane.sequence, PARTIAL) if lane.n_cells else b""
-            self._checkpoint = (lane.n_cells, state) if state else None
-        super()._pass(pieces, tiled=tiled)
-
-    def _undo(self, pieces: Sequence[Piece], error: BaseException) -> None:
-        (piece,) = pieces
-        self._set_back(piece.lane, replay=not isinstance(error, Cancelled))
-
-    def _cut(self, lane: CellLane, keep: int) -> None:
-        lane.n_cells = keep
-        self._set_back(lane)
-
-    def _set_back(self, lane: CellLane, *, replay: bool = True) -> None:
-        """Make the state that of the lane's text, or of the beginning that costs nothing."""
-        text, keep = list(lane.tokens), len(lane.tokens)
-        at = self._restored(lane, keep)
-        if at == 0:
-            self._llama.clear()
-            self._checkpoint = None
-        self.cells.drop(lane.places[at:keep])
-        lane.n_cells = at
-        lane.tokens.cut(at)
-        lane.hidden.cut(at)
-        try:
-            for i in range(at, keep if replay else at, self.n_batch):
-                self._pass([Piece(lane, text[i : min(i + self.n_batch, keep)], "none")])
-        except BaseException:
-            self._checkpoint = None
-            self._lose()
-            raise
-
-    def _restored(self, lane: CellLane, keep: int) -> int:
-        """Back to the checkpoint if it is not past ``keep``: its length, or 0."""
-        if self._checkpoint is None or self._checkpoint[0] > keep:
-            return 0
-        at, state = self._checkpoint
-        fits = self._llama.restore(lane.sequence, state, PARTIAL)
-        if fits and self._llama.remove(lane.sequence, at) and self._llama.end(lane.sequence) == at:
-            return at
-        return 0
-
-
-class SlidingWindowPool(RunningPool):
-    """The pool of a model with sliding windows whose cells are taken again once they have left.
-
-    One lane. A cut is free while the window before it is still there; else the text is read again.
-    """
-
-    def _pass(self, pieces: Sequence[Piece], *, tiled: bool = False) -> None:
-        LlamaPool._pass(self, pieces, tiled=tiled)
+    def reach(self, lane: CellLane, keep: int) -> int:
+        first = max(keep - self.model.window, 0)
+        return keep if 0 <= self._llama.begin(lane.sequence) <= first else 0
 
     def _restored(self, lane: CellLane, keep: int) -> int:
         there = self._llama.remove(lane.sequence, keep) and self._llama.end(lane.sequence) == keep
-        first = max(keep - self.model.window, 0)
-        return keep if there and 0 <= self._llama.begin(lane.sequence) <= first else 0
+        return self.reach(lane, keep) if there else 0
 
 
 def open_pool(
@@ -193,9 +139,11 @@ def open_pool(
     """
     kind = LlamaPool
     if not model.can_roll_back:
-        kind = RunningPool
+        kind = LlamaRunningPool
     elif model.has_windows and not options.swa_full:
         kind = SlidingWindowPool
+    if kind is not LlamaPool:
+        lanes = max_leaves = 1
     if model.has_windows:
         lanes = 1  # what has left a window is not part of a lane's state
     rows = max(max_rows, lanes)

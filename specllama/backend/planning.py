@@ -176,7 +176,7 @@ def plan_offload(
 
     def sizes(header: GgufHeader) -> list[int]:
         """With KV, by layer; the output layer last."""
-        every = layer_bytes(header, context, **kv)
+        every = layer_bytes(header, context, max_rows=n_outputs, **kv)
         if not swa_full and header.block_count:
             saved = saved_bytes(header, context, n_ubatch=n_ubatch, **kv) // header.block_count
             every = [max(size - saved, 0) for size in every[:-1]] + every[-1:]

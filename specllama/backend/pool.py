@@ -95,6 +95,9 @@ class CellPool(Settling):
             self.settle()
         return self.cache.end(lane.sequence)
 
+    def reach(self, lane: CellLane, keep: int) -> int:
+        return keep
+
     # -- lanes --
 
     def open(self) -> CellLane:
@@ -236,8 +239,8 @@ class CellPool(Settling):
             batch.n = n
             try:
                 cache.decode(tiled=False)
-            except BaseException:
-                cache.remove(lane.sequence, past)
+            except BaseException as error:
+                self._undo([Piece(lane, tokens, outputs)], error)
                 raise
             lane.n_cells = past + n
             lane.tokens.extend(batch.token[:n].tolist())

@@ -149,8 +149,9 @@ class Conversation:
         chain = loaded.chains.chain(params, self._seed, ids, prepared.limit)
         self._clock.tokenized()
         target.capture(self._drafter.needs)
-        known = min(common_prefix(target.tokens, ids), len(ids) - 1)  # the last gives its row
-        cached = self._drafter.reusable(ids, known)
+        # the last token gives its row
+        known = target.reach(min(common_prefix(target.tokens, ids), len(ids) - 1))
+        cached = target.reach(self._drafter.reusable(ids, known))
         self._tokens.replace(ids)
         self._started = self._start(cached)
         yield self._started
@@ -378,7 +379,8 @@ class Conversation:
         tail = (n_ctx - head) // 2
         dropped = len(tokens) - head - tail
         tokens.replace([*tokens[:head], *tokens[-tail:]])
-        yield from self._cut(min(common_prefix(self._target.tokens, tokens), head))
+        same = min(common_prefix(self._target.tokens, tokens), head)
+        yield from self._cut(self._target.reach(same))
         done, text = len(self._target.tokens), tokens[:-1]
         while done < len(text):
             done, _ = yield from self._read(text, done, row=False)

@@ -66,7 +66,9 @@ class _Model:
             n_ctx=n_ctx,
             n_ctx_train=self.model.n_ctx_train,
             n_vocab=self.pool.n_vocab,
-            kv_bytes=kv_bytes(header, n_ctx, type_k=kinds[0], type_v=kinds[1]),
+            kv_bytes=kv_bytes(
+                header, n_ctx, type_k=kinds[0], type_v=kinds[1], max_rows=self.pool.max_rows
+            ),
             gpu_layers=min(self.model.gpu_layers, self.model.n_layer + 1),
             kv_types="/".join(kinds),
             card=read_card(header.metadata).values,

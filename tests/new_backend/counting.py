@@ -113,6 +113,9 @@ class CountLane:
             raise ValueError("cannot roll back")
         del self.tokens[keep_len:]
 
+    def reach(self, keep_len: int) -> int:
+        return keep_len
+
     def capture(self, need: HiddenNeed) -> None:
         if need != "nothing":
             raise EngineError("nothing is hidden here")

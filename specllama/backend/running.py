@@ -1,0 +1,213 @@
+"""Pools whose cut may find what came before it gone: one lane, and what is gone is read again.
+
+A running state (recurrent and hybrid models) is not a set of cells, but what a model made of all
+tokens so far. Two things set it back:
+
+planes        llama.cpp keeps the states behind the last tokens of a pass. Going back to one costs
+              nothing, and is possible once: then a pass has to come first
+checkpoints   copies of the state, see below; behind one the text is read again
+
+A checkpoint is taken before a pass that may be cut deeper than planes go, where a text begins to be
+read (there a reply ended), now and then within a long one, and shortly before its end: what comes
+next writes a prompt's last tokens otherwise where thoughts are cut from the history, and reads them
+alike where the same prompt is answered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
+
+from specllama.backend.base import Part
+from specllama.backend.cache import Cache
+from specllama.backend.checkpoints import Checkpoint, Checkpoints
+from specllama.backend.lane import CellLane
+from specllama.backend.pool import CellPool, Piece
+from specllama.errors import Cancelled, EngineError
+
+TAIL = 32  # tokens of a prompt behind its last checkpoint
+SPREAD = 1024  # tokens of a long prompt between two
+
+
+class ForgettingPool(CellPool):
+    """A pool of one lane that may have to read again what it held."""
+
+    forgets: ClassVar[bool] = True
+
+    def fork(self, lane: Any, keep: int) -> CellLane:
+        raise EngineError("this model's cache cannot be shared")
+
+    def park(self, lane: Any) -> Any:
+        raise EngineError("this model's cache cannot be parked")
+
+    def reach(self, lane: CellLane, keep: int) -> int:
+        raise NotImplementedError
+
+    def _restored(self, lane: CellLane, keep: int) -> int:
+        """Go back to ``reach(keep)`` and say how far that is; 0 where it failed."""
+        raise NotImplementedError
+
+    def _undo(self, pieces: Sequence[Piece], error: BaseException) -> None:
+        self.settle()
+        (piece,) = pieces
+        self._set_back(piece.lane, replay=not isinstance(error, Cancelled))
+
+    def _cut(self, lane: CellLane, keep: int) -> None:
+        lane.n_cells = keep
+        self._set_back(lane)
+
+    def _set_back(self, lane: CellLane, *, replay: bool = True) -> None:
+        """Make the cache that of the lane's text, or of the beginning that costs nothing."""
+        text, keep = list(lane.tokens), len(lane.tokens)
+        at = self._restored(lane, keep)
+        if at == 0:
+            self.cache.clear()
+        self.cells.drop(lane.places[at:keep])
+        lane.n_cells = at
+        lane.tokens.cut(at)
+        lane.hidden.cut(at)
+        try:
+            for i in range(at, keep if replay else at, self.n_batch):
+                end = min(i + self.n_batch, keep)
+                CellPool._pass(self, [Piece(lane, text[i:end], "none")])
+        except BaseException:
+            self._lose()
+            raise
+
+
+class RunningCache(Cache, Protocol):
+    """A cache with a running state, beside its cells or alone."""
+
+    @property
+    def planes(self) -> int:
+        """How many tokens of a pass can be taken from its end again, at most."""
+        ...
+
+    @property
+    def undivided(self) -> int:
+        """Most tokens of a pass that is computed at once; only the last part leaves planes."""
+        ...
+
+    def save_running(self, sequence: int, into: Any = None) -> Any:
+        """A copy of a sequence's running state, in the buffer ``into`` if it fits; empty where the
+        library does not give it away."""
+        ...
+
+    def restore_running(self, sequence: int, state: Any) -> bool:
+        """Make this the running state of a sequence."""
+        ...
+
+
+class RunningPool(ForgettingPool):
+    """The pool of a model with a running state."""
+
+    cache: RunningCache
+
+    def seat(self, lane: CellLane) -> None:
+        super().seat(lane)
+        self.checkpoints = Checkpoints()
+        self._passing: Checkpoint | None = None  # for the last pass
+        self._goes_on = False  # the last pass read a text that goes on
+        self._depth = 0  # tokens that planes can take back now
+
+    # -- going back --
+
+    def reach(self, lane: CellLane, keep: int) -> int:
+        if lane.n_cells - keep <= self._depth:
+            return keep
+        found = self._before(keep)
+        return 0 if found is None else found.length
+
+    def decided(self, lane: CellLane) -> None:
+        super().decided(lane)
+        if lane.n_cells - len(lane.tokens) > self._depth:
+            self.settle()  # reading again takes time, which is that of whoever cuts
+
+    def _before(self, keep: int) -> Checkpoint | None:
+        """The last checkpoint within the first ``keep`` tokens."""
+        found, passing = self.checkpoints.before(keep), self._passing
+        if passing is None or passing.length > keep:
+            return found
+        return passing if found is None or found.length < passing.length else found
+
+    def _cut(self, lane: CellLane, keep: int) -> None:
+        free = lane.n_cells - keep <= self._depth
+        self._depth = 0
+        if free:
+            CellPool._cut(self, lane, keep)
+        else:
+            super()._cut(lane, keep)
+        self._forget(keep)
+
+    def _restored(self, lane: CellLane, keep: int) -> int:
+        found, self._depth, self._goes_on = self._before(keep), 0, False
+        at = 0 if found is None or not self._restore(lane.sequence, found) else found.length
+        self._forget(at)
+        return at
+
+    def _restore(self, sequence: int, found: Checkpoint) -> bool:
+        cache, n = self.cache, found.length
+        return (
+            cache.restore_running(sequence, found.state)
+            and cache.remove(sequence, n)
+            and cache.end(sequence) == n
+        )
+
+    def _forget(self, keep: int) -> None:
+        self.checkpoints.cut(keep)
+        if self._passing is not None and self._passing.length > keep:
+            self._passing = None
+
+    def _lose(self) -> None:
+        super()._lose()
+        self._forget(0)
+        self._depth = 0
+
+    # -- passes --
+
+    def _is_step(self, part: Part) -> bool:
+        n = len(part.tokens)
+        free = n == 1 or (part.outputs == "all" and n <= 1 + self.cache.planes)
+        return free and super()._is_step(part)
+
+    def _step(self, part: Part) -> Any:
+        rows = super()._step(part)
+        self._passed(len(part.tokens), reading=False)
+        return rows
+
+    def _read_first(self, piece: Piece) -> bool:
+        if piece.outputs == "last" and len(piece.tokens) > 1:
+            if len(piece.tokens) > TAIL:
+                before = Piece(piece.lane, piece.tokens[:-TAIL], "none")
+                if not super()._read_first(before):
+                    self._pass([before])
+                piece.tokens = piece.tokens[-TAIL:]
+            self._keep_state(piece.lane)
+        return super()._read_first(piece)
+
+    def _pass(self, pieces: Sequence[Piece], *, tiled: bool = False) -> None:
+        (piece,) = pieces
+        lane, n, reads = piece.lane, len(piece.tokens), piece.outputs == "none"
+        if reads and n > 1:
+            newest = self.checkpoints.before(lane.n_cells)
+            behind = lane.n_cells - (0 if newest is None else newest.length)
+            if not self._goes_on or behind >= SPREAD:
+                self._keep_state(lane)
+        elif n > 1 + self.cache.planes and lane.n_cells:
+            old = self._passing
+            state = self.cache.save_running(lane.sequence, None if old is None else old.state)
+            self._passing = Checkpoint(lane.n_cells, state) if len(state) else None
+        super()._pass(pieces, tiled=tiled)
+        self._passed(n, reading=reads)
+
+    def _passed(self, n: int, *, reading: bool) -> None:
+        self._goes_on = reading
+        self._depth = min(self.cache.planes, n - 1) if n <= self.cache.undivided else 0
+
+    def _keep_state(self, lane: CellLane) -> None:
+        """Leave a checkpoint here, unless there is one."""
+        newest = self.checkpoints.before(lane.n_cells)
+        if lane.n_cells and (newest is None or newest.length < lane.n_cells):
+            state = self.cache.save_running(lane.sequence)
+            if len(state):
+                self.checkpoints.add(Checkpoint(lane.n_cells, state))

@@ -1,0 +1,154 @@
+"""Models with a running state in llama.cpp, of random weights: with earlier states, and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ggufs import write_mamba
+from ggufs_nextn import write_qwen35
+
+from specllama.backend.running import TAIL, RunningPool
+from specllama.engine.engine import Engine
+from specllama.events import Finished
+from specllama.models import memory, running_state
+from specllama.models.gguf import read_header
+from specllama.params import EngineOptions, GenerateParams, SamplingParams
+
+pytestmark = pytest.mark.e2e
+
+OPTIONS = EngineOptions(n_ctx=512, threads=1, check_memory=False)
+FIRST = [10 + i % 7 for i in range(140)]
+
+
+@pytest.fixture(scope="module", params=["qwen35", "qwen3next", "mamba"])
+def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    path: Path = tmp_path_factory.mktemp("hybrid") / f"{request.param}.gguf"
+    if request.param == "mamba":
+        write_mamba(path)
+    else:
+        write_qwen35(path, experts=4 if request.param == "qwen3next" else 0)
+    with Engine.load(path, None, OPTIONS) as loaded:
+        yield loaded
+
+
+def pool(engine: Engine) -> RunningPool:
+    found: Any = engine.target.pool
+    assert isinstance(found, RunningPool)
+    return found
+
+
+def written(
+    engine: Engine, prompt: list[int], proposer: str, temperature: float, **more: Any
+) -> Finished:
+    params = GenerateParams(
+        sampling=SamplingParams(temperature=temperature),
+        proposer=proposer,
+        ignore_eos=True,
+        window="fixed",
+        seed=7,
+        **{"draft_max": 4, "max_tokens": 40, **more},
+    )
+    *_, done = engine.generate(prompt, params)
+    assert isinstance(done, Finished)
+    assert engine.target.n_past == len(engine.target.tokens)
+    return done
+
+
+def passes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each pass from here on has."""
+    seen: list[int] = []
+    cache: Any = pool(engine).cache
+    decode = cache.decode
+
+    def counted(**options: Any) -> None:
+        seen.append(cache.batch.n)
+        decode(**options)
+
+    monkeypatch.setattr(cache, "decode", counted)
+    return seen
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("draft_max", [3, 8, 20])
+def test_drafted_texts_are_those_of_plain_decoding(
+    engine: Engine, temperature: float, draft_max: int
+) -> None:
+    """Also in a second turn that goes back into the first reply; drafts within the planes, and
+    deeper ones."""
+    second = [*FIRST, 9]
+    for prompt in (FIRST, second):
+        plain = written(engine, prompt, "none", temperature)
+        if prompt is FIRST:
+            second[len(FIRST) :] = [*plain.token_ids[:20], 11, 12, 13]
+        drafted = 0
+        for proposer in ("ngram", "suffix"):
+            done = written(engine, prompt, proposer, temperature, draft_max=draft_max)
+            assert done.token_ids == plain.token_ids
+            drafted += done.draft_n
+
+
+def test_a_rejection_reads_nothing_again_where_planes_are(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.reset()
+    seen = passes(engine, monkeypatch)
+    widths = (5, 3, 5, 2)
+    for n in widths:
+        lane = engine.target
+        lane.forward([20 + n] * n, outputs="all")
+        lane.rollback(len(lane.tokens) - n + 1)
+    again = 0 if pool(engine).cache.planes else len(widths)
+    assert sum(seen) == sum(widths) + again
+
+
+@pytest.mark.parametrize("proposer", ["none", "ngram"])
+def test_later_turns_read_what_is_new(
+    engine: Engine, proposer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.reset()
+    first = written(engine, FIRST, proposer, 0.8)
+    assert first.cached_n == 0
+    held = len(FIRST) + len(first.token_ids) - 1
+    # another turn
+    second = [*FIRST, *first.token_ids, *[11, 12, 13] * 20]
+    seen = passes(engine, monkeypatch)
+    done = written(engine, second, "none", 0.8, max_tokens=1)
+    assert done.cached_n == held
+    assert sum(seen) == len(second) - held
+    # its last message is edited
+    seen.clear()
+    edited = [*second[: len(FIRST) + len(first.token_ids)], *[15] * 9]
+    done = written(engine, edited, "none", 0.8, max_tokens=1)
+    assert done.cached_n == held
+    assert sum(seen) == len(edited) - held
+    # the reply is written otherwise in the history than it was, as without its thought
+    seen.clear()
+    cut = [*FIRST[:-3], *first.token_ids[10:], *[14] * 10]
+    done = written(engine, cut, "none", 0.8, max_tokens=1)
+    assert sum(seen) == len(cut) - done.cached_n <= len(cut) - len(FIRST) + 64
+    # undone, and the first reply written again
+    seen.clear()
+    again = written(engine, FIRST, proposer, 0.8)
+    assert again.token_ids == first.token_ids
+    assert again.cached_n == len(FIRST) - TAIL
+
+
+def test_what_the_header_says_of_the_memory(engine: Engine) -> None:
+    header = read_header(Path(engine.info.target.path))
+    state = len(_saved(engine))
+    assert running_state.state_bytes(header) == pytest.approx(state, rel=0.2, abs=4096)
+    planes = pool(engine).cache.planes
+    assert (running_state.rollback(header) == "planes") is (planes > 0)
+    one, many = (memory.kv_bytes(header, 256, max_rows=rows) for rows in (1, 65))
+    assert many - one == planes * running_state.state_bytes(header)
+    estimate = memory.estimate_model(header, n_ctx=256)
+    assert estimate.checkpoints >= 2 * running_state.state_bytes(header)
+
+
+def _saved(engine: Engine) -> Any:
+    lane: Any = engine.target
+    lane.forward([5], outputs="all")
+    return pool(engine).cache.save_running(lane.sequence)

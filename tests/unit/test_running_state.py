@@ -1,0 +1,230 @@
+"""What a running state costs to set back, and that every row is that of its text."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from running import RunningFakePool
+
+from specllama.backend.base import Outputs
+from specllama.backend.checkpoints import Checkpoint, Checkpoints
+from specllama.backend.fake import FakeTable
+from specllama.backend.lane import CellLane
+from specllama.backend.running import SPREAD, TAIL, RunningPool
+from specllama.errors import Cancelled, EngineError
+from specllama.models import running_state
+
+TABLE = FakeTable(64, order=6)
+
+
+def opened(planes: int) -> tuple[RunningFakePool, CellLane]:
+    pool = RunningFakePool(TABLE, planes=planes)
+    return pool, pool.open()
+
+
+def is_right(lane: CellLane) -> bool:
+    """Whether the next row is that of the text."""
+    row = lane.forward([7], outputs="all")[0]
+    return bool(np.array_equal(row, TABLE.row(lane.tokens)))
+
+
+def play(planes: int, seed: int, steps: int = 150) -> int:
+    """Random passes and cuts: how many rows are not those of their text."""
+    rng = random.Random(seed)
+    _, lane = opened(planes)
+    wrong = 0
+    for _ in range(steps):
+        if len(lane.tokens) > 3000:
+            lane.rollback(rng.randrange(3000))
+        past, kinds = len(lane.tokens), ("all", "all", "all", "last", "none")
+        outputs: Outputs = rng.choice(kinds)  # type: ignore[assignment]
+        n = rng.choice((1, 1, 2, 4, 6, 12, 30)) if outputs == "all" else rng.randrange(1, 200)
+        tokens = [rng.randrange(1, 64) for _ in range(n)]
+        rows = lane.forward(tokens, outputs=outputs)
+        text = lane.tokens
+        for i, row in enumerate(rows):
+            end = past + 1 + i if outputs == "all" else past + n
+            wrong += not np.array_equal(row, TABLE.row(text[:end]))
+        while rng.random() < 0.6:
+            deep = rng.choice((1, 2, 3, n, 9, 40, 400))
+            keep = max(len(lane.tokens) - deep, 0)
+            assert 0 <= lane.reach(keep) <= keep
+            lane.rollback(keep)
+            if rng.random() < 0.3:
+                assert lane.n_past == keep
+    return wrong
+
+
+@pytest.mark.parametrize("planes", [0, 3, 8])
+@pytest.mark.parametrize("seed", range(8))
+def test_every_row_is_that_of_its_text(planes: int, seed: int) -> None:
+    assert play(planes, seed) == 0
+
+
+def test_planes_that_were_never_written_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: a short pass leaves the planes of an older one, and llama.cpp says so to
+    nobody."""
+
+    def forgotten(self: RunningPool, n: int, *, reading: bool) -> None:
+        self._goes_on, self._depth = reading, self.cache.planes
+
+    monkeypatch.setattr(RunningPool, "_passed", forgotten)
+    assert sum(play(8, seed) for seed in range(8)) > 0
+
+
+def test_a_cut_within_the_planes_costs_nothing() -> None:
+    pool, lane = opened(4)
+    lane.forward(list(range(1, 31)), outputs="none")
+    lane.forward([1, 2, 3, 4, 5], outputs="all")
+    passes = len(pool.fake.passes)
+    lane.rollback(31)
+    assert lane.n_past == 31
+    assert len(pool.fake.passes) == passes
+    assert pool.fake.saved == pool.fake.restored == 0
+    assert is_right(lane)
+
+
+def test_two_cuts_before_a_pass_are_one() -> None:
+    pool, lane = opened(4)
+    lane.forward([1, 2, 3, 4, 5], outputs="all")
+    lane.rollback(4)
+    lane.rollback(2)
+    assert is_right(lane)
+    assert pool.fake.passes == [5, 1]
+
+
+def test_a_second_cut_goes_back_to_a_checkpoint() -> None:
+    pool, lane = opened(4)
+    lane.forward(list(range(1, 21)), outputs="none")
+    lane.forward([1, 2], outputs="last")  # leaves a checkpoint behind 20
+    lane.forward([1, 2, 3, 4, 5], outputs="all")
+    lane.rollback(25)
+    assert lane.n_past == 25  # carried out
+    assert lane.reach(24) == 20
+    lane.rollback(24)
+    assert pool.fake.restored == 1
+    assert pool.fake.passes[-1] == 4  # 20 to 24 again, at once
+    assert is_right(lane)
+
+
+def test_a_cut_deeper_than_the_planes_goes_back_to_a_checkpoint() -> None:
+    pool, lane = opened(2)
+    lane.forward([9] * 20, outputs="none")
+    lane.forward([1, 2, 3, 4, 5], outputs="all")
+    assert pool.fake.saved == 1  # the pass was wider than the planes go
+    lane.rollback(21)
+    assert pool.fake.restored == 1
+    assert pool.fake.passes[-1] == 1
+    assert is_right(lane)
+
+
+def test_of_a_divided_pass_nothing_is_taken_back() -> None:
+    pool, lane = opened(4)
+    pool.fake.undivided = 8
+    lane.forward([9] * 20, outputs="none")
+    lane.forward([1] * 9, outputs="none")
+    assert lane.reach(28) == 0
+    lane.rollback(28)
+    assert pool.fake.passes[-1] == 28
+    assert is_right(lane)
+
+
+@pytest.mark.parametrize("planes", [0, 4])
+def test_single_rows_leave_no_checkpoint(planes: int) -> None:
+    pool, lane = opened(planes)
+    for token in range(1, 20):
+        lane.forward([token], outputs="all")
+    assert pool.fake.saved == 0
+
+
+def test_a_turn_goes_on_from_where_the_last_one_differs() -> None:
+    pool, lane = opened(4)
+    prompt, reply = [3] * 500, [5] * 40
+    lane.forward(prompt[:256], outputs="none")
+    lane.forward(prompt[256:], outputs="last")
+    for token in reply:
+        lane.forward([token], outputs="all")
+    assert pool.checkpoints.lengths == [500 - TAIL]
+    assert lane.reach(540) == 540  # nothing of it is cut
+    assert lane.reach(499) == 500 - TAIL  # the same prompt again
+    lane.forward([4] * 50, outputs="last")
+    # where the reply ended, and before the end of the new prompt
+    assert pool.checkpoints.lengths == [500 - TAIL, 540, 590 - TAIL]
+    lane.forward([5], outputs="all")
+    lane.forward([4] * 20, outputs="last")
+    assert pool.checkpoints.lengths == [500 - TAIL, 540, 590 - TAIL, 591]
+    assert lane.reach(595) == 591  # another message in place of the last
+    lane.rollback(530)
+    assert pool.checkpoints.lengths == [500 - TAIL]
+    assert is_right(lane)
+
+
+def test_a_reply_ends_where_the_next_text_begins_to_be_read() -> None:
+    pool, lane = opened(0)
+    lane.forward([3] * 40, outputs="last")
+    lane.forward([5], outputs="all")
+    lane.forward([4] * 200, outputs="last")
+    assert pool.checkpoints.lengths == [40 - TAIL, 41, 241 - TAIL]
+
+
+def test_a_long_text_leaves_some_on_its_way() -> None:
+    pool, lane = opened(4)
+    for _ in range(14):
+        lane.forward([3] * 256, outputs="none")
+    gaps = np.diff([0, *pool.checkpoints.lengths])
+    assert len(gaps) == 14 * 256 // SPREAD - (14 * 256 % SPREAD == 0)
+    assert (gaps >= SPREAD).all()
+
+
+@pytest.mark.parametrize("error", [Cancelled("stopped"), EngineError("no")])
+def test_a_pass_that_fails_leaves_a_text_that_is_right(error: Exception) -> None:
+    pool, lane = opened(4)
+    lane.forward([3] * 50, outputs="last")
+    lane.forward([5], outputs="all")
+    pool.fake.broken = error
+    with pytest.raises(type(error)):
+        lane.forward([1, 2, 3], outputs="all")
+    assert len(lane.tokens) == (50 - TAIL if isinstance(error, Cancelled) else 51)
+    assert is_right(lane)
+
+
+def test_a_lane_that_closes_leaves_nothing() -> None:
+    pool, lane = opened(4)
+    lane.forward([3] * 50, outputs="last")
+    lane.close()
+    again = pool.open()
+    assert again.reach(0) == 0
+    assert pool.checkpoints.lengths == []
+    again.forward([4] * 3, outputs="all")
+    assert is_right(again)
+
+
+def test_checkpoints_are_few_and_spread_over_the_text() -> None:
+    kept = Checkpoints()
+    for n in range(100, 3300, 100):
+        kept.add(Checkpoint(n, bytes(1000)))
+    lengths = kept.lengths
+    assert len(lengths) == running_state.CHECKPOINTS
+    assert lengths[-2:] == [3100, 3200]
+    assert max(np.diff([0, *lengths])) <= 900
+    assert kept.n_bytes == 8000
+    assert kept.before(50) is None
+    found = kept.before(lengths[3] + 1)
+    assert found is not None
+    assert found.length == lengths[3]
+    kept.cut(lengths[3])
+    assert kept.lengths == lengths[:4]
+
+
+def test_large_states_are_kept_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running_state, "CHECKPOINT_BYTES", 3500)
+    kept = Checkpoints()
+    for n in (1, 2, 3, 4, 5):
+        kept.add(Checkpoint(n, bytes(1000)))
+    assert len(kept.lengths) == 3
+    assert kept.lengths[-2:] == [4, 5]
+    monkeypatch.setattr(running_state, "CHECKPOINT_BYTES", 10)
+    kept.add(Checkpoint(6, bytes(1000)))
+    assert kept.lengths == [5, 6]
