@@ -1,176 +1,73 @@
-"""Convert published heads into files that specllama loads.
-
-Medusa-1 checkpoints are a folder with ``medusa_lm_head.safetensors`` (or ``.pt``) whose names are
-``HEAD.LAYER.linear.weight``, ``HEAD.LAYER.linear.bias`` for the residual blocks and
-``HEAD.LAYERS.weight`` for the head's output matrix; some tools put ``medusa_head.`` or ``heads.``
-before the head's number.
-"""
+"""Convert published heads into files that specllama loads: which kind a folder holds."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from specllama.errors import CannotLoad, ModelUnavailable, PairIncompatible, UsageError
+from specllama.errors import CannotLoad, ModelUnavailable, UsageError
+from specllama.models.checkpoint import CONFIG, read_config
+from specllama.models.convert_eagle3 import convert_eagle3
+from specllama.models.convert_medusa import NAMES, convert_medusa
 from specllama.models.gguf import GgufHeader
-from specllama.models.gguf_writer import Tensor
-from specllama.models.medusa_file import MAX_BLOCKS, MAX_HEADS, vocabulary_digest, write_heads
-from specllama.models.safetensors import read_safetensors
-
-NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "medusa_lm_head.bin")
-MAX_PADDING = 128  # how many rows an output matrix may have more or fewer than the vocabulary
-
-_KEY = re.compile(
-    r"(?:.*\.)?(?P<head>\d+)\.(?P<layer>\d+)\.(?P<linear>linear\.)?(?P<part>weight|bias)"
-)
 
 
-@dataclass(frozen=True, slots=True)
-class MedusaCheckpoint:
-    """Arrays under the names of a head file."""
-
-    arrays: Mapping[str, Tensor]
-    heads: int
-    blocks: int
-    width: int
-    rows: int
-
-
-def find_checkpoint(path: Path) -> Path:
-    """The file of heads in a folder, or the file itself.
-
-    Raises:
-        ModelUnavailable: nothing there.
-    """
-    if path.is_file():
-        return path
-    if path.is_dir():
-        for name in NAMES:
-            if (path / name).is_file():
-                return path / name
-        raise ModelUnavailable(f"{path} contains none of {', '.join(NAMES)}")
-    raise ModelUnavailable(f"there is no {path}")
-
-
-def read_checkpoint(path: Path) -> MedusaCheckpoint:
-    """A published Medusa-1 checkpoint.
-
-    Raises:
-        ModelUnavailable: no such file.
-        CannotLoad: not such a checkpoint, damaged, or a pickle that cannot be read safely here.
-    """
-    path = find_checkpoint(path)
-    tensors: Mapping[str, Tensor] = (
-        read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
-    )
-    blocks: dict[tuple[int, int, str], Tensor] = {}
-    outputs: dict[tuple[int, int], Tensor] = {}
-    for key, tensor in tensors.items():
-        match = _KEY.fullmatch(key)
-        if match is None:
-            continue
-        at = int(match["head"]), int(match["layer"])
-        if match["linear"]:
-            blocks[*at, match["part"]] = tensor
-        elif match["part"] == "weight":
-            outputs[at] = tensor
-    return _arrange(path, blocks, outputs)
-
-
-def _read_pickle(path: Path) -> Mapping[str, Tensor]:
-    try:
-        from specllama.models.recipe.pickled import read_pickled
-    except ImportError:
-        raise CannotLoad(
-            f"{path.name} is a pickle, which can run code when it is opened; "
-            "reading it safely needs PyTorch",
-            "pip install torch, or take the .safetensors file of the same heads",
-        ) from None
-    return read_pickled(path)
-
-
-def _arrange(
-    path: Path,
-    blocks: Mapping[tuple[int, int, str], Tensor],
-    outputs: Mapping[tuple[int, int], Tensor],
-) -> MedusaCheckpoint:
-    heads = len(outputs)
-    depth = {layer for _, layer in outputs}
-    numbers = {head for head, _ in outputs} | {head for head, _, _ in blocks}
-    if not outputs or len(depth) != 1 or numbers != set(range(heads)):
-        raise CannotLoad(
-            f"{path.name} is not laid out as Medusa-1 heads: no output matrix per head "
-            "(0.1.weight, 1.1.weight, …)"
-        )
-    n_blocks = depth.pop()
-    if heads > MAX_HEADS or n_blocks > MAX_BLOCKS:
-        raise CannotLoad(f"{path.name}: {heads} heads of {n_blocks} blocks are too many")
-    rows, width = (*outputs[0, n_blocks].shape, 0, 0)[:2]
-    arrays: dict[str, Tensor] = {}
-    for h in range(heads):
-        wanted: list[tuple[str, Tensor, tuple[int, ...]]] = [
-            (f"head.{h}.output.weight", outputs[h, n_blocks], (rows, width))
-        ]
-        for b in range(n_blocks):
-            shapes: dict[str, tuple[int, ...]] = {"weight": (width, width), "bias": (width,)}
-            for part, shape in shapes.items():
-                tensor = blocks.get((h, b, part))
-                if tensor is None:
-                    raise CannotLoad(f"{path.name}: head {h} lacks {h}.{b}.linear.{part}")
-                wanted.append((f"head.{h}.block.{b}.{part}", tensor, shape))
-        for name, tensor, shape in wanted:
-            if tensor.shape != shape:
-                raise CannotLoad(
-                    f"{path.name}: {name} has the shape {list(tensor.shape)}, not {list(shape)}"
-                )
-            arrays[name] = tensor
-    return MedusaCheckpoint(arrays, heads, n_blocks, width, rows)
-
-
-def convert_medusa(source: Path, destination: Path, target: GgufHeader, kind: str) -> None:
-    """Write a published Medusa-1 checkpoint as a head file for ``target``.
+def convert(source: Path, destination: Path, target: GgufHeader, kind: str) -> None:
+    """Write the head of a published checkpoint as a file for ``target``.
 
     Args:
+        source: a folder, or a file of Medusa heads.
         kind: type of the matrices: "q8_0", "f16" or "f32".
 
     Raises:
         UsageError: the destination exists or has no folder.
-        PairIncompatible: heads of another width or vocabulary.
-        ModelUnavailable, CannotLoad, SpecllamaError: see ``read_checkpoint`` and ``write_heads``.
+        ModelUnavailable: nothing there.
+        CannotLoad: damaged, or of a kind that is not converted here.
+        PairIncompatible: a head of another target.
+        SpecllamaError: the file cannot be written.
     """
     if destination.exists():
         raise UsageError(f"{destination} exists and is never overwritten", "choose another name")
     if not destination.parent.is_dir():
         raise UsageError(f"there is no folder {destination.parent}", "create it first")
-    found = read_checkpoint(source)
-    vocab = target.vocab_size
-    if found.width != target.embedding_length:
-        raise PairIncompatible(
-            f"these heads read hidden states of width {found.width}, "
-            f"those of {target.path.name} are {target.embedding_length} wide"
+    medusa = source if source.is_file() else _first(source, NAMES)
+    if medusa is not None:
+        convert_medusa(medusa, destination, target, kind)
+        return
+    if not source.is_dir():
+        raise ModelUnavailable(
+            f"there is no {source}", "download the repository first, and give its folder"
         )
-    if abs(found.rows - vocab) > MAX_PADDING:
-        raise PairIncompatible(
-            f"these heads guess among {found.rows} tokens, {target.path.name} has {vocab}"
+    if not (source / CONFIG).is_file():
+        raise ModelUnavailable(f"{source} contains none of {', '.join((CONFIG, *NAMES))}")
+    config = read_config(source)
+    held = published_kind(config)
+    if held != "eagle3":
+        raise CannotLoad(
+            f"{source} holds {held or 'no drafting head, or one of an unknown kind'}; "
+            "converted here are EAGLE-3 heads and Medusa-1 heads",
+            "for others try llama.cpp's convert_hf_to_gguf.py",
         )
-    arrays = dict(found.arrays)
-    if found.rows > vocab:  # padding rows carry no token
-        for name in [name for name in arrays if name.endswith("output.weight")]:
-            arrays[name] = np.asarray(arrays[name], np.float32)[:vocab]
-    elif found.rows < vocab:
-        arrays["ids"] = np.arange(found.rows, dtype=np.int32)
-    write_heads(
-        destination,
-        arrays,
-        name=f"Medusa heads for {target.name}",
-        heads=found.heads,
-        blocks=found.blocks,
-        width=found.width,
-        vocab=vocab,
-        vocabulary=vocabulary_digest(target),
-        kind=kind.upper(),
-    )
+    convert_eagle3(source, config, destination, target, kind)
+
+
+def published_kind(config: dict[str, Any]) -> str:
+    """Which drafter a repository says it is, "" where it does not say.
+
+    Repositories of the ``speculators`` format have a word for it, older ones an architecture.
+    """
+    word = config.get("speculators_model_type")
+    if isinstance(word, str):
+        return word
+    architectures = config.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    for kind in ("eagle3", "dflash", "dspark", "medusa", "eagle"):
+        if any(kind in str(name).lower() for name in names):
+            return kind
+    # some EAGLE-3 heads call themselves LlamaForCausalLM
+    small = "draft_vocab_size" in config and config.get("num_hidden_layers") == 1
+    return "eagle3" if small else ""
+
+
+def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_file()), None)

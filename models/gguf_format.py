@@ -33,7 +33,7 @@ KEEP_ARRAY_BYTES = 1 << 16
 
 _CHUNK = 4 << 20
 _STRING, _ARRAY = 8, 9
-_SCALARS: dict[int, tuple[str, struct.Struct]] = {
+SCALARS: dict[int, tuple[str, struct.Struct]] = {
     0: ("u8", struct.Struct("<B")),
     1: ("i8", struct.Struct("<b")),
     2: ("u16", struct.Struct("<H")),
@@ -46,7 +46,7 @@ _SCALARS: dict[int, tuple[str, struct.Struct]] = {
     11: ("i64", struct.Struct("<q")),
     12: ("f64", struct.Struct("<d")),
 }
-_FORMATS = {name: packer.format[-1:] for name, packer in _SCALARS.values()}
+_FORMATS = {name: packer.format[-1:] for name, packer in SCALARS.values()}
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
@@ -309,8 +309,8 @@ def _keys(
                 "utf-8", "replace"
             )
             kinds[key] = "str"
-        elif type_id in _SCALARS:
-            kind, packer = _SCALARS[type_id]
+        elif type_id in SCALARS:
+            kind, packer = SCALARS[type_id]
             metadata[key] = packer.unpack(reader.take(packer.size, f"key {key!r}"))[0]
             kinds[key] = kind
         else:
@@ -331,8 +331,8 @@ def _array(reader: _Reader, path: Path, key: str) -> GgufArray:
             )
         reader.skip_strings(count, what)
         kind = "str"
-    elif type_id in _SCALARS:
-        kind, packer = _SCALARS[type_id]
+    elif type_id in SCALARS:
+        kind, packer = SCALARS[type_id]
         if count * packer.size > reader.size:
             raise BadGguf(
                 f"{path.name}: {what} claims {count:,} values in a file of {reader.size:,} bytes",
@@ -409,8 +409,8 @@ def _check_layout(
         expected += -(-tensor.n_bytes // alignment) * alignment
 
 
-def decode_array(path: Path, array: GgufArray) -> list[int] | list[float] | list[bytes]:
-    """The values of an array, read again from the file when it was too large to keep.
+def raw_array(path: Path, array: GgufArray) -> bytes:
+    """An array as it is stored, read again from the file when it was too large to keep.
 
     Raises:
         BadGguf: the file changed since its header was read.
@@ -425,6 +425,16 @@ def decode_array(path: Path, array: GgufArray) -> list[int] | list[float] | list
             raise ModelUnavailable(f"{path} cannot be read: {error.strerror or error}") from None
     if len(raw) != array.n_bytes:
         raise BadGguf(f"{path.name} changed while it was read")
+    return raw
+
+
+def decode_array(path: Path, array: GgufArray) -> list[int] | list[float] | list[bytes]:
+    """The values of an array, read again from the file when it was too large to keep.
+
+    Raises:
+        BadGguf: the file changed since its header was read.
+    """
+    raw = raw_array(path, array)
     if array.kind != "str":
         return list(struct.unpack(f"<{array.count}{_FORMATS[array.kind]}", raw))
     out: list[bytes] = []

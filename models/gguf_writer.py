@@ -13,11 +13,13 @@ import numpy.typing as npt
 
 from specllama.errors import SpecllamaError
 from specllama.models.ggml_types import tensor_bytes
+from specllama.models.gguf import GgufHeader
+from specllama.models.gguf_format import SCALARS, raw_array
 from specllama.models.tensors import pack_q8_0
 
 ALIGNMENT = 32
-_U32, _F32, _STRING, _ARRAY = 4, 6, 8, 9
-_TYPE_IDS = {"F32": 0, "F16": 1, "Q8_0": 8, "I32": 26}
+_U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+_TYPE_IDS = {"F32": 0, "F16": 1, "Q8_0": 8, "I32": 26, "I64": 27}
 
 
 class Tensor(Protocol):
@@ -29,8 +31,8 @@ class Tensor(Protocol):
     def __array__(self, dtype: Any = None, /, *, copy: bool | None = None) -> Any: ...
 
 
-Value = int | float | str | npt.NDArray[np.float32]
-"""u32, f32, string, or an array of f32."""
+Value = bool | int | float | str | bytes | npt.NDArray[np.float32] | npt.NDArray[np.int32]
+"""bool, u32, f32, string, an array of f32 or i32; bytes are a value as a file stores it."""
 
 
 def write_gguf(
@@ -39,7 +41,8 @@ def write_gguf(
     """Write a file, whole or not at all; one tensor at a time is held in memory.
 
     Args:
-        tensors: values and type ("F32", "F16", "Q8_0", "I32") by name; matrices are [out, in].
+        tensors: values and type ("F32", "F16", "Q8_0", "I32", "I64") by name; matrices are
+            [out, in].
 
     Raises:
         SpecllamaError: the file cannot be written.
@@ -77,7 +80,7 @@ def write_gguf(
 def _pack(tensor: Tensor, kind: str) -> bytes:
     if kind == "Q8_0":
         return pack_q8_0(np.asarray(tensor, np.float32)).tobytes()
-    dtypes = {"F32": "<f4", "F16": "<f2", "I32": "<i4"}
+    dtypes = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "I64": "<i8"}
     return np.ascontiguousarray(tensor, dtypes[kind]).tobytes()
 
 
@@ -87,11 +90,40 @@ def _text(text: str) -> bytes:
 
 
 def _value(value: Value) -> bytes:
+    if isinstance(value, bytes):
+        return value
     if isinstance(value, str):
         return struct.pack("<I", _STRING) + _text(value)
+    if isinstance(value, bool):
+        return struct.pack("<I?", _BOOL, value)
     if isinstance(value, int):
         return struct.pack("<II", _U32, value)
     if isinstance(value, float):
         return struct.pack("<If", _F32, value)
-    data = np.ascontiguousarray(value, "<f4").ravel()
-    return struct.pack("<IIQ", _ARRAY, _F32, len(data)) + data.tobytes()
+    whole = np.issubdtype(value.dtype, np.integer)
+    data = np.ascontiguousarray(value, "<i4" if whole else "<f4").ravel()
+    return struct.pack("<IIQ", _ARRAY, _I32 if whole else _F32, len(data)) + data.tobytes()
+
+
+def stored(header: GgufHeader, prefix: str) -> dict[str, bytes]:
+    """The values of another file's keys that begin with ``prefix``, as it stores them.
+
+    Raises:
+        BadGguf: the file changed since its header was read.
+    """
+    ids = {name: number for number, (name, _) in SCALARS.items()} | {"str": _STRING}
+    found: dict[str, bytes] = {}
+    for key, kind in header.kinds.items():
+        if not key.startswith(prefix):
+            continue
+        if key in header.arrays:
+            array = header.arrays[key]
+            head = struct.pack("<IIQ", _ARRAY, ids[array.kind], array.count)
+            found[key] = head + raw_array(header.path, array)
+        elif kind == "str":
+            found[key] = _value(header.text(key) or "")
+        else:
+            found[key] = struct.pack("<I", ids[kind]) + SCALARS[ids[kind]][1].pack(
+                header.metadata[key]
+            )
+    return found

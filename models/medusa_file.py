@@ -93,7 +93,7 @@ def read_facts(header: GgufHeader) -> MedusaFacts:
     if header.architecture != ARCHITECTURE:
         raise PairIncompatible(
             f"{name} is a {header.architecture or 'nameless'} file, not Medusa heads",
-            "make one from a checkpoint with: specllama convert medusa",
+            "make one from a checkpoint with: specllama convert",
         )
 
     def number(key: str, low: int, high: int) -> int:

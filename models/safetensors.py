@@ -17,12 +17,14 @@ import numpy.typing as npt
 from specllama.errors import CannotLoad, ModelUnavailable
 
 MAX_HEADER_BYTES = 64 << 20
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+# dtype -> numpy's; bfloat16 is widened from its bits
+_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4"}
+_BYTES = {dtype: np.dtype(of).itemsize for dtype, of in _TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A floating-point tensor in a file; it is read when an array is asked for."""
+    """A tensor in a file; it is read when an array is asked for, floats as float32."""
 
     path: Path
     name: str
@@ -35,16 +37,15 @@ class StoredTensor:
         with self.path.open("rb") as file:
             file.seek(self.start)
             data = file.read(count * _BYTES[self.dtype])
+        values: npt.NDArray[Any] = np.frombuffer(data, _TYPES[self.dtype])
         if self.dtype == "BF16":
-            wide = np.frombuffer(data, "<u2").astype(np.uint32) << 16
-            values: npt.NDArray[Any] = wide.view(np.float32)
-        else:
-            values = np.frombuffer(data, {"F64": "<f8", "F32": "<f4", "F16": "<f2"}[self.dtype])
-        return values.reshape(self.shape).astype(dtype or np.float32)
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        whole = self.dtype.startswith("I")
+        return values.reshape(self.shape).astype(dtype or (np.int64 if whole else np.float32))
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """The floating-point tensors of a file, by name.
+    """The tensors of a file, by name, of those types that are read here.
 
     Raises:
         ModelUnavailable: no such file.

@@ -1,4 +1,4 @@
-"""``specllama convert``: turn published draft heads into files that specllama loads."""
+"""``specllama convert``: turn a published draft head into a file that specllama loads."""
 
 from __future__ import annotations
 
@@ -9,25 +9,22 @@ import click
 from specllama.cli import output
 
 EPILOG = """\b
-CHECKPOINT is a folder with medusa_lm_head.safetensors, or that file. A .pt file is a pickle; it
-is read only if PyTorch can do so without running the code in it.
+CHECKPOINT is a downloaded repository:
+  EAGLE-3   of the speculators format, or as EAGLE's authors, SpecForge and AngelSlim publish them
+  Medusa-1  a folder with medusa_lm_head.safetensors, or that file
+A .pt or .bin file is a pickle; it is read only if PyTorch can do so without running the code in it.
 
 \b
-Example:
-  specllama convert medusa ./medusa-vicuna-7b vicuna-medusa.gguf --target vicuna-7b-q4_0.gguf
-  specllama run -m vicuna-7b-q4_0.gguf --head vicuna-medusa.gguf --proposer medusa "Hello"
+Examples:
+  specllama convert ./EAGLE3-LLaMA3.1-8B eagle3.gguf --target llama-3.1-8b-q4_k_m.gguf
+  specllama run -m llama-3.1-8b-q4_k_m.gguf --head eagle3.gguf --proposer eagle3 "Hello"
 """
 
 
-@click.group("convert")
-def command() -> None:
-    """Turn published draft heads into files that specllama loads."""
-
-
-@command.command("medusa", epilog=EPILOG)
+@click.command("convert", epilog=EPILOG)
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.argument("destination", type=click.Path(path_type=Path))
-@click.option("-m", "--target", required=True, help="The model that the heads were trained for.")
+@click.option("-m", "--target", required=True, help="The model that the head was trained for.")
 @click.option(
     "--type",
     "kind",
@@ -37,18 +34,19 @@ def command() -> None:
     help="Type of the matrices.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object about the result.")
-def medusa(checkpoint: Path, destination: Path, target: str, kind: str, as_json: bool) -> None:
-    """Write the Medusa-1 heads of CHECKPOINT to the file DESTINATION."""
+def command(checkpoint: Path, destination: Path, target: str, kind: str, as_json: bool) -> None:
+    """Turn the published draft head in CHECKPOINT into the file DESTINATION."""
     from specllama.cli.listing import note, size
-    from specllama.models.convert import convert_medusa
+    from specllama.models.convert import convert
     from specllama.models.gguf import read_header
-    from specllama.models.medusa_file import read_facts
     from specllama.models.refs import resolve
+    from specllama.models.sidecars import HEAD_KINDS, SIDECARS, kind_of
 
-    convert_medusa(checkpoint, destination, read_header(resolve(target)), kind)
+    convert(checkpoint, destination, read_header(resolve(target)), kind)
     header = read_header(destination)
-    facts = read_facts(header)
+    held = kind_of(header)
     if as_json:
-        output.document({**header.to_dict(), "heads": facts.heads, "source": str(checkpoint)})
-    note(f"{destination}: {facts.heads} heads, {size(header.file_bytes)}, {header.quantization}")
-    note(f"next: specllama run -m {target} --head {destination} --proposer medusa “Hello”")
+        output.document({**header.to_dict(), "head": held, "source": str(checkpoint)})
+    note(f"{destination}: {SIDECARS[held]}, {size(header.file_bytes)}, {header.quantization}")
+    method = HEAD_KINDS[held]
+    note(f"next: specllama run -m {target} --head {destination} --proposer {method} “Hello”")

@@ -50,10 +50,10 @@ def checkpoint(folder: Path, rows: int, width: int = 64) -> Path:
 def test_convert(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = checkpoint(tmp_path / "heads", read_header(target).vocab_size)
     out = tmp_path / "heads.gguf"
-    arguments = ["convert", "medusa", str(source), str(out), "--target", str(target)]
+    arguments = ["convert", str(source), str(out), "--target", str(target)]
     assert invoke([*arguments, "--json"]) == 0
     told = capsys.readouterr()
-    assert json.loads(told.out)["heads"] == 2
+    assert json.loads(told.out)["head"] == "medusa"
     assert f"--head {out}" in told.err
     assert read_facts(read_header(out)).own_output == (True, True)
     assert invoke(arguments) == 2  # never overwritten
@@ -73,7 +73,7 @@ def test_what_cannot_be_converted_says_why(
     }
     for code, (source, word) in cases.items():
         out = tmp_path / f"{code}.gguf"
-        assert invoke(["convert", "medusa", str(source), str(out), "-m", str(target)]) == code
+        assert invoke(["convert", str(source), str(out), "-m", str(target)]) == code
         told = capsys.readouterr()
         assert word in told.err
         assert "Traceback" not in told.err

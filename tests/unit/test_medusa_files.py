@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 from ggufs import write_llama
+from published_heads import save_safetensors
 
 from specllama.engine.open_medusa import load_heads
 from specllama.errors import (
@@ -23,7 +22,8 @@ from specllama.errors import (
     UnsupportedModel,
     UsageError,
 )
-from specllama.models.convert import convert_medusa, read_checkpoint
+from specllama.models.convert import convert
+from specllama.models.convert_medusa import read_checkpoint
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.gguf_writer import write_gguf
 from specllama.models.medusa_file import read_facts, vocabulary_digest, write_heads
@@ -214,25 +214,6 @@ def test_types_that_are_not_decoded_are_named(tmp_path: Path) -> None:
 # -- published layouts --------------------------------------------------------------------------
 
 
-def save_safetensors(path: Path, tensors: Mapping[str, Floats], dtype: str = "F16") -> Path:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    data = b""
-    for name, values in tensors.items():
-        if dtype == "BF16":
-            body = (values.view(np.uint32) >> 16).astype("<u2").tobytes()
-        else:
-            body = values.astype({"F16": "<f2", "F32": "<f4"}[dtype]).tobytes()
-        header[name] = {
-            "dtype": dtype,
-            "shape": list(values.shape),
-            "data_offsets": [len(data), len(data) + len(body)],
-        }
-        data += body
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-    return path
-
-
 def medusa_1(rows: int, prefix: str = "", heads: int = 3, blocks: int = 1) -> dict[str, Floats]:
     found = {}
     for h in range(heads):
@@ -251,7 +232,7 @@ def test_a_published_checkpoint_becomes_a_head_file(
     tensors = medusa_1(target.vocab_size, prefix, blocks=2)
     save_safetensors(tmp_path / "medusa_lm_head.safetensors", tensors, dtype)
     out = tmp_path / "heads.gguf"
-    convert_medusa(tmp_path, out, target, "f32")
+    convert(tmp_path, out, target, "f32")
     heads = load_heads(out, target)
     assert len(heads) == 3
     assert heads.output is None
@@ -262,7 +243,7 @@ def test_a_published_checkpoint_becomes_a_head_file(
         x = x + z / (1 + np.exp(-z))
     expected = tensors[f"{prefix}1.2.weight"] @ x
     assert heads.logits(hidden, 2) == pytest.approx(expected, rel=0.05, abs=0.05)
-    convert_medusa(tmp_path, tmp_path / "small.gguf", target, "q8_0")
+    convert(tmp_path, tmp_path / "small.gguf", target, "q8_0")
     assert (tmp_path / "small.gguf").stat().st_size < 0.35 * out.stat().st_size
     near = load_heads(tmp_path / "small.gguf", target).logits(hidden, 2)
     assert near == pytest.approx(expected, rel=0.1, abs=0.1)
@@ -274,7 +255,7 @@ def test_padded_and_shorter_matrices_fit_the_vocabulary(
 ) -> None:
     rows = target.vocab_size + extra
     save_safetensors(tmp_path / "medusa_lm_head.safetensors", medusa_1(rows))
-    convert_medusa(tmp_path, tmp_path / "h.gguf", target, "f16")
+    convert(tmp_path, tmp_path / "h.gguf", target, "f16")
     row = load_heads(tmp_path / "h.gguf", target).logits(random(WIDTH), 1)
     assert len(row) == target.vocab_size
     assert np.isfinite(row).sum() == min(rows, target.vocab_size)
@@ -285,11 +266,11 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path: Path, target: GgufHea
     out = tmp_path / "h.gguf"
     save_safetensors(file, medusa_1(target.vocab_size + 500))
     with pytest.raises(PairIncompatible, match="guess among"):
-        convert_medusa(file, out, target, "f16")
+        convert(file, out, target, "f16")
     wide = {k: random(*(2 * n for n in v.shape)) for k, v in medusa_1(40).items()}
     save_safetensors(file, wide)
     with pytest.raises(PairIncompatible, match="width 128"):
-        convert_medusa(file, out, target, "f16")
+        convert(file, out, target, "f16")
     whole = medusa_1(target.vocab_size)
     for name in ("1.0.linear.bias", "2.1.weight", "0.1.weight"):
         save_safetensors(file, {k: v for k, v in whole.items() if k != name})
@@ -302,10 +283,10 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path: Path, target: GgufHea
     with pytest.raises(CannotLoad, match="Medusa-1"):
         read_checkpoint(file)
     with pytest.raises(ModelUnavailable):
-        read_checkpoint(tmp_path / "nothing")
+        convert(tmp_path / "nothing", out, target, "f16")
     out.write_bytes(b"mine")
     with pytest.raises(UsageError, match="never overwritten"):
-        convert_medusa(file, out, target, "f16")
+        convert(file, out, target, "f16")
     assert out.read_bytes() == b"mine"
 
 
