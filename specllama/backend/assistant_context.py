@@ -47,7 +47,7 @@ class AssistantContext(StateContext):
         params.ctx_other = pool.handle
         params.n_batch = params.n_ubatch = 1
         width = int(ll.llama_model_n_embd_out(model.handle))
-        super().__init__(model, params, width=width, lanes=0, flags="last")
+        super().__init__(model, params, width=width, lanes=0, outputs_only=False, flags="last")
 
     def look(self, target: CellLane) -> AssistantLook:
         """For the drafter of a lane of the target."""
@@ -65,11 +65,11 @@ class AssistantLook(LlamaStates):
     def n_past(self) -> int:
         return self._target.n_past  # which carries out what the lane decided
 
-    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
+    def feed(self, tokens: Sequence[int], states: Rows, head: int = 0) -> tuple[Row, Row]:
         if self.n_past != self.end:
             raise EngineError(f"the target's cache ends at {self.n_past}, not at {self.end}")
         self._sequence = self._target.sequence  # another one after a tree
-        return super().feed(tokens, states)
+        return super().feed(tokens, states, head)
 
     def begin_at(self, position: int) -> None:
         self.first = self.end = position

@@ -61,7 +61,7 @@ class BlockContext(HeadContext):
             params,
             width=len(facts.layers) * facts.target_width,
             lanes=lanes,
-            flags="last" if facts.kind == "dflash2" else "all or none",
+            outputs_only=facts.kind != "dflash2",
         )
         ll.llama_set_causal_attn(self.handle, facts.causal)
 

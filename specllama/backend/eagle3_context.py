@@ -39,7 +39,9 @@ class EagleContext(StateContext):
         self, model: LlamaModel, pool: LlamaPool, facts: HeadFacts, *, threads: int, lanes: int = 1
     ) -> None:
         params = head_params(pool, threads)
-        super().__init__(model, params, width=facts.width, lanes=lanes, flags="all or none")
+        super().__init__(
+            model, params, width=facts.width, lanes=lanes, outputs_only=True, flags="all or none"
+        )
         self.layers = facts.layers
         self._features = StateBatch(HEAD_BATCH, len(facts.layers) * facts.target_width)
 

@@ -1,5 +1,5 @@
-"""The NextN block of a target: a second context on the same model, which holds one layer's keys
-and values only and rolls back like any attention cache."""
+"""The NextN blocks of a target: a second context on the same model, which holds their keys and
+values only and rolls back like any attention cache."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from typing import TYPE_CHECKING
 import llama_cpp as ll
 
 from specllama.backend.state_lanes import StateContext
+from specllama.models.nextn import GRAPHS, nextn_blocks
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
     from specllama.backend.llama_pool import LlamaPool
     from specllama.backend.loaded_target import LoadedTarget
+    from specllama.models.gguf import GgufHeader
 
 
-def nextn_context(model: LlamaModel, target: LlamaPool, *, n_ctx: int, lanes: int) -> StateContext:
-    """The block's context.
+def nextn_context(
+    header: GgufHeader, model: LlamaModel, target: LlamaPool, *, n_ctx: int, lanes: int
+) -> StateContext:
+    """The blocks' context.
 
     Args:
-        model: loaded with its NextN blocks; ``nextn.why_not`` has nothing against it, or
-            llama.cpp ends the process.
+        header: of the model; ``nextn.why_not`` has nothing against it, or llama.cpp ends the
+            process.
+        model: loaded with its NextN blocks.
         target: settings are taken over from this pool, which must outlive the context.
 
     Raises:
@@ -30,18 +35,32 @@ def nextn_context(model: LlamaModel, target: LlamaPool, *, n_ctx: int, lanes: in
     params.ctx_type = ll.LLAMA_CONTEXT_TYPE_MTP
     params.n_ctx = n_ctx
     params.n_outputs_max = 1
+    params.n_rs_seq = 0
+    params.swa_full = True  # so that any depth of rollback is possible
     width = int(ll.llama_model_n_embd_out(model.handle))
-    return StateContext(model, params, width=width, lanes=lanes, flags="last")
+    return StateContext(
+        model,
+        params,
+        width=width,
+        lanes=lanes,
+        flags="last",
+        outputs_only=GRAPHS[header.architecture].outputs_only,
+        heads=nextn_blocks(header),
+    )
 
 
 def open_nextn(target: LoadedTarget) -> StateContext:
-    """The NextN layer of a loaded target.
+    """The NextN layers of a loaded target.
 
     Raises:
         CannotLoad: see ``nextn_context``.
     """
     context = nextn_context(
-        target.model, target.pool, n_ctx=target.pool.n_ctx, lanes=target.options.parallel
+        target.header,
+        target.model,
+        target.pool,
+        n_ctx=target.pool.n_ctx,
+        lanes=target.options.parallel,
     )
     target.on_close.callback(context.close)
     return context

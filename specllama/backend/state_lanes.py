@@ -92,8 +92,7 @@ class HeadContext:
         width: of a state.
         lanes: most at once; each has the ``n_ctx`` of ``params``. 0 where ``params`` are those of
             a cache that is another context's.
-        flags: which rows may have logits: the "last", or "all or none" where the graph selects no
-            rows and llama.cpp copies the first ones whatever their flags say.
+        outputs_only: the graph gives states of rows with logits away, else of every row.
 
     Raises:
         CannotLoad: no memory, or functions that this libllama lacks.
@@ -108,7 +107,7 @@ class HeadContext:
         *,
         width: int,
         lanes: int,
-        flags: Literal["last", "all or none"],
+        outputs_only: bool,
     ) -> None:
         self._nextn = function("llama_get_embeddings_nextn")
         choose = function("llama_set_embeddings_nextn")
@@ -116,7 +115,7 @@ class HeadContext:
         self.width = width
         self.n_vocab = model.vocab.n_tokens
         self._lanes, self._open = lanes, 0
-        self._all = flags != "last"
+        self._outputs_only = outputs_only
         n_ctx = int(params.n_ctx)
         if lanes:
             params.n_ctx = -(-n_ctx // 256) * 256 * lanes
@@ -131,8 +130,8 @@ class HeadContext:
                 "try a smaller --ctx-size",
             )
         model.loras.wear(self.handle)
-        # of every row: with outputs only, llama.cpp would return the first row for the last
-        choose(self.handle, True, self._all)
+        # must be what the graph does: llama.cpp copies so many rows, from the first on
+        choose(self.handle, True, outputs_only)
         self.memory = ll.llama_get_memory(self.handle)
         self.n_ctx = min(int(ll.llama_n_ctx_seq(self.handle)), n_ctx)
         self.n_batch = int(ll.llama_n_batch(self.handle))
@@ -160,7 +159,29 @@ class HeadContext:
 
 
 class StateContext(HeadContext):
-    """The context of a block that reads pairs."""
+    """The context of a block that reads pairs, or of several that read alike and draft in turn.
+
+    Args:
+        flags: which rows may have logits: the "last", or "all or none" where the graph selects no
+            rows and llama.cpp copies the first ones whatever their flags say.
+        heads: NextN blocks; each drafts one token.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        params: Any,
+        *,
+        width: int,
+        lanes: int,
+        outputs_only: bool,
+        flags: Literal["last", "all or none"],
+        heads: int = 1,
+    ) -> None:
+        self._all = flags != "last"
+        self.heads = heads
+        self._choose_head = function("llama_set_nextn_layer_offset") if heads > 1 else None
+        super().__init__(model, params, width=width, lanes=lanes, outputs_only=outputs_only)
 
     def open(self) -> LlamaStates:
         """An empty lane.
@@ -171,10 +192,17 @@ class StateContext(HeadContext):
         return LlamaStates(self, self.take())
 
     def decode(
-        self, sequence: int, at: int, tokens: Sequence[int], states: Rows
+        self, sequence: int, at: int, tokens: Sequence[int], states: Rows, head: int
     ) -> tuple[Row, Row]:
         """Read pairs from position ``at`` on: logits and state behind the last (views)."""
         if not self._all:
+            if self._choose_head is not None:
+                for other in range(1, self.heads) if head == 0 else ():
+                    self._choose_head(self.handle, other)
+                    self._pass(sequence, at, tokens, states, "none")
+                    # each head has keys and values of its own, in the same cells
+                    ll.llama_memory_seq_rm(self.memory, sequence, at, -1)
+                self._choose_head(self.handle, head)
             return self._pass(sequence, at, tokens, states, "last")
         begin = 0 if len(tokens) <= _FLAGGED else len(tokens) - 1
         if begin:
@@ -190,7 +218,8 @@ class StateContext(HeadContext):
             return states[0], states[0]
         rows = n if outputs == "all" else 1
         logits = view(ll.llama_get_logits(self.handle), rows, self.n_vocab)[-1]
-        return logits, view(self._nextn(self.handle), n, self.width)[-1]
+        rows = rows if self._outputs_only else n
+        return logits, view(self._nextn(self.handle), rows, self.width)[-1]
 
 
 class LlamaHead:
@@ -251,14 +280,15 @@ class LlamaStates(LlamaHead):
     def __init__(self, context: StateContext, sequence: int) -> None:
         super().__init__(context, sequence)
         self._pairs = context
+        self.heads = context.heads
 
-    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
+    def feed(self, tokens: Sequence[int], states: Rows, head: int = 0) -> tuple[Row, Row]:
         self._take(states)
         self._know(tokens)
         if len(tokens) != len(states):
             raise ValueError(f"{len(tokens)} tokens with {len(states)} states")
         try:
-            row, state = self._pairs.decode(self._sequence, self.end, tokens, states)
+            row, state = self._pairs.decode(self._sequence, self.end, tokens, states, head)
         except BaseException:
             self._cut(self.end)  # what was read of it
             raise

@@ -56,6 +56,15 @@ _FUNCTIONS: dict[str, tuple[tuple[str, ...], list[Any], Any]] = {
         [_CONTEXT],
         _FLOATS,
     ),
+    # (ctx, block): which NextN block the next passes run, from 0
+    "llama_set_nextn_layer_offset": (
+        (
+            "_Z28llama_set_nextn_layer_offsetP13llama_contexti",
+            "?llama_set_nextn_layer_offset@@YAXPEAUllama_context@@H@Z",
+        ),
+        [_CONTEXT, ctypes.c_int32],
+        None,
+    ),
     # (ctx) -> ggml_backend_sched_t; a const member, which takes its object first
     "llama_context_get_sched": (
         (

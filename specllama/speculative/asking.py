@@ -124,11 +124,17 @@ class StateLane(HeadLane, Protocol):
         """Of a state."""
         ...
 
-    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
+    @property
+    def heads(self) -> int:
+        """How many it has: 1 continues by its own states, of several each drafts one token."""
+        ...
+
+    def feed(self, tokens: Sequence[int], states: Rows, head: int = 0) -> tuple[Row, Row]:
         """Read tokens at the end, each beside a state of ``states`` [n, width].
 
-        Returns the logits [n_vocab] of what follows (a view, until the next call) and the state
-        [width] behind the last token.
+        All heads read what head 0 is given; any other reads drafted tokens by itself. Returns what
+        that head says: the logits [n_vocab] of what follows (a view, until the next call) and the
+        state [width] behind the last token.
 
         Raises:
             ContextFull, EngineError: the lane is as it was, or empty.
@@ -212,6 +218,7 @@ class Feed:
     states: Rows  # [n, width]
     at: int
     anew: bool = False
+    head: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +364,7 @@ def grant(ask: Ask) -> object:
         else:
             ask.lane.rollback_to(ask.at)
         if isinstance(ask, Feed):
-            return ask.lane.feed(ask.tokens, ask.states)
+            return ask.lane.feed(ask.tokens, ask.states, ask.head)
         ask.lane.read(ask.states)
         return None
     if isinstance(ask, Encode):

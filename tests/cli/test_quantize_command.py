@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ggufs
 import pytest
-from ggufs_nextn import write_qwen35
+from ggufs_nextn import write_nextn
 
 from specllama.cli import invoke
 from specllama.models import pruned
@@ -126,7 +126,7 @@ def test_layers_that_cannot_be_chosen(
 
 
 @pytest.mark.parametrize(
-    ("write", "architecture"), [(ggufs.write_mamba, "mamba"), (write_qwen35, "qwen35")]
+    ("write", "architecture"), [(ggufs.write_mamba, "mamba"), (write_nextn, "qwen35")]
 )
 def test_an_architecture_whose_layers_stay(
     tmp_path: Path,

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from ggufs import CONTROL, NORMAL, _Writer, write_llama
 from ggufs_gemma4 import write_assistant, write_gemma4
-from ggufs_nextn import write_qwen35
+from ggufs_nextn import write_nextn
 
 from specllama.models.gguf import read_header
 from specllama.models.medusa_file import vocabulary_digest, write_heads
@@ -129,7 +129,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "mtp, no heads": ("no NextN layers", lambda p: ["-m", "tiny", "--proposer", "mtp"]),
     "mtp, two layers": (
         "this file has 2",
-        lambda p: ["-m", str(write_qwen35(p / "two.gguf", nextn=2)), "--proposer", "mtp"],
+        lambda p: ["-m", str(write_nextn(p / "two.gguf", nextn=2)), "--proposer", "mtp"],
     ),
     "eagle3, width": (
         "another target",
@@ -221,7 +221,7 @@ def test_the_same_files_are_taken_where_they_belong(tmp_path: Path) -> None:
     for args in (
         eagle(write_eagle(tmp_path / "eagle.gguf")),
         medusa(write_medusa(tmp_path / "medusa.gguf")),
-        ["-m", str(write_qwen35(tmp_path / "one.gguf")), "-c", "256", "--proposer", "mtp"],
+        ["-m", str(write_nextn(tmp_path / "one.gguf")), "-c", "256", "--proposer", "mtp"],
         gemma(tmp_path, {}),
         ["-m", "tiny-target", "-d", str(write_draft(tmp_path / "draft.gguf", 1.0))],
     ):

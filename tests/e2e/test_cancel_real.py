@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from ggufs import write_llama, write_mamba
-from ggufs_nextn import write_qwen35
+from ggufs_nextn import write_nextn
 
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
@@ -33,7 +33,7 @@ def recurrent(folder: Path) -> Engine:
 
 
 def hybrid(folder: Path) -> Engine:
-    path = write_qwen35(folder / "hybrid.gguf", width=128)
+    path = write_nextn(folder / "hybrid.gguf", width=128)
     return Engine.load(path, None, EngineOptions(threads=1, n_ctx=2048))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ggufs import write_mamba
-from ggufs_nextn import write_qwen35
+from ggufs_nextn import write_nextn
 
 from specllama.backend.running import TAIL, RunningPool
 from specllama.engine.engine import Engine
@@ -29,7 +29,7 @@ def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[E
     if request.param == "mamba":
         write_mamba(path)
     else:
-        write_qwen35(path, experts=4 if request.param == "qwen3next" else 0)
+        write_nextn(path, request.param)
     with Engine.load(path, None, OPTIONS) as loaded:
         yield loaded
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ggufs_nextn import write_qwen35
+from ggufs_nextn import write_nextn
 
 from specllama.bench.proof import prove
 from specllama.engine.engine import Engine
@@ -54,7 +54,7 @@ def fitted(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eng
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("hybrid")
-    yield from opened(write_qwen35(folder / "q.gguf"), folder, n_ctx=256)
+    yield from opened(write_nextn(folder / "q.gguf"), folder, n_ctx=256)
 
 
 def block(engine: Engine) -> StateLane:
@@ -213,8 +213,8 @@ def test_what_the_header_says(file: Path, tmp_path: Path) -> None:
     with_block, without = estimate_model(header), estimate_model(source)
     assert with_block.kv == without.kv * header.block_count // source.block_count
     assert with_block.compute > without.compute
-    stacked = read_header(write_qwen35(tmp_path / "two.gguf", nextn=2))
+    stacked = read_header(write_nextn(tmp_path / "two.gguf", nextn=2))
     assert "this file has 2" in why_not(stacked)
     # layers that will not be loaded need no cache
-    plain = read_header(write_qwen35(tmp_path / "none.gguf", nextn=0))
+    plain = read_header(write_nextn(tmp_path / "none.gguf", nextn=0))
     assert estimate_model(stacked).kv == estimate_model(plain).kv

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -56,6 +57,7 @@ def dressed(source: Path, out: Path) -> Path:
     reader = gguf.GGUFReader(source)
     arch = reader.fields["general.architecture"].contents()
     size = int(reader.fields[f"{arch}.vocab_size"].contents())
+    trunk, nextn = blocks(reader, arch)
     tokens, types, _ = bpe_tokens()
     tokens = (tokens + [f"extra{i}" for i in range(size)])[:size]
     types = (types + [1] * size)[:size]
@@ -66,7 +68,11 @@ def dressed(source: Path, out: Path) -> Path:
         kind = field.types[0]
         sub = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
         value = field.contents()
+        if trunk and arch == "glm4moe" and key.endswith(".dimension_sections"):
+            continue  # a text model has none
         empty = value == [] or (key.endswith(SAVED_FOR_ALL) and max(value) <= 0)
+        if trunk and isinstance(value, list) and len(value) == trunk:  # llama.cpp wants all layers
+            value += [0 if key.endswith("recurrent_layers") else max(value)] * nextn
         if not empty:  # cannot be written, or keeps layers from being dropped
             w.add_key_value(key, value, kind, sub)
     w.add_tokenizer_model("gpt2")
@@ -75,10 +81,26 @@ def dressed(source: Path, out: Path) -> Path:
     w.add_token_types(types)
     w.add_token_merges([f"{tokens[5]} {tokens[6]}"])
     w.add_eos_token_id(0)
+    parts: dict[str, list[Any]] = {}
     for tensor in reader.tensors:
-        w.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+        block = re.match(r"(blk\.(\d+)\.attn_)[qkv](\.weight|\.bias)$", tensor.name)
+        if trunk and tensor.name.endswith("scale"):
+            continue  # which llama.cpp only counts where it loads these blocks
+        if arch == "mimo2" and trunk and block and int(block[2]) >= trunk:
+            parts.setdefault(f"{block[1]}qkv{block[3]}", []).append(tensor.data)  # one matrix
+        else:
+            w.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    for name, matrices in parts.items():
+        w.add_tensor(name, np.concatenate(matrices))
     w.finish()
     return out
+
+
+def blocks(reader: gguf.GGUFReader, arch: str) -> tuple[int, int]:
+    """Blocks before the NextN blocks, and these; (0, 0) for a model without any."""
+    field = reader.fields.get(f"{arch}.nextn_predict_layers")
+    nextn = int(field.contents()) if field else 0
+    return nextn and int(reader.fields[f"{arch}.block_count"].contents()) - nextn, nextn
 
 
 # ---- one model, in a process of its own

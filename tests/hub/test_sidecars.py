@@ -10,7 +10,7 @@ from pathlib import Path
 import ggufs
 import pytest
 from fakehub import FakeHub
-from ggufs_nextn import write_qwen35
+from ggufs_nextn import write_nextn
 
 from specllama import paths
 from specllama.cli import invoke
@@ -142,9 +142,9 @@ def test_pair_and_ls_offer_the_head(folder: Path, capsys: pytest.CaptureFixture[
 
 
 def test_an_mtp_file_without_its_trunk_is_refused(tmp_path: Path) -> None:
-    whole = write_qwen35(tmp_path / "whole.gguf", blocks=1)
+    whole = write_nextn(tmp_path / "whole.gguf", blocks=1)
     assert kind_of(read_header(whole)) == ""
-    head = read_header(write_qwen35(tmp_path / "head.gguf", blocks=1, without="blk.0."))
+    head = read_header(write_nextn(tmp_path / "head.gguf", blocks=1, without="blk.0."))
     assert kind_of(head) == "mtp"
     with pytest.raises(UnsupportedModel, match="is an MTP head") as refused:
         check_loadable(head)

@@ -34,13 +34,13 @@ class FakeLook:
 
     def __init__(self, table: FakeTable, target: FakeContext, of: FakeTable, full: int) -> None:
         self._table, self._target, self._of, self._full = table, target, of, full
-        self.n_batch, self.width = 1, WIDTH
+        self.n_batch, self.width, self.heads = 1, WIDTH, 1
         self.first = self.end = 0
         self._guessed: list[int] = []
         self.looks = 0
         self.closed = False
 
-    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
+    def feed(self, tokens: Sequence[int], states: Rows, head: int = 0) -> tuple[Row, Row]:
         text = self._target.tokens
         assert self.end == len(text), "it looks from where the text ends, however much it guessed"
         assert len(tokens) == 1

@@ -63,14 +63,14 @@ def test_every_method_is_one_that_runs_the_target_here() -> None:
         assert sidecars.kind_of_name(pairs[name].head) == "eagle3"
         assert pairs[name].head.startswith(pairs[name].target.repo + "/")
     assert {pairs[name].family for name in pairs if pairs[name].method == "mtp"} == {
-        "Qwen3.5", "Qwen3.6", "Qwen3.8", "Gemma 4",
+        "Nemotron 3.5", "Qwen3.5", "Qwen3.6", "Qwen3.8", "Gemma 4",
     }  # fmt: skip
     for pair in pairs.values():
         if pair.method == "mtp" and pair.family == "Gemma 4":
             assert sidecars.kind_of_name(pair.head) == "gemma4-assistant"
             assert pair.head.startswith(pair.target.repo + "/")
     # whatever has a drafter that nobody here can run says so
-    for name in ("gemma4-31b", "nemotron-3-5-lightning", "gpt-oss-20b"):
+    for name in ("gemma4-31b", "granite4-h-tiny", "gpt-oss-20b"):
         assert pairs[name].cannot
 
 

@@ -34,7 +34,7 @@ class FakeHead:
     def __init__(
         self, table: FakeTable, target: FakeContext, known: FakeTable, n_ctx: int = 512
     ) -> None:
-        self.n_ctx, self.n_batch, self.width = n_ctx, 16, WIDTH
+        self.n_ctx, self.n_batch, self.width, self.heads = n_ctx, 16, WIDTH, 1
         self.first = 0
         self.layers = LAYERS
         self.pairs: list[tuple[int, bool]] = []  # token, with a state of the target
@@ -53,7 +53,7 @@ class FakeHead:
         states[:, : features.shape[1]] = 2.0 * features
         return states
 
-    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
+    def feed(self, tokens: Sequence[int], states: Rows, head: int = 0) -> tuple[Row, Row]:
         assert 0 < len(tokens) <= self.n_batch
         if len(self.pairs) + len(tokens) > self.n_ctx:
             raise ContextFull("full")

@@ -25,11 +25,16 @@ V, WIDTH = 24, 8
 class FakeNextn:
     """A NextN block that knows the table, and remembers every pair that it holds or was fed.
 
-    Its own state behind a pair is all ones: a state of the target's is never that.
+    Its own state behind a pair is all ones: a state of the target's is never that. Of several
+    heads, each must be given what was drafted, with the states of those before it: 2 of head 1 ...
     """
 
-    def __init__(self, table: FakeTable, n_ctx: int = 512, n_batch: int = 16) -> None:
+    def __init__(
+        self, table: FakeTable, n_ctx: int = 512, n_batch: int = 16, heads: int = 1
+    ) -> None:
         self._table = table
+        self.heads = heads
+        self.used: list[int] = []  # heads, in order
         self.n_ctx, self.n_batch, self.width = n_ctx, n_batch, WIDTH
         self.first = 0
         self.pairs: list[tuple[int, tuple[float, ...]]] = []
@@ -41,16 +46,21 @@ class FakeNextn:
     def end(self) -> int:
         return self.first + len(self.pairs)
 
-    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
+    def feed(self, tokens: Sequence[int], states: Rows, head: int = 0) -> tuple[Row, Row]:
         assert 0 < len(tokens) <= self.n_batch
         assert states.shape == (len(tokens), WIDTH)
+        assert 0 <= head < self.heads
+        self.used.append(head)
+        if head:
+            assert len(tokens) == head
+            assert [set(state) for state in states.tolist()] == [{1.0 + i} for i in range(head)]
         if len(self.pairs) + len(tokens) > self.n_ctx:
             raise ContextFull("full")
         for token, state in zip(tokens, states, strict=True):
             self.fed.append((self.end, not (state == 1).all()))
             self.pairs.append((token, tuple(state.tolist())))
         row = self._table.row([token for token, _ in self.pairs])
-        return row, np.ones(WIDTH, np.float32)
+        return row, np.full(WIDTH, 1.0 + head, np.float32)
 
     def rollback_to(self, end: int) -> None:
         assert self.first <= end <= self.end
@@ -66,12 +76,12 @@ class FakeNextn:
 
 
 def make(
-    agreement: float = 0.9, n_ctx: int = 256, nextn_ctx: int = 512
+    agreement: float = 0.9, n_ctx: int = 256, nextn_ctx: int = 512, heads: int = 1
 ) -> tuple[Engine, FakeNextn, FakeTable]:
     table = FakeTable(V, seed=3, sharpness=2.0, eog_bias=-3.0)
     other = FakeTable(V, seed=4, sharpness=2.0, of=table, agreement=agreement)
     target = FakeContext(table, n_ctx=n_ctx)
-    nextn = FakeNextn(other, nextn_ctx)
+    nextn = FakeNextn(other, nextn_ctx, heads=heads)
     engine = Engine(
         loaded(
             target=target,
@@ -232,3 +242,20 @@ def test_a_context_that_shifts_keeps_the_text_of_plain_decoding() -> None:
     assert shifted.token_ids == plain.token_ids
     assert shifted.draft_n_accepted > 0
     assert len(nextn.pairs) <= 48
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("agreement", [1.0, 0.8])
+def test_of_several_heads_each_drafts_one_token(temperature: float, agreement: float) -> None:
+    engine, nextn, _ = make(agreement, heads=3)
+    prompt = [1 + i % 20 for i in range(30)]
+    options: dict[str, Any] = {"draft_max": 6, "ignore_eos": True, "temperature": temperature}
+    plain = run(engine, prompt, proposer="none", **options)
+    nextn.used.clear()
+    finished = run(engine, prompt, **options)
+    assert finished.token_ids == plain.token_ids
+    assert set(nextn.used) == {0, 1, 2}
+    assert all(head == 0 or before == head - 1 for before, head in itertools.pairwise(nextn.used))
+    if agreement == 1.0:
+        assert finished.draft_n_accepted == finished.draft_n
+        assert len(finished.token_ids) <= 4 * finished.rounds

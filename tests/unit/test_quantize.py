@@ -124,7 +124,7 @@ def test_the_sections_of_a_rotation_are_not_values_per_layer(tmp_path: Path) -> 
     sections = {"llama.rope.dimension_sections": [8, 4, 4, 0]}
     plain = read_header(ggufs.write_llama(tmp_path / "s.gguf", keys=sections, blocks=4))
     assert why_not(plain) == ""
-    hybrid = read_header(ggufs_nextn.write_qwen35(tmp_path / "h.gguf"))
+    hybrid = read_header(ggufs_nextn.write_nextn(tmp_path / "h.gguf"))
     assert why_not(hybrid).endswith("what a layer computes depends on its number")
 
 

@@ -44,6 +44,8 @@ class StateDrafter(Stepping):
 
     def __init__(self, lane: StateLane, target: Stated, *, n_vocab: int) -> None:
         self._lane = lane
+        if lane.heads > 1:
+            self.deepest = lane.heads
         self._target = target
         self._n_vocab = n_vocab
         self._seen = Follower()
@@ -79,17 +81,24 @@ class StateDrafter(Stepping):
         return row, self.deepest
 
     def after(self, path: Sequence[int]) -> Asking[Row]:
-        keep = min(common_prefix(self._path, path), len(path) - 1)
+        # of several heads, each holds only what it read itself
+        head = len(path) if self._lane.heads > 1 else 0
+        keep = 0 if head else min(common_prefix(self._path, path), len(path) - 1)
         states = np.stack([self._own[tuple(path[:i])] for i in range(keep, len(path))])
-        row = yield from self._feed(path[keep:], states, self._end + keep, tuple(path))
+        row = yield from self._feed(path[keep:], states, self._end + keep, tuple(path), head)
         self._path = list(path)
         return row
 
     def _feed(
-        self, tokens: Sequence[int], states: Rows, at: int, path: tuple[int, ...] = ()
+        self,
+        tokens: Sequence[int],
+        states: Rows,
+        at: int,
+        path: tuple[int, ...] = (),
+        head: int = 0,
     ) -> Asking[Row]:
         anew, self._anew = self._anew, False
-        answer: tuple[Row, Row] = yield Feed(self._lane, tokens, states, at, anew)
+        answer: tuple[Row, Row] = yield Feed(self._lane, tokens, states, at, anew, head)
         row, self._own[path] = answer
         return row[: self._n_vocab]
 

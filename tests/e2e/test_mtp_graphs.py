@@ -1,0 +1,124 @@
+"""NextN blocks of every architecture that llama.cpp has a graph for, on random weights.
+
+What llama.cpp computes is compared with NumPy; texts with plain decoding.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ggufs_nextn import ARCHITECTURES, CHAINED, write_nextn
+from nextn_numpy import reference
+
+from specllama.engine.engine import Engine
+from specllama.events import Finished, RoundDone
+from specllama.models.nextn import GRAPHS
+from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.speculative.drafting.mtp import MtpDrafter
+
+pytestmark = pytest.mark.e2e
+
+PAIRS = 40  # more than the sliding windows of the files hold
+HEADS = 3  # of a chain
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def opened(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Engine, Path]]:
+    folder, arch = tmp_path_factory.mktemp("nextn"), request.param
+    path = write_nextn(folder / f"{arch}.gguf", arch, nextn=HEADS if arch in CHAINED else 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECLLAMA_HOME", str(folder))
+        with Engine.load(path, None, EngineOptions(threads=1, n_ctx=256)) as engine:
+            yield engine, path
+
+
+def lane(engine: Engine) -> Any:
+    drafter = engine.drafter("mtp")
+    assert isinstance(drafter, MtpDrafter)
+    return drafter._lane
+
+
+def test_every_graph_has_a_file_here() -> None:
+    assert set(ARCHITECTURES) == set(GRAPHS)
+    assert set(CHAINED) == {arch for arch, graph in GRAPHS.items() if graph.chained}
+
+
+def close(found: Any, expected: Any) -> bool:
+    """Keys and values are kept in half precision."""
+    pairs = zip(found, expected, strict=True)
+    return all(np.abs(a - b).max() < 0.003 * np.abs(b).max() for a, b in pairs)
+
+
+def test_it_computes_what_numpy_computes_whatever_was_rolled_back(
+    opened: tuple[Engine, Path],
+) -> None:
+    engine, path = opened
+    nextn, rng = lane(engine), random.Random(1)
+    heads = [reference(path, head) for head in range(nextn.heads)]
+    ids = [rng.randrange(4, 300) for _ in range(PAIRS)]
+    states = np.random.default_rng(1).normal(size=(PAIRS, nextn.width)).astype(np.float32)
+    logits, own = heads[0].run(ids, states)
+    nextn.begin_at(0)
+    while nextn.end < PAIRS:
+        begin = nextn.end
+        end = min(begin + rng.randrange(1, 6), PAIRS)
+        row, state = nextn.feed(ids[begin:end], states[begin:end])
+        assert close((row, state), (logits[end - 1], own[end - 1]))
+        drafted: list[int] = []
+        known = states[:end]
+        for i in range(1, HEADS):  # by itself: one head goes on, of several each drafts one token
+            drafted.append(rng.randrange(4, 300))
+            known = np.concatenate((known, state[None]))
+            head = i if len(heads) > 1 else 0
+            at = end if head else end + i - 1
+            nextn.rollback_to(at)
+            row, state = nextn.feed(drafted[at - end :], known[at:], head)
+            alone = heads[head].run([*ids[:end], *drafted], known)
+            assert close((row, state), (alone[0][-1], alone[1][-1]))
+        nextn.rollback_to(end if rng.random() < 0.7 else rng.randrange(end + 1))
+    nextn.begin_at(0)
+
+
+def written(
+    engine: Engine, prompt: list[int], method: str, temperature: float, n: int, full: Any = "stop"
+) -> tuple[Finished, int]:
+    """A reply, and the most tokens that were drafted at once."""
+    params = GenerateParams(
+        sampling=SamplingParams(temperature=temperature),
+        proposer=method,
+        ignore_eos=True,
+        window="fixed",
+        draft_max=5,
+        max_tokens=n,
+        seed=3,
+        on_full=full,
+    )
+    *before, last = engine.generate(prompt, params)
+    assert isinstance(last, Finished)
+    return last, max(len(done.drafted) for done in before if isinstance(done, RoundDone))
+
+
+def test_the_text_is_that_of_plain_decoding(opened: tuple[Engine, Path]) -> None:
+    engine, heads = opened[0], lane(opened[0]).heads
+    drafted = accepted = longest = 0
+    for temperature in (0.0, 0.8):
+        first = [10 + i % 7 for i in range(30)]
+        reply = written(engine, first, "none", temperature, 24)[0].token_ids
+        back = [*first, *reply[:9], 11, 12]  # into the reply
+        for prompt, n, full in (
+            (first, 24, "stop"), (back, 16, "stop"), ([10 + i % 9 for i in range(240)], 30, "shift")
+        ):  # fmt: skip
+            plain, _ = written(engine, prompt, "none", temperature, n, full)
+            found, most = written(engine, prompt, "mtp", temperature, n, full)
+            assert found.token_ids == plain.token_ids
+            drafted, accepted = drafted + found.draft_n, accepted + found.draft_n_accepted
+            longest = max(longest, most)
+    assert 0 < accepted < drafted
+    assert longest == (heads if heads > 1 else 5)
