@@ -7,9 +7,17 @@ from typing import Any
 
 from specllama.errors import CannotLoad, ModelUnavailable, UsageError
 from specllama.models.checkpoint import CONFIG, read_config
+from specllama.models.convert_dflash import convert_dflash
 from specllama.models.convert_eagle3 import convert_eagle3
 from specllama.models.convert_medusa import NAMES, convert_medusa
 from specllama.models.gguf import GgufHeader
+
+WRITERS = {
+    "eagle3": convert_eagle3,
+    "dflash": convert_dflash,
+    "dflash2": convert_dflash,
+    "dspark": convert_dflash,
+}
 
 
 def convert(source: Path, destination: Path, target: GgufHeader, kind: str) -> None:
@@ -42,13 +50,14 @@ def convert(source: Path, destination: Path, target: GgufHeader, kind: str) -> N
         raise ModelUnavailable(f"{source} contains none of {', '.join((CONFIG, *NAMES))}")
     config = read_config(source)
     held = published_kind(config)
-    if held != "eagle3":
+    write = WRITERS.get(held)
+    if write is None:
         raise CannotLoad(
-            f"{source} holds {held or 'no drafting head, or one of an unknown kind'}; "
-            "converted here are EAGLE-3 heads and Medusa-1 heads",
+            f"{source} holds {held or 'no drafting head, or one of an unknown kind'}; converted "
+            "here are EAGLE-3, DFlash, DSpark and Medusa-1 heads",
             "for others try llama.cpp's convert_hf_to_gguf.py",
         )
-    convert_eagle3(source, config, destination, target, kind)
+    write(source, config, destination, target, kind)
 
 
 def published_kind(config: dict[str, Any]) -> str:
@@ -61,7 +70,7 @@ def published_kind(config: dict[str, Any]) -> str:
         return word
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
-    for kind in ("eagle3", "dflash", "dspark", "medusa", "eagle"):
+    for kind in (*WRITERS, "medusa", "eagle"):
         if any(kind in str(name).lower() for name in names):
             return kind
     # some EAGLE-3 heads call themselves LlamaForCausalLM

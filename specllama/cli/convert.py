@@ -10,8 +10,8 @@ from specllama.cli import output
 
 EPILOG = """\b
 CHECKPOINT is a downloaded repository:
-  EAGLE-3   of the speculators format, or as EAGLE's authors, SpecForge and AngelSlim publish them
-  Medusa-1  a folder with medusa_lm_head.safetensors, or that file
+  EAGLE-3, DFlash, DSpark  of the speculators format, or as their authors and others publish them
+  Medusa-1                 a folder with medusa_lm_head.safetensors, or that file
 A .pt or .bin file is a pickle; it is read only if PyTorch can do so without running the code in it.
 
 \b

@@ -12,7 +12,7 @@ from published_heads import eagle3_config, write_repository
 from specllama.bench.proof import prove
 from specllama.cli import invoke
 from specllama.engine.engine import Engine
-from specllama.models.convert_eagle3 import _NAMES
+from specllama.models.convert_eagle3 import IN_LAYER, TOP
 from specllama.models.gguf import read_header
 from specllama.models.layer_inputs import read_draft_ids, read_layers
 from specllama.models.refs import resolve
@@ -29,7 +29,8 @@ HEAD = TARGET.with_name("tiny-eagle3-q8_0.gguf")
 def publish(folder: Path) -> Path:
     """The bundled head in the speculators format, its matrices as they are when read."""
     head = read_header(HEAD)
-    published = {ours: name for name, ours in _NAMES.items()}
+    names = TOP | {"layers.0." + name: "blk.0." + ours for name, ours in IN_LAYER.items()}
+    published = {ours: name for name, ours in names.items()}
     weights = {}
     for name in head.by_name:
         if name == "d2t":
@@ -41,7 +42,7 @@ def publish(folder: Path) -> Path:
             heads = len(values) // head.key_length
             pairs = values.reshape(heads, -1, 2, values.shape[1])
             values = pairs.swapaxes(1, 2).reshape(values.shape)
-        weights[published[name.removesuffix(".weight")] + ".weight"] = values
+        weights[published[name]] = values
     config = eagle3_config(
         "speculators",
         hidden_size=head.embedding_length,
