@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from dflash_files import MASK, write_dflash
 from ggufs import bpe_tokens, write_llama
-from ggufs_nextn import write_qwen35
+from ggufs_nextn import write_nextn
 from published_heads import write_repository
 
 from specllama.engine.engine import Engine
@@ -163,7 +163,7 @@ def test_one_that_was_published_drafts(target: Path, tmp_path: Path) -> None:
 
 
 def test_targets_with_positions_in_parts(tmp_path: Path) -> None:
-    target = write_qwen35(tmp_path / "target.gguf", nextn=0)
+    target = write_nextn(tmp_path / "target.gguf", nextn=0)
     before = read_header(write_dflash(tmp_path / "before.gguf", target))
     folder = write_repository(tmp_path / "p", config(before, "authors"), weights(before))
     convert(folder, tmp_path / "after.gguf", read_header(target), "q8_0")
