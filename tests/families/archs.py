@@ -8,8 +8,9 @@ of llama.cpp is counted instead of ending the run.
 
 For each model, at temperature 0 and 0.8, plain decoding is compared token by token with: the model
 as its own draft model (nearly all is accepted), another model as draft model (nearly all is
-rejected), trees of both, copies, and its own heads or layers; then a second turn that goes back
-into the first reply, and a text that outgrows its context. A difference that begins in a round
+rejected), trees of both, copies, its own layers, and heads of random weights that read the inputs
+of its layers, where llama.cpp gives them away; then a second turn that goes back into the first
+reply, and a text that outgrows its context. A difference that begins in a round
 which said that it was a near-tie is counted apart. The exit status is 1 when a text differs
 otherwise or llama.cpp ends the process.
 """
@@ -34,11 +35,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import gguf
 import numpy as np
+from dflash_files import write_dflash
+from eagle_files import write_eagle3
 from ggufs import _Writer, bpe_tokens
 
 from specllama.engine.engine import Engine
 from specllama.errors import SpecllamaError
 from specllama.events import Finished, Notice, RoundDone
+from specllama.models.gguf import read_header
+from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
 from specllama.models.quantize import prepare, run
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 
@@ -108,15 +113,21 @@ def blocks(reader: gguf.GGUFReader, arch: str) -> tuple[int, int]:
 
 def cases(target: Path, other: Path) -> Iterator[dict[str, Any]]:
     """What came of each comparison: {case, outcome: equal | near-tie | differs | refused, why}."""
+    heads = heads_for(target)
     for name, draft, methods in (
         ("copies", None, ("ngram", "suffix", "lookahead", "self", "mtp")),
         ("itself", target, ("draft", "tree", "mixed")),
         ("another", other, ("draft", "tree", "mixed")),
+        *([("heads", None, ("eagle3", "dflash"))] if heads else []),
     ):
+        options = EngineOptions(
+            n_ctx=256,
+            threads=1,
+            check_memory=False,
+            heads=tuple(map(str, heads)) if name == "heads" else (),
+        )
         try:
-            engine = Engine.load(
-                target, draft, EngineOptions(n_ctx=256, threads=1, check_memory=False)
-            )
+            engine = Engine.load(target, draft, options)
         except SpecllamaError as error:
             yield {"case": f"load, drafts by {name}", "outcome": "refused", "why": str(error)}
             continue
@@ -133,6 +144,27 @@ def cases(target: Path, other: Path) -> Iterator[dict[str, Any]]:
                             yield {**case, **compared(plain[kind][0], got, ties)}
                     except SpecllamaError as error:
                         yield {"case": ", ".join(label), "outcome": "refused", "why": str(error)}
+
+
+def heads_for(target: Path) -> list[Path]:
+    """Heads of random weights for a model whose layer inputs llama.cpp gives away."""
+    header = read_header(target)
+    if header.architecture not in LAYER_INPUT_ARCHITECTURES:
+        return []
+    width, last = header.embedding_length, header.block_count - 1
+    eagle = write_eagle3(
+        target.with_suffix(".eagle3"),
+        target_width=width,
+        width=width,
+        layers=(0, last // 2, last),
+        tokens=header.tokens(),
+        own_embedding=True,
+        own_output=True,
+    )
+    block = write_dflash(
+        target.with_suffix(".dflash"), target, kind="dspark", layers=(0, last), own_embedding=True
+    )
+    return [eagle, block]
 
 
 def compared(plain: Finished, got: Finished, ties: list[bool]) -> dict[str, str]:
@@ -202,7 +234,8 @@ def check(file: Path, other: Path, work: Path, kind: str | None) -> list[dict[st
     except subprocess.TimeoutExpired:
         return [{"case": "all", "outcome": "slow", "why": f"longer than {SECONDS:.0f} s"}]
     finally:
-        target.unlink()
+        for beside in target.parent.glob(f"{target.stem}.*"):
+            beside.unlink()
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode < 0:
         why = f"{signal.Signals(-done.returncode).name}: {done.stderr.strip()[-300:]}"
