@@ -14,10 +14,11 @@ from specllama.errors import BadGguf, PairIncompatible
 from specllama.models.gguf import GgufHeader
 from specllama.models.head_tokens import other_tokens
 
-# asked for the layer inputs of any other architecture, llama.cpp ends the process
+# asked for the layer inputs of any other architecture, llama.cpp ends the process (qwen4exp has
+# several streams in a layer, which its buffers do not hold)
 LAYER_INPUT_ARCHITECTURES = frozenset({
-    "llama", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "qwen4exp", "gemma4",
-    "gpt-oss", "lfm2", "nemotron_h", "nemotron_h_moe", "bailingmoe3", "deepseek4", "hunyuan_vl",
+    "llama", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "gemma4", "gpt-oss",
+    "lfm2", "nemotron_h", "nemotron_h_moe", "bailingmoe3", "deepseek4", "hunyuan_vl",
     "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige",
 })  # fmt: skip
 HINT = "use a head that was trained for this target"

@@ -35,7 +35,6 @@ HEAD_KINDS = {
     "dspark": "dflash",
     "gemma4-assistant": "mtp",
 }
-DRAFTING = ("eagle3", "medusa", "mtp", "dflash", "dspark", "gemma4-assistant")
 
 # These words name nothing else. "mtp" also occurs in names of whole models, "medusa" in a few.
 _ASSISTANT = re.compile(r"^mtp-gemma|gemma-?4.*assistant")
@@ -65,7 +64,7 @@ def kind_of(header: GgufHeader) -> str:
         return "imatrix"
     if arch == "dflash":
         return "dspark" if "markov_w1.weight" in header.by_name else "dflash"
-    if arch in DRAFTING:
+    if arch in HEAD_KINDS:
         return arch
     return "mtp" if lacks_trunk(header) else ""
 
@@ -76,6 +75,4 @@ def advice(kind: str) -> str:
         return "give it beside its target: specllama chat -m TARGET --head FILE"
     if kind == "mtp":
         return "specllama drafts with NextN layers inside the target's own file (--proposer mtp)"
-    if kind in DRAFTING:
-        return "specllama runs EAGLE-3, Medusa, DFlash and assistant heads (--head)"
     return "give the language model that it belongs to"

@@ -271,7 +271,7 @@ class EngineOptions:
         n_batch: prompt tokens per call; None takes 512 on a GPU, 256 on a CPU.
         n_ubatch: prompt tokens that are computed at once; None takes ``n_batch``.
         loras: adapters for the target, FILE or FILE:SCALE.
-        heads: files of drafting heads for the target (EAGLE-3, Medusa).
+        heads: files of drafting heads for the target.
         allow_other_vocab: accept a draft model with another tokenizer and translate.
         keep_texts: let the suffix proposer keep this machine's texts (as token ids, on disk) and
             copy from them in later runs.
