@@ -5,7 +5,9 @@
     (1, 5, 9)      the residual stream as it enters these layers, side by side, every row
     nextn          the state that NextN blocks read, every row
 
-Taking a tensor out adds no arithmetic to a pass: the logits keep their bits.
+Taking a tensor out adds no arithmetic to a row. But with "nextn", llama.cpp computes the last block
+of some architectures for every row, not for those with logits only: the logits keep their bits
+where those of a row do not depend on how many there are.
 """
 
 from __future__ import annotations

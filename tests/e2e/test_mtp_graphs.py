@@ -122,3 +122,27 @@ def test_the_text_is_that_of_plain_decoding(opened: tuple[Engine, Path]) -> None
             longest = max(longest, most)
     assert 0 < accepted < drafted
     assert longest == (heads if heads > 1 else 5)
+
+
+@pytest.mark.parametrize("arch", ["deepseek2", "hy_v3"])
+def test_conversations_side_by_side_have_keys_and_values_of_their_own(
+    arch: str, tmp_path: Path
+) -> None:
+    path = write_nextn(tmp_path / "model.gguf", arch, nextn=HEADS if arch in CHAINED else 1)
+    prompts = [[10 + (i * k) % 7 for i in range(20 + 5 * k)] for k in range(1, 4)]
+    params = GenerateParams(
+        sampling=SamplingParams(temperature=0.0), ignore_eos=True, window="fixed", max_tokens=24
+    )
+    with Engine.load(path, None, EngineOptions(threads=1, n_ctx=512, parallel=3)) as engine:
+        plain = []
+        for prompt in prompts:
+            *_, last = engine.generate(prompt, params.replace(proposer="none"))
+            assert isinstance(last, Finished)
+            plain.append(last.token_ids)
+        engine.reset()
+        ids = [engine.submit(prompt, params.replace(proposer="mtp")) for prompt in prompts]
+        done: dict[int, Finished] = {}
+        while len(done) < len(ids):
+            done |= {id: event for id, event in engine.step() if isinstance(event, Finished)}
+    assert [done[id].token_ids for id in ids] == plain
+    assert all(done[id].draft_n > 0 for id in ids)
