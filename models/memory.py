@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from specllama.errors import DoesNotFit, UsageError
 from specllama.models import running_state
 from specllama.models.ggml_types import KV_BYTES
-from specllama.models.nextn import trunk_blocks, why_not
+from specllama.models.nextn import lacks_trunk, trunk_blocks, why_not
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -145,7 +145,9 @@ def kv_bytes(
     # NextN blocks have a cache of their own, and only where they are run
     blocks = trunk_blocks(header) if why_not(header) else header.block_count
     heads = list(header.head_counts_kv[:blocks])
-    if 0 not in heads and header.integer(header.own("full_attention_interval")):
+    if lacks_trunk(header):
+        heads = heads[trunk_blocks(header) :]
+    elif 0 not in heads and header.integer(header.own("full_attention_interval")):
         trunk = running_state.recurrent_layers(header)
         heads = [0 if i < len(trunk) and trunk[i] else n for i, n in enumerate(heads)]
     per_head = header.key_length * KV_BYTES[type_k]
@@ -291,6 +293,8 @@ def estimate_head(header: GgufHeader, target: GgufHeader, *, n_ctx: int) -> Mode
 
     if header.architecture == "gemma4-assistant":  # it keeps no keys and values
         return replace(estimate_model(header, n_ctx=n_ctx, n_ubatch=1, n_outputs=1), kv=0)
+    if lacks_trunk(header):
+        return estimate_model(header, n_ctx=n_ctx, n_outputs=1)
     if header.architecture != medusa.ARCHITECTURE:
         return estimate_model(header, n_ctx=n_ctx, n_ubatch=HEAD_BATCH, n_outputs=HEAD_BATCH)
     facts = medusa.read_facts(header)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specllama.models.nextn import trunk_blocks
+from specllama.models.nextn import lacks_trunk, trunk_blocks
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -80,7 +80,7 @@ def kept_bytes(header: GgufHeader, max_rows: int) -> int:
 def recurrent_layers(header: GgufHeader) -> tuple[bool, ...]:
     """Of each layer of the trunk whether it keeps a state."""
     blocks = trunk_blocks(header)
-    if not (header.is_recurrent or header.is_hybrid):
+    if not (header.is_recurrent or header.is_hybrid) or lacks_trunk(header):
         return (False,) * blocks
     if every := header.integer(header.own("full_attention_interval")):
         return tuple((i + 1) % every != 0 for i in range(blocks))

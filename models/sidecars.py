@@ -34,6 +34,7 @@ HEAD_KINDS = {
     "dflash": "dflash",
     "dspark": "dflash",
     "gemma4-assistant": "mtp",
+    "mtp": "mtp",
 }
 
 # These words name nothing else. "mtp" also occurs in names of whole models, "medusa" in a few.
@@ -73,6 +74,4 @@ def advice(kind: str) -> str:
     """What to do with such a file."""
     if kind in HEAD_KINDS:
         return "give it beside its target: specllama chat -m TARGET --head FILE"
-    if kind == "mtp":
-        return "specllama drafts with NextN layers inside the target's own file (--proposer mtp)"
     return "give the language model that it belongs to"

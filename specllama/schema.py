@@ -38,7 +38,7 @@ SCHEMA: tuple[Setting, ...] = (
         "head",
         "texts",
         "engine.heads",
-        "Drafting head of the target (EAGLE-3, Medusa, DFlash, Gemma 4 assistant); repeatable.",
+        "Drafting head of the target (EAGLE-3, Medusa, DFlash, MTP, assistant); repeatable.",
         _M,
         metavar="FILE",
     ),

@@ -282,13 +282,13 @@ def write_nextn(
     blocks: int = 4,
     nextn: int = 1,
     seed: int = 1,
-    without: str = "",
+    trunk: bool = True,
 ) -> Path:
     """A random model with NextN blocks.
 
     Args:
         blocks: of the trunk; of `qwen*`, every fourth has attention, the others a running state.
-        without: leave out tensors whose name contains this.
+        trunk: whether they are in the file, which is else one for ``--head``.
     """
     rng = np.random.default_rng(seed)
     tokens, types, merges = bpe_tokens()
@@ -320,8 +320,6 @@ def write_nextn(
     w.add_add_bos_token(False)
 
     def add(name: str, shape: Sequence[int]) -> None:
-        if without and without in name:
-            return
         values = rng.normal(0, shape[-1] ** -0.5, shape).astype(np.float32)
         if "norm." in name or name.endswith("ssm_norm.weight"):
             values = 1 + rng.normal(0, 0.2, shape).astype(np.float32)
@@ -329,7 +327,8 @@ def write_nextn(
             values = -rng.uniform(0.1, 1.0, shape).astype(np.float32)
         elif name == "output.weight":
             values[3 + LIKELY :] *= 0.02
-        w.add_tensor(name, values)
+        if trunk or not name.startswith("blk.") or int(name.split(".")[1]) >= blocks:
+            w.add_tensor(name, values)
 
     after = "post_attention_norm.weight"
     before_net = {"cohere2moe": "", "glm4moe": after} | dict.fromkeys(QWEN, after)

@@ -31,6 +31,7 @@ def load_head(header: GgufHeader, target: LoadedTarget) -> LlamaModel:
         pre=header.pre_tokenizer or "",
         gpu_layers=str(target.model.gpu_layers),
         use_mmap=target.options.use_mmap,
+        load_mtp=True,
         head=True,
         stop=target.model.stop,
     )

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import llama_cpp as ll
 
+from specllama.backend.head_model import load_head
 from specllama.backend.state_lanes import StateContext
 from specllama.models.nextn import GRAPHS, nextn_blocks
+from specllama.models.nextn_file import check_target
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
@@ -23,9 +25,9 @@ def nextn_context(
     """The blocks' context.
 
     Args:
-        header: of the model; ``nextn.why_not`` has nothing against it, or llama.cpp ends the
-            process.
-        model: loaded with its NextN blocks.
+        header: of the file with the blocks; ``nextn.why_not`` has nothing against it, or llama.cpp
+            ends the process.
+        model: what was loaded of it, NextN blocks included.
         target: settings are taken over from this pool, which must outlive the context.
 
     Raises:
@@ -49,18 +51,20 @@ def nextn_context(
     )
 
 
-def open_nextn(target: LoadedTarget) -> StateContext:
-    """The NextN layers of a loaded target.
+def open_nextn(header: GgufHeader, target: LoadedTarget) -> StateContext:
+    """The NextN layers of a file: of the target's own, or of one that belongs to it.
 
     Raises:
-        CannotLoad: see ``nextn_context``.
+        PairIncompatible: one of another target.
+        BadGguf, UnsupportedModel, CannotLoad: damaged, or refused by llama.cpp.
+        DoesNotFit: not enough memory is free beside the target.
     """
+    model = target.model
+    if header is not target.header:
+        check_target(header, target.header)
+        model = load_head(header, target)
     context = nextn_context(
-        target.header,
-        target.model,
-        target.pool,
-        n_ctx=target.pool.n_ctx,
-        lanes=target.options.parallel,
+        header, model, target.pool, n_ctx=target.pool.n_ctx, lanes=target.options.parallel
     )
     target.on_close.callback(context.close)
     return context

@@ -59,17 +59,17 @@ def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
 
     for ref in files:
         head = read_header(resolve(ref))
-        _require_head(head)
-        method = KINDS[head.architecture]
+        method = KINDS[_require_head(head)]
         if method in own.parts:
             raise PairIncompatible(f"two {method} heads were given", "give one of each kind")
         own.parts[method] = _open(head, target)
     for path in bundled_heads(target.header.path):
         head = read_header(path)
-        if head.architecture in KINDS and KINDS[head.architecture] not in own.parts:
-            unasked(KINDS[head.architecture], "", partial(_open, head, target))
+        kind = sidecars.kind_of(head)
+        if kind in KINDS and KINDS[kind] not in own.parts:
+            unasked(KINDS[kind], "", partial(_open, head, target))
     if "mtp" not in own.parts:
-        unasked("mtp", _no_layers(target.header), partial(_open_nextn, target))
+        unasked("mtp", _no_layers(target.header), partial(_open_nextn, target.header, target))
     unasked("self", pruned.why_not(target.header), partial(_own_layers, target))
     return own
 
@@ -95,14 +95,12 @@ def survey(
     for path in bundled_heads(target.path):
         head = read_header(path)
         try:
-            _check(head, target)
-            own[KINDS[head.architecture]] = ""
+            own[KINDS[_check(head, target)]] = ""
         except SpecllamaError as error:
-            own[KINDS[head.architecture]] = error.message
+            own[KINDS[sidecars.kind_of(head)]] = error.message
     for ref in files:
         head = read_header(resolve(ref))
-        _check(head, target)
-        own[KINDS[head.architecture]] = ""
+        own[KINDS[_check(head, target)]] = ""
     trees = not (target.is_recurrent or target.is_hybrid)
     return methods(Facts(draft=draft, trees=trees, own=own))
 
@@ -135,22 +133,25 @@ def _no_layers(target: GgufHeader) -> str:
     return NO_HEAD if target.architecture == TARGET else why_not(target)
 
 
-def _check(head: GgufHeader, target: GgufHeader) -> None:
-    """Refuse a file that is no head, or one of another target."""
-    from specllama.models import assistant_file, dflash_file, eagle3_file, medusa_file
+def _check(head: GgufHeader, target: GgufHeader) -> str:
+    """Which kind of head a file is; refuse one that is none, or of another target."""
+    from specllama.models import assistant_file, dflash_file, eagle3_file, medusa_file, nextn_file
     from specllama.models.layer_inputs import check_target
 
-    _require_head(head)
-    if head.architecture == "medusa":
+    kind = _require_head(head)
+    if kind == "medusa":
         medusa_file.check_target(medusa_file.read_facts(head), head, target)
-    elif head.architecture == "gemma4-assistant":
+    elif kind == "gemma4-assistant":
         assistant_file.check_target(head, target)
+    elif kind == "mtp":
+        nextn_file.check_target(head, target)
     else:
-        file = eagle3_file if head.architecture == "eagle3" else dflash_file
+        file = eagle3_file if kind == "eagle3" else dflash_file
         check_target(file.read_facts(head), head, target)
+    return kind
 
 
-def _require_head(header: GgufHeader) -> None:
+def _require_head(header: GgufHeader) -> str:
     kind = sidecars.kind_of(header)
     if kind and kind not in KINDS:
         raise PairIncompatible(
@@ -161,8 +162,9 @@ def _require_head(header: GgufHeader) -> None:
         raise PairIncompatible(
             f"{header.path.name} is no drafting head but a model of the architecture "
             f"{header.architecture!r}",
-            "give draft models with -d; --head takes EAGLE-3, Medusa, DFlash and assistant files",
+            "give draft models with -d; --head takes EAGLE-3, Medusa, DFlash and MTP files",
         )
+    return kind
 
 
 def bundled_heads(target: Path) -> list[Path]:
@@ -189,15 +191,17 @@ def _open(head: GgufHeader, target: LoadedTarget) -> object:
         from specllama.backend.assistant_context import open_assistant
 
         return open_assistant(head, target)
+    if sidecars.kind_of(head) == "mtp":
+        return _open_nextn(head, target)
     from specllama.engine.open_medusa import open_medusa
 
     return open_medusa(head, target)
 
 
-def _open_nextn(target: LoadedTarget) -> object:
+def _open_nextn(holder: GgufHeader, target: LoadedTarget) -> object:
     from specllama.backend.nextn_context import open_nextn
 
-    return open_nextn(target)
+    return open_nextn(holder, target)
 
 
 def _own_layers(target: LoadedTarget) -> object:

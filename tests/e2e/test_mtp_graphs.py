@@ -16,7 +16,10 @@ from ggufs_nextn import ARCHITECTURES, CHAINED, write_nextn
 from nextn_numpy import reference
 
 from specllama.engine.engine import Engine
+from specllama.engine.heads import survey
 from specllama.events import Finished, RoundDone
+from specllama.models.gguf import read_header
+from specllama.models.memory import estimate_head, estimate_model
 from specllama.models.nextn import GRAPHS
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.speculative.drafting.mtp import MtpDrafter
@@ -146,3 +149,29 @@ def test_conversations_side_by_side_have_keys_and_values_of_their_own(
             done |= {id: event for id, event in engine.step() if isinstance(event, Finished)}
     assert [done[id].token_ids for id in ids] == plain
     assert all(done[id].draft_n > 0 for id in ids)
+
+
+@pytest.mark.parametrize("arch", ["bailingmoe3", "deepseek4", "glm-dsa", "mimo2", "qwen35"])
+def test_blocks_in_a_file_of_their_own_draft_as_they_do_in_the_targets(
+    arch: str, tmp_path: Path
+) -> None:
+    nextn = HEADS if arch in CHAINED else 1
+    whole = write_nextn(tmp_path / "whole.gguf", arch, nextn=nextn)
+    target = write_nextn(tmp_path / "target.gguf", arch, nextn=0)
+    head = write_nextn(tmp_path / "mtp-head.gguf", arch, nextn=nextn, trunk=False)
+    assert [way.name for way in survey(read_header(target), [str(head)]) if way.available] == [
+        way.name for way in survey(read_header(whole)) if way.available
+    ]
+    estimated = estimate_head(read_header(head), read_header(target), n_ctx=256)
+    assert (
+        estimated.kv
+        == estimate_model(read_header(whole), n_ctx=256).kv
+        - estimate_model(read_header(target), n_ctx=256).kv
+    )
+    assert estimated.checkpoints == 0
+    found = []
+    for path, heads in ((whole, ()), (target, (str(head),))):
+        with Engine.load(path, None, EngineOptions(threads=1, n_ctx=256, heads=heads)) as engine:
+            reply, _ = written(engine, [10 + i % 7 for i in range(30)], "mtp", 0.8, 24)
+            found.append((reply.token_ids, reply.draft_n, reply.draft_n_accepted))
+    assert found[0] == found[1]

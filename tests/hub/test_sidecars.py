@@ -144,11 +144,11 @@ def test_pair_and_ls_offer_the_head(folder: Path, capsys: pytest.CaptureFixture[
 def test_an_mtp_file_without_its_trunk_is_refused(tmp_path: Path) -> None:
     whole = write_nextn(tmp_path / "whole.gguf", blocks=1)
     assert kind_of(read_header(whole)) == ""
-    head = read_header(write_nextn(tmp_path / "head.gguf", blocks=1, without="blk.0."))
+    head = read_header(write_nextn(tmp_path / "head.gguf", blocks=1, trunk=False))
     assert kind_of(head) == "mtp"
     with pytest.raises(UnsupportedModel, match="is an MTP head") as refused:
         check_loadable(head)
-    assert "--proposer mtp" in str(refused.value.hint)
+    assert "--head" in str(refused.value.hint)
 
 
 def test_what_head_does_not_take_is_named(tmp_path: Path) -> None:

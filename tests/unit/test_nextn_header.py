@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from ggufs_nextn import ARCHITECTURES, CHAINED, write_nextn
 
+from specllama.errors import PairIncompatible
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.gguf_format import TensorInfo
 from specllama.models.nextn import GRAPHS, nextn_blocks, trunk_blocks, why_not
+from specllama.models.nextn_file import check_target
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -108,3 +110,24 @@ def test_other_architectures(tmp_path: Path) -> None:
     other = {key.replace("glm4moe", "glm4"): value for key, value in header.metadata.items()}
     renamed = replace(header, metadata={**other, "general.architecture": "glm4"})
     assert why_not(renamed) == "llama.cpp does not run the NextN layers of glm4 models"
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [
+        ({}, ""),
+        ({"arch": "qwen3next"}, "for qwen3next"),
+        ({"width": 128}, "it is for 128"),
+        ({"nextn": 2}, "cannot draft: llama.cpp runs one"),
+    ],
+)
+def test_a_file_of_blocks_belongs_to_one_target(
+    tmp_path: Path, head: Mapping[str, Any], why: str
+) -> None:
+    target = read_header(write_nextn(tmp_path / "target.gguf", nextn=0))
+    blocks = read_header(write_nextn(tmp_path / "mtp.gguf", trunk=False, **head))
+    if not why:
+        check_target(blocks, target)
+        return
+    with pytest.raises(PairIncompatible, match=why):
+        check_target(blocks, target)

@@ -1,0 +1,44 @@
+"""NextN blocks in a file of their own: whether llama.cpp can run them, and whose they are.
+
+llama.cpp's converter writes such files with ``--mtp`` (``mtp-….gguf``): the architecture, metadata
+and tokenizer of the target, and of its tensors the NextN blocks, the embeddings and the output.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specllama.errors import PairIncompatible
+from specllama.models.head_tokens import other_tokens
+from specllama.models.loadable import check_loadable
+from specllama.models.nextn import why_not
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
+
+_STATE = ("embedding_length", "hyper_connection.count")  # how wide states are, how many streams
+
+
+def check_target(head: GgufHeader, target: GgufHeader) -> None:
+    """Refuse blocks that could not be run, or that belong to another target.
+
+    Raises:
+        BadGguf, UnsupportedModel: llama.cpp cannot load them.
+        PairIncompatible: with the first difference found.
+    """
+    check_loadable(head, "head")
+    name, of = head.path.name, target.path.name
+    if why := why_not(head):
+        raise PairIncompatible(f"{name} cannot draft: {why}")
+    mine, its = head.architecture, target.architecture
+    if mine == its:
+        mine, its = (
+            " by ".join(str(h.integer(h.own(key))) for key in _STATE if h.integer(h.own(key)))
+            for h in (head, target)
+        )
+    why = f"it is for {mine}, {of} is {its}" if mine != its else other_tokens(head, target)
+    if why:
+        raise PairIncompatible(
+            f"{name} was made for another target: {why}",
+            "use the file that was published with this target",
+        )
