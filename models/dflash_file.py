@@ -42,6 +42,7 @@ class DflashFacts(HeadFacts):
             what stands in their own places.
         candidates: tokens among which each place of a DFlash2 chooses.
         confident: whether it says how sure its guesses are.
+        scale, cap: of its logits, where llama.cpp leaves that to others; 0 for no cap.
     """
 
     kind: Kind
@@ -51,6 +52,8 @@ class DflashFacts(HeadFacts):
     anchored: bool
     candidates: int
     confident: bool
+    scale: float
+    cap: float
 
     @property
     def guesses(self) -> int:
@@ -108,6 +111,8 @@ def read_facts(header: GgufHeader) -> DflashFacts:
         anchored=kind == "dspark" and header.flag("dflash.sample_from_anchor") is not False,
         candidates=candidates,
         confident="conf_proj.weight" in tensors,
+        scale=_positive(header, "dflash.logit_scale") or 1.0 if kind == "dflash" else 1.0,
+        cap=_positive(header, "dflash.final_logit_softcapping") if kind == "dflash" else 0.0,
     )
 
 
@@ -131,6 +136,13 @@ def _candidates(header: GgufHeader) -> int:
     if most * (most + 1) > header.embedding_length:
         raise BadGguf(f"{header.path.name}: {most} candidates in a width that is too small")
     return most
+
+
+def _positive(header: GgufHeader, key: str) -> float:
+    value = header.number(key) or 0.0
+    if not 0.0 <= value < 1e6:
+        raise BadGguf(f"{header.path.name}: {key} is {value:g}")
+    return value
 
 
 def _check_types(header: GgufHeader) -> None:

@@ -225,6 +225,12 @@ class NumpyDrafter:
         states = self._norm(x, w["output_norm.weight"])
         return Filled(self._scattered(states @ self.output.T, -np.inf), states)
 
+    def capped(self, row: Rows) -> Rows:
+        """DFlash: logits as the target would scale and cap them."""
+        row = row * (self._head.number("dflash.logit_scale") or 1.0)
+        cap = self._head.number("dflash.final_logit_softcapping")
+        return np.where(np.isfinite(row), np.tanh(row / cap) * cap, row) if cap else row
+
     def follow(self, filled: Filled, place: int, before: int) -> Rows:
         """DSpark: logits [vocab] of a place behind a token."""
         bias = self.w["markov_w1.weight"][before] @ self.w["markov_w2.weight"].T

@@ -38,12 +38,15 @@ class Filled:
         candidates: the k tokens [n, k] that alone may stand there, where it says how they follow
             each other; ``rows`` is empty then.
         scores: of candidate j behind candidate i of the place before, [n, i, j].
+        scale, cap: what the target does to its logits, and the rows still lack; 0 for no cap.
     """
 
     rows: Rows
     sure: Row | None = None
     candidates: IntArray | None = None
     scores: Rows | None = None
+    scale: float = 1.0
+    cap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

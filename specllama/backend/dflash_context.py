@@ -84,7 +84,8 @@ class BlockContext(HeadContext):
             scores = beside[:, k : k + k * k].reshape(n, k, k)
             return Filled(beside[:0], None, beside[:, :k].astype(np.int32), scores)
         rows = view(ll.llama_get_logits(self.handle), len(tokens), self.n_vocab)[first:]
-        return Filled(rows, beside[:, 0] if said else None)
+        sure = beside[:, 0] if said else None
+        return Filled(rows, sure, scale=facts.scale, cap=facts.cap)
 
     def close(self) -> None:
         if self.handle:

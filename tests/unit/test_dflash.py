@@ -27,7 +27,7 @@ from specllama.speculative.drafting.method import drafts_at_once
 from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Draft, Room
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict
 from specllama.speculative.window import FixedWindow, Outcome
 
 KINDS = ("dflash", "dflash2", "dspark", "unsure")
@@ -59,7 +59,7 @@ class FakeBlocks:
         target: FakeContext,
         known: FakeTable,
         kind: str = "dflash",
-        n_ctx: int = 512,
+        n_ctx: int = 4096,
         guesses: int = 6,
     ) -> None:
         self.layers, self.guesses, self.n_ctx, self.n_batch = LAYERS, guesses, n_ctx, 16
@@ -328,6 +328,21 @@ def test_states_outlive_another_method() -> None:
     assert drafter.reusable([1, 2, 3, 4, 5, 6, 7], 6) == 6
     assert len(propose(drafter, [1, 2, 3, 4, 5, 6, 7])) == 4
     assert lane_of(drafter).reads == [4, 2]
+
+
+def test_states_that_nobody_reads_do_not_pile_up() -> None:
+    """Where the window drafts nothing for long, the memory begins later instead."""
+    setup = Setup(eog_bias=-20.0)
+    target = FakeContext(setup.table, n_ctx=4096)
+    target.capture(LAYERS)
+    drafter, text = drafter_for(setup, target), [1]
+    for i in range(3000):
+        target.forward([text[-1]], outputs="none")
+        text.append(1 + i % 6)
+        drafter.commit(text, EMPTY_DRAFT, Verdict((), text[-1], "plain"))
+        assert target.hidden.end - target.hidden.first <= 2048
+    assert len(propose(drafter, text)) == 4
+    assert 1000 < lane_of(drafter).first < lane_of(drafter).end == 3000
 
 
 @pytest.mark.parametrize("n_ctx", [5, 8])

@@ -6,6 +6,7 @@ Weights are random: nothing here depends on what a drafter has learnt.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,20 @@ from specllama.engine.engine import Engine
 from specllama.errors import (
     BadGguf,
     CannotLoad,
+    ContextFull,
+    EngineError,
     PairIncompatible,
     SpecllamaError,
     UnsupportedModel,
 )
 from specllama.events import Finished
+from specllama.models import tensors
 from specllama.models.dflash_file import read_facts
 from specllama.models.gguf import read_header
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.speculative.asking import Markov
 from specllama.speculative.drafting.blocks import Block
+from specllama.speculative.drafting.dflash import DflashDrafter
 
 OPTIONS = EngineOptions(threads=1, check_memory=False).resolved(on_gpu=False)
 VOCAB = len(bpe_tokens()[0])
@@ -45,6 +50,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "own matrices": {"own_embedding": True, "own_output": True},
     "own embedding": {"own_embedding": True},
     "draft vocabulary": {"draft_ids": sorted(range(3, VOCAB, 2))},
+    "scaled and capped": {
+        "keys": {"dflash.logit_scale": 0.5, "dflash.final_logit_softcapping": 3.0}
+    },
+    "few tokens, capped": {
+        "draft_ids": sorted(range(3, VOCAB, 2)),
+        "keys": {"dflash.final_logit_softcapping": 2.0},
+    },
     "values of keys": {"shared_kv": True},
     "causal": {"keys": {"dflash.attention.causal": True, "dflash.embedding_scale": 0.5}},
     "anchored with a Markov head": {"kind": "dspark"},
@@ -146,7 +158,7 @@ def check(
         before = path[-1] if path else token
         row = block.row(path)
         if reference.kind == "dflash":
-            same(row, wanted.logits[place + first])
+            same(row, reference.capped(wanted.logits[place + first]))
         elif reference.kind == "dspark":
             same(row, reference.follow(wanted, place + first, before))
             if filled.sure is not None:
@@ -169,6 +181,78 @@ def check(
                 behind = reference.select(wanted, place + 1 + first, other, best[place + 1])
                 same(block.row([*path, other]), behind, 0.1, 0.2)
         path.append(int(np.argmax(row)))
+
+
+def test_lanes_leave_no_trace_in_each_other(
+    target: CellLane, target_file: Path, tmp_path: Path
+) -> None:
+    """States, blocks and rejects in three lanes, by chance: each as a lane that is alone."""
+    path = write_dflash(tmp_path / "drafter.gguf", target_file)
+    shared, alone = open_drafter(path, target, lanes=3), open_drafter(path, target)
+    lanes, fresh = [shared.open() for _ in range(3)], alone.open()
+    rng, noise = random.Random(3), np.random.default_rng(4)
+    with pytest.raises(EngineError, match="lanes"):
+        shared.open()
+    held: list[Rows] = [np.empty((0, shared.width), np.float32)] * 3
+    for turn in range(120):
+        which = rng.randrange(3)
+        lane, n = lanes[which], rng.choice((1, 2, 5, 20))
+        keep = rng.randrange(lane.end + 1) if rng.random() < 0.5 else lane.end
+        keep = 0 if keep + n > 200 else keep
+        lane.rollback_to(keep)
+        states = noise.normal(size=(n, shared.width)).astype(np.float32)
+        held[which] = np.concatenate((held[which][:keep], states))
+        lane.read(states)
+        rows = lane.fill(turn, 4).rows.copy()
+        assert lane.n_past == lane.end == len(held[which])
+        if turn % 8 == 0:
+            fresh.begin_at(0)
+            read(fresh, held[which])
+            assert np.abs(fresh.fill(turn, 4).rows - rows).max() < 3e-2
+    shared.close()
+    alone.close()
+
+
+def test_a_block_beyond_the_cache_is_refused_and_leaves_no_trace(
+    target: CellLane, target_file: Path, tmp_path: Path
+) -> None:
+    context = open_drafter(write_dflash(tmp_path / "drafter.gguf", target_file), target)
+    lane = context.open()
+    for wrong in (0, lane.guesses + 1):
+        with pytest.raises(ValueError, match="places"):
+            lane.fill(5, wrong)
+    with pytest.raises(EngineError, match="vocabulary"):
+        lane.fill(VOCAB, 2)
+    states = np.ones((lane.n_batch, lane.width), np.float32)
+    while lane.end + lane.n_batch <= lane.n_ctx:
+        lane.read(states)
+    with pytest.raises(ContextFull):
+        lane.read(states)
+    lane.read(states[: lane.n_ctx - lane.end])
+    with pytest.raises(ContextFull):
+        lane.fill(5, 1)
+    assert lane.n_past == lane.end == lane.n_ctx
+    context.close()
+
+
+def test_a_markov_head_in_other_types_is_done_without(
+    target_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp follows its likeliest guesses whatever types it is stored in."""
+    path = write_dflash(tmp_path / "drafter.gguf", target_file, kind="dspark")
+    monkeypatch.setattr(tensors, "_DECODERS", {})
+    with Engine.load(target_file, None, EngineOptions(threads=1, heads=(str(path),))) as engine:
+        assert lane_of(engine).markov is None
+        drafted = finish(engine, asked(0.8))
+        assert drafted.draft_n > 40
+        assert drafted.token_ids == finish(engine, asked(0.8, speculate=False)).token_ids
+
+
+def lane_of(engine: Engine) -> LlamaBlocks:
+    drafter = engine.drafter("dflash")
+    assert isinstance(drafter, DflashDrafter)
+    assert isinstance(drafter._lane, LlamaBlocks)
+    return drafter._lane
 
 
 # -- wrong files --------------------------------------------------------------------------------

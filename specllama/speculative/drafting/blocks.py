@@ -45,6 +45,10 @@ class Block:
             chosen[filled.candidates[place]] = filled.scores[place, behind]
             return chosen
         row: Row = filled.rows[place, : self._n_vocab]
+        if filled.scale != 1.0:
+            row = row * np.float32(filled.scale)
+        if filled.cap:
+            row = np.where(row > -np.inf, np.tanh(row / filled.cap) * filled.cap, row)
         if self._markov is None or self._follows(before):
             return row
         moved: Row = row.copy()

@@ -21,7 +21,9 @@ from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.drafting.states import Stated
 from specllama.speculative.drafting.stepping import Stepping
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Draft, Room
+from specllama.speculative.types import Draft, Room, Verdict
+
+_UNREAD = 1024  # states that wait while nothing is drafted; older ones are given up
 
 
 class DflashDrafter(Stepping):
@@ -116,6 +118,11 @@ class DflashDrafter(Stepping):
             yield Read(lane, states, at, anew)
             self._held = at = upto
         hidden.forget(end)
+
+    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
+        hidden = self._target.hidden
+        if hidden.end - hidden.first > 2 * _UNREAD:
+            hidden.forget(hidden.end - _UNREAD)
 
     def forget(self) -> None:
         """Begin without any memory of a text."""
