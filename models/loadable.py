@@ -187,6 +187,9 @@ def _check_numbers(header: GgufHeader) -> None:
             f"{file}: {header.own('rope.dimension_count')} is odd ({rotated})", _DAMAGED_HINT
         )
     _u32(header, "nextn_predict_layers", 0, header.block_count, required=False)
+    ratios = header.own("attention.compress_ratios")
+    if header.architecture == "deepseek4" and not any(header.array(ratios)):
+        raise BadGguf(f"{file}: {ratios} is 0 for every layer, by which llama.cpp would divide")
     scaling = header.own("rope.scaling.type")
     if scaling in header.kinds and header.text(scaling) not in ROPE_SCALINGS:
         raise BadGguf(

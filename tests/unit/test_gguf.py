@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gguf as writer
 import ggufs
+import ggufs_nextn
 import pytest
 
 from specllama.errors import BadGguf, CannotLoad, ModelUnavailable, UnsupportedModel
@@ -362,6 +363,15 @@ def test_values_that_llama_cpp_refuses_or_aborts_on(
         check_loadable(header)
     assert caught.value.exit_code == 5
     assert "\n" not in str(caught.value)
+
+
+def test_a_deepseek4_whose_cache_nothing_compresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ggufs_nextn, "_ratio", lambda block: 0)
+    header = read_header(ggufs_nextn.write_nextn(tmp_path / "m.gguf", "deepseek4"))
+    with pytest.raises(BadGguf, match="0 for every layer"):
+        check_loadable(header)
 
 
 def test_no_special_token_is_written_as_minus_one(tmp_path: Path) -> None:
