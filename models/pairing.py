@@ -22,11 +22,7 @@ MAX_SIZE_DIFFERENCE = 128
 FIRST_COMPARED_ID = 5
 GOOD_RATIO = (1 / 30, 1 / 10)
 
-ProblemKind = Literal["tokenizer", "bos", "eos", "vocabulary", "token", "rollback"]
-# differences that do not matter if guesses are translated
-VOCABULARY_KINDS: frozenset[ProblemKind] = frozenset(
-    {"tokenizer", "bos", "eos", "vocabulary", "token"}
-)
+ProblemKind = Literal["tokenizer", "bos", "eos", "vocabulary", "token"]
 
 # llama-vocab.cpp: what a tokenizer adds when the file does not say
 _ADDS_BOS = {"llama": True, "bert": True}
@@ -226,15 +222,6 @@ def compare(target: GgufHeader, draft: GgufHeader) -> PairReport:
                 f"token {differences[0].id}: {differences[0].target!r} ≠ {differences[0].draft!r}",
             )
         )
-    if rollback(draft) != "cells":
-        problems.append(
-            Problem(
-                "rollback",
-                f"the draft's architecture ({draft.architecture}) keeps a running state and cannot"
-                " undo rejected tokens: it would have to read the whole text again",
-                f"{draft.architecture} cannot undo rejected tokens",
-            )
-        )
     ratio = active_params(draft) / max(active_params(target), 1)
     templates = (target.chat_template, draft.chat_template)
     same_template = None if None in templates else templates[0] == templates[1]
@@ -347,6 +334,11 @@ def _warnings(
             f"the target ({target.architecture}) keeps a running state: after a rejected token it"
             " returns to a checkpoint and reads again what was accepted, which costs a pass"
         )
+    if rollback(draft) != "cells":
+        warnings.append(
+            f"the draft ({draft.architecture}) keeps a running state: each round it returns to a"
+            " checkpoint and reads again what was accepted"
+        )
     return warnings
 
 
@@ -358,14 +350,13 @@ def require_pair(target: GgufHeader, draft: GgufHeader) -> PairReport:
             the reason.
     """
     report = compare(target, draft)
-    translatable = {problem.kind for problem in report.problems} <= VOCABULARY_KINDS
-    allowed = "; or have its guesses translated: --allow-other-vocab" if translatable else ""
     for problem in report.problems:
         # a token that differs says more than the sizes it leads to
         token = next((p for p in report.problems if p.kind == "token"), problem)
         first = token if problem.kind == "vocabulary" else problem
         raise PairIncompatible(
             f"{report.draft} cannot draft for {report.target}: {first.message}",
-            f"see which drafts fit: specllama pair {target.path}{allowed}",
+            f"see which drafts fit: specllama pair {target.path}; or have its guesses translated:"
+            " --allow-other-vocab",
         )
     return report

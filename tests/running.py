@@ -83,7 +83,7 @@ class RunningFake(FakeCache):
 
 
 class RunningFakePool(RunningPool):
-    def __init__(self, table: FakeTable, *, planes: int, n_ctx: int = 4096, n_batch: int = 256):
-        shape = Shape(n_ctx, lanes=1, max_rows=33, max_leaves=1, n_batch=n_batch)
+    def __init__(self, table: FakeTable, *, planes: int, max_rows: int = 33) -> None:
+        shape = Shape(4096, lanes=1, max_rows=max_rows, max_leaves=1, n_batch=256)
         self.fake = RunningFake(table, shape, planes=planes)
         super().__init__(self.fake, shape, table.n_vocab, Kernels(), in_order=False)

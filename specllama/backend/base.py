@@ -159,6 +159,10 @@ class Context(Protocol):
         """After a tree pass, keep the root-to-node ``path`` (indices within that pass) only."""
         ...
 
+    def reach(self, keep_len: int) -> int:
+        """How many of its first ``keep_len`` tokens it can be cut to without reading any again."""
+        ...
+
     def rollback(self, keep_len: int) -> None:
         """Cut the text to its first ``keep_len`` tokens.
 
@@ -180,10 +184,6 @@ class Lane(Context, Protocol):
     @property
     def hidden(self) -> HiddenRows:
         """Hidden states that passes left, by position; follows every rollback."""
-        ...
-
-    def reach(self, keep_len: int) -> int:
-        """How many of its first ``keep_len`` tokens it can be cut to without reading any again."""
         ...
 
     def capture(self, need: HiddenNeed) -> None:

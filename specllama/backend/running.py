@@ -11,6 +11,9 @@ A checkpoint is taken before a pass that may be cut deeper than planes go, where
 read (there a reply ended), now and then within a long one, and shortly before its end: what comes
 next writes a prompt's last tokens otherwise where thoughts are cut from the history, and reads them
 alike where the same prompt is answered again.
+
+A draft model guesses in passes of one row, which leave no planes: a checkpoint is taken where it
+has read the text so far, before the first guess.
 """
 
 from __future__ import annotations
@@ -106,9 +109,10 @@ class RunningPool(ForgettingPool):
     def seat(self, lane: CellLane) -> None:
         super().seat(lane)
         self.checkpoints = Checkpoints()
-        self._passing: Checkpoint | None = None  # for the last pass
+        self._passing: Checkpoint | None = None  # for the last pass, or the last guesses
         self._goes_on = False  # the last pass read a text that goes on
         self._depth = 0  # tokens that planes can take back now
+        self._guesses = False  # of a draft model: what comes next may be guesses
 
     # -- going back --
 
@@ -167,8 +171,9 @@ class RunningPool(ForgettingPool):
 
     def _is_step(self, part: Part) -> bool:
         n = len(part.tokens)
-        free = n == 1 or (part.outputs == "all" and n <= 1 + self.cache.planes)
-        return free and super()._is_step(part)
+        if n > 1:
+            return part.outputs == "all" and n <= 1 + self.cache.planes and super()._is_step(part)
+        return not self._guesses and super()._is_step(part)
 
     def _step(self, part: Part) -> Any:
         rows = super()._step(part)
@@ -176,7 +181,8 @@ class RunningPool(ForgettingPool):
         return rows
 
     def _read_first(self, piece: Piece) -> bool:
-        if piece.outputs == "last" and len(piece.tokens) > 1:
+        least = TAIL if self._drafts else 1
+        if piece.outputs == "last" and len(piece.tokens) > least:
             if len(piece.tokens) > TAIL:
                 before = Piece(piece.lane, piece.tokens[:-TAIL], "none")
                 if not super()._read_first(before):
@@ -193,16 +199,27 @@ class RunningPool(ForgettingPool):
             behind = lane.n_cells - (0 if newest is None else newest.length)
             if not self._goes_on or behind >= SPREAD:
                 self._keep_state(lane)
-        elif n > 1 + self.cache.planes and lane.n_cells:
-            old = self._passing
-            state = self.cache.save_running(lane.sequence, None if old is None else old.state)
-            self._passing = Checkpoint(lane.n_cells, state) if len(state) else None
+        elif self._guesses or (piece.outputs == "all" and n > 1 + self.cache.planes):
+            self._keep_passing(lane)
         super()._pass(pieces, tiled=tiled)
         self._passed(n, reading=reads)
 
     def _passed(self, n: int, *, reading: bool) -> None:
         self._goes_on = reading
+        self._guesses = self._drafts and n > 1
         self._depth = min(self.cache.planes, n - 1) if n <= self.cache.undivided else 0
+
+    @property
+    def _drafts(self) -> bool:
+        """Whether this is a draft model's: no pass is judged."""
+        return self.max_rows == 1
+
+    def _keep_passing(self, lane: CellLane) -> None:
+        """Take the checkpoint for what is not known to stay; it gives way to the next one."""
+        old = self._passing
+        if lane.n_cells and (old is None or old.length != lane.n_cells):
+            state = self.cache.save_running(lane.sequence, None if old is None else old.state)
+            self._passing = Checkpoint(lane.n_cells, state) if len(state) else None
 
     def _keep_state(self, lane: CellLane) -> None:
         """Leave a checkpoint here, unless there is one."""

@@ -102,6 +102,9 @@ class _Lane:
     n_batch: int = 1 << 30
     tokens: list[int] = field(default_factory=list)
 
+    def reach(self, keep_len: int) -> int:
+        return keep_len
+
 
 class Recorded(Drafter):
     """Drafts from a trace.

@@ -16,7 +16,7 @@ from specllama.models import context, memory
 from specllama.models.adapter import check_adapter
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.loadable import check_loadable
-from specllama.models.pairing import VOCABULARY_KINDS, compare, require_pair
+from specllama.models.pairing import compare, require_pair
 from specllama.models.sliding_windows import saved_bytes
 from specllama.params import EngineOptions
 
@@ -114,9 +114,7 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
     if draft is not None:
         second = read_header(draft)
         check_loadable(second, "draft")
-        if options.allow_other_vocab:
-            kinds = {problem.kind for problem in compare(header, second).problems}
-            translated = bool(kinds) and kinds <= VOCABULARY_KINDS
+        translated = options.allow_other_vocab and not compare(header, second).compatible
         if not translated:
             require_pair(header, second)
     for text in options.loras:

@@ -52,11 +52,12 @@ def load(
     opened = _opener(path)(path, draft_path, options, on_progress, stop)
     pool, vocab = opened.target.pool, opened.target.vocab
     try:
-        if options.parallel > pool.lanes:
-            raise CannotLoad(
-                f"{path.name} takes one conversation at a time",
-                "load it without parallel conversations",
-            )
+        for one, file in ((opened.target, path), (opened.draft, draft_path)):
+            if one is not None and file is not None and options.parallel > one.pool.lanes:
+                raise CannotLoad(
+                    f"{file.name} takes one conversation at a time",
+                    "load it without parallel conversations",
+                )
         drafters = _drafters(opened, options.parallel)
         slots = tuple(Slot(made.target, made.all()) for made in drafters)
     except BaseException:

@@ -53,6 +53,10 @@ class Place(Protocol):
         """Tokens in the cache; read-only."""
         ...
 
+    def reach(self, keep_len: int) -> int:
+        """How many of its first ``keep_len`` tokens it can be cut to without reading any again."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Shared:

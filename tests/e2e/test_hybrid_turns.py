@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ggufs import write_mamba
+from ggufs import write_llama, write_mamba
 from ggufs_nextn import write_nextn
 
 from specllama.backend.running import TAIL, RunningPool
 from specllama.engine.engine import Engine
+from specllama.errors import CannotLoad
 from specllama.events import Finished
 from specllama.models import memory, running_state
 from specllama.models.gguf import read_header
@@ -134,6 +136,29 @@ def test_later_turns_read_what_is_new(
     again = written(engine, FIRST, proposer, 0.8)
     assert again.token_ids == first.token_ids
     assert again.cached_n == len(FIRST) - TAIL
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_it_drafts_for_others_and_for_itself(
+    engine: Engine, temperature: float, tmp_path: Path
+) -> None:
+    """Its guesses are undone by a checkpoint; what it read of the text is not read again."""
+    own = Path(engine.info.target.path)
+    other = write_llama(tmp_path / "other.gguf")
+    for target in (own, other):
+        with Engine.load(target, own, OPTIONS) as pair:
+            plain = written(pair, FIRST, "none", temperature)
+            done = written(pair, FIRST, "draft", temperature)
+            assert done.token_ids == plain.token_ids
+            assert done.draft_n > 0
+            if target is own:
+                assert done.acceptance_rate is not None
+                assert done.acceptance_rate > 0.8
+            second = [*FIRST, *plain.token_ids, 11, 12, 13]
+            plain = written(pair, second, "none", temperature)
+            assert written(pair, second, "draft", temperature).token_ids == plain.token_ids
+    with pytest.raises(CannotLoad, match="one conversation"):
+        Engine.load(other, own, dataclasses.replace(OPTIONS, parallel=2))
 
 
 def test_what_the_header_says_of_the_memory(engine: Engine) -> None:

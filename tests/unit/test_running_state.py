@@ -14,6 +14,7 @@ from specllama.backend.fake import FakeTable
 from specllama.backend.lane import CellLane
 from specllama.backend.running import SPREAD, TAIL, RunningPool
 from specllama.errors import Cancelled, EngineError
+from specllama.history import common_prefix
 from specllama.models import running_state
 
 TABLE = FakeTable(64, order=6)
@@ -228,3 +229,30 @@ def test_large_states_are_kept_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running_state, "CHECKPOINT_BYTES", 10)
     kept.add(Checkpoint(6, bytes(1000)))
     assert kept.lengths == [5, 6]
+
+
+def test_a_draft_model_goes_back_to_where_its_guesses_began() -> None:
+    """It never reads again what it held of the text, but for a token or two now and then."""
+    pool = RunningFakePool(TABLE, planes=0, max_rows=1)
+    lane, rng = pool.open(), random.Random(1)
+    text = [rng.randrange(1, 64) for _ in range(300)]
+    again = read = 0
+    for _ in range(40):
+        kept = lane.reach(min(common_prefix(lane.tokens, text), len(text) - 1))
+        held = len(lane.tokens)
+        lane.rollback(kept)
+        assert lane.n_past == kept
+        again += max(min(held, 300) - kept, 0)
+        for i in range(kept, len(text), 200):
+            last = i + 200 >= len(text)
+            rows = lane.forward(text[i : i + 200], outputs="last" if last else "none")
+        assert np.array_equal(rows[0], TABLE.row(text))
+        read += len(text) - kept
+        guesses = [rng.randrange(1, 64) for _ in range(4)]
+        for i, guess in enumerate(guesses[:3]):
+            row = lane.forward([guess], outputs="last")[0]
+            assert np.array_equal(row, TABLE.row([*text, *guesses[: i + 1]]))
+        text += [*guesses[: rng.randrange(5)], rng.randrange(1, 64)]
+    assert again == 0
+    assert read < len(text) + 80
+    assert pool.fake.saved <= 44

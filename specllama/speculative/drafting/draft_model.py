@@ -121,8 +121,8 @@ class ChainDrafter(Stepping):
         if length <= 0 or length > n_ctx:
             length = min(len(tokens), max(n_ctx // 2, 1))
             self._start = len(tokens) - length
-        agreed = self._agrees(tokens)
-        return length - min(agreed, length - 1), n_ctx - length + 1
+        agreed = self.lane.reach(min(self._agrees(tokens), length - 1))
+        return length - agreed, n_ctx - length + 1
 
     def _agrees(self, tokens: Sequence[int]) -> int:
         """How many tokens of the lane are those of the text: only what is new is compared."""

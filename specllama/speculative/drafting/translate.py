@@ -13,6 +13,7 @@ How the text is spelled for the draft model can only change the guesses, never w
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -178,6 +179,10 @@ class TranslatedContext:
 
     def keep_path(self, path: Sequence[int]) -> None:
         raise EngineError("a translated context takes chains only")
+
+    def reach(self, keep_len: int) -> int:
+        ends = self._ends[:keep_len]
+        return bisect_right(ends, self._inner.reach(ends[-1])) if ends else 0
 
     def rollback(self, keep_len: int) -> None:
         if not 0 <= keep_len <= len(self._tokens):
