@@ -17,8 +17,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import ggufs_nextn
 import pytest
-from ggufs_nextn import write_qwen35
 
 from specllama.engine.engine import Engine
 from specllama.events import Finished
@@ -29,9 +29,10 @@ THREADS = int(os.environ.get("SPECLLAMA_BENCH_THREADS", "2"))
 ROUNDS = int(os.environ.get("SPECLLAMA_BENCH_ROUNDS", "40"))
 WANTED = os.environ.get("SPECLLAMA_BENCH_HYBRIDS")
 ROWS = 5
-KINDS: dict[str, dict[str, Any]] = {
-    "planes": {"hidden": 3072},
-    "checkpoints": {"hidden": 512, "experts": 8},
+SIZES = {"HEADS": 8, "HEAD": 256, "STATE": 128, "GROUPS": 16, "TIME_RANK": 16}
+KINDS = {
+    "qwen35": {"HIDDEN": 3072},  # planes
+    "qwen3next": {"EXPERT": 512, "EXPERTS": 8},  # checkpoints
 }
 
 pytestmark = [
@@ -45,10 +46,10 @@ pytestmark = [
 def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp(request.param)
     whole, small = folder / "f32.gguf", folder / f"{request.param}.gguf"
-    write_qwen35(
-        whole, width=1024, blocks=24, nextn=0, heads=8, head=256, state=128, groups=16, rank=16,
-        context=8192, **KINDS[request.param],
-    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**SIZES, **KINDS[request.param]}.items():
+            patch.setattr(ggufs_nextn, name, value)
+        ggufs_nextn.write_nextn(whole, request.param, width=1024, blocks=24, nextn=0)
     run(prepare(whole, small, "q4_0", pure=True))
     whole.unlink()
     with Engine.load(small, None, EngineOptions(n_ctx=4096, threads=THREADS)) as loaded:
