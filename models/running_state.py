@@ -77,6 +77,18 @@ def kept_bytes(header: GgufHeader, max_rows: int) -> int:
     return count * state_bytes(header)
 
 
+def line(header: GgufHeader, max_rows: int) -> str:
+    """What the states of a model take; "" for models without."""
+    state = state_bytes(header)
+    if not state:
+        return ""
+    copies = checkpoints(state)
+    text = f"running state: {state / 1e6:.1f} MB"
+    if (earlier := kept_bytes(header, max_rows) - state) > 0:
+        text += f"; {earlier // state} earlier ones to undo guesses, {earlier / 1e6:.1f} MB"
+    return text + f"; up to {copies} copies to go back to, {copies * state / 1e6:.1f} MB"
+
+
 def recurrent_layers(header: GgufHeader) -> tuple[bool, ...]:
     """Of each layer of the trunk whether it keeps a state."""
     blocks = trunk_blocks(header)

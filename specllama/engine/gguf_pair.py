@@ -12,7 +12,7 @@ from specllama.backend import devices, placement, planning
 from specllama.card import read_card
 from specllama.engine.measured import measured_acceptance
 from specllama.hardware import Adapter
-from specllama.models import context, memory
+from specllama.models import context, memory, running_state
 from specllama.models.adapter import check_adapter
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.loadable import check_loadable
@@ -50,7 +50,9 @@ class Pair:
         """What was decided, and why, for ``-v`` and ``doctor``."""
         card = read_card(self.target.metadata)
         notes = [f"the model's card: not followed: {text}" for text in card.left_out]
-        return [self.length.line(), *([] if self.plan is None else self.plan.lines()), *notes]
+        states = running_state.line(self.target, self.options.max_rows)
+        plan = [] if self.plan is None else self.plan.lines()
+        return [self.length.line(), *([states] if states else []), *plan, *notes]
 
     @property
     def on_gpu(self) -> bool:

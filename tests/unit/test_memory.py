@@ -8,10 +8,11 @@ from typing import Any
 import ggufs
 import numpy as np
 import pytest
+from ggufs_nextn import GROUPS, HEAD, STATE, TIME_RANK, write_nextn
 
 from specllama.engine.heads import bundled_heads
 from specllama.errors import DoesNotFit, UsageError
-from specllama.models import memory
+from specllama.models import memory, running_state
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.medusa_file import write_heads
 from specllama.models.refs import bundled
@@ -161,3 +162,22 @@ def test_medusa_heads_without_a_matrix_copy_the_targets_rows(tmp_path: Path) -> 
     output = target.by_name["output.weight"]
     assert whole == output.n_bytes + read_header(tmp_path / "all.gguf").tensor_bytes
     assert some < whole - output.n_bytes * 0.9
+
+
+def test_a_running_state_says_what_it_takes(tmp_path: Path) -> None:
+    qwen = read_header(write_nextn(tmp_path / "q.gguf", nextn=0))
+    state = running_state.state_bytes(qwen)
+    # three of four layers: a convolution over three more tokens, and a matrix a head
+    inner = STATE * TIME_RANK
+    assert state == 3 * 4 * (3 * (inner + 2 * GROUPS * STATE) + inner * STATE)
+    assert memory.kv_bytes(qwen, 256) == 256 * 2 * HEAD * 2 + state  # one layer has attention
+    assert memory.kv_bytes(qwen, 256, max_rows=4) - memory.kv_bytes(qwen, 256) == 3 * state
+    assert memory.kv_bytes(qwen, 256, max_rows=65) - memory.kv_bytes(qwen, 256) == 8 * state
+    mamba = read_header(ggufs.write_mamba(tmp_path / "m.gguf"))
+    assert memory.kv_bytes(mamba, 256, max_rows=65) == memory.kv_bytes(mamba, 256)
+    text = running_state.line(qwen, 65)
+    assert text.startswith("running state: 0.0 MB; 8 earlier ones to undo guesses, 0.")
+    assert text.endswith("up to 8 copies to go back to, 0.2 MB")
+    assert "earlier" not in running_state.line(mamba, 65)
+    dense = read_header(ggufs.write_llama(tmp_path / "l.gguf"))
+    assert running_state.line(dense, 65) == ""
