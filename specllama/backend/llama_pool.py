@@ -107,12 +107,15 @@ class SlidingWindowPool(ForgettingPool, LlamaPool):
         pass  # a cut needs the books
 
     def reach(self, lane: CellLane, keep: int) -> int:
-        first = max(keep - self.model.window, 0)
-        return keep if 0 <= self._llama.begin(lane.sequence) <= first else 0
+        return keep if keep >= lane.n_cells or self._is_there(lane, keep) else 0
 
     def _restored(self, lane: CellLane, keep: int) -> int:
-        there = self._llama.remove(lane.sequence, keep) and self._llama.end(lane.sequence) == keep
-        return self.reach(lane, keep) if there else 0
+        cut = self._llama.remove(lane.sequence, keep) and self._llama.end(lane.sequence) == keep
+        return keep if cut and self._is_there(lane, keep) else 0
+
+    def _is_there(self, lane: CellLane, keep: int) -> bool:
+        """Whether the window before this position is."""
+        return 0 <= self._llama.begin(lane.sequence) <= max(keep - self.model.window, 0)
 
 
 def open_pool(
