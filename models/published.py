@@ -131,8 +131,10 @@ class Published:
             raise self.bad("only a part of each head turns with the position")
         if kind == "default":
             return keys, None
+        if kind == "yarn":
+            return keys | self._yarn(scaling), None
         if kind != "llama3":
-            raise self.bad(f"its positions are scaled as {kind!r}; llama3 is known here")
+            raise self.bad(f"its positions are scaled as {kind!r}; known are llama3 and yarn")
         length = 2 * math.pi * base ** (np.arange(0, self.size, 2) / self.size)  # tokens a turn
         factor = self.real(scaling, "factor", 8.0)
         low = self.real(scaling, "low_freq_factor", 1.0)
@@ -143,6 +145,22 @@ class Published:
         # 0 for turns as long as the training, which take longer by the whole factor; 1 for short
         short = np.clip((trained / length - low) / (high - low), 0, 1)
         return keys, (1 / ((1 - short) / factor + short)).astype(np.float32)
+
+    def _yarn(self, scaling: Mapping[str, Any]) -> dict[str, Value]:
+        for key in ("attention_factor", "mscale", "mscale_all_dim"):
+            if scaling.get(key) is not None:
+                raise self.bad(f"its {key} is {scaling[key]!r}, which nobody has tried here")
+        if scaling.get("truncate") is False:
+            raise self.bad("it does not round where scaling of its positions begins")
+        trained = "original_max_position_embeddings"
+        length = self.layer.get("max_position_embeddings")
+        return {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": self.real(scaling, "factor"),
+            "rope.scaling.original_context_length": self.number(trained, length, scaling),
+            "rope.scaling.yarn_beta_fast": self.real(scaling, "beta_fast", 32.0),
+            "rope.scaling.yarn_beta_slow": self.real(scaling, "beta_slow", 1.0),
+        }
 
     def read(self, top: Mapping[str, str], in_layer: Mapping[str, str]) -> dict[str, Tensor]:
         """Its tensors under llama.cpp's names, for its own in both tables; keeps ``d2t`` apart.

@@ -25,6 +25,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
 
 def save_safetensors(path: Path, tensors: Mapping[str, Any], dtype: str = "F16") -> Path:
     """Write arrays; floats as ``dtype``, other arrays as 64-bit integers or booleans."""
@@ -202,16 +204,28 @@ class PublishedHead:
     def _turn(self, x: Floats) -> Floats:
         """The first half of the values turns against the second."""
         size = x.shape[-1]
-        speed = [self._slowed(1e4 ** (-2 * i / size)) for i in range(size // 2)]
+        speed = [self._slowed(1e4 ** (-2 * i / size), i, size) for i in range(size // 2)]
         angles = np.arange(x.shape[1])[:, None] * np.array(speed)
         a, b = x[..., : size // 2], x[..., size // 2 :]
         turned = (a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles))
-        return np.concatenate(turned, axis=-1).astype(np.float32)
+        scaling = self._layer.get("rope_scaling") or {}
+        larger = 0.1 * math.log(scaling["factor"]) + 1 if scaling.get("rope_type") == "yarn" else 1
+        return larger * np.concatenate(turned, axis=-1).astype(np.float32)
 
-    def _slowed(self, speed: float) -> float:
+    def _slowed(self, speed: float, i: int, size: int) -> float:
         scaling = self._layer.get("rope_scaling")
         if not scaling:
             return speed
+        if scaling["rope_type"] == "yarn":
+
+            def turning(times: float) -> float:
+                """Which pair turns so often within the trained length."""
+                trained = scaling["original_max_position_embeddings"]
+                return size * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(1e4))
+
+            low, high = max(math.floor(turning(32)), 0), min(math.ceil(turning(1)), size - 1)
+            short = 1 - min(max((i - low) / max(high - low, 0.001), 0), 1)
+            return speed * short + speed / scaling["factor"] * (1 - short)
         trained, tokens = scaling["original_max_position_embeddings"], 2 * math.pi / speed
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
         if tokens < trained / high:

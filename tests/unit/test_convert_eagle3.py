@@ -12,6 +12,7 @@ import pytest
 from ggufs import bpe_tokens, write_llama
 from published_heads import (
     LLAMA3,
+    YARN,
     PublishedHead,
     eagle3_config,
     eagle3_weights,
@@ -45,6 +46,7 @@ HEADS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "norm before the fusion": ("speculators", {"norm_before_fc": True}, {"draft_ids": IDS}),
     "wide heads": ("speculators", {"head_dim": 32}, {"draft_ids": IDS}),
     "longer positions": ("speculators", {"rope_scaling": LLAMA3}, {"draft_ids": IDS}),
+    "positions in between": ("speculators", {"rope_scaling": YARN}, {"draft_ids": IDS}),
     "half precision": ("plain", {}, {"draft_ids": IDS, "seed": 9}),
 }
 
@@ -148,7 +150,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "words for layers": ({"eagle_aux_hidden_state_layer_ids": "all"}, "takes 3"),
     "type": ({"model_type": "qwen3"}, "that of qwen3 models"),
     "activation": ({"hidden_act": "gelu"}, "'gelu'"),
-    "positions": ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+    "positions": ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "'longrope'"),
+    "attention": ({"rope_scaling": {**YARN, "attention_factor": 2.0}}, "attention_factor is 2.0"),
+    "rounding": ({"rope_scaling": {**YARN, "truncate": False}}, "does not round"),
     "a number": ({"intermediate_size": "many"}, "intermediate_size is 'many'"),
     "odd heads": ({"num_key_value_heads": 3}, "3 of keys"),
     "a shape": ({"intermediate_size": 80}, "has the shape [96, 64]"),
