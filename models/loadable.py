@@ -172,8 +172,6 @@ def _check_numbers(header: GgufHeader) -> None:
     _layered(header, "feed_forward_length", 1 << 24)
     heads = _layered(header, "attention.head_count", 1 << 16)
     heads_kv = _layered(header, "attention.head_count_kv", 1 << 16)
-    for name in ("attention.key_length", "attention.value_length"):
-        _u32(header, name, 0, MAX_WIDTH, required=False)
     for i, (n, n_kv) in enumerate(zip(heads, heads_kv, strict=False)):
         if n_kv and n % n_kv:
             raise BadGguf(
@@ -181,11 +179,7 @@ def _check_numbers(header: GgufHeader) -> None:
             )
     if heads and heads[0] > width:
         raise BadGguf(f"{file}: {heads[0]} heads in a width of {width}", _DAMAGED_HINT)
-    rotated = _u32(header, "rope.dimension_count", 0, MAX_WIDTH, required=False)
-    if rotated and rotated % 2:
-        raise BadGguf(
-            f"{file}: {header.own('rope.dimension_count')} is odd ({rotated})", _DAMAGED_HINT
-        )
+    _check_rotations(header)
     _u32(header, "nextn_predict_layers", 0, header.block_count, required=False)
     ratios = header.own("attention.compress_ratios")
     if header.architecture == "deepseek4" and not any(header.array(ratios)):
@@ -209,6 +203,24 @@ def _check_numbers(header: GgufHeader) -> None:
             raise BadGguf(f"{file}: {key} is not a finite 32-bit float", _DAMAGED_HINT)
         if value < 0 or (positive and value == 0):
             raise BadGguf(f"{file}: {key} is {value:g}, which llama.cpp aborts on", _DAMAGED_HINT)
+
+
+def _check_rotations(header: GgufHeader) -> None:
+    """Of each head, pairs of values turn, and no more than there are; with windows or without."""
+    turned = 0
+    for suffix in ("", "_swa"):
+        for part in ("key", "value"):
+            _u32(header, f"attention.{part}_length{suffix}", 0, MAX_WIDTH, required=False)
+        size = header.integer(header.own("attention.key_length" + suffix)) or 0
+        key = "rope.dimension_count" + suffix
+        # what is not said is as without windows, and there all of a head
+        turned = _u32(header, key, 0, MAX_WIDTH, required=False) or turned or size
+        if turned % 2:
+            raise BadGguf(f"{header.path.name}: {header.own(key)} is odd ({turned})", _DAMAGED_HINT)
+        if size and turned > size:
+            raise BadGguf(
+                f"{header.path.name}: {turned} values turn in heads of {size}", _DAMAGED_HINT
+            )
 
 
 def _check_experts(header: GgufHeader) -> None:

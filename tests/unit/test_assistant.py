@@ -177,7 +177,10 @@ OWN = "gemma4-assistant."
     ("keys", "words"),
     [
         ({OWN + "embedding_length_out": 96}, "hidden states of width 96"),
-        ({OWN + "attention.key_length": 64}, "1 keys of width 64"),
+        (
+            {OWN + "attention.key_length": 64, OWN + "rope.dimension_count": 64},
+            "1 keys of width 64",
+        ),
         ({OWN + "attention.value_length_swa": 32}, "layer 0 reads"),
         ({OWN + "attention.head_count_kv": [4, 2, 1]}, "layer 0 reads 4 keys"),
         ({OWN + "attention.head_count_kv": [2, 2, 2]}, "layer 2 reads 2 keys"),
@@ -212,6 +215,10 @@ def test_a_target_must_have_what_it_looks_into(tmp_path: Path) -> None:
         {OWN + "nextn_predict_layers": 1},
         {OWN + "attention.sliding_window_pattern": [False] * 3},
         {OWN + "block_count": 0},
+        {OWN + "rope.dimension_count": 256},
+        {OWN + "rope.dimension_count_swa": 7},
+        {OWN + "rope.dimension_count_swa": 96},
+        {OWN + "rope.dimension_count_swa": None},
     ],
 )
 def test_one_on_which_llama_cpp_would_abort_is_refused(
