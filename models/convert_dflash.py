@@ -40,7 +40,8 @@ IN_LAYER = LAYER | {
     "mlp_conv.base_kernel": "ffn_conv_base",
     "mlp_conv.kernel_projection.weight": "ffn_conv_proj.weight",
 }
-_MAY_LACK = ("output.weight", "token_embd.weight")
+_TABLES = ("markov_w1.weight", "selector_predecessor.weight", "selector_successor.weight")
+_MAY_LACK = ("output.weight", "token_embd.weight", *_TABLES)
 _SELECTOR = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 # what changes the numbers and is not said to llama.cpp here
 _UNTRIED = (
@@ -58,7 +59,7 @@ def convert_dflash(
     for key in _UNTRIED:
         if said.get(key):
             raise head.bad(f"its {key} is {said[key]!r}, which nobody has tried here")
-    if said.get("use_sliding_window") or "sliding_attention" in (said.get("layer_types") or ()):
+    if said.get("use_sliding_window") or "sliding" in str(said.get("layer_types")):
         raise head.bad("some of its layers see a window only, which nobody has tried here")
     if said.get("rope_is_neox_style") is False:
         raise head.bad("neighbouring values of its heads turn together")
@@ -76,6 +77,7 @@ def convert_dflash(
         "output_norm.weight": (head.width,),
         "output.weight": (None, head.width),
         "token_embd.weight": (None, head.width),
+        **dict.fromkeys(_TABLES, (None, None)),
     }
     for i in range(head.blocks):
         shapes |= head.attention(f"blk.{i}.", head.width)

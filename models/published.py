@@ -20,6 +20,7 @@ from specllama.errors import CannotLoad, PairIncompatible, SpecllamaError
 from specllama.models.checkpoint import read_folder
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.gguf_writer import Tensor, Value, stored, write_gguf
+from specllama.models.loadable import MAX_LAYERS
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -84,6 +85,8 @@ class Published:
         self.heads = self.number("num_attention_heads")
         self.heads_kv = self.number("num_key_value_heads", self.heads)
         self.size = self.number("head_dim", self.width // self.heads)
+        if self.blocks > MAX_LAYERS:
+            raise self.bad(f"it has {self.blocks:,} layers")
         if self.heads % self.heads_kv or self.size % 2:
             raise self.bad(f"{self.heads} heads of width {self.size}, {self.heads_kv} of keys")
         self.deltas: Tensor | None = None

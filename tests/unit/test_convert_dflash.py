@@ -182,6 +182,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no mask": ({"dflash_config": {"target_layer_ids": [0]}}, "mask token is None"),
     "no block": ({"block_size": None}, "block_size is None"),
     "an anchor that guesses": ({"sample_from_anchor": True}, "DSpark only"),
+    "far too many layers": ({"num_hidden_layers": 1 << 30}, "1,073,741,824 layers"),
+    "no list of layers": ({"layer_types": 5, "hidden_size": []}, "hidden_size is []"),
     "layers of another model": ({"model_type": "gemma4"}, "that of gemma4 models"),
 }
 
@@ -210,6 +212,10 @@ def test_a_drafter_of_another_target_is_refused(target: Path, tmp_path: Path) ->
     with pytest.raises(PairIncompatible, match="layer 2"):
         convert(folder, tmp_path / "after.gguf", flat, "f16")
     assert not (tmp_path / "after.gguf").exists()
+    flat_table = {**tensors, "markov_head.markov_w1.weight": np.zeros((), np.float32)}
+    folder = write_repository(tmp_path / "p", said, flat_table)
+    with pytest.raises(CannotLoad, match=r"markov_w1.weight has the shape \[\]"):
+        convert(folder, tmp_path / "after.gguf", read_header(target), "f16")
     more = {**tensors, "layers.0.self_attn.q_proj.bias": np.zeros(64, np.float32)}
     folder = write_repository(tmp_path / "p", said, more)
     with pytest.raises(CannotLoad, match=r"q_proj\.bias"):
