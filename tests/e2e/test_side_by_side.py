@@ -8,16 +8,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from dflash_files import write_dflash
 
 from specllama.engine.engine import Engine
 from specllama.events import Finished, RoundDone
+from specllama.models.refs import resolve
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.prompts import load_prompts
 
 pytestmark = pytest.mark.e2e
 
 RUNS = int(os.environ.get("SPECLLAMA_SEQUENCES", "10"))
-METHODS = ("mixed", "draft", "ngram", "suffix", "tree", "merged", "eagle3", "medusa", "none")
+METHODS = (
+    "mixed", "draft", "ngram", "suffix", "tree", "merged", "eagle3", "dflash", "medusa", "none",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +32,22 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def alone(home: None) -> Iterator[Engine]:
-    with Engine.load("tiny", None, EngineOptions(n_ctx=1024, threads=1)) as loaded:
+def options(home: None, tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
+    """With a block drafter of random weights, beside the heads that ship."""
+    path = tmp_path_factory.mktemp("drafter") / "dspark.gguf"
+    write_dflash(path, resolve("tiny-target"), kind="dspark", layers=(1, 3))
+    return EngineOptions(threads=1, heads=(str(path),))
+
+
+@pytest.fixture(scope="module")
+def alone(options: EngineOptions) -> Iterator[Engine]:
+    with Engine.load("tiny", None, replace(options, n_ctx=1024)) as loaded:
         yield loaded
 
 
 @pytest.fixture(scope="module")
-def three(home: None) -> Iterator[Engine]:
-    with Engine.load("tiny", None, EngineOptions(n_ctx=4096, threads=1, parallel=3)) as loaded:
+def three(options: EngineOptions) -> Iterator[Engine]:
+    with Engine.load("tiny", None, replace(options, n_ctx=4096, parallel=3)) as loaded:
         yield loaded
 
 
