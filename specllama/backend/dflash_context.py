@@ -53,7 +53,6 @@ class BlockContext(HeadContext):
         markov: MarkovRows | None = None,
     ) -> None:
         self.facts, self.markov = facts, markov
-        self._places = StateBatch(facts.block, 0)
         params = head_params(pool, threads)
         params.n_ctx += facts.block
         super().__init__(
@@ -63,6 +62,7 @@ class BlockContext(HeadContext):
             lanes=lanes,
             outputs_only=facts.kind != "dflash2",
         )
+        self._places = StateBatch(facts.block, 0)
         ll.llama_set_causal_attn(self.handle, facts.causal)
 
     def open(self) -> LlamaBlocks:
@@ -70,7 +70,7 @@ class BlockContext(HeadContext):
 
     def read(self, sequence: int, at: int, states: Rows) -> None:
         """Make keys and values of states [n, width] from position ``at`` on."""
-        self.run(self._pairs.fill(sequence, at, states, "none"))
+        self.run(self.states.fill(sequence, at, states, "none"))
 
     def places(self, sequence: int, at: int, token: int, n: int) -> Filled:
         """Guess ``n`` places behind ``token`` at position ``at``."""

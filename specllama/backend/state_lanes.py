@@ -85,6 +85,7 @@ class HeadContext:
 
     Attributes:
         own_cache: its lanes hold what they read, rather than look into the target's.
+        states: the batch that it reads states with.
 
     Args:
         model: the drafting layers'.
@@ -135,7 +136,7 @@ class HeadContext:
         self.memory = ll.llama_get_memory(self.handle)
         self.n_ctx = min(int(ll.llama_n_ctx_seq(self.handle)), n_ctx)
         self.n_batch = int(ll.llama_n_batch(self.handle))
-        self._pairs = StateBatch(self.n_batch, width)
+        self.states = StateBatch(self.n_batch, width)
 
     def take(self) -> int:
         """The sequence of a further lane."""
@@ -153,7 +154,7 @@ class HeadContext:
 
     def close(self) -> None:
         if self.handle:
-            self._pairs.close()
+            self.states.close()
             ll.llama_free(self.handle)
             self.handle = None
 
@@ -213,7 +214,7 @@ class StateContext(HeadContext):
         self, sequence: int, at: int, tokens: Sequence[int], states: Rows, outputs: Outputs
     ) -> tuple[Row, Row]:
         n = len(tokens)
-        self.run(self._pairs.fill(sequence, at, states, outputs, tokens))
+        self.run(self.states.fill(sequence, at, states, outputs, tokens))
         if outputs == "none":
             return states[0], states[0]
         rows = n if outputs == "all" else 1
