@@ -10,15 +10,22 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
+from specllama.arrays import Rows
 from specllama.models.running_state import checkpoints
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state behind the first ``length`` tokens of a text."""
+    """The state behind the first ``length`` tokens of a text.
+
+    Attributes:
+        state: a buffer of bytes.
+        hidden: the hidden state [1, width] of the last of them, where a head will read on from it.
+    """
 
     length: int
-    state: Any  # a buffer of bytes
+    state: Any
+    hidden: Rows | None = None
 
 
 class Checkpoints:

@@ -145,8 +145,14 @@ class RunningPool(ForgettingPool):
 
     def _restored(self, lane: CellLane, keep: int) -> int:
         found, self._depth, self._goes_on = self._before(keep), 0, False
-        at = 0 if found is None or not self._restore(lane.sequence, found) else found.length
+        if found is None or not self._restore(lane.sequence, found):
+            self._forget(0)
+            return 0
+        at = found.length
         self._forget(at)
+        lane.hidden.cut(at)
+        if found.hidden is not None and lane.hidden.first >= at:
+            lane.hidden.add(at - 1, found.hidden)
         return at
 
     def _restore(self, sequence: int, found: Checkpoint) -> bool:
@@ -225,6 +231,9 @@ class RunningPool(ForgettingPool):
         """Leave a checkpoint here, unless there is one."""
         newest = self.checkpoints.before(lane.n_cells)
         if lane.n_cells and (newest is None or newest.length < lane.n_cells):
-            state = self.cache.save_running(lane.sequence)
+            n, state = lane.n_cells, self.cache.save_running(lane.sequence)
+            hidden = lane.hidden.rows(n - 1, n)
             if len(state):
-                self.checkpoints.add(Checkpoint(lane.n_cells, state))
+                self.checkpoints.add(
+                    Checkpoint(n, state, None if hidden is None else hidden.copy())
+                )

@@ -151,6 +151,7 @@ class Conversation:
         target.capture(self._drafter.needs)
         # the last token gives its row
         known = target.reach(min(common_prefix(target.tokens, ids), len(ids) - 1))
+        yield from self._cut(known)  # a hidden state that was kept comes back with it
         cached = target.reach(self._drafter.reusable(ids, known))
         self._tokens.replace(ids)
         self._started = self._start(cached)

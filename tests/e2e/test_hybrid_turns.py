@@ -138,6 +138,23 @@ def test_later_turns_read_what_is_new(
     assert again.cached_n == len(FIRST) - TAIL
 
 
+@pytest.mark.parametrize("arch", ["qwen35", "qwen3next", "nemotron_h_moe"])
+def test_a_head_reads_on_from_a_checkpoint(arch: str, tmp_path: Path) -> None:
+    """The hidden state behind it is kept, too: nothing more is read again for the head."""
+    with Engine.load(write_nextn(tmp_path / "head.gguf", arch), None, OPTIONS) as engine:
+        for temperature in (0.0, 0.8):
+            engine.reset()
+            plain = written(engine, FIRST, "none", temperature)
+            cut = [*FIRST[:-3], *plain.token_ids[10:], *[14] * 10]
+            after = written(engine, cut, "none", temperature)
+            engine.reset()
+            assert written(engine, FIRST, "mtp", temperature).token_ids == plain.token_ids
+            done = written(engine, cut, "mtp", temperature)
+            assert done.token_ids == after.token_ids
+            assert done.cached_n == after.cached_n == len(FIRST) - TAIL
+            assert written(engine, FIRST, "mtp", temperature).token_ids == plain.token_ids
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_it_drafts_for_others_and_for_itself(
     engine: Engine, temperature: float, tmp_path: Path

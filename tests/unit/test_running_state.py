@@ -191,6 +191,25 @@ def test_a_pass_that_fails_leaves_a_text_that_is_right(error: Exception) -> None
     assert is_right(lane)
 
 
+def test_a_hidden_state_comes_back_with_its_checkpoint() -> None:
+    _, lane = opened(0)
+    lane.capture("nextn")
+    lane.forward([3, 4] * 25, outputs="last")
+    at = 50 - TAIL
+    states = lane.hidden.rows(at - 1, at)
+    assert states is not None
+    right = states.copy()
+    lane.forward([5], outputs="all")
+    lane.hidden.forget(51)  # whoever read them will not ask again
+    lane.rollback(at)
+    found = lane.hidden.rows(at - 1, at)
+    assert found is not None
+    assert np.array_equal(found, right)
+    assert lane.hidden.first == at - 1
+    lane.forward([6] * 2, outputs="none")
+    assert lane.hidden.end == at + 2
+
+
 def test_a_lane_that_closes_leaves_nothing() -> None:
     pool, lane = opened(4)
     lane.forward([3] * 50, outputs="last")
