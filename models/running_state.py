@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
 
 F32 = 4
-PLANES = 8  # beyond that drafts are rare, and every plane is as large as the state
+PLANES = 6  # as far as is drafted unless a user asks for more; every one is as large as the state
 # of these llama.cpp keeps the states behind the last tokens of a pass
 WITH_PLANES = frozenset(
     {

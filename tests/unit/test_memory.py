@@ -172,11 +172,11 @@ def test_a_running_state_says_what_it_takes(tmp_path: Path) -> None:
     assert state == 3 * 4 * (3 * (inner + 2 * GROUPS * STATE) + inner * STATE)
     assert memory.kv_bytes(qwen, 256) == 256 * 2 * HEAD * 2 + state  # one layer has attention
     assert memory.kv_bytes(qwen, 256, max_rows=4) - memory.kv_bytes(qwen, 256) == 3 * state
-    assert memory.kv_bytes(qwen, 256, max_rows=65) - memory.kv_bytes(qwen, 256) == 8 * state
+    assert memory.kv_bytes(qwen, 256, max_rows=65) - memory.kv_bytes(qwen, 256) == 6 * state
     mamba = read_header(ggufs.write_mamba(tmp_path / "m.gguf"))
     assert memory.kv_bytes(mamba, 256, max_rows=65) == memory.kv_bytes(mamba, 256)
     text = running_state.line(qwen, 65)
-    assert text.startswith("running state: 0.0 MB; 8 earlier ones to undo guesses, 0.")
+    assert text.startswith("running state: 0.0 MB; 6 earlier ones to undo guesses, 0.")
     assert text.endswith("up to 8 copies to go back to, 0.2 MB")
     assert "earlier" not in running_state.line(mamba, 65)
     dense = read_header(ggufs.write_llama(tmp_path / "l.gguf"))
