@@ -290,6 +290,8 @@ def test_a_drafter_of_another_target_is_refused(
         {"keys": {"dflash.attention.value_length": 8}},
         {"keys": {"dflash.attention.head_count": 0}},
         {"keys": {"dflash.hidden_activation": "relu"}},
+        {"keys": {"dflash.rope.dimension_count": 0}},
+        {"keys": {"dflash.rope.dimension_sections": [99, 0, 0, 0]}},
         {"keys": {"dflash.hyper_connection.count": 4}},
         {"keys": {"tokenizer.ggml.mask_token_id": None}},
         {"keys": {"tokenizer.ggml.mask_token_id": VOCAB}},
