@@ -81,10 +81,10 @@ def read_facts(header: GgufHeader) -> DflashFacts:
         )
     if header.key_length != header.value_length or header.key_length < 1 or not header.head_count:
         raise BadGguf(f"{name}: its attention heads have no size, or K and V of different ones")
-    sections = header.arrays.get("dflash.rope.dimension_sections")
-    if sections is not None and sections.kind in ("u32", "i32"):
-        if not 0 <= sum(header.array("dflash.rope.dimension_sections")) <= header.key_length:
-            raise BadGguf(f"{name}: more of its keys turns than there is of them")
+    rope = "dflash.rope.dimension_sections"
+    sections = header.array(rope) if rope in header.arrays else []
+    if not 0 <= sum(n for n in sections if isinstance(n, int)) <= header.key_length:
+        raise BadGguf(f"{name}: more of its keys turns than there is of them")
     if header.integer("dflash.rope.dimension_count") == 0:
         raise BadGguf(f"{name}: nothing of its keys turns, on which llama.cpp never ends")
     if header.text("dflash.hidden_activation") not in _ACTIVATIONS:
