@@ -141,7 +141,7 @@ def probe(
     cells = [HEAD]
     trees = False
     try:
-        context.forward(head[:HEAD], outputs="none")
+        context.forward(head[:HEAD], outputs="last")  # a running state is copied shortly before
         found = _widths(_Probe(context, seen, HEAD), (2, 4))
         if found.rows == 4:
             base = _lengthen(context, fill, head, trained)
@@ -178,7 +178,7 @@ def _lengthen(
         context.rollback(0)
     long = trained >= CELLS
     for i in range(0, LONG if long else HEAD, context.n_batch):
-        context.forward(head[i : min(i + context.n_batch, LONG if long else HEAD)], outputs="none")
+        context.forward(head[i : min(i + context.n_batch, LONG if long else HEAD)], outputs="last")
     return LONG if long else 0
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import ggufs
 import pytest
 from ggufs_latent import write_latent
+from ggufs_nextn import write_nextn
 
 from specllama.backend import devices, probe
 from specllama.engine.engine import Engine
+from specllama.models.quantize import prepare, run
 from specllama.models.refs import bundled
 from specllama.params import EngineOptions
 
@@ -65,10 +67,19 @@ def test_products_that_differ_are_seen_where_logits_hide_it() -> None:
     assert not found.exact_trees
 
 
-def test_a_running_state_is_not_measured_and_says_so(tmp_path: Path) -> None:
-    found = info(ggufs.write_mamba(tmp_path / "mamba.gguf"))
-    assert found.exactness == "near-ties possible (not measured)"
-    assert "running state" in found.measured
+@pytest.mark.parametrize("arch", ["mamba", "qwen35", "qwen3next"])
+def test_running_states_are_measured_like_any_other(tmp_path: Path, arch: str) -> None:
+    model = tmp_path / f"{arch}.gguf"
+    if arch == "mamba":
+        ggufs.write_mamba(model)
+    else:
+        write_nextn(model, arch)
+    found = info(model)
+    assert found.exactness == "near-ties possible"  # of F32 weights
+    assert found.measured.startswith("passes of 2")
+    smaller = tmp_path / f"{arch}-q8_0.gguf"
+    run(prepare(model, smaller, "q8_0", pure=True))
+    assert info(smaller).measured.startswith("passes of 2")
 
 
 def test_latent_attention_is_measured_like_any_other(tmp_path: Path) -> None:
