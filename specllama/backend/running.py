@@ -117,9 +117,10 @@ class RunningPool(ForgettingPool):
     # -- going back --
 
     def reach(self, lane: CellLane, keep: int) -> int:
-        if lane.n_cells - keep <= self._depth:
+        if keep == len(lane.tokens):
             return keep
-        found = self._before(keep)
+        # where rows are judged, the next text is read from where it is read without drafts
+        found = self._before(keep) if self._drafts else self.checkpoints.before(keep)
         return 0 if found is None else found.length
 
     def decided(self, lane: CellLane) -> None:

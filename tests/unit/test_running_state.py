@@ -162,6 +162,19 @@ def test_a_turn_goes_on_from_where_the_last_one_differs() -> None:
     assert is_right(lane)
 
 
+@pytest.mark.parametrize("planes", [0, 2, 4])
+def test_the_next_text_is_read_from_where_it_is_read_without_drafts(planes: int) -> None:
+    pool, lane = opened(planes)
+    lane.forward([3] * 100, outputs="last")
+    for _ in range(4):
+        lane.forward([5], outputs="all")
+    alone = [lane.reach(keep) for keep in range(105)]
+    lane.rollback(100)
+    lane.forward([5] * 6, outputs="all")
+    lane.rollback(104)
+    assert [lane.reach(keep) for keep in range(105)] == alone
+
+
 def test_a_reply_ends_where_the_next_text_begins_to_be_read() -> None:
     pool, lane = opened(0)
     lane.forward([3] * 40, outputs="last")
