@@ -164,7 +164,7 @@ def test_a_turn_goes_on_from_where_the_last_one_differs() -> None:
 
 @pytest.mark.parametrize("planes", [0, 2, 4])
 def test_the_next_text_is_read_from_where_it_is_read_without_drafts(planes: int) -> None:
-    pool, lane = opened(planes)
+    _, lane = opened(planes)
     lane.forward([3] * 100, outputs="last")
     for _ in range(4):
         lane.forward([5], outputs="all")
