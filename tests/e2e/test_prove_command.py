@@ -122,7 +122,7 @@ def test_all_ways_to_draft_in_one_command_and_what_is_missing_is_skipped() -> No
     proved = {line["proposer"] for line in lines}
     assert {"draft", "ngram", "mixed", "suffix", "tree", "merged", "lookahead"} <= proved
     assert {"eagle3", "medusa", "self"} <= proved, "heads of the bundled target are found"
-    assert list(summary["skipped"]) == ["mtp"]
+    assert list(summary["skipped"]) == ["mtp", "dflash"]
     assert "NextN" in summary["skipped"]["mtp"]
     assert "skipped mtp" in err
     assert summary["cases"] == len(lines) == summary["identical"]
