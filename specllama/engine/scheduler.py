@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import cast
 
+import numpy as np
+
 from specllama.backend.base import Lane, Part, Pool
 from specllama.engine.conversation import Saying
 from specllama.errors import ContextFull, EngineError
@@ -215,13 +217,16 @@ def _passed(pool: Pool, together: Sequence[_Running]) -> list[tuple[_Running, ob
 
 def _rows(pool: Pool, asks: Sequence[Pass]) -> Sequence[object]:
     """The rows for each of some passes, or the error that it ends with."""
-    if len(asks) > 1:
-        try:
-            for ask in asks:
-                if ask.keep is not None:
-                    cast(Lane, ask.lane).rollback(ask.keep)
-            parts = [Part(cast(Lane, a.lane), a.tokens, a.outputs, a.parents) for a in asks]
-            return pool.run(parts)
-        except (ContextFull, EngineError, ValueError):
-            pass  # one of them cannot have it: each hears for itself
-    return [_tried(ask) for ask in asks]
+    if len(asks) == 1:
+        return [_tried(asks[0])]
+    try:
+        for ask in asks:
+            if ask.keep is not None:
+                cast(Lane, ask.lane).rollback(ask.keep)
+        parts = [Part(cast(Lane, a.lane), a.tokens, a.outputs, a.parents) for a in asks]
+        return pool.run(parts)
+    except (ContextFull, EngineError, ValueError):
+        pass  # one of them cannot have it: each hears for itself
+    # rows are good until the next pass, and another follows
+    answers = (_tried(ask) for ask in asks)
+    return [rows.copy() if isinstance(rows, np.ndarray) else rows for rows in answers]

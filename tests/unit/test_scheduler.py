@@ -12,7 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from specllama.backend.base import Lane
+from specllama.arrays import Rows
+from specllama.backend.base import Lane, Part
 from specllama.backend.fake import FakePool, FakeTable, FakeVocab, fake_info
 from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
@@ -127,6 +128,24 @@ def test_an_error_ends_one_conversation_only() -> None:
     assert said[good][-1].token_ids == alone([1, 2], params("draft", 1))
     for _ in range(2):  # both slots are free again
         engine.submit([1], params("none", 1))
+
+
+def test_where_no_pass_can_be_shared_each_has_its_own_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = FakePool.run
+
+    def one_by_one(pool: FakePool, parts: Sequence[Part]) -> list[Rows]:
+        if len(parts) > 1:
+            raise EngineError("not today")
+        return run(pool, parts)
+
+    monkeypatch.setattr(FakePool, "run", one_by_one)
+    asked = [params("draft", 1), params("none", 2), params("mixed", 3)]
+    said = together(engine_of(3), asked)
+    texts = {id: event.token_ids for id, event in said if isinstance(event, Finished)}
+    wanted = [alone([1 + i, 2, 3, 1 + i, 2], a) for i, a in enumerate(asked)]
+    assert [texts[id] for id in sorted(texts)] == wanted
 
 
 def together(engine: Engine, asked: Sequence[GenerateParams]) -> list[tuple[int, Any]]:
