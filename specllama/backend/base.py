@@ -160,7 +160,8 @@ class Context(Protocol):
         ...
 
     def reach(self, keep_len: int) -> int:
-        """How many of its first ``keep_len`` tokens it can be cut to without reading any again."""
+        """How many of its first ``keep_len`` tokens a text that begins with them goes on from: to
+        these it can be cut without reading any again. Drafts have no say in it."""
         ...
 
     def rollback(self, keep_len: int) -> None:

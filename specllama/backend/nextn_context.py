@@ -37,7 +37,6 @@ def nextn_context(
     params.ctx_type = ll.LLAMA_CONTEXT_TYPE_MTP
     params.n_ctx = n_ctx
     params.n_outputs_max = lanes  # llama.cpp makes room for one of each
-    params.n_rs_seq = 0
     params.swa_full = True  # so that any depth of rollback is possible
     width = int(ll.llama_model_n_embd_out(model.handle))
     return StateContext(

@@ -15,18 +15,16 @@ from specllama.errors import ContextFull
 from specllama.history import Follower
 from specllama.speculative.asking import Asking, BlockLane, Fill, Read
 from specllama.speculative.drafting.blocks import Block
-from specllama.speculative.drafting.draft_tree import grow
+from specllama.speculative.drafting.draft_tree import MayBranch
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.drafting.states import Stated
-from specllama.speculative.drafting.stepping import Stepping
-from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room, Verdict
 
 _UNREAD = 1024  # states that wait while nothing is drafted; older ones are given up
 
 
-class DflashDrafter(Stepping):
+class DflashDrafter(MayBranch):
     """Drafts with a block drafter.
 
     Args:
@@ -89,11 +87,6 @@ class DflashDrafter(Stepping):
     def sure(self, path: Sequence[int], row: Row) -> float:
         told = None if self._block is None else self._block.sure(path)
         return super().sure(path, row) if told is None else told
-
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
-        if self.request.leaves == 1:
-            return (yield from super().draft(tokens, chain, room))
-        return (yield from grow(self, tokens, chain, room))
 
     def _unread(self) -> int:
         """How many of the target's states are to be read."""

@@ -29,6 +29,15 @@ from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
 _BESIDE = 0.1  # what a further sampled or fixed sibling must have left to catch
 
 
+class MayBranch(Stepping):
+    """Grows a tree where the target checks trees, else a chain."""
+
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        if self.request.leaves == 1:
+            return (yield from super().draft(tokens, chain, room))
+        return (yield from grow(self, tokens, chain, room))
+
+
 class TreeDrafter(ChainDrafter):
     """Drafts a tree with a second model, whose lane evaluates chains only."""
 

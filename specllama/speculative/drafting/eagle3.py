@@ -16,15 +16,14 @@ from specllama.arrays import Row, Rows
 from specllama.backend.base import HiddenRows
 from specllama.history import Follower
 from specllama.speculative.asking import Asking, Encode, Encoder
-from specllama.speculative.drafting.draft_tree import grow
+from specllama.speculative.drafting.draft_tree import MayBranch
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.drafting.states import Stated, StateDrafter
-from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Draft, Room
+from specllama.speculative.types import Room
 
 
-class EagleDrafter(StateDrafter):
+class EagleDrafter(MayBranch, StateDrafter):
     """Drafts with an EAGLE-3 head.
 
     Args:
@@ -76,11 +75,6 @@ class EagleDrafter(StateDrafter):
     def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
         yield from self._fuse()
         return (yield from super().begin(tokens, room))
-
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
-        if self.request.leaves == 1:
-            return (yield from super().draft(tokens, chain, room))
-        return (yield from grow(self, tokens, chain, room))
 
 
 def _open(kit: Kit) -> Drafter:
