@@ -13,6 +13,9 @@ from typing import Any, ClassVar, Literal
 
 FinishReason = Literal["stop_token", "stop_string", "length", "context", "cancelled", "error"]
 TargetKind = Literal["recovered", "bonus", "plain"]
+Answer = Literal["faster", "slower", "unsure", "off", "unknown"]
+
+NO_GUESS = "no guess"  # the reason of a round for which no source had one
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,8 @@ class RoundDone(Event):
     ``target_token`` is None when the rule ended on an accepted stop token and never drew one.
     ``p`` and ``q`` are the target's and the draft's probability of each drafted token, None if not
     computed (untested tail, point masses). ``read`` counts the tokens of the text that a source
-    with its own cache read before its first guess.
+    with its own cache read before its first guess. ``plain_ms`` is what a single pass takes at this
+    place, of rounds that drafted and where it was measured.
     """
 
     type: ClassVar[str] = "round_done"
@@ -137,6 +141,7 @@ class RoundDone(Event):
     near_tie: bool = False
     sources: tuple[str, ...] = ()
     read: int = 0
+    plain_ms: float | None = None
 
     @property
     def is_chain(self) -> bool:
@@ -170,6 +175,31 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether drafting paid (see ``verdict``): over plain decoding, the true speed lies in
+    ``low``..``high`` in 19 of 20 cases.
+
+    ``tokens`` came from ``passes`` of the target behind the first token. Of ``drafted`` guesses the
+    target came to judge ``judged`` and kept ``accepted``. ``lost_ms`` is what drafting lost per
+    token where it was tried.
+    """
+
+    answer: Answer
+    ratio: float | None
+    low: float | None
+    high: float | None
+    tokens: int
+    passes: int
+    drafted: int
+    accepted: int
+    judged: int
+    lost_ms: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
 class Finished(Event):
     """The last event of every request.
 
@@ -178,7 +208,7 @@ class Finished(Event):
     ``token_ids`` includes a stop token; ``text`` never shows it. ``reasoning`` is the thought of
     the reply, ``seams`` what the model wrote before and behind it, None where that is nothing or
     not the whole (see ``thoughts``). Of a reply that was continued, ``text`` and ``reasoning`` are
-    what is new, ``seams`` are those of the whole.
+    what is new, ``seams`` are those of the whole. ``verdict`` is None of plain decoding.
     """
 
     type: ClassVar[str] = "finish"
@@ -205,10 +235,12 @@ class Finished(Event):
     message: str | None = None
     reasoning: str = ""
     seams: tuple[str, str] | None = None
+    verdict: Verdict | None = None
 
 
 Said = TextDelta | ReasoningDelta
 AnyEvent = LoadProgress | Notice | Started | PrefillProgress | Said | RoundDone | Finished
+_PARTS: dict[str, type[Timings | Verdict]] = {"timings": Timings, "verdict": Verdict}
 EVENT_TYPES: dict[str, type[Event]] = {
     cls.type: cls
     for cls in (
@@ -236,9 +268,9 @@ def event_from_dict(data: dict[str, Any]) -> Event:
         if f.name not in data:
             continue
         value = data[f.name]
-        if f.name == "timings":
-            known = {t.name for t in dataclasses.fields(Timings)}
-            value = Timings(**{k: v for k, v in value.items() if k in known})
+        if (part := _PARTS.get(f.name)) is not None and value is not None:
+            known = {t.name for t in dataclasses.fields(part)}
+            value = part(**{k: v for k, v in value.items() if k in known})
         elif isinstance(value, list):
             value = tuple(value)
         values[f.name] = value

@@ -232,6 +232,7 @@ def _move(reply: Reply, params: GenerateParams, index: int, todo: Sequence[str])
         verify_ms=VERIFY_MS,
         other_ms=OTHER_MS,
         near_tie=near_tie,
+        plain_ms=VERIFY_MS + OTHER_MS,
     )
 
 

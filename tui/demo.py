@@ -148,6 +148,7 @@ class DemoEngine(OneAtATime):
             draft_ms=0.0 if plain else 0.2 if copying else DRAFT_STEP_MS * len(guesses),
             verify_ms=STEP_MS + ROW_MS * len(guesses),
             other_ms=0.3,
+            plain_ms=STEP_MS + 0.3,
         )
         self._wait(move.draft_ms + move.verify_ms + move.other_ms)
         return move

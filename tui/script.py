@@ -30,6 +30,7 @@ from specllama.marks import USUAL
 from specllama.params import GenerateParams
 from specllama.stats import SpecStats
 from specllama.thoughts import Letters, Part, Spelling, reader
+from specllama.verdict import Pass, judge
 
 N_VOCAB = 32_000
 STOP_TOKEN = 2
@@ -83,6 +84,7 @@ class Move:
     verify_ms: float = 0.0
     other_ms: float = 0.0
     near_tie: bool = False
+    plain_ms: float | None = None  # what a single pass takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def play(
         yield PrefillProgress(prompt_n * step // reading.steps, prompt_n, 0)
 
     todo, reason = _to_say(text, reason, params, cut, room=n_ctx - prompt_n)
-    stats, ids, clock_ms = SpecStats(), list[int](), prefill_ms
+    stats, passes, ids, clock_ms = SpecStats(), list[Pass](), list[int](), prefill_ms
     reply = reader(Spelling(USUAL, Letters()), None)
     said = {True: "", False: ""}
 
@@ -157,6 +159,8 @@ def play(
         clock_ms += move.draft_ms + move.verify_ms + move.other_ms
         done = _round(move, stats.rounds, prompt_n + len(ids) - 1, todo, clock_ms / 1000)
         stats.observe(done)
+        if done.index:
+            passes.append(Pass.of(done))
         ids.extend(done.emitted)
         todo = todo[len(done.emitted) :]
         yield done
@@ -186,6 +190,7 @@ def play(
         accepted_per_position=tuple(stats.accepted_at),
         drafted_per_position=tuple(stats.drafted_at),
         near_ties=stats.near_ties,
+        verdict=judge(passes) if drafting else None,
         timings=Timings(
             load_ms=info.load_ms,
             tokenize_ms=reading.tokenize_ms,
@@ -251,5 +256,6 @@ def _round(move: Move, index: int, n_past: int, todo: Sequence[str], t_s: float)
         verify_ms=move.verify_ms,
         other_ms=move.other_ms,
         near_tie=move.near_tie,
+        plain_ms=move.plain_ms if guesses else None,
         sources=(move.source,) * len(guesses),
     )

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from time import perf_counter
 from typing import Any, TypeVar
 
+from specllama import verdict
 from specllama.arrays import Row, Rows
 from specllama.cancel import Cancel
 from specllama.engine.loaded import Loaded
@@ -126,6 +127,7 @@ class Conversation:
         self._cancel = cancel
         self._seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
         self._stats = SpecStats()
+        self._passes: list[verdict.Pass] = []  # behind the first token
         self._clock = Clock()
         self._window: Window = FixedWindow(0)
 
@@ -320,9 +322,9 @@ class Conversation:
 
     def _done(self, done: Round, kept: int) -> RoundDone:
         """The event of a round of whose tokens the first ``kept`` were emitted."""
-        draft, verdict = done.draft, done.verdict
-        accepted, emitted = min(len(verdict.path), kept), done.tokens[:kept]
-        drafted, target_token, gap = draft.tokens, verdict.target_token, verdict.gap
+        draft, judged = done.draft, done.verdict
+        accepted, emitted = min(len(judged.path), kept), done.tokens[:kept]
+        drafted, target_token, gap = draft.tokens, judged.target_token, judged.gap
         n = len(drafted)
         if done.rows > 1 and not self._loaded.info.alike(done.rows, line=draft.is_line):
             self._slot.rounded(done.n_past)
@@ -337,15 +339,15 @@ class Conversation:
             parents=draft.parents,
             drafted_text=self._show(drafted),
             confidence=draft.confidence,
-            p=verdict.p if len(verdict.p) == n else (None,) * n,
+            p=judged.p if len(judged.p) == n else (None,) * n,
             q=tuple(
                 [None if q is None else q.prob(t) for q, t in zip(draft.q, drafted, strict=True)]
             ),
             accepted=accepted,
-            accepted_path=verdict.path[:accepted],
+            accepted_path=judged.path[:accepted],
             target_token=target_token,
             target_text="" if target_token is None else self._show((target_token,))[0],
-            target_kind=verdict.kind,
+            target_kind=judged.kind,
             emitted=emitted,
             emitted_text=self._show(emitted),
             cut=accepted + 1 - kept,
@@ -356,7 +358,10 @@ class Conversation:
             near_tie=self._slot.may_round and gap is not None and gap < NEAR_TIE,
             sources=draft.sources,
             read=done.read,
+            plain_ms=self._loaded.windows.plain_ms(done.n_past) if n else None,
         )
+        if event.index:
+            self._passes.append(verdict.Pass.of(event))
         self._stats.observe(event)
         return event
 
@@ -417,6 +422,7 @@ class Conversation:
             near_ties=stats.near_ties,
             timings=self._clock.timings(stats, len(reply.token_ids), self._loaded.info.load_ms),
             message=message,
+            verdict=None if started.proposer == "none" else verdict.judge(self._passes),
         )
 
 

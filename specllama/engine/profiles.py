@@ -311,6 +311,11 @@ class Windows:
             on_finish=profile.save,
         )
 
+    def plain_ms(self, depth: int) -> float | None:
+        """What a single pass takes behind so many tokens, None before that is known well."""
+        target = self.profile.costs.target
+        return target.ms(1, depth) if target.settled else None
+
     def cannot_gain(self, method: str) -> str:
         """Why no draft model can pay on this machine, "" if one could or nobody knows yet."""
         costs = self.profile.costs

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from specllama.arrays import FloatArray
+from specllama.events import NO_GUESS
 from specllama.speculative.asking import Offer
 from specllama.speculative.drafting.method import drafts_at_once
 from specllama.speculative.policy.acceptance import (
@@ -425,7 +426,7 @@ class Controller:
         """The plan in the light of the draft: what was sent and the reason in words."""
         n = len(draft)
         if n == 0:
-            return Plan(0, self._why or "no guess")
+            return Plan(0, self._why or NO_GUESS)
         if self._exploring:
             return Plan(n, "probing")
         if not self._trials:

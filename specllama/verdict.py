@@ -1,0 +1,232 @@
+"""Whether drafting pays, and how sure that is: one estimator and one wording for every screen.
+
+The unit is the *plain step*: what a single pass of the target takes then and there. A round is
+booked at the plain steps that it took and at the tokens that it wrote, each of which would have
+taken one; a round without a draft is a plain step itself. The speed-up is tokens over plain steps:
+that of the text that was written, so only times are uncertain, not how much was accepted.
+
+It is told of typical passes. What else a machine does now and then slows plain and drafted passes
+in proportion: it changes no ratio, and would drown it. So no pass counts for more than ``HICCUP``
+times what passes of its width take, and drafting is relieved of the same share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from specllama.events import NO_GUESS, Answer, RoundDone, Verdict
+
+HICCUP = 1.35  # times the usual; the policy believes no more of a pass either
+ALIKE = 15  # passes about as wide, whose median is the usual
+SINGLES = 4  # plain steps from which their cost is known
+LEVEL = 8  # plain steps that the engine's figure is worth: it follows the newest
+ROUNDS = 8  # rounds that drafted, before they are judged
+BATCHES = 16  # of neighbouring rounds, which a busy moment slows together
+STILL = 16  # rounds without a draft, after which drafting is off
+READ = 16  # more than this is a text to be read: it takes long, and is no hiccup
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a verdict is made of: one round behind the first. Times in milliseconds.
+
+    Attributes:
+        judged: guesses on which the target gave a verdict; behind a rejection there is none.
+        declined: drafting was not worth it. read: tokens that the drafter read first.
+        plain_ms: a single pass at that place, None where the engine does not know.
+    """
+
+    source: str
+    tokens: int
+    drafted: int
+    accepted: int
+    judged: int
+    declined: bool
+    read: int
+    draft_ms: float
+    pass_ms: float
+    plain_ms: float | None
+
+    @staticmethod
+    def of(done: RoundDone) -> Pass:
+        drafted = len(done.drafted)
+        return Pass(
+            source=done.source,
+            tokens=len(done.emitted),
+            drafted=drafted,
+            accepted=done.accepted,
+            judged=done.accepted + (drafted > 0 and done.target_kind == "recovered"),
+            declined=not drafted and done.draft_max == 0 and done.window_reason != NO_GUESS,
+            read=done.read,
+            draft_ms=done.draft_ms,
+            pass_ms=done.verify_ms + done.other_ms,
+            plain_ms=done.plain_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """Over plain decoding, with an interval that holds the truth in 19 of 20 cases; ``lost_ms``
+    is what drafting lost per token of the rounds that drafted."""
+
+    ratio: float
+    low: float
+    high: float
+    lost_ms: float
+
+
+def judge(passes: Sequence[Pass], singles: Sequence[float] = ()) -> Verdict:
+    """The verdict on a stretch of rounds.
+
+    Args:
+        singles: milliseconds of plain steps that were measured for it. Without them the engine's
+            own figure counts, or the plain steps among the rounds.
+    """
+    speed = _speed(passes, singles)
+    newest = passes[-STILL:]
+    answer: Answer = "unknown"
+    if len(newest) == STILL and all(one.declined for one in newest):
+        answer = "off"
+    elif speed is not None:
+        answer = "faster" if speed.low > 1.0 else "slower" if speed.high < 1.0 else "unsure"
+    return Verdict(
+        answer=answer,
+        ratio=None if speed is None else speed.ratio,
+        low=None if speed is None else speed.low,
+        high=None if speed is None else speed.high,
+        lost_ms=None if speed is None else speed.lost_ms,
+        tokens=sum(one.tokens for one in passes),
+        passes=len(passes),
+        drafted=sum(one.drafted for one in passes),
+        accepted=sum(one.accepted for one in passes),
+        judged=sum(one.judged for one in passes),
+    )
+
+
+def by_source(passes: Sequence[Pass], singles: Sequence[float] = ()) -> dict[str, Verdict]:
+    """The verdict on the rounds of each source alone, in order of appearance."""
+    if not any(one.plain_ms for one in passes):
+        singles = singles or _singles(passes)
+    sources = dict.fromkeys(one.source for one in passes if one.drafted)
+    return {
+        source: judge([one for one in passes if one.drafted and one.source == source], singles)
+        for source in sources
+    }
+
+
+def _singles(passes: Sequence[Pass]) -> list[float]:
+    return [one.pass_ms for one in passes if not one.drafted]
+
+
+def _speed(passes: Sequence[Pass], singles: Sequence[float]) -> _Speed | None:
+    """None where too little was seen."""
+    drafted = [one for one in passes if one.drafted]
+    steps, plain = _plain_steps(drafted, singles or _singles(passes), bool(singles))
+    if len(drafted) < ROUNDS or not plain:
+        return None
+    costs = [one.pass_ms / ms for one, ms in zip(drafted, plain, strict=True)]
+    drafts = [one.draft_ms / ms for one, ms in zip(drafted, plain, strict=True)]
+    usual, mean = _usual(drafted, costs, drafts)
+    believed = [min(cost, HICCUP * u) for cost, u in zip(costs, usual, strict=True)]
+    share = sum(believed) / sum(costs)
+    step_ms = fmean(plain)
+    looking = sum(one.draft_ms for one in passes if not one.drafted) / step_ms
+    took = sum(believed) + share * sum(drafts)
+    tokens = sum(one.tokens for one in drafted)
+    lost_ms = (took - tokens) / tokens * step_ms
+    rest = len(passes) - len(drafted)
+    ratio = (tokens + rest) / (took + rest + share * looking)
+    errors = [
+        b - u + share * (d - m) for b, u, d, m in zip(believed, usual, drafts, mean, strict=True)
+    ]
+    noise = fmean((b / u - 1.0) ** 2 for b, u in zip(believed, usual, strict=True))
+    part = took / (took + rest)
+    spread = math.sqrt(_variance(errors) / took**2 + noise / steps) * part
+    free = min(len(errors), BATCHES, steps) - 1
+    factor = math.exp((1.96 + 2.4 / free + 2.8 / free**2) * spread)  # Student's t
+    return _Speed(ratio, ratio / factor, ratio * factor, lost_ms)
+
+
+def _plain_steps(
+    drafted: Sequence[Pass], singles: Sequence[float], measured: bool
+) -> tuple[int, list[float]]:
+    """Of each round, what a plain step takes at its place, and on how many that rests; [] where
+    nobody knows."""
+    known = [one.plain_ms for one in drafted]
+    newest = next((ms for ms in reversed(known) if ms), None)
+    if newest and not measured:
+        return LEVEL, [ms or newest for ms in known]
+    if len(singles) < SINGLES:
+        return 0, []
+    usual = median(singles)
+    one = fmean(min(ms, HICCUP * usual) for ms in singles)
+    return len(singles), [one] * len(drafted)
+
+
+def _usual(
+    rounds: Sequence[Pass], costs: Sequence[float], drafts: Sequence[float]
+) -> tuple[list[float], list[float]]:
+    """Of each round, what the pass and the draft of those about as wide take; reading a text is
+    what it takes itself."""
+    order = sorted(range(len(rounds)), key=lambda i: rounds[i].drafted)
+    most = max(len(rounds) - ALIKE, 0)
+    usual, mean = [0.0] * len(rounds), list(drafts)
+    for place, i in enumerate(order):
+        begin = min(max(place - ALIKE // 2, 0), most)
+        alike = order[begin : begin + ALIKE]
+        usual[i] = median([costs[j] for j in alike])
+        if rounds[i].read <= READ:
+            mean[i] = fmean([drafts[j] for j in alike if rounds[j].read <= READ])
+    return usual, mean
+
+
+def _variance(errors: Sequence[float]) -> float:
+    """Of the sum of errors, those of neighbours being alike."""
+    mean, size = fmean(errors), math.ceil(len(errors) / BATCHES)
+    sums = [sum(batch) - mean * len(batch) for batch in _batches(errors, size)]
+    return len(sums) / (len(sums) - 1) * sum(s * s for s in sums)
+
+
+def _batches(values: Sequence[float], size: int) -> list[Sequence[float]]:
+    return [values[i : i + size] for i in range(0, len(values), size)]
+
+
+# ---- in words
+
+
+def lead(verdict: Verdict, measure: str) -> str:
+    """What a reader needs first; ``measure`` says how to find out."""
+    match verdict.answer:
+        case "unknown":
+            return f"Not known yet: {measure}"
+        case "off":
+            lost = verdict.lost_ms or 0.0
+            figure = f" ({lost:.1f} ms a token)" if lost >= 0.05 else ""
+            return f"Off: a guess would cost more than it saves{figure}"
+    assert verdict.ratio is not None and verdict.low is not None and verdict.high is not None
+    about = f"(±{(verdict.high - verdict.low) / 2:.2f})"
+    match verdict.answer:
+        case "faster":
+            return f"{verdict.ratio:.2f}× faster {about}"
+        case "slower":
+            return f"{verdict.ratio:.2f}× as fast {about}"
+    return f"Unsure: {verdict.ratio:.2f}× {about}"
+
+
+def details(verdict: Verdict, *, both: bool = False) -> list[str]:
+    """Tokens of a pass, and what became of the guesses: of all sent, and with ``both`` of those
+    that were judged."""
+    if verdict.answer == "off" or not verdict.drafted:
+        return []
+    kept = f"{verdict.accepted / verdict.drafted:.0%} of guesses kept"
+    if both and verdict.judged:
+        kept += f", {verdict.accepted / verdict.judged:.0%} of those judged"
+    return [f"{verdict.tokens / verdict.passes:.1f} tokens a pass", kept]
+
+
+def words(verdict: Verdict, measure: str, *, both: bool = False) -> str:
+    """The verdict in a line."""
+    return " · ".join([lead(verdict, measure), *details(verdict, both=both)])
