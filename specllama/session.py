@@ -270,6 +270,10 @@ class Session:
         )
         return to_json(stored) if form == "json" else to_markdown(stored)
 
+    @property
+    def logs_rounds(self) -> bool:
+        return self._log_rounds
+
     def close(self) -> None:
         """Close the round log; the engine and the store belong to the caller."""
         self._close_log()

@@ -206,8 +206,7 @@ def lead(verdict: Verdict, measure: str) -> str:
             lost = verdict.lost_ms or 0.0
             figure = f" ({lost:.1f} ms a token)" if lost >= 0.05 else ""
             return f"Off: a guess would cost more than it saves{figure}"
-    assert verdict.ratio is not None and verdict.low is not None and verdict.high is not None
-    about = f"(±{(verdict.high - verdict.low) / 2:.2f})"
+    about = f"(±{((verdict.high or 0.0) - (verdict.low or 0.0)) / 2:.2f})"
     match verdict.answer:
         case "faster":
             return f"{verdict.ratio:.2f}× faster {about}"

@@ -57,6 +57,7 @@ class Reply:
         raise_at_round: an EngineError is raised instead of this round.
         notices: given out after Started.
         near_tie_rounds: rounds that carry the near-tie flag.
+        plain_ms: what the engine knows of a single pass.
     """
 
     text: str = "Speculative decoding drafts a few tokens and checks them in one pass."
@@ -70,6 +71,7 @@ class Reply:
     raise_at_round: int | None = None
     notices: Sequence[Notice] = ()
     near_tie_rounds: frozenset[int] = frozenset()
+    plain_ms: float | None = VERIFY_MS + OTHER_MS
 
 
 def model_info(role: str = "target", **changes: object) -> ModelInfo:
@@ -232,7 +234,7 @@ def _move(reply: Reply, params: GenerateParams, index: int, todo: Sequence[str])
         verify_ms=VERIFY_MS,
         other_ms=OTHER_MS,
         near_tie=near_tie,
-        plain_ms=VERIFY_MS + OTHER_MS,
+        plain_ms=reply.plain_ms,
     )
 
 

@@ -26,7 +26,7 @@ from textual.screen import Screen
 from specllama import paths
 from specllama.engine.host import EngineFactory, EngineHost, HostLike, LoadEngine
 from specllama.errors import SpecllamaError, UsageError
-from specllama.interface import MethodInfo
+from specllama.interface import Message, MethodInfo
 from specllama.params import EngineOptions, GenerateParams
 from specllama.session import Session
 from specllama.store.sessions import SessionStore
@@ -270,14 +270,37 @@ class SpecllamaApp(ThemedApp):
         found = found or Record("nothing generated yet")
         self._open(InspectorScreen(found, others, follow=found.live))
 
-    def action_playground(self) -> None:
-        from specllama.tui.screens.playground import PlaygroundScreen
+    def action_race(self) -> None:
+        self.race(None)
 
-        chat = self.chat
-        done = [r.finished for _, r in sorted(chat.records.items()) if r.finished is not None]
-        meter = chat.strip.meter
-        timings = done[-1].timings if done else None
-        self._open(PlaygroundScreen(meter.pair(), meter.speedup_by_length(), timings))
+    def race(self, index: int | None) -> None:
+        """The page that answers whether it pays, on the question at or before message ``index``."""
+        from specllama.tui.screens.race import RaceScreen
+
+        chat, session = self.chat, self.session
+        if chat.busy:
+            self.notify("A reply is being written: Esc stops it")
+            return
+        messages = session.messages[: None if index is None else index + 1]
+        while messages and messages[-1].role != "user":
+            messages = messages[:-1]
+        head = [Message("system", session.system)] if session.system else []
+        screen = RaceScreen(
+            chat.board,
+            chat.strip.meter,
+            self.keeper.host,
+            self.keeper.info if self.keeper.ready else None,
+            session.params,
+            [*head, *messages] if messages else None,
+            log=session.logs_rounds,
+        )
+
+        def applied(params: GenerateParams | None) -> None:
+            if params is not None:
+                chat.set_params(params)
+            chat.refresh_strip()
+
+        self._open(screen, applied)
 
     def action_methods(self) -> None:
         from specllama.tui.screens.methods import MethodsScreen
@@ -366,6 +389,8 @@ class SpecllamaApp(ThemedApp):
                 await self.action_cycle_view()
             case "copy":
                 self.copy_text(self.session.messages[event.index].content)
+            case "race":
+                self.race(event.index)
             case "copy_code":
                 self.copy_code(self.session.messages[event.index].content)
 

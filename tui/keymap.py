@@ -52,12 +52,12 @@ ACTIONS: tuple[Action, ...] = (
         footer=True,
     ),
     Action(
-        "app.playground",
+        "app.race",
         "f4",
-        "playground",
-        "Playground",
-        "The speed model on sliders, with your pair on the chart",
-        "playground",
+        "race",
+        "Race",
+        "Does it pay? Plain against drafted, draft lengths, methods, kinds of text",
+        "race",
         footer=True,
     ),
     Action(
@@ -196,14 +196,6 @@ ACTIONS: tuple[Action, ...] = (
         "Export JSON",
         "Write the conversation to a JSON file",
         "json",
-    ),
-    Action(
-        "chat.plain",
-        "",
-        "measure_plain",
-        "Measure plain speed",
-        "Decode 32 tokens without speculation, for an honest speed-up figure",
-        "plain",
     ),
     Action(
         "chat.editor",

@@ -34,15 +34,6 @@ class EngineFailed(Message):
     """A switch failed to load; the previous pair is loaded again."""
 
 
-@dataclass
-class PlainMeasured(Message):
-    """Milliseconds of plain steps; none if ``error`` says why. Nobody asked if ``quiet``."""
-
-    steps_ms: list[float]
-    quiet: bool
-    error: SpecllamaError | None = None
-
-
 class TurnWoke(Message):
     """The running turn has something that must not wait for the timer."""
 

@@ -123,6 +123,11 @@ class Ink:
         ink = f"source-{name.split('+', 1)[0]}"
         return f"${ink}" if ink in VARIABLES else "$source-draft"
 
+    def verdict(self, answer: str) -> str:
+        """Green where drafting pays, amber where it loses, grey where nobody can tell or it is
+        off."""
+        return {"faster": self.good, "slower": self.warn}.get(answer, self.muted)
+
 
 def ink_for(theme: Theme) -> Ink:
     muted = "dim" if theme.ansi else "$muted"
@@ -172,6 +177,7 @@ class Glyphs:
     pipe: str = "│ "
     rule: str = "─"
     diamond: str = "◆"
+    whisker: str = "│"
     newline: str = "⏎"
     alpha: str = "α"
     beta: str = "β"
@@ -192,6 +198,10 @@ class Glyphs:
             out += letter if self.ascii else _SUPERSCRIPT.get(letter, letter)
         return out
 
+    def text(self, words: str) -> str:
+        """Words with signs in them, as this terminal can show them."""
+        return words.translate(_PLAIN_SIGNS) if self.ascii else words
+
     def meter(self, fraction: float, width: int) -> tuple[str, str]:
         """The done and the open part of a thin bar; anything above zero shows one cell."""
         filled = round(min(1.0, max(0.0, fraction)) * width)
@@ -206,6 +216,9 @@ class Glyphs:
         )
 
 
+_PLAIN_SIGNS = str.maketrans(
+    {"×": "x", "±": "+-", "·": "-", "–": "-", "…": "...", "→": "->", "✓": "ok", "✗": "no"}
+)
 UNICODE = Glyphs()
 ASCII = Glyphs(
     accepted="#",
@@ -232,6 +245,7 @@ ASCII = Glyphs(
     pipe="| ",
     rule="-",
     diamond="@",
+    whisker="|",
     newline="\\n",
     alpha="a",
     beta="b",

@@ -37,7 +37,7 @@ def styled(text: str, *codes: str) -> str:
     return f"\x1b[{';'.join(codes)}m{text}\x1b[0m"
 
 
-DIM, RED, YELLOW = "2", "31", "33"
+DIM, RED, GREEN, YELLOW = "2", "31", "32", "33"
 
 
 def say(text: str, *codes: str) -> None:

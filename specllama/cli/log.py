@@ -13,7 +13,7 @@ import click
 from specllama.cli import charts, completing, diagnostics, output
 from specllama.cli.listing import Column, show_table
 from specllama.cli.log_delete import rm, texts
-from specllama.cli.printer import percent, round_glyphs, statistics_line
+from specllama.cli.printer import MEASURE, percent, round_glyphs, statistics_line
 from specllama.errors import StoreError, UsageError
 from specllama.events import RoundDone
 from specllama.paths import rounds_dir
@@ -21,6 +21,7 @@ from specllama.stats import SpecStats
 from specllama.store import summary
 from specllama.store.rounds import RunRecord, Turn, find_run, iter_lines, list_runs, read_run
 from specllama.text import sanitize_line
+from specllama.verdict import by_source, details, judge, lead, words
 
 EPILOG = """\b
 Examples:
@@ -86,7 +87,7 @@ def ls(limit: int, as_json: bool) -> None:
             Column("draft", give=True, drop=110),
             Column("rounds", "right"),
             Column("tokens", "right"),
-            Column("accepted", "right"),
+            Column("kept", "right"),
             Column("tok/s", "right"),
             Column("", drop=80),
         ],
@@ -157,6 +158,8 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
     records = [read_run(path) for path in paths]
     rounds = [done for record in records for done in record.rounds]
     total = summary.totals(rounds)
+    passes = summary.passes(rounds)
+    verdict = judge(passes)
     seconds = sum(map(summary.generation_s, records))
     sources = summary.by_source(rounds)
     positions = summary.by_position(total)
@@ -170,6 +173,7 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
                 "tok_per_s": summary.tok_per_s(records),
                 "skipped_lines": sum(record.skipped for record in records),
                 "total": summary.stats_dict(total),
+                "verdict": verdict.to_dict(),
                 "by_source": {k: summary.stats_dict(v) for k, v in sources.items()},
                 "by_position": [
                     {
@@ -192,14 +196,16 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
     name = records[0].run if len(records) == 1 else f"{len(records)} runs"
     output.line(
         f"{name}: {total.emitted} tokens in {total.rounds} rounds, {seconds:.2f} s, "
-        f"{_number(summary.tok_per_s(records))} tok/s"
+        f"{_number(summary.tok_per_s(records))} tok/s, {total.near_ties} near-ties"
     )
-    output.line(
-        f"accepted {total.accepted} of {total.drafted} drafted "
-        f"({percent(total.acceptance_rate)}), mean acceptance length "
-        f"{_number(total.mean_acceptance_length, 2)}, near-ties {total.near_ties}"
-    )
-    _show_groups("by source", "source", sources, total)
+    output.line(lead(verdict, MEASURE))
+    if told := details(verdict, both=True):
+        output.line(" · ".join(told))
+    speeds = {
+        source: f"{one.ratio:.2f}×" if one.ratio else "–"
+        for source, one in by_source(passes).items()
+    }
+    _show_groups("by source", "source", sources, ("speed", speeds))
     if positions:
         output.line()
         output.line("by position in the draft")
@@ -210,8 +216,10 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
             "by time",
             "seconds",
             {f"{s.begin_s:.2f}–{s.end_s:.2f}": s.stats for s in in_time},
-            total,
-            {f"{s.begin_s:.2f}–{s.end_s:.2f}": s.tok_per_s for s in in_time},
+            (
+                "tok/s",
+                {f"{s.begin_s:.2f}–{s.end_s:.2f}": _number(s.tok_per_s) for s in in_time},
+            ),
         )
     for record in records:
         _say_skipped(record)
@@ -335,6 +343,8 @@ def _show_turn(turn: Turn, rounds: list[RoundDone], numbered: bool) -> None:
             output.write_styled(_round_line(done, glyphs) + "\n")
     if turn.finished is not None:
         output.line(statistics_line(turn.finished))
+        if turn.finished.verdict is not None:
+            output.line(words(turn.finished.verdict, MEASURE, both=True))
     else:
         output.line("(the run ended here without a finish)")
 
@@ -379,13 +389,12 @@ def _show_groups(
     title: str,
     column: str,
     groups: dict[str, SpecStats],
-    total: SpecStats,
-    speed: dict[str, float | None] | None = None,
+    last: tuple[str, dict[str, str]],
 ) -> None:
     output.line()
     output.line(f"{title}: mean acceptance length, draft and verify in ms per round")
-    heads = [column, "rounds", "drafted", "accepted", "rate", "length", "draft", "verify"]
-    heads += ["tok/s"] if speed else []
+    head, values = last
+    heads = [column, "rounds", "guesses", "kept", "of all", "length", "draft", "verify", head]
     rows: list[list[Any]] = []
     for name, group in groups.items():
         per_round = max(group.rounds, 1)
@@ -399,7 +408,7 @@ def _show_groups(
                 _number(group.mean_acceptance_length, 2),
                 _number(group.draft_ms / per_round, 2),
                 _number(group.verify_ms / per_round, 2),
-                *([_number(speed[name])] if speed else []),
+                values.get(name, "–"),
             ]
         )
     show_table([Column(head, "left" if i == 0 else "right") for i, head in enumerate(heads)], rows)

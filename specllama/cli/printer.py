@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from specllama.cli import diagnostics, output
 from specllama.events import Event, Finished, Notice, ReasoningDelta, RoundDone, TextDelta
 from specllama.text import WordCount
+from specllama.verdict import words
+
+MEASURE = "specllama bench run measures it"
 
 _ENDINGS = {
     "length": "token limit",
@@ -54,6 +57,11 @@ class Printer:
                 output.write("\n")
         if self.finished is not None and not self.quiet:
             diagnostics.note(statistics_line(self.finished))
+            if (verdict := self.finished.verdict) is not None:
+                colour = {"slower": diagnostics.YELLOW, "faster": diagnostics.GREEN}
+                diagnostics.say(
+                    words(verdict, MEASURE), colour.get(verdict.answer, diagnostics.DIM)
+                )
 
     def _one(self, event: Event) -> None:
         if self.as_json:
@@ -104,16 +112,11 @@ def percent(part: float | None) -> str:
 
 
 def statistics_line(end: Finished) -> str:
-    """One line for people: speed, acceptance, latency, and how the reply ended if cut short."""
+    """One line for people: speed, latency, and how the reply ended if cut short."""
     times = end.timings
     parts = [f"{len(end.token_ids)} tokens"]
     if times.tok_per_s is not None:
         parts.append(f"{times.tok_per_s:.{1 if times.tok_per_s < 100 else 0}f} tok/s")
-    if end.draft_n:
-        length = end.mean_acceptance_length or 1.0
-        parts.append(f"accepted {percent(end.acceptance_rate)} ({length:.1f} per round)")
-    else:
-        parts.append("no speculation" if end.proposer == "none" else "nothing drafted")
     parts.append(f"first token {times.ttft_ms:.0f} ms")
     parts.append(f"{end.rounds} rounds ({end.proposer})")
     parts.append(f"seed {end.seed}")

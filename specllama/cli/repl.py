@@ -172,9 +172,9 @@ class Repl:
         diagnostics.say(
             f"{len(self.session.messages)} messages; {stats.emitted} tokens in {stats.rounds} "
             f"rounds\n"
-            f"accepted {stats.accepted} of {stats.drafted} drafted "
-            f"({percent(stats.acceptance_rate)}), mean acceptance length "
-            f"{'–' if length is None else f'{length:.2f}'}\n"
+            f"{stats.accepted} of {stats.drafted} guesses kept "
+            f"({percent(stats.acceptance_rate)}), "
+            f"{'–' if length is None else f'{length:.2f}'} tokens a round\n"
             f"by position, of all rounds: "
             f"{' '.join(map(percent, stats.per_position)) or '–'}\n"
             f"milliseconds: {stats.draft_ms:.0f} drafting, {stats.verify_ms:.0f} verifying, "

@@ -9,6 +9,7 @@ from typing import Any
 from specllama.events import RoundDone
 from specllama.stats import SpecStats
 from specllama.store.rounds import RunRecord
+from specllama.verdict import Pass, judge
 
 CSV_COLUMNS = (
     "run",
@@ -120,6 +121,11 @@ def totals(rounds: Iterable[RoundDone]) -> SpecStats:
     return stats
 
 
+def passes(rounds: Iterable[RoundDone]) -> list[Pass]:
+    """What a verdict is made of."""
+    return [Pass.of(done) for done in rounds if done.index]
+
+
 def by_source(rounds: Iterable[RoundDone]) -> dict[str, SpecStats]:
     """Counters per drafting source, in order of appearance; "none" are plain rounds."""
     out: dict[str, SpecStats] = {}
@@ -186,6 +192,7 @@ def run_dict(record: RunRecord) -> dict[str, Any]:
         "skipped_lines": record.skipped,
         "generation_s": seconds,
         "tok_per_s": tok_per_s([record]),
+        "verdict": judge(passes(record.rounds)).to_dict(),
         **stats_dict(stats),
     }
 

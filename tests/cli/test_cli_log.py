@@ -67,7 +67,7 @@ def test_show_marks_tokens_by_signs(logged) -> None:
         assert row.count("□␣wrong") == len(done.drafted) - done.accepted
         assert ("≈near-tie" in row) == done.near_tie
     assert "\x1b" not in result.out
-    assert len(logged("log", "show", "-n", "2").out.splitlines()) == 7
+    assert len(logged("log", "show", "-n", "2").out.splitlines()) == 8
     assert "no request 5" in logged("log", "show", "--turn", "5").err
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -22,14 +23,15 @@ from specllama.store.rounds import list_runs, read_run
 LONG = "The target reads all the guesses in a single pass and keeps those it agrees with. "
 
 
-def test_text_to_stdout_and_one_line_to_stderr(cli) -> None:
+def test_text_to_stdout_and_two_lines_to_stderr(cli) -> None:
     cli.reply("Paris is the capital.")
     result = cli("run", "What is the capital of France?", "--seed", "5")
     assert result.code == 0
     assert result.out == "Paris is the capital.\n"
-    (line,) = result.err.splitlines()
-    for word in ("tok/s", "accepted", "per round", "rounds", "first token", "seed 5"):
+    line, verdict = result.err.splitlines()
+    for word in ("tok/s", "rounds", "first token", "seed 5"):
         assert word in line
+    assert verdict.startswith("Not known yet: ")  # two rounds say nothing
     assert cli.engine.requests[0].prompt == [Message("user", "What is the capital of France?")]
     assert cli.engine.requests[0].params.seed == 5
     assert len(read_run(list_runs()[0]).turns) == 1
@@ -346,9 +348,21 @@ def test_thoughts_go_to_stderr_or_nowhere(cli, how: str, shown: str) -> None:
     cli.reply(THOUGHTFUL)
     result = cli("run", "Where?", "--thoughts", how)
     assert result.out == "Paris.\n"
-    *before, statistics = result.err.splitlines(keepends=True)
+    *before, statistics, _ = result.err.splitlines(keepends=True)
     assert "".join(before) == shown
     assert "tok/s" in statistics
+
+
+def test_the_last_line_says_whether_drafting_paid(cli) -> None:
+    cli.reply(Reply(LONG * 10, accept=(3,)))
+    verdict = cli("run", "x").err.splitlines()[-1]
+    assert re.fullmatch(
+        r"\d\.\d\d× faster \(±\d\.\d\d\) · 3\.9 tokens a pass · 6\d% of guesses kept", verdict
+    ), verdict
+    cli.reply(Reply(LONG * 10, accept=(0,)))
+    assert " as fast (" in cli("run", "x").err.splitlines()[-1]
+    plain = cli("run", "x", "--no-spec").err.splitlines()
+    assert len(plain) == 1
 
 
 def test_a_reply_without_an_answer_says_so(cli) -> None:

@@ -17,6 +17,8 @@ from specllama.params import GenerateParams
 from specllama.store.sessions import SessionStore, StoredMessage
 from specllama.tui.state import Preferences
 from specllama.tui.widgets.message import AssistantMessage, UserMessage
+from specllama.tui.widgets.stats_strip import MEASURE
+from specllama.verdict import details, lead
 
 LONG = " ".join(f"word{i}" for i in range(120))
 
@@ -60,7 +62,7 @@ async def test_messages_sent_during_a_reply_wait_their_turn(start: Any) -> None:
     async with start(recipe=Recipe(engine)) as d:
         await d.type("first")
         await d.pilot.press("enter")
-        await d.until(lambda: d.app.chat.strip.total.rounds == 3)
+        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
         await d.type("second")
         await d.pilot.press("enter")
         await d.until(lambda: "waiting: second" in d.shown)
@@ -74,7 +76,7 @@ async def test_escape_stops_at_once_and_keeps_the_partial_reply(start: Any) -> N
     async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
         await d.type("go")
         await d.pilot.press("enter")
-        await d.until(lambda: d.app.chat.strip.total.rounds == 3)
+        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
         await d.pilot.press("escape")
         await d.idle()
         (_, (role, reply)) = d.texts
@@ -89,7 +91,7 @@ async def test_continue_goes_on_where_the_reply_ended(start: Any) -> None:
     async with start(recipe=Recipe(GatedEngine([LONG, " and the rest."]))) as d:
         await d.type("go")
         await d.pilot.press("enter")
-        await d.until(lambda: d.app.chat.strip.total.rounds == 3)
+        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
         await d.pilot.press("escape")
         await d.idle()
         kept = d.texts[1][1]
@@ -205,10 +207,11 @@ async def test_the_strip_counts_what_the_engine_says(start: Any) -> None:
         strip = d.app.chat.strip
         done = d.app.session.last
         assert done is not None
-        assert strip.total.drafted == done.draft_n
-        assert strip.total.accepted == done.draft_n_accepted
+        assert strip.meter.verdict == done.verdict
         assert strip.used == done.prompt_n + len(done.token_ids)
-        assert f"accepted {100 * strip.meter.acceptance:.0f}%" in d.shown
+        words = " · ".join([lead(done.verdict, MEASURE), *details(done.verdict)])
+        assert words in d.shown  # below the reply
+        assert words.replace(" · ", "  ") in d.shown  # in the strip
         assert "■■□□+" in d.shown
 
 
@@ -524,7 +527,7 @@ async def test_leaving_during_a_reply_keeps_what_was_written(start: Any) -> None
     async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
         await d.type("go")
         await d.pilot.press("enter")
-        await d.until(lambda: d.app.chat.strip.total.rounds == 3)
+        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
         session = d.app.session.id
         shown = d.app.chat.query(AssistantMessage).last().text
     with SessionStore.open() as store:
@@ -533,37 +536,21 @@ async def test_leaving_during_a_reply_keeps_what_was_written(start: Any) -> None
     assert kept[-1].content.startswith(shown)
 
 
-async def test_a_fixed_window_gets_a_verdict_too(start: Any) -> None:
-    """It never takes a plain step of its own, so some are taken after the load."""
+async def test_a_losing_window_is_said_to_lose(start: Any) -> None:
     params = GenerateParams(window="fixed", draft_max=4)
     async with start(Reply(LONG, accept=(0,)), params=params) as d:
-        await d.until(lambda: d.app.chat.strip.meter.plain_ms)
-        (measured,) = d.engine.requests
-        assert not measured.params.speculate
         await d.say("go")
         assert d.app.chat.strip.loses
-        assert "0.80× plain decoding here: F9 turns it off" in d.shown
+        assert "0.80× as fast (±0.00)" in d.shown
+        assert "drafting loses here: F9 turns it off" in d.shown
         await d.pilot.press("f9")
         await d.until(lambda: "turns it off" not in d.shown)
 
 
-async def test_a_measuring_window_needs_no_plain_steps_on_purpose(start: Any) -> None:
-    async with start("Ok.") as d:
-        await d.pilot.pause()
-        assert not d.engine.requests
-
-
-async def test_a_message_waits_for_few_of_the_plain_steps(start: Any) -> None:
-    engine = GatedEngine([LONG, "Ok."], rounds=3)
-    params = GenerateParams(window="fixed", draft_max=4)
-    async with start(recipe=Recipe(engine), params=params) as d:
-        await d.until(lambda: d.engine.requests and d.engine.requests[0].rounds_done == 3)
-        d.app.chat.plain.hurry()
-        engine.gate.set()
-        await d.until(lambda: d.app.chat.strip.meter.plain_ms)
-        assert d.engine.requests[0].rounds_done == 5  # round 0, and the four that are needed
+async def test_what_nobody_measured_is_not_known_yet(start: Any) -> None:
+    async with start(Reply(LONG, plain_ms=None)) as d:
         await d.say("go")
-        assert d.texts[-1] == ("assistant", "Ok.")
+        assert "Not known yet: press F4 to measure" in d.shown
 
 
 async def test_a_thought_is_counted_and_can_be_ended(start: Any) -> None:
@@ -572,7 +559,7 @@ async def test_a_thought_is_counted_and_can_be_ended(start: Any) -> None:
         await d.say("/think low")
         await d.type("go")
         await d.pilot.press("enter")
-        await d.until(lambda: d.app.chat.strip.total.rounds == 3)
+        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
         await d.until(lambda: "thinking" in d.shown)
         await d.pilot.press("alt+a")
         await d.until(lambda: len(d.engine.requests) == 2)

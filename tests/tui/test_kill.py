@@ -45,11 +45,15 @@ async def kill_and_recover(kills: int, seed: int = 1) -> None:
             await until(pilot, lambda: app.keeper.ready)
             chat = app.chat
             for i in range(kills):
-                start = chat.strip.total.rounds
-                enough = start + rng.randint(1, 40)
+                enough = rng.randint(1, 40)
                 chat.prompt.put(f"question {i}")
                 await pilot.press("enter")
-                await until(pilot, lambda enough=enough: chat.strip.total.rounds >= enough)  # type: ignore[misc]
+                await until(
+                    pilot,
+                    lambda enough=enough: (
+                        chat.live_record and len(chat.live_record.rounds) >= enough
+                    ),
+                )  # type: ignore[misc]
                 assert app.keeper.host.pid is not None  # type: ignore[attr-defined]
                 os.kill(app.keeper.host.pid, signal.SIGKILL)  # type: ignore[attr-defined]
                 await until(pilot, lambda: not chat.busy)

@@ -21,6 +21,7 @@ from specllama.events import (
     Started,
     TextDelta,
     Timings,
+    Verdict,
     event_from_dict,
 )
 
@@ -39,9 +40,10 @@ def strategy_for(hint: Any) -> st.SearchStrategy[Any]:
         return st.text()
     if hint is bool:
         return st.booleans()
-    if hint is Timings:
-        names = get_type_hints(Timings)
-        return st.builds(Timings, **{n: strategy_for(h) for n, h in names.items()})
+    if hint in (Timings, Verdict):
+        names = get_type_hints(hint)
+        names.pop("type", None)
+        return st.builds(hint, **{n: strategy_for(h) for n, h in names.items()})
     if getattr(hint, "__origin__", None) is tuple:
         return st.lists(strategy_for(args[0]), max_size=4).map(tuple)
     if type(None) in args:

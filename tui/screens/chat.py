@@ -17,23 +17,22 @@ from specllama.errors import SpecllamaError, UsageError
 from specllama.interface import EngineInfo
 from specllama.params import GenerateParams
 from specllama.session import Session
-from specllama.stats import SpecStats
 from specllama.store.sessions import SessionStore
 from specllama.text import sanitize_line
 from specllama.tui import keymap
 from specllama.tui.bridge import Pace
 from specllama.tui.keeper import EngineKeeper, loading_words
+from specllama.tui.measure import drafts_differently
 from specllama.tui.messages import (
     ActionAsked,
     EngineFailed,
     InkChanged,
-    PlainMeasured,
     PromptSubmitted,
     TurnAction,
 )
+from specllama.tui.race import Board
 from specllama.tui.record import Record, finished_from
 from specllama.tui.screens.turn import TurnScreen
-from specllama.tui.speedup import drafts_differently
 from specllama.tui.state import DraftFile, History, Preferences
 from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMessage
 from specllama.tui.widgets.prompt import Prompt
@@ -67,6 +66,7 @@ class ChatScreen(TurnScreen):
         self.store = store
         self.prefs = prefs
         self.view = prefs.view
+        self.board = Board()
         self.editing: int | None = None
         self._before_edit = ""
 
@@ -415,8 +415,6 @@ class ChatScreen(TurnScreen):
         self._forget_measures(info)
         if self.queue:
             await self.send_queued()
-        elif self._never_plain():
-            self.plain.take(quiet=True)
 
     async def engine_failed(self, event: EngineFailed) -> None:
         """Say in one note that a load failed, or that the previous pair is back."""
@@ -433,37 +431,10 @@ class ChatScreen(TurnScreen):
         self.refresh_top()
         self.refresh_strip()
 
-    def action_measure_plain(self) -> None:
-        if self.keeper.ready:
-            self.when_idle(self.plain.take)
-        else:
-            self.notify("Load a model first")
-
-    def _never_plain(self) -> bool:
-        """A window of fixed length never takes a plain step to compare with, so some are taken
-        while the cache is empty and the user reads or types."""
-        params = self.session.params
-        drafts = params.speculate and params.proposer != "none" and params.draft_max != 0
-        return params.window == "fixed" and drafts
-
-    @on(PlainMeasured)
-    def _plain_measured(self, event: PlainMeasured) -> None:
-        for ms in event.steps_ms:
-            self.strip.meter.observe_plain(ms)
-        self.refresh_strip()
-        if event.quiet:
-            return
-        if event.error is not None:
-            self.notify(event.error.message, severity="error", markup=False)
-        elif event.steps_ms:
-            n = len(event.steps_ms)
-            speed = 1000 * n / sum(event.steps_ms)
-            self.notify(f"Plain decoding: {speed:.1f} tok/s over {n} tokens")
-
     def _forget_measures(self, info: EngineInfo) -> None:
         """With another pair, what was measured on the old one no longer holds."""
         self.strip.meter.clear()
-        self.strip.total = SpecStats()
+        self.board.runs.clear()
         self.query_one(RoundsRow).clear()
         self.strip.window = self.strip.ttft_ms = None
         self.strip.n_ctx = info.target.n_ctx

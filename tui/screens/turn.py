@@ -16,7 +16,6 @@ from specllama.session import Session
 from specllama.tui.bridge import Batch, Pace, Turn, processor
 from specllama.tui.keeper import EngineKeeper, loading_words
 from specllama.tui.messages import RecordGrew, TurnWoke
-from specllama.tui.plain import PlainSteps
 from specllama.tui.record import Record
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.message import AssistantMessage, UserMessage
@@ -34,7 +33,6 @@ class TurnScreen(Inked, Screen[None]):
         super().__init__()
         self.session = session
         self.keeper = keeper
-        self.plain = PlainSteps(keeper.host, self.post_message)
         self.pace = pace
         self.strip = StripState()
         self.turn: Turn | None = None
@@ -135,7 +133,6 @@ class TurnScreen(Inked, Screen[None]):
         self._live = reply
         self.query_one(RoundsRow).clear()
         self.strip.prefill = None
-        self.plain.hurry()
         self.turn = Turn(events, cancel, self._wake)
         self.turn.start()
         self._used_by_last = None
@@ -195,7 +192,6 @@ class TurnScreen(Inked, Screen[None]):
             record.add(batch.rounds)
             for done in batch.rounds:
                 strip.meter.observe(done)
-                strip.total.observe(done)
                 if done.index == 0:
                     strip.ttft_ms = 1000 * done.t_s
             last = batch.rounds[-1]

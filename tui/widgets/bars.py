@@ -1,4 +1,4 @@
-"""Slider, bar chart and stacked bar, drawn with characters."""
+"""Slider and bar chart, drawn with characters."""
 
 from __future__ import annotations
 
@@ -106,11 +106,20 @@ class Slider(Inked, Widget, can_focus=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A measurement and the interval that it lies in."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class Series:
     """A chart's data: bars for the model, marks for what was measured, None where nothing was."""
 
     bars: Sequence[float] = ()
-    marks: Sequence[float | None] = ()
+    marks: Sequence[Mark | None] = ()
     selected: int = 0
 
 
@@ -132,7 +141,7 @@ class SpeedChart(Inked, Widget):
         axis = 5
         slot = max(2, min(7, (size.width - axis) // len(bars)))
         bars = bars[: (size.width - axis) // slot]
-        marks = [m for m in self.series.marks if m is not None]
+        marks = [m.value for m in self.series.marks if m is not None]
         top = max([1.0, *bars, *marks]) * 1.08
         # A peak needs its mark even if the bar touches the top.
         level: Callable[[float], float] = lambda value: value / top * rows  # noqa: E731
@@ -182,10 +191,11 @@ class SpeedChart(Inked, Widget):
             else:
                 cell, style = (glyphs.dot if row == one else " ") * width, ink.muted
             mark = self.series.marks[k] if k < len(self.series.marks) else None
-            if mark is not None and max(1, math.ceil(level(mark))) == row:
+            at = 0 if mark is None else max(1, math.ceil(level(mark.value)))
+            if mark is not None and _within(row, level(mark.low), level(mark.high), at):
                 middle = (width - 1) // 2
                 parts.append((cell[:middle], style))
-                parts.append((glyphs.diamond, ink.mark))
+                parts.append((glyphs.diamond if at == row else glyphs.whisker, ink.mark))
                 parts.append((cell[middle + 1 : width], style))
             else:
                 parts.append((cell[:width], style))
@@ -193,40 +203,6 @@ class SpeedChart(Inked, Widget):
         return Content.assemble(*parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    label: str
-    ms: float
-    style: str
-
-
-class StackedBar(Inked, Widget):
-    """Where the time of a request went: one bar, one line of words."""
-
-    DEFAULT_CSS = """
-    StackedBar { height: 2; }
-    """
-
-    parts: reactive[tuple[Part, ...]] = reactive(())
-    title: reactive[str] = reactive("")
-    short_title = ""
-
-    def render(self) -> Content:
-        parts = [p for p in self.parts if math.isfinite(p.ms) and p.ms > 0]
-        total = sum(p.ms for p in parts)
-        if total <= 0:
-            return Content.assemble((f"{self.title} not measured yet", self.ink.muted))
-        width = self.content_size.width
-        shades = "█▓▒░" if not self.glyphs.ascii else "#=-."
-        cells = [max(1, round(p.ms / total * width)) for p in parts]
-        cells[max(range(len(cells)), key=cells.__getitem__)] += width - sum(cells)
-        bar = [
-            (shades[i % len(shades)] * max(0, n), p.style)
-            for i, (p, n) in enumerate(zip(parts, cells, strict=True))
-        ]
-        title = self.title if width >= 70 else self.short_title
-        words: list[tuple[str, str]] = [(f"{title} {total:.0f} ms", "bold")]
-        for i, part in enumerate(parts):
-            words.append(("  " + shades[i % len(shades)] + " ", part.style))
-            words.append((f"{part.label} {part.ms:.0f}", self.ink.muted))
-        return Content.assemble(*bar, "\n", *words)
+def _within(row: int, low: float, high: float, at: int) -> bool:
+    """Whether the mark at row ``at`` or its whisker stands in this row."""
+    return row == at or math.ceil(low) <= row <= math.ceil(high)

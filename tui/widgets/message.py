@@ -16,9 +16,11 @@ from specllama.text import WordCount, sanitize, sanitize_line
 from specllama.tui.messages import TurnAction
 from specllama.tui.reading import PlainGuard, parser
 from specllama.tui.record import Record
+from specllama.tui.themes import Glyphs
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.drafted import DraftedView
-from specllama.tui.widgets.stats_strip import duration, percent, rate
+from specllama.tui.widgets.stats_strip import MEASURE, duration, rate
+from specllama.verdict import Pass, by_source, details, lead
 
 FOLD_CHARS = 3000
 CHUNK_CHARS = 4000
@@ -89,7 +91,8 @@ class MessageView(Inked, Vertical, can_focus=True):
         Binding("s", "turn('reseed')", "New seed", id="turn.reseed"),
         Binding("c", "turn('continue')", "Continue", id="turn.continue"),
         Binding("y", "turn('copy')", "Copy", id="turn.copy"),
-        Binding("b", "turn('copy_code')", "Copy code", id="turn.copy_code"),
+        Binding("b", "turn('race')", "Race", id="turn.race"),
+        Binding("x", "turn('copy_code')", "Copy code", id="turn.copy_code"),
         Binding("i", "turn('inspect')", "Inspect", id="turn.inspect"),
         Binding("d", "turn('view')", "As drafted", id="turn.view", show=False),
         Binding("u,ctrl+z", "turn('undo')", "Undo", id="turn.undo", show=False),
@@ -341,25 +344,36 @@ class AssistantMessage(MessageView):
 
 
 def footer_line(widget: Inked, done: Finished, record: Record, width: int) -> Content:
-    """The figures kept below a finished reply, in lines of ``width`` columns."""
-    ink, dot = widget.ink, f" {widget.glyphs.dot} "
+    """Below a finished reply: its figures in lines of ``width`` columns, then whether drafting
+    paid."""
+    ink, glyphs = widget.ink, widget.glyphs
+    dot = f" {glyphs.dot} "
     tokens = len(done.token_ids)
     parts = [f"{tokens} token{'s' if tokens != 1 else ''}", f"{rate(record.tokens_per_s())} tok/s"]
-    if done.draft_n:
-        mean = done.mean_acceptance_length
-        parts.append(f"{percent(done.acceptance_rate)} accepted")
-        if mean is not None:
-            parts.append(f"{mean:.2f}/round")
-    else:
+    if done.verdict is None:
         parts.append("plain")
     parts.append(f"TTFT {duration(done.timings.ttft_ms)}")
     with_seed = [*parts, f"seed {done.seed}"]
     # A drawn seed is long, and the log has it: not worth another line.
     if done.seed < SHORT_SEED or len(dot.join(with_seed)) // width == len(dot.join(parts)) // width:
         parts = with_seed
-    words: list[tuple[str, str]] = [(dot.join(parts), ink.muted)]
+    line: list[tuple[str, str]] = [(dot.join(parts), ink.muted)]
     if done.near_ties:
-        words.append((f"{dot}{done.near_ties} near-ties", ink.warn))
+        line.append((f"{dot}{done.near_ties} near-ties", ink.warn))
     if (why := REASONS.get(done.reason)) is not None:
-        words.insert(0, (f"{why}{dot}", ink.warn if done.reason != "stop_string" else ink.muted))
-    return Content.assemble(*words)
+        line.insert(0, (f"{why}{dot}", ink.warn if done.reason != "stop_string" else ink.muted))
+    if (verdict := done.verdict) is not None:
+        style = ink.verdict(verdict.answer)
+        line.append((f"\n{glyphs.text(lead(verdict, MEASURE))}", style))
+        rest = details(verdict) + sources(record, widget.glyphs)
+        line += [(f"{dot}{words}", ink.muted) for words in rest]
+    return Content.assemble(*line)
+
+
+def sources(record: Record, glyphs: Glyphs) -> list[str]:
+    """What each source gained by itself, where there are several."""
+    passes = [Pass.of(done) for done in record.rounds if done.index]
+    found = {source: one.ratio for source, one in by_source(passes).items() if one.ratio}
+    if len(found) < 2:
+        return []
+    return [f"{glyphs.label(source)} {ratio:.2f}{glyphs.times}" for source, ratio in found.items()]

@@ -11,10 +11,12 @@ from textual.content import Content
 from textual.widget import Widget
 
 from specllama.events import PrefillProgress
-from specllama.stats import SpecStats
 from specllama.text import sanitize_line
 from specllama.tui.measure import Meter
 from specllama.tui.widgets.base import Inked
+from specllama.verdict import details, lead
+
+MEASURE = "press F4 to measure"
 
 
 @dataclass(slots=True)
@@ -22,7 +24,6 @@ class StripState:
     """Everything the strip shows, as the chat screen knows it."""
 
     meter: Meter = field(default_factory=Meter)
-    total: SpecStats = field(default_factory=SpecStats)
     busy: bool = False
     speculate: bool = True
     source: str = ""
@@ -42,11 +43,8 @@ class StripState:
 
     @property
     def loses(self) -> bool:
-        """Whether speculation is surely slower than plain decoding, yet still on."""
-        if not self.speculate or self.meter.drafting < 0.5:
-            return False
-        speedup = self.meter.speedup
-        return speedup is not None and speedup.verdict == "slower"
+        """Whether drafting is surely slower than plain decoding, yet still on."""
+        return self.speculate and self.meter.verdict.answer == "slower"
 
 
 def percent(value: float | None) -> str:
@@ -80,68 +78,48 @@ class StatsStrip(Inked, Widget):
         width = self.content_size.width
         if self.state.prefill is not None and self.state.busy:
             return self._prefill(width)
-        cells = self._cells()
         gap = "   " if width >= 124 else "  "
         line = Content("")
-        for cell in cells:
-            joined = Content.assemble(line, gap, cell) if line.plain else cell
-            if joined.cell_length > width:
-                continue
-            line = joined
+        for forms in self._cells():
+            for cell in forms:  # the longest that fits
+                joined = Content.assemble(line, gap, cell) if line.plain else cell
+                if joined.cell_length <= width:
+                    line = joined
+                    break
         return line
 
-    def _cells(self) -> list[Content]:
+    def _cells(self) -> list[list[Content]]:
+        """What is worth showing, the most telling first, each in forms that get shorter."""
         s, ink, glyphs = self.state, self.ink, self.glyphs
         meter = s.meter
-        wide = self.content_size.width >= 100
-        cells = [
-            Content.assemble((rate(meter.tokens_per_s), ink.strong), (" tok/s", ink.muted)),
-            self._speedup(wide),
-        ]
-        if not s.speculate:
-            cells.append(Content.assemble(("speculation off", ink.warn)))
-        else:
-            both = [(percent(meter.acceptance), ink.strong)]
-            if wide:
-                total = percent(s.total.acceptance_rate)
-                both.append((f" ({total} all)", ink.muted))
-            cells.append(Content.assemble((_word(wide, "accepted ", "acc "), ink.muted), *both))
-        used = s.filled or 0.0
-        context_style = ink.bad if used >= 0.95 else ink.warn if used >= 0.8 else ""
-        context = [("ctx ", ink.muted)]
-        if wide:
-            full, rest = glyphs.meter(used, 6)
-            context += [(full, context_style or ink.accent), (rest, ink.muted), (" ", "")]
-            context.append(("–" if s.filled is None else f"{s.used}/{s.n_ctx}", context_style))
-        else:
-            context.append((percent(s.filled), context_style))
-        mean = meter.mean_length
-        bars = glyphs.spark(meter.acceptance_by_position[:8])
-        window = "–" if s.window is None else str(s.window)
-        cells += [
-            Content.assemble(
-                ("–" if mean is None else f"{mean:.2f}", ""),
-                ("/round", ink.muted),
-            ),
-            Content.assemble(*context),
-        ]
-        if bars and s.speculate:
-            cells.append(Content.assemble(("by pos ", ink.muted), (bars, ink.accent)))
+        speed = Content.assemble((rate(meter.tokens_per_s), ink.strong), (" tok/s", ink.muted))
+        cells = [[speed]]
         if s.speculate:
-            cells.append(Content.assemble(("window ", ink.muted), (window, "")))
-        cells.append(Content.assemble(("TTFT ", ink.muted), (duration(s.ttft_ms), "")))
+            verdict = meter.verdict
+            style = ink.verdict(verdict.answer)
+            first = glyphs.text(lead(verdict, MEASURE))
+            leads = [first, first.partition(":")[0], first.partition(" (")[0]]
+            cells.append([Content.assemble((words, style)) for words in leads])
+        else:
+            cells.append([Content.assemble(("speculation off", ink.warn))])
+        used = s.filled or 0.0
+        style = ink.bad if used >= 0.95 else ink.warn if used >= 0.8 else ""
+        full, rest = glyphs.meter(used, 6)
+        count = "–" if s.filled is None else f"{s.used}/{s.n_ctx}"
+        bar = [(full, style or ink.accent), (rest, ink.muted), (f" {count}", style)]
+        forms = [bar] if self.content_size.width >= 100 else []
+        forms.append([(percent(s.filled), style)])
+        cells.append([Content.assemble(("ctx ", ink.muted), *form) for form in forms])
+        if s.speculate:
+            cells += [[Content.assemble((words, ink.muted))] for words in details(meter.verdict)]
+        cells.append([Content.assemble(("TTFT ", ink.muted), (duration(s.ttft_ms), ""))])
+        bars = glyphs.spark(meter.acceptance_by_position[:8])
+        if bars and s.speculate:
+            cells.append([Content.assemble(("by depth ", ink.muted), (bars, ink.accent))])
+        if s.speculate:
+            window = "–" if s.window is None else str(s.window)
+            cells.append([Content.assemble(("window ", ink.muted), (window, ""))])
         return cells
-
-    def _speedup(self, wide: bool) -> Content:
-        """Grey while unsure, green if it wins, amber if it loses."""
-        ink, speed = self.ink, self.state.meter.speedup if self.state.speculate else None
-        if speed is None:
-            return Content.assemble((f"–{self.glyphs.times} plain", ink.muted))
-        style = {"faster": ink.good, "slower": ink.warn, "unsure": ink.muted}[speed.verdict]
-        parts = [(f"{speed.ratio:.2f}{self.glyphs.times}", style), (" plain", ink.muted)]
-        if wide:
-            parts.insert(1, (f" ({speed.low:.2f}-{speed.high:.2f})", ink.muted))
-        return Content.assemble(*parts)
 
     def _prefill(self, width: int) -> Content:
         progress = self.state.prefill
@@ -183,18 +161,11 @@ class WhyLine(Inked, Widget):
             )
             left = max(0, s.n_ctx - s.used)
             return Content.assemble((f"{left} tokens of context left, {then}", ink.warn))
-        if s.loses and s.meter.speedup is not None:
-            now = f"{s.meter.speedup.ratio:.2f}{glyphs.times}"
-            return Content.assemble(
-                (f"speculation is {now} plain decoding here: F9 turns it off", ink.warn)
-            )
+        if s.loses:
+            return Content.assemble(("drafting loses here: F9 turns it off", ink.warn))
         if not s.speculate:
             return Content.assemble(("plain decoding by your choice: F9 turns it on", ink.muted))
         if not s.reason:
             return Content("")
         lead = f"{glyphs.label(s.source)}: " if s.source not in ("", "none") else ""
         return Content.assemble((lead, ink.source(s.source)), (sanitize_line(s.reason), ink.muted))
-
-
-def _word(wide: bool, long: str, short: str) -> str:
-    return long if wide else short

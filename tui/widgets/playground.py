@@ -9,19 +9,20 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
-from specllama.events import Timings
-from specllama.tui.measure import MAX_K, MeasuredPair, SpeedModel
-from specllama.tui.screens.base import Page
-from specllama.tui.speedup import Speedup
-from specllama.tui.widgets.bars import Part, Series, Slider, SpeedChart, StackedBar
+from specllama.events import Verdict
+from specllama.tui.measure import MAX_K, SpeedModel
+from specllama.tui.widgets.bars import Mark, Series, Slider, SpeedChart
+from specllama.tui.widgets.base import Inked
+from specllama.verdict import lead
 
 LENGTHS_SHOWN = 4
 
 
-class PlaygroundScreen(Page):
-    TITLE = "Playground"
+class Playground(Inked, Vertical):
+    """Bars are the model; a diamond with its whisker is a measurement."""
+
     HELP = """
     α is the chance that a drafted token is accepted, c the cost of one draft step and β the cost
     of each further row of a target pass, both in target steps; k is how many tokens are drafted.
@@ -29,9 +30,9 @@ class PlaygroundScreen(Page):
     Expected tokens per round are (1 − α^(k+1)) / (1 − α), the speed-up is that divided by
     1 + k·c + k·β. Speculation pays if and only if α > c + β, and never gets past 1 / (c + β).
 
-    Bars are the model. A diamond is a measurement of this session: the speed of your pair's rounds
-    that drafted k tokens, over that of its plain steps; where few were seen there is none. M puts
-    the sliders on your pair's figures, so that the two can be compared.
+    Bars are the model. A diamond is a measurement: the speed of rounds that drafted k tokens, over
+    that of plain steps, with the interval that it lies in. M puts the sliders on your pair's
+    figures, so that the two can be compared.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -40,46 +41,32 @@ class PlaygroundScreen(Page):
         Binding("tab", "app.focus_next", "Next slider", show=False),
     ]
 
-    def __init__(
-        self,
-        pair: MeasuredPair | None,
-        measured: Mapping[int, Speedup],
-        timings: Timings | None,
-    ) -> None:
-        super().__init__()
-        self.pair = pair
-        self.measured = measured
-        self.timings = timings
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.pair: SpeedModel | None = None
+        self.measured: Mapping[int, Verdict] = {}
         # Without a measurement: a draft a tenth of the target, on a machine with some headroom.
         self.model = SpeedModel(0.7, 0.1, 0.05)
         self.k = 4
 
-    def compose_page(self) -> ComposeResult:
+    def compose(self) -> ComposeResult:
+        glyphs = self.glyphs
         with Horizontal(id="playground"):
             with Vertical(id="playground-main"):
-                glyphs = self.glyphs
                 yield Slider(glyphs.alpha, 0.7, 0.0, 0.99, 0.01, hint="acceptance", id="alpha")
                 yield Slider("c", 0.1, 0.0, 1.0, 0.01, hint="cost of a draft step", id="c")
                 yield Slider(glyphs.beta, 0.05, 0.0, 1.0, 0.01, hint="cost of a row", id="beta")
                 yield Slider("k", 4, 0, MAX_K, 1, hint="tokens drafted", form=".0f", id="k")
                 yield SpeedChart()
             yield Static(id="verdict", markup=False)
-        yield StackedBar(id="ttft")
-        yield Footer()
 
     def on_mount(self) -> None:
-        super().on_mount()
-        bar = self.query_one(StackedBar)
-        bar.title, bar.short_title = "Time to first token", "TTFT"
-        t = self.timings
-        if t is not None:
-            bar.parts = (
-                Part("tokenize", t.tokenize_ms, "$secondary"),
-                Part("prompt", t.prefill_ms, "$primary"),
-                Part("first step", t.first_decode_ms, "$success"),
-            )
-        self.query_one("#alpha").focus()
-        if self.pair is not None:
+        self._show()
+
+    def measure(self, pair: SpeedModel | None, measured: Mapping[int, Verdict]) -> None:
+        """Figures of the user's pair; the first put the sliders on them."""
+        first, self.pair, self.measured = self.pair is None, pair, measured
+        if first and pair is not None:
             self.action_mine()
         self._show()
 
@@ -91,7 +78,7 @@ class PlaygroundScreen(Page):
 
     def action_mine(self) -> None:
         if self.pair is None:
-            self.notify("Nothing measured yet: send a message with drafting on, then come back.")
+            self.notify("Nothing measured yet: Enter measures")
             return
         self.query_one("#alpha", Slider).value = min(0.99, self.pair.alpha)
         self.query_one("#c", Slider).value = self.pair.c
@@ -103,7 +90,7 @@ class PlaygroundScreen(Page):
 
     def _show(self) -> None:
         ks = range(MAX_K + 1)
-        marks = [self.measured[k].ratio if k in self.measured else None for k in ks]
+        marks = [_mark(self.measured.get(k)) for k in ks]
         self.query_one(SpeedChart).series = Series(
             [self.model.speedup(k) for k in ks], marks, self.k
         )
@@ -120,8 +107,8 @@ class PlaygroundScreen(Page):
             (f"  best k={best}: {top:.2f}{x}", ink.muted),
         ]
         if self.measured:
-            mine, speed_up = self._best_measured()
-            words = f"  {self.glyphs.diamond} yours k={mine}: {speed_up.ratio:.2f}{x}"
+            mine = max(self.measured, key=self._ratio)
+            words = f"  {self.glyphs.diamond} yours k={mine}: {self._ratio(mine):.2f}{x}"
             parts.append((words, ink.mark))
         return Content.assemble(*parts)
 
@@ -157,31 +144,33 @@ class PlaygroundScreen(Page):
         parts += self._mine()
         return Content.assemble(*parts)
 
-    def _best_measured(self) -> tuple[int, Speedup]:
-        return max(self.measured.items(), key=lambda item: item[1].ratio)
+    def _ratio(self, k: int) -> float:
+        return self.measured[k].ratio or 0.0
 
     def _mine(self) -> list[tuple[str, str]]:
         ink, g, pair = self.ink, self.glyphs, self.pair
         out = [(f"{g.diamond} Your pair, measured here\n", ink.mark)]
         if not self.measured:
-            out.append(("Not yet. Send a message with drafting on,\nthen come back.\n", ink.muted))
-        best = sorted(self.measured, key=lambda k: -self.measured[k].ratio)[:LENGTHS_SHOWN]
+            out.append(("Not yet: Enter measures 2 to 8.\n", ink.muted))
+        best = sorted(self.measured, key=self._ratio, reverse=True)[:LENGTHS_SHOWN]
         for k in sorted(best):
-            speed = self.measured[k]
-            style = {"faster": ink.good, "slower": ink.warn, "unsure": ink.muted}[speed.verdict]
-            out.append((f"k = {k:<2} {speed.ratio:.2f}{g.times}", style))
-            out.append((f"  ({speed.low:.2f}-{speed.high:.2f})\n", ink.muted))
+            one = self.measured[k]
+            out.append((f"k = {k:<2} {g.text(lead(one, ''))}\n", ink.verdict(one.answer)))
         if pair is None:
             return out
-        rows = ", ".join(f"v({n}) {cost:.2f}" for n, cost in list(pair.v.items())[1:5])
         top, predicted = pair.best()
         out += [
             ("\nIts figures in the model (M)\n", "bold"),
             (f"{g.alpha} {pair.alpha:.2f}  c {pair.c:.2f}  {g.beta} {pair.beta:.2f}\n", ""),
-            (f"step {pair.step_ms:.1f} ms  {rows}\n", ink.muted),
         ]
         if top:
             out.append((f"predict {predicted:.2f}{g.times} at k = {top}", ""))
         else:
             out.append(("predict that no draft pays", ink.warn))
         return out
+
+
+def _mark(verdict: Verdict | None) -> Mark | None:
+    if verdict is None or verdict.ratio is None:
+        return None
+    return Mark(verdict.ratio, verdict.low or verdict.ratio, verdict.high or verdict.ratio)

@@ -1,0 +1,220 @@
+"""Races: one prompt answered in several ways, one after the other, and what came of it.
+
+Every run begins with an empty cache, the same seed and the same length, so the runs differ in
+nothing but how they draft. Their times are the engine's own: a race is replayed from them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from textual.message import Message
+
+from specllama.cancel import Cancel
+from specllama.errors import EngineError, SpecllamaError
+from specllama.events import Finished, RoundDone, Verdict
+from specllama.interface import EngineInfo, EngineLike, Prompt
+from specllama.params import GenerateParams
+from specllama.store.rounds import RoundLog, logged
+from specllama.verdict import Pass, judge
+
+PLAIN, DRAFTED = "plain", "drafted"
+TOKENS = 128  # of a race, unless the settings say fewer
+LENGTHS = range(2, 9)
+WORTH = 1.03  # times the speed of today's settings; less is no reason to change them
+
+
+@dataclass(slots=True)
+class Run:
+    """One answer to a prompt. ``group`` are the runs that are compared with each other."""
+
+    name: str
+    prompt: Prompt
+    params: GenerateParams
+    group: str = ""
+    rounds: list[RoundDone] = field(default_factory=list)
+    finished: Finished | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for done in self.rounds for token in done.emitted]
+
+    @property
+    def ttft_s(self) -> float:
+        return self.rounds[0].t_s if self.rounds else 0.0
+
+    @property
+    def end_s(self) -> float:
+        return self.rounds[-1].t_s if self.rounds else 0.0
+
+    def until(self, seconds: float) -> list[RoundDone]:
+        """The rounds that had ended by then."""
+        return [done for done in self.rounds if done.t_s <= seconds]
+
+    @property
+    def passes(self) -> list[Pass]:
+        return [Pass.of(done) for done in self.rounds if done.index]
+
+    @property
+    def singles(self) -> list[float]:
+        return [one.pass_ms for one in self.passes if not one.drafted]
+
+    def against(self, plain: Run) -> Verdict:
+        return judge(self.passes, plain.singles)
+
+    def same(self, plain: Run) -> tuple[int, int]:
+        """How many tokens are those of plain decoding from the start on, and of how many."""
+        mine, theirs = self.tokens, plain.tokens
+        pairs = zip(mine, theirs, strict=False)
+        length = min(len(mine), len(theirs))
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), length), max(
+            len(mine), len(theirs)
+        )
+
+
+def plain_and(
+    prompt: Prompt, params: GenerateParams, ways: Iterable[tuple[str, GenerateParams]], group: str
+) -> list[Run]:
+    """Plain decoding first, then each way to draft: same prompt, seed and length."""
+    tokens = min(params.max_tokens or TOKENS, TOKENS)
+    base = params.replace(max_tokens=tokens, seed=params.seed if params.seed is not None else 1)
+    same = {"max_tokens": tokens, "seed": base.seed}
+    plain = base.replace(speculate=False, proposer="none")
+    return [
+        Run(PLAIN, prompt, plain, group),
+        *(Run(name, prompt, way.replace(**same), group) for name, way in ways),
+    ]
+
+
+def drafted(params: GenerateParams) -> GenerateParams:
+    """Today's settings, with drafting on."""
+    proposer = "auto" if params.proposer == "none" else params.proposer
+    reach = None if params.draft_max == 0 else params.draft_max
+    return params.replace(speculate=True, proposer=proposer, draft_max=reach)
+
+
+@dataclass
+class RaceMoved(Message):
+    """A run has new rounds."""
+
+    run: Run
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, RaceMoved) and message.run is self.run
+
+
+@dataclass
+class RaceEnded(Message):
+    """All runs are over, or ``error`` says why not; ``stopped`` that somebody left."""
+
+    runs: list[Run]
+    error: SpecllamaError | None = None
+    stopped: bool = False
+
+
+class Racing:
+    """Runs them in a thread of its own, and tells what happens.
+
+    Args:
+        log: keep the rounds, so that the track record of each method counts them.
+    """
+
+    def __init__(
+        self, engine: EngineLike, tell: Callable[[Message], object], *, log: bool = True
+    ) -> None:
+        self._engine, self._tell, self._log = engine, tell, log
+        self._cancel = Cancel()
+        self.thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
+
+    def start(self, runs: Sequence[Run]) -> None:
+        self._cancel = Cancel()
+        self.thread = threading.Thread(
+            target=self._all, args=(list(runs), self._cancel), name="specllama-race", daemon=True
+        )
+        self.thread.start()
+
+    def stop(self) -> None:
+        self._cancel.set()
+
+    def _all(self, runs: list[Run], cancel: Cancel) -> None:
+        error: SpecllamaError | None = None
+        try:
+            for run in runs:
+                if not cancel.is_set():
+                    self._one(run, cancel)
+        except SpecllamaError as caught:
+            error = caught
+        except Exception as caught:
+            error = EngineError(f"{type(caught).__name__}: {caught}")
+        self._tell(RaceEnded(runs, error, cancel.is_set()))
+
+    def _one(self, run: Run, cancel: Cancel) -> None:
+        empty = GenerateParams(max_tokens=1, speculate=False, proposer="none", seed=1)
+        for _ in self._engine.generate(".", empty, cancel=cancel):
+            pass  # nothing of the prompt is left in the cache
+        params = run.params.on_card(self._engine.info.target.card)
+        log = RoundLog.open(self._engine.info, params, command="race") if self._log else None
+        try:
+            events = self._engine.generate(run.prompt, params, cancel=cancel)
+            for event in logged(events, log, params):
+                if isinstance(event, RoundDone):
+                    run.rounds.append(event)
+                    self._tell(RaceMoved(run))
+                elif isinstance(event, Finished):
+                    run.finished = event
+        finally:
+            if log is not None:
+                log.close()
+
+
+@dataclass(slots=True)
+class Board:
+    """What was raced with the loaded pair, by tab; it outlives the page."""
+
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+
+    def plain(self, tab: str, group: str = "") -> Run | None:
+        return next(
+            (r for r in self.runs.get(tab, ()) if r.name == PLAIN and r.group == group), None
+        )
+
+    def ways(self, tab: str, group: str = "") -> list[Run]:
+        """What was run against plain decoding, as far as it came."""
+        return [
+            r
+            for r in self.runs.get(tab, ())
+            if r.name != PLAIN and r.group == group and r.finished is not None
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to change, and why; ``params`` None leaves everything as it is."""
+
+    words: str
+    params: GenerateParams | None = None
+
+
+def advise(now: GenerateParams, plain: Run, ways: Sequence[Run], info: EngineInfo) -> Advice:
+    """The fastest way that was surely faster, unless today's is as good."""
+    judged = [(run, run.against(plain)) for run in ways if run.rounds]
+    surely = [(one.ratio or 0.0, run) for run, one in judged if one.answer == "faster"]
+    mine = next((one for run, one in judged if run.name == DRAFTED), None)
+    mine_ratio = 1.0 if mine is None or mine.ratio is None else mine.ratio
+    if surely:
+        ratio, best = max(surely, key=lambda item: item[0])
+        if not now.speculate or (best.name != DRAFTED and ratio > WORTH * mine_ratio):
+            params = best.params.replace(max_tokens=now.max_tokens, seed=now.seed)
+            return Advice(f"A takes {best.name}: {ratio:.2f}× here", params)
+        return Advice("Keep it as it is: nothing measured here is faster")
+    if mine is not None and mine.answer == "slower" and now.speculate:
+        return Advice("A turns drafting off: it loses here", now.replace(speculate=False))
+    if mine is not None and mine.answer == "off":
+        return Advice("Keep it as it is: drafting stays off by itself until it pays")
+    return Advice("No clear winner yet: R races again, and a longer reply says more")
