@@ -15,7 +15,7 @@ from textual.message import Message
 from specllama.cancel import Cancel
 from specllama.errors import EngineError, SpecllamaError
 from specllama.events import Finished, RoundDone, Verdict
-from specllama.interface import EngineInfo, EngineLike, Prompt
+from specllama.interface import EngineLike, Prompt
 from specllama.params import GenerateParams
 from specllama.store.rounds import RoundLog, logged
 from specllama.verdict import Pass, judge
@@ -23,7 +23,6 @@ from specllama.verdict import Pass, judge
 PLAIN, DRAFTED = "plain", "drafted"
 TOKENS = 128  # of a race, unless the settings say fewer
 LENGTHS = range(2, 9)
-WORTH = 1.03  # times the speed of today's settings; less is no reason to change them
 
 
 @dataclass(slots=True)
@@ -107,11 +106,9 @@ class RaceMoved(Message):
 
 @dataclass
 class RaceEnded(Message):
-    """All runs are over, or ``error`` says why not; ``stopped`` that somebody left."""
+    """All runs are over, or ``error`` says why not."""
 
-    runs: list[Run]
     error: SpecllamaError | None = None
-    stopped: bool = False
 
 
 class Racing:
@@ -152,7 +149,7 @@ class Racing:
             error = caught
         except Exception as caught:
             error = EngineError(f"{type(caught).__name__}: {caught}")
-        self._tell(RaceEnded(runs, error, cancel.is_set()))
+        self._tell(RaceEnded(error))
 
     def _one(self, run: Run, cancel: Cancel) -> None:
         empty = GenerateParams(max_tokens=1, speculate=False, proposer="none", seed=1)
@@ -201,18 +198,18 @@ class Advice:
     params: GenerateParams | None = None
 
 
-def advise(now: GenerateParams, plain: Run, ways: Sequence[Run], info: EngineInfo) -> Advice:
+def advise(now: GenerateParams, plain: Run, ways: Sequence[Run]) -> Advice:
     """The fastest way that was surely faster, unless today's is as good."""
     judged = [(run, run.against(plain)) for run in ways if run.rounds]
-    surely = [(one.ratio or 0.0, run) for run, one in judged if one.answer == "faster"]
     mine = next((one for run, one in judged if run.name == DRAFTED), None)
-    mine_ratio = 1.0 if mine is None or mine.ratio is None else mine.ratio
-    if surely:
-        ratio, best = max(surely, key=lambda item: item[0])
-        if not now.speculate or (best.name != DRAFTED and ratio > WORTH * mine_ratio):
+    today = mine.ratio if now.speculate and mine is not None and mine.ratio else 1.0
+    faster = [(one.low or 0.0, run) for run, one in judged if one.answer == "faster"]
+    if faster:
+        low, best = max(faster, key=lambda item: item[0])
+        if low > today and (best.name != DRAFTED or not now.speculate):
             params = best.params.replace(max_tokens=now.max_tokens, seed=now.seed)
-            return Advice(f"A takes {best.name}: {ratio:.2f}× here", params)
-        return Advice("Keep it as it is: nothing measured here is faster")
+            return Advice(f"A takes {best.name}: surely {low:.2f}× or more here", params)
+        return Advice("Keep it as it is: drafting pays here")
     if mine is not None and mine.answer == "slower" and now.speculate:
         return Advice("A turns drafting off: it loses here", now.replace(speculate=False))
     if mine is not None and mine.answer == "off":

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from conftest import Driver, GatedEngine, Recipe
 from fakes import Reply, ScriptedEngine, engine_info
-from specllama.tui.screens.playground import PlaygroundScreen
 from textual.widgets import Input, OptionList, TextArea
 
 from specllama.interface import MethodInfo
@@ -21,10 +20,10 @@ from specllama.tui.screens.help import HelpScreen
 from specllama.tui.screens.inspector import InspectorScreen, RunPicker, read_log
 from specllama.tui.screens.methods import MethodsScreen
 from specllama.tui.screens.models import ModelsScreen
+from specllama.tui.screens.race import RaceScreen
 from specllama.tui.screens.sessions import SessionsScreen, age
 from specllama.tui.screens.settings import SettingsScreen
 from specllama.tui.state import Preferences
-from specllama.tui.widgets.bars import Slider, SpeedChart
 
 
 async def opened(d: Driver, key: str, screen: type) -> Any:
@@ -141,60 +140,6 @@ async def test_the_inspector_with_nothing_to_show_says_what_to_do(start: Any) ->
         await opened(d, "f3", InspectorScreen)
         assert "Send a message" in d.shown
         await d.pilot.press("right", "n", "space", "end")
-
-
-# ---------------------------------------------------------------------- playground
-
-
-async def test_the_playground_moves_with_its_sliders(start: Any) -> None:
-    async with start("Ok.", size=(120, 36)) as d:
-        screen = await opened(d, "f4", PlaygroundScreen)
-        assert "Not yet. Send a message" in d.shown
-        k = screen.query_one("#k", Slider)
-        k.focus()
-        await d.pilot.press("end")
-        await d.until(lambda: screen.k == 16)
-        await d.pilot.press("b")
-        await d.until(lambda: screen.k == screen.model.best()[0])
-        screen.query_one("#alpha", Slider).focus()
-        await d.pilot.press("home")
-        await d.until(lambda: screen.model.alpha == 0)
-        assert "It cannot pay" in d.shown
-        await d.pilot.press(*["shift+right"] * 9)
-        await d.until(lambda: screen.model.alpha == pytest.approx(0.9))
-        assert "It pays" in d.shown
-        await d.pilot.click("#c", offset=(4, 0))
-        await d.until(lambda: screen.model.c == 0.0)
-
-
-async def test_the_playground_shows_the_measured_pair(start: Any) -> None:
-    async with start(recipe=Recipe(DemoEngine()), size=(120, 36)) as d:
-        await d.say("q")
-        screen = await opened(d, "f4", PlaygroundScreen)
-        assert screen.pair is not None
-        assert "◆ Your pair, measured here" in d.shown
-        assert screen.model.alpha == pytest.approx(min(0.99, screen.pair.alpha), abs=0.006)
-        assert "Time to first token" in d.shown
-        assert "first step" in d.shown
-
-
-async def test_a_diamond_is_a_measurement_and_nothing_else(start: Any) -> None:
-    """Where no round of a length was seen the model may say what it likes: there is no mark."""
-    text = " ".join(f"word{i}" for i in range(200))
-    replies = (Reply(text, plain_ms=None), Reply(text))
-    async with start(*replies, size=(120, 36), params=GenerateParams(draft_max=3)) as d:
-        await d.say("q")
-        screen = await opened(d, "f4", PlaygroundScreen)
-        assert not screen.measured  # drafted rounds were seen, but what a plain step takes was not
-        assert d.shown.count("◆") == 1
-        await d.pilot.press("escape")
-        await d.say("again")
-        screen = await opened(d, "f4", PlaygroundScreen)
-        assert list(screen.measured) == [3]
-        marks = screen.query_one(SpeedChart).series.marks
-        assert [k for k, mark in enumerate(marks) if mark is not None] == [3]
-        assert marks[3] == screen.measured[3].ratio
-        assert "k = 3" in d.shown
 
 
 # ---------------------------------------------------------------------- methods
@@ -499,7 +444,7 @@ async def test_help_names_every_action(start: Any) -> None:
 
 async def test_a_function_key_replaces_the_page_on_top(start: Any) -> None:
     async with start("Ok.") as d:
-        await opened(d, "f4", PlaygroundScreen)
+        await opened(d, "f4", RaceScreen)
         await opened(d, "f5", MethodsScreen)
         assert len(d.app.screen_stack) == 3
         await d.pilot.press("escape")

@@ -18,6 +18,7 @@ from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
 from specllama.tui.demo import DemoEngine, DemoFactory, InlineHost
 from specllama.tui.screens.methods import MethodsScreen
+from specllama.tui.screens.race import RaceScreen
 from specllama.tui.screenshots import ask, until
 
 Steps = Callable[[Pilot[int]], Awaitable[None]]
@@ -107,8 +108,22 @@ def test_inspector_tree(snap_compare: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x36", "60x16"])
-def test_playground(snap_compare: Any, size: tuple[int, int]) -> None:
-    assert snap_compare(make(), run_before=after("f4"), terminal_size=size)
+@pytest.mark.parametrize("tab", ["1", "2"], ids=["race", "sweep"])
+def test_race(snap_compare: Any, size: tuple[int, int], tab: str) -> None:
+    async def steps(pilot: Pilot[int]) -> None:
+        await after("f4")(pilot)
+        screen = pilot.app.screen
+        assert isinstance(screen, RaceScreen)
+        await until(pilot, lambda: not screen.racing.busy and screen.pace)
+        screen.seconds = 60.0  # the replay is over
+        await pilot.press(tab)
+        if tab == "2":
+            await pilot.press("enter")
+            await until(pilot, lambda: len(screen.board.ways("sweep")) == 7)
+        await until(pilot, lambda: not screen.racing.busy)
+        await pilot.pause()
+
+    assert snap_compare(make(), run_before=steps, terminal_size=size)
 
 
 @pytest.mark.parametrize("size", [WIDE, USUAL, SMALL], ids=["120x36", "80x24", "60x16"])

@@ -47,6 +47,7 @@ TABS = {"race": "Race", "sweep": "k sweep", "methods": "Methods", "slices": "Sli
 
 class RaceScreen(Page):
     TITLE = "Does it pay?"
+    AUTO_FOCUS = ""
     HELP = """
     Plain and drafted decoding answer the same prompt with the same seed and length, one after the
     other, each from an empty cache; then both are shown side by side as they really went. Space
@@ -115,6 +116,7 @@ class RaceScreen(Page):
 
     def on_unmount(self) -> None:
         self.racing.stop()
+        self.board.runs.pop(self._raced, None)  # half a race proves nothing
         if self.racing.thread is not None:
             self.racing.thread.join(1.0)  # the chat is about to use the engine
 
@@ -161,9 +163,6 @@ class RaceScreen(Page):
     @on(RaceEnded)
     def _ended(self, event: RaceEnded) -> None:
         tab, self._raced = self._raced, ""
-        if event.stopped:
-            self.board.runs.pop(tab, None)
-            return
         if event.error is not None:
             self.board.runs.pop(tab, None)
             self.notify(event.error.message, severity="error", markup=False)
@@ -226,10 +225,10 @@ class RaceScreen(Page):
     def advice(self) -> Advice | None:
         """From everything that was raced on the prompt."""
         plain = self.board.plain("race")
-        if plain is None or self.info is None or self._raced:
+        if plain is None or self.info is None or self._raced or self.seconds < self._end():
             return None
         ways = [run for tab in ("race", "sweep", "methods") for run in self.board.ways(tab)]
-        return advise(self.params, plain, ways, self.info)
+        return advise(self.params, plain, ways)
 
     def action_apply(self) -> None:
         advice = self.advice
@@ -286,9 +285,9 @@ class RaceScreen(Page):
             done = [run for run in self.board.runs[self._raced] if run.finished is not None]
             now = f"run {len(done) + 1} of {len(self.board.runs[self._raced])}"
             lines.append(Content.assemble((now, ink.muted)))
-        elif self.tab == "race" and plain is not None and ways:
+        elif self.tab == "race" and plain is not None and ways and self.seconds >= self._end():
             lines.append(self._proof(ways[0], plain))
-            lines.append(self._words(ways[0].against(plain)))
+            lines.append(self._words(ways[0].against(plain), both=True))
         if (advice := self.advice) is not None:
             lines.append(Content.assemble((glyphs.text(advice.words), ink.accent)))
         return Content("\n").join(lines)
@@ -308,9 +307,11 @@ class RaceScreen(Page):
         why = ": a near-tie, see specllama prove" if near else ": see specllama prove"
         return Content.assemble((self.glyphs.text(words + why), self.ink.warn))
 
-    def _words(self, verdict: Verdict) -> Content:
+    def _words(self, verdict: Verdict, *, both: bool = False, kept: bool = False) -> Content:
         first = self.glyphs.text(lead(verdict, MEASURE))
-        rest = "".join(f" {self.glyphs.dot} {one}" for one in details(verdict, both=True))
+        rest = "".join(
+            f" {self.glyphs.dot} {one}" for one in details(verdict, both=both)[int(kept) :]
+        )
         return Content.assemble((first, self.ink.verdict(verdict.answer)), (rest, self.ink.muted))
 
     def _methods(self) -> Content:
@@ -357,7 +358,9 @@ class RaceScreen(Page):
                 )
             )
             lines.append(
-                Content.assemble((f"{group:<6}", "bold"), (figures, ""), self._words(verdict))
+                Content.assemble(
+                    (f"{group:<6}", "bold"), (figures, ""), self._words(verdict, kept=True)
+                )
             )
         lines.append(
             Content.assemble(

@@ -13,7 +13,6 @@ from specllama.tui.race import Run
 from specllama.tui.record import is_special
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.stats_strip import duration, rate
-from specllama.tui.widgets.walk import line_count
 
 
 class RaceTrack(Inked, Widget):
@@ -47,42 +46,41 @@ class RaceTrack(Inked, Widget):
             for i, text in enumerate(done.emitted_text):
                 shown = "" if is_special(text) else sanitize(text)
                 parts.append((shown, style if i < done.accepted else ""))
-        parts = _tail(parts, size.width, size.height - 3)
         if run.end_s > self.seconds:
             parts.append((self.glyphs.cursor, ink.accent))
-        said = Content.assemble(*parts)
-        used = line_count(said.plain, size.width)
-        blank = "\n" * max(1, size.height - 2 - used)
-        return Content.assemble(head, "\n", said, blank, self._figures(run, rounds))
+        room = size.height - 3
+        said = Content.assemble(*_newest(parts, size.width * room)).wrap(size.width)[-room:]
+        blank = [Content("")] * (room - len(said))
+        return Content("\n").join([head, *said, *blank, *self._figures(run, rounds)])
 
-    def _figures(self, run: Run, rounds: list[RoundDone]) -> Content:
-        ink, dot = self.ink, f" {self.glyphs.dot} "
-        over = self.seconds >= run.end_s
+    def _figures(self, run: Run, rounds: list[RoundDone]) -> list[Content]:
+        ink, dot, width = self.ink, f" {self.glyphs.dot} ", self.content_size.width
         now = min(self.seconds, run.end_s)
         stats = SpecStats()
         for done in rounds:
             stats.observe(done)
         more = stats.emitted - 1
         speed = more / (now - run.ttft_s) if now > run.ttft_s and more > 0 else None
-        first = f"{dot}{stats.emitted} tokens{dot}{rate(speed)} tok/s"
-        second = f"TTFT {duration(1000 * run.ttft_s)}" if rounds else ""
+        clock = Content.assemble((f"{now:.2f} s", ink.strong if now == run.end_s else ""))
+        above = [f"{rate(speed)} tok/s", f"{stats.emitted} tokens"]
+        below = [f"TTFT {duration(1000 * run.ttft_s)}"] if rounds else []
         if stats.drafted:
-            second += f"{dot}{stats.accepted} kept{dot}{stats.rejected} rejected"
-        return Content.assemble(
-            (f"{now:.2f} s", ink.strong if over else ""),
-            (first, ink.muted),
-            "\n",
-            (second, ink.muted),
-        )
+            below += [f"{stats.accepted} kept", f"{stats.rejected} rejected"]
+        lines: list[Content] = []
+        for line, words in ((clock, above), (Content(""), below)):
+            for one in words:  # what does not fit is left out
+                longer = Content.assemble(line, (f"{dot if line.plain else ''}{one}", ink.muted))
+                line = longer if longer.cell_length <= width else line
+            lines.append(line)
+        return lines
 
 
-def _tail(parts: list[tuple[str, str]], width: int, lines: int) -> list[tuple[str, str]]:
-    """The newest parts that fit so many lines."""
+def _newest(parts: list[tuple[str, str]], letters: int) -> list[tuple[str, str]]:
+    """The end of the text, so many letters at least."""
     kept: list[tuple[str, str]] = []
-    text = ""
     for part in reversed(parts):
-        text = part[0] + text
-        if line_count(text, width) > lines:
-            break
         kept.append(part)
+        letters -= len(part[0])
+        if letters < 0:
+            break
     return kept[::-1]

@@ -1,0 +1,297 @@
+"""The race: what is run, what is shown of it, and what is advised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+from conftest import Driver, GatedEngine, Recipe
+from fakes import OTHER_MS, VERIFY_MS, Reply, ScriptedEngine
+
+from specllama.errors import EngineError
+from specllama.interface import Message
+from specllama.params import GenerateParams
+from specllama.paths import rounds_dir
+from specllama.tui.demo import DemoEngine
+from specllama.tui.race import (
+    DRAFTED,
+    RaceEnded,
+    Racing,
+    Run,
+    advise,
+    drafted,
+    plain_and,
+)
+from specllama.tui.screens.race import RaceScreen
+from specllama.tui.widgets.bars import Slider, SpeedChart
+from specllama.tui.widgets.playground import Playground
+from specllama.tui.widgets.track import RaceTrack
+from specllama.verdict import lead
+
+LONG = " ".join(f"word{i}" for i in range(80))
+PARAMS = GenerateParams(seed=5, draft_max=4)
+Shown = TypeVar("Shown")
+
+
+def raced(engine: ScriptedEngine, runs: list[Run]) -> RaceEnded:
+    told: list[Any] = []
+    racing = Racing(engine, told.append, log=False)
+    racing.start(runs)
+    assert racing.thread is not None
+    racing.thread.join(30)
+    assert isinstance(told[-1], RaceEnded)
+    return told[-1]
+
+
+def race(reply: Reply, params: GenerateParams = PARAMS, **ways: GenerateParams) -> list[Run]:
+    chosen = ways or {DRAFTED: drafted(params)}
+    runs = plain_and([Message("user", "q")], params, list(chosen.items()), "")
+    assert raced(ScriptedEngine([reply]), runs).error is None
+    return runs
+
+
+def test_runs_differ_in_nothing_but_how_they_draft() -> None:
+    engine = ScriptedEngine([Reply(LONG)])
+    runs = plain_and(
+        [Message("user", "q")], PARAMS.replace(max_tokens=9), [(DRAFTED, drafted(PARAMS))], ""
+    )
+    raced(engine, runs)
+    asked = [r.params for r in engine.requests if r.prompt != "."]
+    assert [(p.seed, p.max_tokens, p.speculate) for p in asked] == [(5, 9, False), (5, 9, True)]
+    # each of them begins with an empty cache
+    assert [r.prompt == "." for r in engine.requests] == [True, False, True, False]
+
+
+def test_without_a_seed_one_is_chosen_for_both() -> None:
+    runs = race(Reply(LONG), GenerateParams())
+    assert {run.finished.seed for run in runs if run.finished} == {1}
+
+
+def test_drafting_is_on_in_a_race_even_where_it_is_off_today() -> None:
+    for off in ({"speculate": False}, {"proposer": "none"}, {"draft_max": 0}):
+        way = drafted(PARAMS.replace(**off))  # type: ignore[arg-type]
+        assert way.speculate
+        assert way.proposer != "none"
+        assert way.draft_max != 0
+
+
+def test_the_verdict_is_against_the_plain_steps_of_the_race() -> None:
+    plain, way = race(Reply(LONG, accept=(2,), plain_ms=1e9))
+    found = way.against(plain)
+    assert found.answer == "faster"
+    one = VERIFY_MS + OTHER_MS
+    assert found.ratio == pytest.approx(3 * one / (one + 3.0), rel=0.03)
+
+
+def test_the_proof_counts_from_the_start() -> None:
+    plain, way = race(Reply(LONG, accept=(2,)))
+    n = len(plain.tokens)
+    assert way.same(plain) == (n, n)
+    wrong = replace(way.rounds[3], emitted=(1, *way.rounds[3].emitted[1:]))
+    way.rounds[3] = wrong
+    before = sum(len(done.emitted) for done in way.rounds[:3])
+    assert way.same(plain) == (before, n)
+    way.rounds[3:] = []
+    assert way.same(plain) == (before, n)
+
+
+def test_a_run_at_a_moment_is_what_had_been_written_by_then() -> None:
+    plain, _ = race(Reply(LONG))
+    assert plain.until(0.0) == []
+    assert plain.until(plain.ttft_s) == plain.rounds[:1]
+    assert plain.until(plain.rounds[4].t_s) == plain.rounds[:5]
+    assert plain.until(plain.end_s) == plain.rounds
+
+
+def test_the_advice() -> None:
+    plain, good = race(Reply(LONG, accept=(2,)))
+    assert advise(PARAMS, plain, [good]).params is None
+    off = PARAMS.replace(speculate=False, max_tokens=7)
+    taken = advise(off, plain, [good]).params
+    assert taken is not None
+    assert (taken.speculate, taken.max_tokens, taken.seed) == (True, 7, 5)
+    bad_plain, bad = race(Reply(LONG, accept=(0,)))
+    losing = advise(PARAMS, bad_plain, [bad])
+    assert losing.params is not None
+    assert not losing.params.speculate
+    assert advise(off, bad_plain, [bad]).params is None
+    better = replace(good, name="k = 4", rounds=race(Reply(LONG, accept=(4,)))[1].rounds)
+    advice = advise(PARAMS, plain, [good, better])
+    assert advice.params == better.params.replace(max_tokens=None)
+    assert advice.words.startswith("A takes k = 4: surely ")
+    worse = replace(good, name="k = 2", rounds=race(Reply(LONG, accept=(1,)))[1].rounds)
+    assert advise(PARAMS, plain, [good, worse]).params is None
+
+
+def test_an_engine_that_fails_ends_the_race_with_its_words() -> None:
+    runs = plain_and("q", PARAMS, [], "")
+    ended = raced(ScriptedEngine([Reply(raise_first=EngineError("no"))]), runs)
+    assert ended.error is not None
+    assert ended.error.message == "no"
+
+
+# ---------------------------------------------------------------------- the page
+
+
+async def opened(d: Driver, *keys: str) -> RaceScreen:
+    await d.pilot.press("f4")
+    await d.until(lambda: isinstance(d.app.screen, RaceScreen))
+    screen = d.app.screen
+    assert isinstance(screen, RaceScreen)
+    await d.until(lambda: not screen.racing.busy and screen.board.ways("race"))
+    await d.pilot.press(*keys)
+    await d.pilot.pause()
+    return screen
+
+
+async def test_the_race_is_run_replayed_and_judged(start: Any) -> None:
+    async with start(Reply(LONG, accept=(2,)), size=(120, 36), params=PARAMS) as d:
+        await d.say("a question")
+        screen = await opened(d)
+        plain = screen.board.plain("race")
+        (way,) = screen.board.ways("race")
+        assert plain is not None
+        assert [m.content for m in plain.prompt] == ["a question"]
+        screen.pace = 0.05
+        await d.pilot.press("home")
+        await d.until(lambda: 0 < screen.seconds < way.end_s)
+        assert "identical" not in d.shown  # the outcome comes at the end
+        await d.pilot.press("space")
+        at = screen.seconds
+        track = screen.query_one("#track-drafted", RaceTrack)
+        text = "".join("".join(done.emitted_text) for done in way.until(at))
+        assert text[:12] in d.shown
+        assert track.seconds == at
+        await d.pilot.press("space", *["plus"] * 7)
+        await d.until(lambda: screen.seconds >= plain.end_s)
+        n = len(plain.tokens)
+        assert f"✓ {n} of {n} tokens identical" in d.shown
+        assert lead(way.against(plain), "") in d.shown
+        assert "of those judged" in d.shown
+        assert f"{plain.end_s:.2f} s" in d.shown
+        assert f"{way.finished.draft_n_accepted} kept" in d.shown  # type: ignore[union-attr]
+        assert "Keep it as it is: drafting pays here" in d.shown
+        assert screen._timer is None  # an idle page costs nothing
+
+
+async def test_a_race_tells_the_strip_what_nobody_knew(start: Any) -> None:
+    async with start(Reply(LONG, accept=(2,), plain_ms=None), params=PARAMS) as d:
+        await d.say("q")
+        assert "Not known yet: press F4 to measure" in d.shown
+        await opened(d, "escape")
+        await d.until(lambda: " faster (±" in d.shown)
+
+
+async def test_races_are_logged_for_the_page_of_methods(start: Any) -> None:
+    async with start(Reply(LONG), size=(120, 36), params=PARAMS) as d:
+        screen = await opened(d, "3", "enter")
+        await d.until(lambda: len(screen.board.ways("methods")) == 3)
+        await d.until(lambda: not screen.racing.busy)
+        await d.pilot.pause()
+        assert "N-gram lookup" in d.shown
+        assert "✓" in d.shown
+        await d.pilot.press("escape", "f5")
+        await d.until(lambda: d.shown.count("here: ") >= 2)
+        assert list(rounds_dir().glob("*.jsonl"))
+
+
+async def test_slices_have_figures_of_their_own(start: Any) -> None:
+    async with start(Reply(LONG), size=(120, 36), params=PARAMS) as d:
+        screen = await opened(d, "4", "enter")
+        await d.until(lambda: screen.board.runs.get("slices") and not screen.racing.busy)
+        await d.pilot.pause()
+        for name in ("chat", "code", "rag", "json", "p50", "p95"):
+            assert name in d.shown
+        questions = [r.prompt for r in d.engine.requests if r.prompt != "."]
+        assert len({str(prompt) for prompt in questions}) == 4 * 3
+
+
+async def test_one_key_applies_what_was_best(start: Any) -> None:
+    off = PARAMS.replace(speculate=False)
+    async with start(Reply(LONG, accept=(2,)), params=off) as d:
+        screen = await opened(d)
+        screen.seconds = 99.0
+        await d.pilot.press("a")
+        await d.until(lambda: not isinstance(d.app.screen, RaceScreen))
+        assert d.app.session.params.speculate
+
+
+async def test_leaving_stops_the_race_and_the_chat_goes_on(start: Any) -> None:
+    engine = GatedEngine([LONG])
+    async with start(recipe=Recipe(engine), params=PARAMS) as d:
+        await d.pilot.press("f4")
+        await d.until(lambda: isinstance(d.app.screen, RaceScreen))
+        await d.until(lambda: len(engine.requests) == 2 and engine.requests[1].rounds_done == 3)
+        await d.pilot.press("escape")
+        await d.until(lambda: not isinstance(d.app.screen, RaceScreen))
+        engine.gate.set()
+        await d.say("now")
+        assert d.texts[-1] == ("assistant", LONG)
+        assert d.app.chat.board.plain("race") is None
+
+
+async def test_a_message_is_raced_with_its_own_question(start: Any) -> None:
+    async with start("One.", "Two.", params=PARAMS) as d:
+        await d.say("first")
+        await d.say("second")
+        await d.pilot.press("shift+tab", "up", "up", "b")
+        await d.until(lambda: isinstance(d.app.screen, RaceScreen))
+        screen = d.app.screen
+        assert isinstance(screen, RaceScreen)
+        await d.until(lambda: not screen.racing.busy)
+        assert [m.content for m in screen.prompt] == ["first"]  # type: ignore[union-attr]
+
+
+# ---------------------------------------------------------------------- draft lengths
+
+
+async def test_the_sliders_move_the_model(start: Any) -> None:
+    async with start("Ok.", size=(120, 36)) as d:
+        screen = (await opened(d, "2")).query_one(Playground)
+        k = screen.query_one("#k", Slider)
+        assert k.has_focus
+        await d.pilot.press("end")
+        await d.until(lambda: screen.k == 16)
+        await d.pilot.press("b")
+        await d.until(lambda: screen.k == screen.model.best()[0])
+        screen.query_one("#alpha", Slider).focus()
+        await d.pilot.press("home")
+        await d.until(lambda: screen.model.alpha == 0)
+        assert "It cannot pay" in d.shown
+        await d.pilot.press(*["shift+right"] * 9)
+        await d.until(lambda: screen.model.alpha == pytest.approx(0.9))
+        assert "It pays" in d.shown
+        await d.pilot.click("#c", offset=(4, 0))
+        await d.until(lambda: screen.model.c == 0.0)
+
+
+async def test_a_sweep_puts_measured_points_on_the_chart(start: Any) -> None:
+    async with start(recipe=Recipe(DemoEngine()), size=(120, 36), params=PARAMS) as d:
+        screen = await opened(d, "2")
+        playground = screen.query_one(Playground)
+        assert playground.pair is not None
+        assert playground.model.alpha == pytest.approx(min(0.99, playground.pair.alpha), abs=0.006)
+        await d.pilot.press("enter")
+        await d.until(lambda: len(screen.board.ways("sweep")) == 7 and not screen.racing.busy)
+        await d.pilot.pause()
+        marks = screen.query_one(SpeedChart).series.marks
+        plain = screen.board.plain("sweep")
+        assert plain is not None
+        for run in screen.board.ways("sweep"):
+            mark = marks[run.params.draft_max or 0]
+            found = run.against(plain)
+            assert run.params.window == "fixed"
+            assert mark is not None
+            assert (mark.value, mark.low, mark.high) == (found.ratio, found.low, found.high)
+        assert "◆ Your pair, measured here" in d.shown
+        assert "│" in d.shown
+
+
+async def test_a_diamond_is_a_measurement_and_nothing_else(start: Any) -> None:
+    """Where no round of a length was seen the model may say what it likes: there is no mark."""
+    async with start(Reply(LONG, accept=(3,)), size=(120, 36), params=PARAMS) as d:
+        screen = await opened(d, "2")
+        marks = screen.query_one(SpeedChart).series.marks
+        assert [k for k, mark in enumerate(marks) if mark is not None] == [4]
+        assert "k = 4" in d.shown
