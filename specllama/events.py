@@ -181,7 +181,7 @@ class Verdict:
 
     ``tokens`` came from ``passes`` of the target behind the first token. Of ``drafted`` guesses the
     target came to judge ``judged`` and kept ``accepted``. ``lost_ms`` is what drafting lost per
-    token where it was tried.
+    token where it was tried, or what a guess is expected to lose.
     """
 
     answer: Answer

@@ -78,12 +78,15 @@ class _Speed:
     lost_ms: float
 
 
-def judge(passes: Sequence[Pass], singles: Sequence[float] = ()) -> Verdict:
+def judge(
+    passes: Sequence[Pass], singles: Sequence[float] = (), *, expected_ms: float | None = None
+) -> Verdict:
     """The verdict on a stretch of rounds.
 
     Args:
         singles: milliseconds of plain steps that were measured for it. Without them the engine's
             own figure counts, or the plain steps among the rounds.
+        expected_ms: what a guess is expected to lose, where too few were made to measure it.
     """
     speed = _speed(passes, singles)
     newest = passes[-STILL:]
@@ -97,7 +100,7 @@ def judge(passes: Sequence[Pass], singles: Sequence[float] = ()) -> Verdict:
         ratio=None if speed is None else speed.ratio,
         low=None if speed is None else speed.low,
         high=None if speed is None else speed.high,
-        lost_ms=None if speed is None else speed.lost_ms,
+        lost_ms=expected_ms if speed is None else speed.lost_ms,
         tokens=sum(one.tokens for one in passes),
         passes=len(passes),
         drafted=sum(one.drafted for one in passes),

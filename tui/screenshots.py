@@ -77,9 +77,26 @@ async def _inspector(app: SpecllamaApp, pilot: Pilot[int]) -> None:
     await pilot.press("f3", *["n"] * 5, "right", "right")
 
 
-async def _playground(app: SpecllamaApp, pilot: Pilot[int]) -> None:
+async def _race(app: SpecllamaApp, pilot: Pilot[int]) -> None:
+    from specllama.tui.screens.race import RaceScreen
+
     await ask(app, pilot)
     await pilot.press("f4")
+    await until(pilot, lambda: isinstance(app.screen, RaceScreen))
+    screen = app.screen
+    assert isinstance(screen, RaceScreen)
+    await until(pilot, screen.raced)
+    screen.action_skip()
+
+
+async def _sweep(app: SpecllamaApp, pilot: Pilot[int]) -> None:
+    from specllama.tui.screens.race import RaceScreen
+
+    await _race(app, pilot)
+    await pilot.press("2", "enter")
+    screen = app.screen
+    assert isinstance(screen, RaceScreen)
+    await until(pilot, screen.raced)
 
 
 async def _methods(app: SpecllamaApp, pilot: Pilot[int]) -> None:
@@ -92,7 +109,8 @@ PICTURES: dict[str, tuple[Steps, bool]] = {
     "as-drafted": (_drafted, False),
     "inspector": (_inspector, False),
     "tree": (_inspector, True),
-    "playground": (_playground, False),
+    "race": (_race, False),
+    "sweep": (_sweep, False),
     "methods": (_methods, False),
 }
 

@@ -422,7 +422,9 @@ class Conversation:
             near_ties=stats.near_ties,
             timings=self._clock.timings(stats, len(reply.token_ids), self._loaded.info.load_ms),
             message=message,
-            verdict=None if started.proposer == "none" else verdict.judge(self._passes),
+            verdict=None
+            if started.proposer == "none"
+            else verdict.judge(self._passes, expected_ms=self._window.shortfall_ms()),
         )
 
 

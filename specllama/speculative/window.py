@@ -69,6 +69,10 @@ class Window(Bidder, Protocol):
 
     def observe(self, outcome: Outcome) -> None: ...
 
+    def shortfall_ms(self) -> float | None:
+        """What a guess costs more than it is expected to save; None where nobody knows."""
+        ...
+
     def finish(self) -> None:
         """The reply is over."""
         ...
@@ -108,6 +112,9 @@ class FixedWindow:
 
     def observe(self, outcome: Outcome) -> None:
         pass
+
+    def shortfall_ms(self) -> float | None:
+        return None
 
     def finish(self) -> None:
         pass

@@ -114,13 +114,12 @@ def test_race(snap_compare: Any, size: tuple[int, int], tab: str) -> None:
         await after("f4")(pilot)
         screen = pilot.app.screen
         assert isinstance(screen, RaceScreen)
-        await until(pilot, lambda: not screen.racing.busy and screen.pace)
-        screen.seconds = 60.0  # the replay is over
+        await until(pilot, screen.raced)
+        screen.action_skip()
         await pilot.press(tab)
         if tab == "2":
             await pilot.press("enter")
-            await until(pilot, lambda: len(screen.board.ways("sweep")) == 7)
-        await until(pilot, lambda: not screen.racing.busy)
+            await until(pilot, screen.raced)
         await pilot.pause()
 
     assert snap_compare(make(), run_before=steps, terminal_size=size)

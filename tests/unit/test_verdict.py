@@ -200,6 +200,8 @@ def test_it_is_off_once_no_guess_was_worth_it_for_a_while() -> None:
     assert words(found, "?") == "Off: a guess would cost more than it saves (10.0 ms a token)"
     never = judge([SINGLE] * STILL)
     assert words(never, "?") == "Off: a guess would cost more than it saves"
+    expected = judge([SINGLE] * STILL, expected_ms=0.62)
+    assert words(expected, "?").endswith("than it saves (0.6 ms a token)")
     # that nobody had a guess says nothing of what one costs
     assert judge([replace(SINGLE, declined=False)] * 64).answer == "unknown"
 

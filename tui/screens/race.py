@@ -51,7 +51,7 @@ class RaceScreen(Page):
     HELP = """
     Plain and drafted decoding answer the same prompt with the same seed and length, one after the
     other, each from an empty cache; then both are shown side by side as they really went. Space
-    stops and goes on, Home begins again, plus and minus change the pace.
+    stops and goes on, Home begins again, End shows the outcome, plus and minus change the pace.
 
     1 to 4 choose: the race, draft lengths, methods, kinds of text. Enter runs what is shown, A
     takes what was best. Esc leaves, and stops what is running. Speeds are those of the tokens
@@ -62,6 +62,7 @@ class RaceScreen(Page):
         Binding("enter,r", "run", "Run", id="race.run", priority=True),
         Binding("space", "play", "Play", id="race.play"),
         Binding("home", "restart", "From the start", show=False, id="race.restart"),
+        Binding("end", "skip", "To the end", show=False, id="race.skip"),
         Binding("plus,equals_sign", "pace(2)", "Faster", show=False, id="race.faster"),
         Binding("minus", "pace(0.5)", "Slower", show=False, id="race.slower"),
         Binding("a", "apply", "Apply", id="race.apply"),
@@ -178,6 +179,16 @@ class RaceScreen(Page):
 
     def _end(self) -> float:
         return max((run.end_s for run in self.board.runs.get("race", ())), default=0.0)
+
+    def raced(self) -> bool:
+        """Whether everything that was asked for was run and drawn."""
+        return not self._raced and bool(self.board.runs.get(self.tab))
+
+    def action_skip(self) -> None:
+        """To the end of the replay."""
+        self._stop()
+        self.seconds = self._end()
+        self._show()
 
     def action_restart(self) -> None:
         self.seconds = 0.0

@@ -420,6 +420,14 @@ class Controller:
     def passes(self, rows: int) -> Sequence[float]:
         return self._costs.target.upto(rows, self._depth)
 
+    def shortfall_ms(self) -> float | None:
+        state = self._learned.sources.get(self._named(self._payer))
+        target, depth = self._costs.target, self._depth
+        if state is None or target.level is None:
+            return None
+        one = target.ms(1, depth)
+        return self._draft.ms(1, depth) + target.ms(2, depth) - one - state.mean * one
+
     # -- after a round --
 
     def explain(self, draft: Draft) -> Plan:
