@@ -39,7 +39,7 @@ def test_a_tree_is_drawn_as_a_tree() -> None:
     assert "│ ├─␣three" in drawn
     assert "└─␣other" in drawn
     assert "recovered token" in drawn
-    assert drawn.count("accepted") == 2
+    assert drawn.count("✓") == 2
 
 
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
@@ -50,7 +50,8 @@ def test_stages_show_what_is_known_by_then(glyphs: object) -> None:
         for stage in range(3)
     )
     assert "verdict" not in first
-    assert "rejected" in second
+    assert "drew " in second
+    assert second.count("✗") + second.count(" no") == 1
     assert "not tested" in second
     assert "recovered token" not in second
     assert "recovered token" in third
@@ -77,6 +78,43 @@ def test_a_residual_sample_is_not_called_the_targets_choice(rule: str) -> None:
         shown = walk.table(done, 2, UNICODE, INK, verify=record.verify_at(at)).plain
         assert ("own choice" in shown) == (words == "own choice")
         assert words in shown
+
+
+def test_the_rule_is_an_equation() -> None:
+    done = rounds(Reply("One two three four five six", accept=(1,)))[1]
+    assert done.drafted_text[:2] == (" two", " wrong")
+    drawn = walk.table(done, 2, UNICODE, INK).plain
+    assert "drew ␣two ✓" in drawn
+    assert "drew ␣three ✗" in drawn
+    laws = dataclasses.replace(done, p=(0.4, 0.1, None, None), q=(0.8, 0.05, None, None))
+    drawn = walk.table(laws, 2, UNICODE, INK, verify="rejection").plain
+    assert "u < p/q 0.50 ✓" in drawn
+    assert "u > p/q 1.00 ✗" in drawn
+    copied = dataclasses.replace(laws, q=(None,) * 4)
+    assert "u < p/q 0.40 ✓" in walk.table(copied, 2, UNICODE, INK, verify="rejection").plain
+    assert "accepted" in walk.table(laws, 2, UNICODE, INK, verify="block").plain
+
+
+def test_what_a_round_cost_in_words() -> None:
+    done = rounds(Reply("One two three four five six", accept=(0,)))[1]
+    lost = dataclasses.replace(done, draft_ms=100.0, verify_ms=60.0, other_ms=0.0, plain_ms=47.0)
+    assert walk.cost(lost) == "160 ms for 1 token; plain 47 ms: lost 113 ms"
+    assert walk.caption(lost, 2, UNICODE) == walk.cost(lost)
+    won = dataclasses.replace(lost, emitted=(1,) * 4)
+    assert walk.cost(won) == "160 ms for 4 tokens; plain 188 ms: saved 28 ms"
+    assert walk.cost(dataclasses.replace(done, plain_ms=None)) == ""
+
+
+def test_rounds_as_rows_are_as_long_as_they_took() -> None:
+    done = rounds(Reply("One two three four five six", accept=(1,)))[1]
+    some = [dataclasses.replace(done, verify_ms=float(ms)) for ms in range(1, 41)]
+    drawn = walk.rounds_rows(some, 20, UNICODE, INK, 30, 12).plain.splitlines()
+    assert len(drawn) == 12
+    assert [line for line in drawn if "▶" in line][0].split()[1] == "20"
+    lengths = [line.count("█") for line in drawn]
+    assert lengths == sorted(lengths)
+    assert max(map(len, drawn)) <= 30
+    assert walk.rounds_rows([], 0, UNICODE, INK, 30, 12).plain == ""
 
 
 def test_ascii_glyphs_draw_nothing_but_ascii() -> None:

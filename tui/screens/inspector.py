@@ -8,7 +8,7 @@ from typing import ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.timer import Timer
 from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
@@ -21,6 +21,7 @@ from specllama.tui.screens.base import Page
 from specllama.tui.widgets import walk
 
 STAGE_S = 0.9
+ROWS = 30  # columns of the rounds beside the walk, on a wide terminal
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
@@ -30,6 +31,9 @@ class InspectorScreen(Page):
     Right and Left step through the stages of a round: what was drafted, what the target said in
     its one pass, what was committed. N and P go to the next and previous round, Space plays,
     plus and minus change the speed, O opens another reply or a logged run.
+
+    Each row at the left is a round: as long as it took, with the tokens that it wrote; green won
+    time against plain decoding, amber lost some.
 
     conf is the proposer's own guess that the token will be accepted, q the probability it gave
     the token, p the target's. A dash means it was not computed.
@@ -66,12 +70,15 @@ class InspectorScreen(Page):
         self._before_at = 0
 
     def compose_page(self) -> ComposeResult:
-        yield Static(id="walk-head", markup=False)
-        yield Static(id="walk-text", markup=False)
-        yield Static(id="walk-stages", markup=False)
-        yield Static(id="walk-caption", markup=False)
-        with VerticalScroll(id="walk-scroll", can_focus=False):
-            yield Static(id="walk-table", markup=False)
+        with Horizontal():
+            yield Static(id="walk-rows", markup=False)
+            with Vertical():
+                yield Static(id="walk-head", markup=False)
+                yield Static(id="walk-text", markup=False)
+                yield Static(id="walk-stages", markup=False)
+                yield Static(id="walk-caption", markup=False)
+                with VerticalScroll(id="walk-scroll", can_focus=False):
+                    yield Static(id="walk-table", markup=False)
         yield Static(id="walk-rounds", markup=False)
         yield Footer()
 
@@ -177,7 +184,9 @@ class InspectorScreen(Page):
             text.update("Send a message, or press O to open a logged run.")
             return
         done = self.record.rounds[self.at]
-        width = max(20, self.size.width - 4)
+        rows = self.query_one("#walk-rows", Static)
+        beside = ROWS if self.size.width >= 100 else 0
+        width = max(20, self.size.width - 4 - beside)
         total = len(self.record.rounds) - 1
         g, ink = self.glyphs, self.ink
         self.query_one("#walk-head", Static).update(walk.headline(done, self.at, total, g, ink))
@@ -191,8 +200,11 @@ class InspectorScreen(Page):
             walk.table(done, self.stage, g, ink, width, self.record.verify_at(self.at))
         )
         self.query_one("#walk-rounds", Static).update(
-            walk.rounds_line(self.record.rounds, self.at, g, ink, width)
+            walk.rounds_line(self.record.rounds, self.at, g, ink, max(20, self.size.width - 4))
         )
+        if beside:
+            height = rows.content_size.height or self.size.height - 4
+            rows.update(walk.rounds_rows(self.record.rounds, self.at, g, ink, ROWS - 2, height))
 
     # ------------------------------------------------------------------ opening
 

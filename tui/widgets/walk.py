@@ -177,13 +177,39 @@ def table(
                 "rejected": (glyphs.rejected, ink.rejected),
                 "untested": (glyphs.untested, ink.muted),
             }[fates[i]]
-            parts.append((f"{mark} {WORDS[fates[i]]}", ink_of))
+            why = glyphs.text(equation(done, i, fates[i], verify, glyphs)) or WORDS[fates[i]]
+            parts.append((f"{mark} {why}", ink_of))
         if letter:
             parts.append((f" {letter}", mine))
         lines.append(Content.assemble(*parts))
     if stage == 2:
         lines.append(_target_line(done, glyphs, ink, verify))
     return Content("\n").join(lines)
+
+
+def equation(done: RoundDone, i: int, fate: str, verify: str, glyphs: Glyphs) -> str:
+    """Why guess ``i`` was kept or refused, as the rule has it; "" where it was not judged."""
+    kept = fate == "accepted"
+    p, q = done.p[i], done.q[i]
+    if fate == "untested" or (verify != "match" and p is None):
+        return ""
+    if verify == "match":
+        drew = done.drafted_text[i] if kept else done.target_text
+        return f"drew {token_text(drew, glyphs)} {'✓' if kept else '✗'}"
+    if verify == "rejection" and p is not None:
+        ratio = min(1.0, p / q) if q else p  # a guess without a law was sure of itself
+        return f"u < p/q {ratio:.2f} ✓" if kept else f"u > p/q {ratio:.2f} ✗"
+    return ""
+
+
+def cost(done: RoundDone) -> str:
+    """What the round took and what plain decoding would have; "" where nobody knows."""
+    if done.plain_ms is None or not done.emitted:
+        return ""
+    took, plain = done.draft_ms + done.verify_ms + done.other_ms, done.plain_ms * len(done.emitted)
+    gain = f"saved {duration(plain - took)}" if plain > took else f"lost {duration(took - plain)}"
+    written = _count(len(done.emitted), "token")
+    return f"{duration(took)} for {written}; plain {duration(plain)}: {gain}"
 
 
 def _target_line(done: RoundDone, glyphs: Glyphs, ink: Ink, verify: str) -> Content:
@@ -219,6 +245,8 @@ def caption(done: RoundDone, stage: int, glyphs: Glyphs) -> str:
     if stage == 1:
         rows = _count(n + 1, "row")
         return f"The target checks all of them in one pass of {rows}, and accepts {done.accepted}."
+    if words := cost(done):
+        return words
     kept = len(done.emitted)
     rolled = n - done.accepted
     back = f", {_count(rolled, 'row')} rolled back" if rolled else ""
@@ -260,6 +288,33 @@ def _tree_names(done: RoundDone, glyphs: Glyphs) -> list[str]:
         below = indent + ("  " if is_last else glyphs.pipe)
         waiting.extend((child, below) for child in children.get(i, [])[::-1])
     return names
+
+
+def rounds_rows(
+    rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, width: int, height: int
+) -> Content:
+    """A row a round: as long as it took, green if it won time and amber if it lost some."""
+    if not rounds or height < 1:
+        return Content("")
+    begin = max(0, min(at - height // 2, len(rounds) - height))
+    shown = rounds[begin : begin + height]
+    times = [done.draft_ms + done.verify_ms + done.other_ms for done in shown]
+    room = max(4, width - 12)
+    longest = max(sorted(times)[int(0.9 * (len(times) - 1))], 1e-9)  # a hiccup hides no other
+    lines: list[Content] = []
+    for i, (done, ms) in enumerate(zip(shown, times, strict=True), begin):
+        won = None if done.plain_ms is None else done.plain_ms * len(done.emitted) - ms
+        style = ink.muted if won is None else ink.good if won > 0 else ink.warn
+        length = max(1, min(room, round(room * ms / longest)))
+        mark = glyphs.play if i == at else " "
+        lines.append(
+            Content.assemble(
+                (f"{mark}{i:>4} ", "bold" if i == at else ink.muted),
+                (glyphs.full * length, style),
+                (f" {len(done.emitted)}", ink.muted),
+            )
+        )
+    return Content("\n").join(lines)
 
 
 def rounds_line(rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, width: int) -> Content:
