@@ -51,7 +51,7 @@ def test_stages_show_what_is_known_by_then(glyphs: object) -> None:
     )
     assert "verdict" not in first
     assert "drew " in second
-    assert second.count("✗") + second.count(" no") == 1
+    assert second.count("✗" if glyphs is UNICODE else " no\n") == 1
     assert "not tested" in second
     assert "recovered token" not in second
     assert "recovered token" in third
@@ -98,10 +98,10 @@ def test_the_rule_is_an_equation() -> None:
 def test_what_a_round_cost_in_words() -> None:
     done = rounds(Reply("One two three four five six", accept=(0,)))[1]
     lost = dataclasses.replace(done, draft_ms=100.0, verify_ms=60.0, other_ms=0.0, plain_ms=47.0)
-    assert walk.cost(lost) == "160 ms for 1 token; plain 47 ms: lost 113 ms"
+    assert walk.cost(lost) == "160 ms for 1 token; plain 47 ms: lost 113 ms."
     assert walk.caption(lost, 2, UNICODE) == walk.cost(lost)
     won = dataclasses.replace(lost, emitted=(1,) * 4)
-    assert walk.cost(won) == "160 ms for 4 tokens; plain 188 ms: saved 28 ms"
+    assert walk.cost(won) == "160 ms for 4 tokens; plain 188 ms: saved 28 ms."
     assert walk.cost(dataclasses.replace(done, plain_ms=None)) == ""
 
 
@@ -110,7 +110,7 @@ def test_rounds_as_rows_are_as_long_as_they_took() -> None:
     some = [dataclasses.replace(done, verify_ms=float(ms)) for ms in range(1, 41)]
     drawn = walk.rounds_rows(some, 20, UNICODE, INK, 30, 12).plain.splitlines()
     assert len(drawn) == 12
-    assert [line for line in drawn if "▶" in line][0].split()[1] == "20"
+    assert next(line for line in drawn if "▶" in line).split()[1] == "20"
     lengths = [line.count("█") for line in drawn]
     assert lengths == sorted(lengths)
     assert max(map(len, drawn)) <= 30

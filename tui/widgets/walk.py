@@ -209,7 +209,7 @@ def cost(done: RoundDone) -> str:
     took, plain = done.draft_ms + done.verify_ms + done.other_ms, done.plain_ms * len(done.emitted)
     gain = f"saved {duration(plain - took)}" if plain > took else f"lost {duration(took - plain)}"
     written = _count(len(done.emitted), "token")
-    return f"{duration(took)} for {written}; plain {duration(plain)}: {gain}"
+    return f"{duration(took)} for {written}; plain {duration(plain)}: {gain}."
 
 
 def _target_line(done: RoundDone, glyphs: Glyphs, ink: Ink, verify: str) -> Content:
