@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from textual.message import Message
 
@@ -18,6 +19,7 @@ from specllama.errors import EngineError, ModelUnavailable, SpecllamaError
 from specllama.events import Event, LoadProgress
 from specllama.interface import EngineInfo, Stepped
 from specllama.models.refs import lasting
+from specllama.paths import bundled_dir
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 
 Pair = tuple[str, str | None]
@@ -77,6 +79,11 @@ class EngineKeeper:
         self._before: Pair | None = None
         self.host = host_class(recipe_for(*wanted) if wanted else NoModel())
         self.host.on_event = self._heard
+
+    @property
+    def bundled(self) -> bool:
+        """Whether the wanted pair is the one that comes with specllama."""
+        return self.wanted is not None and bundled_dir() in Path(self.wanted[0]).parents
 
     @property
     def possible(self) -> bool:

@@ -44,13 +44,15 @@ async def until(pilot: Pilot[int], true: Callable[[], object]) -> None:
 
 
 def demo_app(*, tree: bool = False, params: GenerateParams | None = None) -> SpecllamaApp:
-    return SpecllamaApp(
+    app = SpecllamaApp(
         target="demo",
         host_class=InlineHost,
         factory_for=lambda target, draft: DemoFactory(speed=0, tree=tree),
         params=params or GenerateParams(seed=7, draft_max=4),
         pace=Pace(0.02),
     )
+    app.prefs.first_look = False
+    return app
 
 
 async def ask(app: SpecllamaApp, pilot: Pilot[int], text: str = QUESTION) -> None:

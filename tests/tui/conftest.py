@@ -14,12 +14,14 @@ import pytest
 from fakes import Reply, ScriptedEngine
 from textual.pilot import Pilot
 
+from specllama import paths
 from specllama.events import Event, RoundDone
 from specllama.interface import Message
 from specllama.params import GenerateParams
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
 from specllama.tui.demo import InlineHost
+from specllama.tui.state import Preferences
 from specllama.tui.widgets.transcript import Note
 
 LIMIT_S = 60.0
@@ -33,6 +35,13 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG", "C.UTF-8")
     monkeypatch.delenv("LC_ALL", raising=False)
     monkeypatch.setenv("COLORTERM", "truecolor")
+
+
+@pytest.fixture(autouse=True)
+def _used_before() -> None:
+    """The app was started before."""
+    paths.private_folder(Preferences.path().parent)
+    Preferences(first_look=False).save()
 
 
 @dataclass

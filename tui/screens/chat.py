@@ -11,6 +11,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.content import Content
+from textual.widget import Widget
 from textual.widgets import Footer, Static
 
 from specllama.errors import SpecllamaError, UsageError
@@ -121,7 +122,14 @@ class ChatScreen(TurnScreen):
         self.query_one(RoundsRow).clear()
         self.count_context()
 
-    def _welcome(self) -> Welcome:
+    def _welcome(self) -> Widget:
+        """What an empty conversation shows, for the first time what this is about."""
+        if self.prefs.first_look and self.keeper.possible:
+            from specllama.tui.widgets.first_look import FirstLook
+
+            self.prefs.first_look = False
+            self.prefs.save()
+            return FirstLook(bundled=self.keeper.bundled, id="welcome")
         return Welcome(model_chosen=self.keeper.possible, id="welcome")
 
     def _stored_stats(self) -> dict[int, dict[str, Any]]:

@@ -92,8 +92,9 @@ class StatsStrip(Inked, Widget):
         """What is worth showing, the most telling first, each in forms that get shorter."""
         s, ink, glyphs = self.state, self.ink, self.glyphs
         meter = s.meter
-        speed = Content.assemble((rate(meter.tokens_per_s), ink.strong), (" tok/s", ink.muted))
-        cells = [[speed]]
+        cells: list[list[Content]] = []
+        if (speed := meter.tokens_per_s) is not None:
+            cells.append([Content.assemble((rate(speed), ink.strong), (" tok/s", ink.muted))])
         if s.speculate:
             verdict = meter.verdict
             style = ink.verdict(verdict.answer)
@@ -112,13 +113,13 @@ class StatsStrip(Inked, Widget):
         cells.append([Content.assemble(("ctx ", ink.muted), *form) for form in forms])
         if s.speculate:
             cells += [[Content.assemble((words, ink.muted))] for words in details(meter.verdict)]
-        cells.append([Content.assemble(("TTFT ", ink.muted), (duration(s.ttft_ms), ""))])
+        if s.ttft_ms is not None:
+            cells.append([Content.assemble(("TTFT ", ink.muted), (duration(s.ttft_ms), ""))])
         bars = glyphs.spark(meter.acceptance_by_position[:8])
         if bars and s.speculate:
             cells.append([Content.assemble(("by depth ", ink.muted), (bars, ink.accent))])
-        if s.speculate:
-            window = "–" if s.window is None else str(s.window)
-            cells.append([Content.assemble(("window ", ink.muted), (window, ""))])
+        if s.speculate and s.window is not None:
+            cells.append([Content.assemble(("window ", ink.muted), (str(s.window), ""))])
         return cells
 
     def _prefill(self, width: int) -> Content:
