@@ -15,11 +15,10 @@ from specllama.tui.widgets.base import Inked
 STAGE_S = 0.55
 ROUNDS = 6  # of three stages: ten seconds
 STAGES = ("guess", "check", "keep")
-BUNDLED = """\
-The bundled pair is for trying things out. Its target is so small that a guess
-costs more than it saves, so drafting switches itself off, as it should.
-
-"""
+BUNDLED = (
+    "The bundled pair is for trying things out. Its target is so small that a guess costs more "
+    "than it saves, so drafting switches itself off, as it should.\n\n"
+)
 
 
 def demo_rounds() -> list[RoundDone]:
