@@ -82,5 +82,12 @@ class StorageFailed(Message):
     reason: str
 
 
+class Scrolled(Message):
+    """Another part of the conversation is shown."""
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, Scrolled)
+
+
 class InkChanged(Message):
     """Theme or glyphs changed: what was drawn with the old ones must be drawn again."""

@@ -169,6 +169,7 @@ class Glyphs:
     ellipsis: str = "…"
     arrow: str = "→"
     up: str = "▲"
+    down: str = "↓"
     play: str = "▶"
     pause: str = "❚❚"
     times: str = "×"
@@ -237,6 +238,7 @@ ASCII = Glyphs(
     ellipsis="...",
     arrow="->",
     up="^",
+    down="v",
     play=">",
     pause="||",
     times="x",

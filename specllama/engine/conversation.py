@@ -360,7 +360,7 @@ class Conversation:
             read=done.read,
             plain_ms=self._loaded.windows.plain_ms(done.n_past) if n else None,
         )
-        if event.index:
+        if event.index and self._drafter.name != "none":
             self._passes.append(verdict.Pass.of(event))
         self._stats.observe(event)
         return event

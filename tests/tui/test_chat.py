@@ -581,3 +581,35 @@ async def test_a_thought_is_counted_and_can_be_ended(start: Any) -> None:
             lambda: any(n.message == "There is no open thought" for n in d.app._notifications)
         )
         assert len(d.engine.requests) == 2
+
+
+async def test_pages_turn_from_the_prompt_and_the_end_is_one_key_away(start: Any) -> None:
+    text = "\n\n".join(f"Paragraph {i}." for i in range(60))
+    async with start(text, size=(80, 24)) as d:
+        await d.say("go")
+        await d.until(lambda: "Paragraph 59." in d.shown)
+        assert "more below" not in d.shown
+        await d.pilot.press("pageup", "pageup")
+        await d.until(lambda: "Paragraph 59." not in d.shown)
+        assert "↓ more below: Ctrl+End" in d.shown
+        assert d.app.chat.prompt.has_focus
+        await d.pilot.press("ctrl+end")
+        await d.until(lambda: "Paragraph 59." in d.shown and "more below" not in d.shown)
+        await d.pilot.press("pageup")
+        await d.until(lambda: "more below" in d.shown)
+        await d.pilot.press("pagedown")
+        await d.until(lambda: "more below" not in d.shown)
+
+
+async def test_new_text_below_is_said(start: Any) -> None:
+    text = "\n\n".join(f"Paragraph {i}." for i in range(80))
+    engine = GatedEngine([text], rounds=60)
+    async with start(recipe=Recipe(engine), size=(80, 24)) as d:
+        await d.type("go")
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.chat.transcript.max_scroll_y > 20)
+        await d.pilot.press("pageup", "pageup")
+        await d.until(lambda: "↓ new text below: Ctrl+End" in d.shown)
+        engine.gate.set()
+        await d.idle()
+        assert "↓ more below" in d.shown

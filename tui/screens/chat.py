@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Footer, Static
@@ -29,6 +29,7 @@ from specllama.tui.messages import (
     EngineFailed,
     InkChanged,
     PromptSubmitted,
+    Scrolled,
     TurnAction,
 )
 from specllama.tui.race import Board
@@ -49,11 +50,17 @@ AFTER_FAILURE = "F6 chooses another pair; /reload or your next message tries aga
 class ChatScreen(TurnScreen):
     HELP = """
     Type and press Enter; what you send while a reply is being written waits its turn.
-    Esc stops a reply at once and keeps what is there.
+    Esc stops a reply at once and keeps what is there. PgUp and PgDn turn the pages of the
+    conversation, Ctrl+End goes to its end and follows what is written.
     """
 
     AUTO_FOCUS = "#prompt"
-    BINDINGS: ClassVar[list[BindingType]] = [*keymap.chat_bindings()]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *keymap.chat_bindings(),
+        Binding("pageup", "page(-1)", "Page up", show=False, priority=True, id="chat.page_up"),
+        Binding("pagedown", "page(1)", "Page down", show=False, priority=True, id="chat.page_down"),
+        Binding("ctrl+end", "to_end", "To the end", show=False, priority=True, id="chat.to_end"),
+    ]
 
     def __init__(
         self,
@@ -225,6 +232,16 @@ class ChatScreen(TurnScreen):
             await self.send_queued()
 
     # ------------------------------------------------------------------ actions
+
+    def action_page(self, step: int) -> None:
+        self.transcript.page(step)
+
+    def action_to_end(self) -> None:
+        self.transcript.to_end()
+
+    @on(Scrolled)
+    def _scrolled(self) -> None:
+        self.mark_end()
 
     def action_stop(self) -> None:
         if self.editing is not None:

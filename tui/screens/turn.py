@@ -73,9 +73,16 @@ class TurnScreen(Inked, Screen[None]):
         self.prompt.border_subtitle = (
             "Esc stops, Enter waits its turn" if self.busy else "Enter sends, Ctrl+J new line"
         )
+        self.mark_end()
         why = self.query_one(WhyLine)
         why.set_class(why.is_warning, "-warning")
         why.refresh()
+
+    def mark_end(self) -> None:
+        """Say above the prompt that there is more below than is shown."""
+        below = not self.transcript.at_end
+        words = "new text below" if self.busy else "more below"
+        self.prompt.border_title = f"{self.glyphs.down} {words}: Ctrl+End" if below else ""
 
     def refresh_top(self) -> None:
         self.query_one(TopBar).refresh()

@@ -11,6 +11,7 @@ from textual.widgets import Button, Static
 
 from specllama.errors import SpecllamaError
 from specllama.text import sanitize
+from specllama.tui.messages import Scrolled
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.message import AssistantMessage, MessageView
 
@@ -51,6 +52,27 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def on_mount(self) -> None:
         self.anchor()
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        self.post_message(Scrolled())
+
+    @property
+    def at_end(self) -> bool:
+        return self.scroll_offset.y >= self.max_scroll_y
+
+    def page(self, step: int) -> None:
+        """A page up or down; at the end new text is followed again."""
+        if step > 0 and self.scroll_offset.y + self.size.height >= self.max_scroll_y:
+            self.to_end()
+        elif step > 0:
+            self.scroll_page_down(animate=False)
+        else:
+            self.scroll_page_up(animate=False)
+
+    def to_end(self) -> None:
+        self.anchor()
+        self.scroll_end(animate=False)
 
     @property
     def messages(self) -> list[MessageView]:
