@@ -95,7 +95,7 @@ never
     assert (tmp_path / "talk.md").read_text().startswith("# My talk\n")
     saved = json.loads((tmp_path / "talk.json").read_text())
     assert [m["content"] for m in saved["messages"]] == ["uno", "D."]
-    for words in ("took back: two", "saved as “My talk”", "mean acceptance length", "2 messages"):
+    for words in ("took back: two", "saved as “My talk”", "guesses kept", "2 messages"):
         assert words in result.err
 
 

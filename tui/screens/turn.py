@@ -73,7 +73,7 @@ class TurnScreen(Inked, Screen[None]):
         self.prompt.border_subtitle = (
             "Esc stops, Enter waits its turn" if self.busy else "Enter sends, Ctrl+J new line"
         )
-        self.mark_end()
+        self.call_after_refresh(self.mark_end)  # once what was written has its place
         why = self.query_one(WhyLine)
         why.set_class(why.is_warning, "-warning")
         why.refresh()
