@@ -59,7 +59,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     @property
     def at_end(self) -> bool:
-        return self.scroll_offset.y >= self.max_scroll_y
+        return max(self.scroll_offset.y, 0) >= self.max_scroll_y  # few lines stand at the bottom
 
     def page(self, step: int) -> None:
         """A page up or down; at the end new text is followed again."""
