@@ -82,7 +82,9 @@ class TurnScreen(Inked, Screen[None]):
         """Say above the prompt that there is more below than is shown."""
         below = not self.transcript.at_end
         words = "new text below" if self.busy else "more below"
-        self.prompt.border_title = f"{self.glyphs.down} {words}: Ctrl+End" if below else ""
+        title = f"{self.glyphs.down} {words}: Ctrl+End" if below else ""
+        if title != self.prompt.border_title:  # setting it draws the screen anew
+            self.prompt.border_title = title
 
     def refresh_top(self) -> None:
         self.query_one(TopBar).refresh()

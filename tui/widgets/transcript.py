@@ -55,7 +55,8 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
-        self.post_message(Scrolled())
+        if round(old_value) != round(new_value):
+            self.post_message(Scrolled())
 
     @property
     def at_end(self) -> bool:
