@@ -71,6 +71,7 @@ class Turn:
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._first = True
+        self.finished: Finished | None = None  # the end of the turn may come a batch later
         self.cancel_event = cancel
         self.thread = threading.Thread(target=self._run, name="specllama-turn", daemon=True)
 
@@ -126,7 +127,7 @@ class Turn:
                 case LoadProgress():
                     batch.load = event
                 case Finished():
-                    batch.finished = event
+                    batch.finished = self.finished = event
         # The first sign of life is shown at once, the rest at the timer's pace.
         if self._first and isinstance(event, Started | TextDelta | ReasoningDelta):
             self._first = isinstance(event, Started)

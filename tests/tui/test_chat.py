@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from textual import events
 from textual.widgets import Button
 
 from specllama.errors import PromptTooLong
-from specllama.events import Notice
+from specllama.events import Event, Notice
 from specllama.interface import Message
 from specllama.params import GenerateParams
 from specllama.store.sessions import SessionStore, StoredMessage
@@ -59,6 +61,7 @@ async def test_enter_does_not_overtake_the_keys_before_it(start: Any) -> None:
 
 async def test_messages_sent_during_a_reply_wait_their_turn(start: Any) -> None:
     engine = GatedEngine([LONG, "Two."])
+    engine = LingeringEngine([Reply("One two.", reason="context")])
     async with start(recipe=Recipe(engine)) as d:
         await d.type("first")
         await d.pilot.press("enter")
@@ -327,6 +330,7 @@ async def test_unsent_text_survives_a_crash(start: Any) -> None:
 
 async def test_a_dead_engine_is_one_note_and_the_next_message_works(start: Any) -> None:
     engine = ScriptedEngine([Reply(LONG, raise_at_round=4), "Alive."])
+    engine = LingeringEngine([Reply("One two.", reason="context")])
     async with start(recipe=Recipe(engine)) as d:
         await d.say("q")
         assert d.texts[1][0] == "assistant"
@@ -364,6 +368,21 @@ async def test_a_full_context_is_explained(start: Any) -> None:
         await d.say("q")
         await d.until(lambda: "context is full" in d.shown)  # drawn with the next frame
         await d.until(lambda: "Ctrl+N" in d.shown)  # and scrolled to with the one after
+
+
+class LingeringEngine(ScriptedEngine):
+    """Its thread ends some time after the last event, as one does on a busy machine."""
+
+    def generate(self, *args: Any, **named: Any) -> Iterator[Event]:
+        yield from ScriptedEngine.generate(self, *args, **named)
+        time.sleep(0.5)
+
+
+async def test_the_end_is_explained_however_late_the_thread_ends(start: Any) -> None:
+    engine = LingeringEngine([Reply("One two.", reason="context")])
+    async with start(recipe=Recipe(engine)) as d:
+        await d.say("q")
+        await d.until(lambda: "context is full" in d.shown)
 
 
 async def test_notices_of_the_engine_are_shown(start: Any) -> None:
@@ -557,6 +576,7 @@ async def test_what_nobody_measured_is_not_known_yet(start: Any) -> None:
 
 async def test_a_thought_is_counted_and_can_be_ended(start: Any) -> None:
     engine = GatedEngine([f"<think>{LONG}", " So: yes."])
+    engine = LingeringEngine([Reply("One two.", reason="context")])
     async with start(recipe=Recipe(engine)) as d:
         await d.say("/think low")
         await d.type("go")

@@ -227,8 +227,9 @@ class TurnScreen(Inked, Screen[None]):
             screen.post_message(RecordGrew(record))
 
     async def _ended(self, batch: Batch) -> None:
-        live = self._live
+        live, turn = self._live, self.turn
         assert live is not None
+        assert turn is not None
         self.strip.prefill, self.strip.loading = None, ""
         messages = self.session.messages
         if live.index < len(messages):
@@ -241,13 +242,13 @@ class TurnScreen(Inked, Screen[None]):
                 asked = self.transcript.messages[live.index - 1]
                 self.prompt.put(asked.text)
             await self.transcript.truncate(len(messages))
-            if batch.finished is not None and batch.error is None:
+            if turn.finished is not None and batch.error is None:
                 await self.transcript.note("Stopped before the first token.")
             self.records.pop(live.index, None)
         if batch.error is not None:
             await self.transcript.failed(batch.error)
             self.refresh_top()
-        elif batch.finished is not None and batch.finished.reason == "context":
+        elif turn.finished is not None and turn.finished.reason == "context":
             await self.transcript.note(
                 "The context is full, so the reply stops here.",
                 "Ctrl+N starts a new chat; F8 can drop the oldest turns instead (when full: shift)",
