@@ -61,7 +61,6 @@ async def test_enter_does_not_overtake_the_keys_before_it(start: Any) -> None:
 
 async def test_messages_sent_during_a_reply_wait_their_turn(start: Any) -> None:
     engine = GatedEngine([LONG, "Two."])
-    engine = LingeringEngine([Reply("One two.", reason="context")])
     async with start(recipe=Recipe(engine)) as d:
         await d.type("first")
         await d.pilot.press("enter")
@@ -330,7 +329,6 @@ async def test_unsent_text_survives_a_crash(start: Any) -> None:
 
 async def test_a_dead_engine_is_one_note_and_the_next_message_works(start: Any) -> None:
     engine = ScriptedEngine([Reply(LONG, raise_at_round=4), "Alive."])
-    engine = LingeringEngine([Reply("One two.", reason="context")])
     async with start(recipe=Recipe(engine)) as d:
         await d.say("q")
         assert d.texts[1][0] == "assistant"
@@ -576,7 +574,6 @@ async def test_what_nobody_measured_is_not_known_yet(start: Any) -> None:
 
 async def test_a_thought_is_counted_and_can_be_ended(start: Any) -> None:
     engine = GatedEngine([f"<think>{LONG}", " So: yes."])
-    engine = LingeringEngine([Reply("One two.", reason="context")])
     async with start(recipe=Recipe(engine)) as d:
         await d.say("/think low")
         await d.type("go")
