@@ -17,7 +17,7 @@ BENCH    ?= --count 8
 LLAMA_CPP ?=
 MODELS    ?=
 
-.PHONY: chat test schemas families archs lint types check screenshots recordings clean
+.PHONY: chat test schemas families archs lint types check screenshots gallery recordings clean
 
 chat: $(STAMP)
 	$(BIN)/specllama chat
@@ -62,16 +62,21 @@ types: $(VENV)/.installed-dev
 schemas: $(VENV)/.installed-test
 	SPECLLAMA_SCHEMA_SUITE="$(abspath $(SUITE))" $(BIN)/python -m pytest -s tests/unit/test_schema_grammar.py
 
-# the README's pictures: of the app on its demo engine, of commands from recordings of real runs
+# the README's pictures: of the app on real runs of PAIR (none: its demo engine), of commands from
+# recordings of real runs:   make screenshots PAIR="-m target.gguf -d draft.gguf"
 screenshots: $(VENV)/.installed-dev
-	$(BIN)/python -m specllama.tui.screenshots $(PICTURES)
+	$(BIN)/python -m specllama.tui.screenshots $(PICTURES) $(PAIR)
+
+# every screen in every size and look, to be looked at
+gallery: $(VENV)/.installed-dev
+	$(BIN)/python -m specllama.tui.screenshots build/gallery $(PAIR) --all
 
 # measures anew (some minutes, on an idle machine), then draws; a pair of your own:
 #   make recordings PAIR="-m target.gguf -d draft.gguf"
 recordings: $(VENV)/.installed-dev
 	$(BIN)/python -m specllama.tui.recordings $(PICTURES)/data/tune.json tune $(PAIR) $(TUNE)
 	$(BIN)/python -m specllama.tui.recordings $(PICTURES)/data/bench.json bench run $(PAIR) $(BENCH)
-	$(BIN)/python -m specllama.tui.screenshots $(PICTURES)
+	$(BIN)/python -m specllama.tui.screenshots $(PICTURES) $(PAIR)
 
 # measures the README's table of speeds anew (an hour, on an idle machine) and prints it:
 #   make speed PAIR="-m target.gguf -d draft.gguf"

@@ -1,18 +1,21 @@
-"""Pictures of the app for the README, drawn by the app itself: ``python -m
-specllama.tui.screenshots FOLDER``.
+"""Pictures of the app, drawn by the app itself: ``python -m specllama.tui.screenshots FOLDER``.
 
-A demonstration engine stands in for a model, so that the pictures are the same on every machine;
-the pictures name it as such. What commands print is drawn from recordings of real runs in
-``FOLDER/data`` (recordings.py).
+With ``-m`` and ``-d`` they are of real runs of that pair. Without, a demonstration engine stands in
+for a model, so that the pictures are the same on every machine; they name it as such. ``--all``
+draws every screen in every size and look, to be looked at. What commands print is drawn from
+recordings of real runs in ``FOLDER/data`` (recordings.py).
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from textual.pilot import Pilot
@@ -25,10 +28,44 @@ from specllama.tui.bridge import Pace
 from specllama.tui.demo import DemoFactory, InlineHost
 from specllama.tui.recordings import Recording, picture
 
-LIMIT_S = 30.0
+LIMIT_S = 900.0  # a race of a large pair on a small machine
 QUESTION = "What is speculative decoding?"
+SIZES = ((60, 16), (80, 24), (100, 30), (120, 36), (160, 50), (200, 60))
+README_SIZE = (110, 34)
 
 Steps = Callable[[SpecllamaApp, Pilot[int]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    theme: str
+    glyphs: str = "auto"
+    color: bool = True
+
+
+LOOKS = {
+    "dark": Look("specllama-dark"),
+    "light": Look("specllama-light"),
+    "mono": Look("specllama-dark", color=False),
+    "ascii": Look("specllama-dark", glyphs="ascii"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What is loaded for the pictures; no target: the demonstration engine."""
+
+    target: str | None = None
+    draft: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """How a screen is reached, and what is asked for on the way."""
+
+    steps: Steps
+    params: GenerateParams | None = None
+    first_look: bool = False
 
 
 async def until(pilot: Pilot[int], true: Callable[[], object]) -> None:
@@ -43,15 +80,21 @@ async def until(pilot: Pilot[int], true: Callable[[], object]) -> None:
     await pilot.pause()
 
 
-def demo_app(*, tree: bool = False, params: GenerateParams | None = None) -> SpecllamaApp:
-    app = SpecllamaApp(
-        target="demo",
-        host_class=InlineHost,
-        factory_for=lambda target, draft: DemoFactory(speed=0, tree=tree),
-        params=params or GenerateParams(seed=7, draft_max=4),
-        pace=Pace(0.02),
-    )
-    app.prefs.first_look = False
+def picture_app(pair: Pair, scene: Scene, look: Look = LOOKS["dark"]) -> SpecllamaApp:
+    params = scene.params or GenerateParams()
+    if pair.target is None:
+        demo = DemoFactory(speed=0, tree=params.proposer == "tree")
+        app = SpecllamaApp(
+            target="demo",
+            host_class=InlineHost,
+            factory_for=lambda target, draft: demo,
+            params=params.replace(seed=7, draft_max=4, proposer="auto"),
+            pace=Pace(0.02),
+        )
+    else:
+        app = SpecllamaApp(target=pair.target, draft=pair.draft, params=params.replace(seed=7))
+    app.prefs.first_look = scene.first_look
+    app.prefs.theme, app.glyph_choice = look.theme, look.glyphs
     return app
 
 
@@ -101,43 +144,92 @@ async def _sweep(app: SpecllamaApp, pilot: Pilot[int]) -> None:
     await until(pilot, screen.raced)
 
 
-async def _methods(app: SpecllamaApp, pilot: Pilot[int]) -> None:
-    await ask(app, pilot)
-    await pilot.press("f5")
+async def _empty(app: SpecllamaApp, pilot: Pilot[int]) -> None:
+    await until(pilot, lambda: app.keeper.ready)
 
 
-PICTURES: dict[str, tuple[Steps, bool]] = {
-    "chat": (_chat, False),
-    "as-drafted": (_drafted, False),
-    "inspector": (_inspector, False),
-    "tree": (_inspector, True),
-    "race": (_race, False),
-    "sweep": (_sweep, False),
-    "methods": (_methods, False),
+def _key(*keys: str) -> Steps:
+    async def steps(app: SpecllamaApp, pilot: Pilot[int]) -> None:
+        await ask(app, pilot)
+        await pilot.press(*keys)
+
+    return steps
+
+
+TREE = GenerateParams(proposer="tree")
+README = {
+    "chat": Scene(_chat),
+    "as-drafted": Scene(_drafted),
+    "inspector": Scene(_inspector),
+    "tree": Scene(_inspector, TREE),
+    "race": Scene(_race),
+    "sweep": Scene(_sweep),
+    "methods": Scene(_key("f5")),
+}
+SCENES = README | {
+    "first-look": Scene(_empty, first_look=True),
+    "empty": Scene(_empty),
+    "help": Scene(_key("f1")),
+    "models": Scene(_key("f6")),
+    "sessions": Scene(_key("f7")),
+    "settings": Scene(_key("f8")),
 }
 
 
-async def draw(folder: Path, size: tuple[int, int] = (110, 34)) -> list[Path]:
-    """Draw every picture; the app's own files go to a temporary folder."""
+@contextmanager
+def surroundings(home: str, look: Look) -> Iterator[None]:
+    """The app's own files in a folder of their own, and a terminal as ``look`` wants it."""
+    wanted = {HOME_VARIABLE: home, "NO_COLOR": None if look.color else "1"}
+    before = {name: os.environ.get(name) for name in wanted}
+
+    def put(values: dict[str, str | None]) -> None:
+        for name, value in values.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+    put(wanted)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+async def draw(
+    path: Path, pair: Pair, scene: Scene, sizes: dict[str, tuple[int, int]], look: Look
+) -> list[Path]:
+    """One run of a scene, drawn in every size: ``path`` + the size's name + ".svg"."""
     drawn: list[Path] = []
-    before = os.environ.get(HOME_VARIABLE)
-    for name, (steps, tree) in PICTURES.items():
-        with tempfile.TemporaryDirectory() as home:
-            os.environ[HOME_VARIABLE] = home
-            app = demo_app(tree=tree)
-            try:
-                async with app.run_test(size=size) as pilot:
-                    await steps(app, pilot)
-                    await pilot.pause()
-                    path = folder / f"{name}.svg"
-                    path.write_text(app.export_screenshot(title="specllama"), "utf-8")
-                    drawn.append(path)
-            finally:
-                app.shut_down()
-                if before is None:
-                    del os.environ[HOME_VARIABLE]
-                else:
-                    os.environ[HOME_VARIABLE] = before
+    with tempfile.TemporaryDirectory() as home, surroundings(home, look):
+        app = picture_app(pair, scene, look)
+        try:
+            async with app.run_test(size=next(iter(sizes.values()))) as pilot:
+                await scene.steps(app, pilot)
+                for name, size in sizes.items():
+                    await pilot.resize_terminal(*size)
+                    app.clear_notifications()
+                    await pilot.pause(0.1)
+                    target = path.with_name(f"{path.name}{name}.svg")
+                    target.write_text(app.export_screenshot(title="specllama"), "utf-8")
+                    drawn.append(target)
+        finally:
+            app.shut_down()
+    return drawn
+
+
+async def draw_readme(folder: Path, pair: Pair) -> list[Path]:
+    drawn: list[Path] = []
+    for name, scene in README.items():
+        drawn += await draw(folder / name, pair, scene, {"": README_SIZE}, LOOKS["dark"])
+    return drawn
+
+
+async def draw_all(folder: Path, pair: Pair) -> list[Path]:
+    drawn: list[Path] = []
+    for name, scene in SCENES.items():
+        for kind, look in LOOKS.items():
+            sizes = {f"-{w}x{h}-{kind}": (w, h) for w, h in SIZES}
+            drawn += await draw(folder / name, pair, scene, sizes, look)
     return drawn
 
 
@@ -152,17 +244,23 @@ def draw_recordings(folder: Path) -> list[Path]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if len(arguments) != 1:
-        print("usage: python -m specllama.tui.screenshots FOLDER", file=sys.stderr)
-        return 2
-    folder = Path(arguments[0])
+    parser = argparse.ArgumentParser(prog="python -m specllama.tui.screenshots")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("-m", "--model", help="target of real runs; default: a demonstration")
+    parser.add_argument("-d", "--draft-model")
+    parser.add_argument("--all", action="store_true", help="every screen, size and look")
+    chosen = parser.parse_args(arguments)
+    folder: Path = chosen.folder
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("NO_COLOR", "LC_ALL"):
         os.environ.pop(name, None)
     os.environ["LANG"], os.environ["COLORTERM"] = "C.UTF-8", "truecolor"
+    pair = Pair(chosen.model, chosen.draft_model)
     try:
-        drawn = [*asyncio.run(draw(folder)), *draw_recordings(folder)]
+        if chosen.all:
+            drawn = asyncio.run(draw_all(folder, pair))
+        else:
+            drawn = [*asyncio.run(draw_readme(folder, pair)), *draw_recordings(folder)]
     except SpecllamaError as error:
         print(error.message, file=sys.stderr)
         return 1
