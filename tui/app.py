@@ -45,11 +45,13 @@ from specllama.tui.messages import (
 )
 from specllama.tui.reading import code_blocks
 from specllama.tui.record import Record
+from specllama.tui.screens.base import Page
 from specllama.tui.screens.chat import ChatScreen
 from specllama.tui.state import VIEWS
 
 if TYPE_CHECKING:
     from specllama.tui.screens.models import Choice
+    from specllama.tui.screens.settings import Settings
 
 QUIT_WITHIN_S = 1.5
 JOIN_S = 3.0
@@ -95,7 +97,7 @@ class SpecllamaApp(ThemedApp):
         clock: Clock = monotonic,
     ) -> None:
         super().__init__()
-        self.options = options or EngineOptions()
+        self.options = self._loaded_options = options or EngineOptions()
         self.clock = clock
         self.store = store or SessionStore.open()
         wanted: Pair | None = None
@@ -103,7 +105,7 @@ class SpecllamaApp(ThemedApp):
             wanted = lasting_pair(target, draft)
         elif self.prefs.last_target:
             wanted = lasting_pair(self.prefs.last_target, draft or self.prefs.last_draft or None)
-        recipe_for = factory_for or partial(LoadEngine, options=self.options)
+        recipe_for = factory_for or self._recipe_for
         self.keeper = EngineKeeper(wanted, recipe_for, host_class, self.post_message)
         self.session = Session(
             self.keeper.host,
@@ -192,6 +194,9 @@ class SpecllamaApp(ThemedApp):
 
     # ------------------------------------------------------------------ the engine
 
+    def _recipe_for(self, target: str, draft: str | None) -> EngineFactory:
+        return LoadEngine(target, draft, self.options)
+
     @on(EngineLoading)
     @on(EngineReady)
     @on(EngineFailed)
@@ -201,9 +206,12 @@ class SpecllamaApp(ThemedApp):
             case EngineLoading():
                 self.chat.engine_loading()
             case EngineReady():
+                self._loaded_options = self.options
                 self._remember_pair()
                 await self.chat.engine_ready(told.info)
             case EngineFailed():
+                if told.kept:
+                    self.options = self._loaded_options
                 await self.chat.engine_failed(told)
 
     def _remember_pair(self) -> None:
@@ -244,6 +252,8 @@ class SpecllamaApp(ThemedApp):
         # A function key pressed on another page replaces that page.
         if len(self.screen_stack) > 1 and not isinstance(self.screen, ChatScreen):
             if type(self.screen) is type(screen):
+                return
+            if isinstance(self.screen, Page) and not self.screen.may_leave():
                 return
             self.screen.dismiss(None)
         self.push_screen(screen, then)
@@ -355,16 +365,26 @@ class SpecllamaApp(ThemedApp):
         info = self.keeper.info
         card = {} if info is None else info.target.card
         self._open(
-            SettingsScreen(self.session.params, self.session.system, self.prefs, card),
+            SettingsScreen(
+                self.session.params,
+                self.options,
+                self.session.system,
+                self.prefs,
+                card,
+                None if info is None else info.target.n_ctx,
+            ),
             self._settings_changed,
         )
 
-    def _settings_changed(self, result: tuple[GenerateParams, str] | None) -> None:
-        if result is None:
+    def _settings_changed(self, settings: Settings | None) -> None:
+        if settings is None:
             return
-        params, system = result
-        self.chat.set_params(params)
-        self.session.system = system
+        self.chat.set_params(settings.params)
+        self.session.system = settings.system
+        if settings.options != self.options:
+            self.options = settings.options
+            if self.keeper.possible:
+                self.action_reload()
         self.save_prefs()
         self.glyph_choice = self.prefs.glyphs
         self.theme = self.prefs.theme

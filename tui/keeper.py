@@ -95,11 +95,14 @@ class EngineKeeper:
         self._begin(None)
 
     def reload(self) -> None:
-        """Load the same pair again: after a failure, or when its file has changed."""
-        if self.ready and self.wanted is not None:
-            self.switch(*self.wanted)
-        else:
+        """Load the same pair again: after a failure, or when its file or the options changed."""
+        if self.wanted is None:
+            return
+        if self.failed:
+            self.host.factory = self._recipe_for(*self.wanted)
             self.load()
+        else:
+            self.switch(*self.wanted)
 
     def switch(self, target: str, draft: str | None) -> None:
         """Load another pair; the previous one comes back if that fails."""

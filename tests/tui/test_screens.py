@@ -9,9 +9,10 @@ from conftest import Driver, GatedEngine, Recipe
 from fakes import Reply, ScriptedEngine, engine_info
 from textual.widgets import Input, OptionList, TextArea
 
+from specllama.errors import DoesNotFit
 from specllama.interface import MethodInfo
 from specllama.models.library import LocalModel
-from specllama.params import GenerateParams
+from specllama.params import EngineOptions, GenerateParams
 from specllama.store.rounds import list_runs
 from specllama.store.sessions import StoredMessage
 from specllama.tui.demo import DemoEngine
@@ -22,7 +23,7 @@ from specllama.tui.screens.methods import MethodsScreen
 from specllama.tui.screens.models import ModelsScreen
 from specllama.tui.screens.race import RaceScreen
 from specllama.tui.screens.sessions import SessionsScreen, age
-from specllama.tui.screens.settings import SettingsScreen
+from specllama.tui.screens.settings import FIELDS, SettingsScreen
 from specllama.tui.state import Preferences
 
 
@@ -260,39 +261,125 @@ def test_ages_in_words() -> None:
 # ---------------------------------------------------------------------- settings
 
 
-async def test_settings_apply_and_a_bad_value_is_named(start: Any) -> None:
+def typed(screen: SettingsScreen, **values: Any) -> None:
+    for name, value in values.items():
+        screen.query_one("#system" if name == "system" else f"#set-{name}").value = value
+
+
+async def saved(d: Driver) -> None:
+    await d.pilot.press("ctrl+s")
+    await d.until(lambda: d.app.screen is d.app.chat)
+
+
+async def test_settings_apply_and_a_bad_value_is_named_at_its_field(start: Any) -> None:
     async with start("Ok.", size=(100, 40)) as d:
         screen = await opened(d, "f8", SettingsScreen)
-        screen.query_one("#set-temperature", Input).value = "-1"
+        typed(screen, temperature="-1", top_k="many")
         await d.until(lambda: "temperature must be in" in d.shown)
-        await d.pilot.press("escape")
-        assert isinstance(d.app.screen, SettingsScreen)
-        screen.query_one("#set-temperature", Input).value = "0"
-        screen.query_one("#set-seed", Input).value = "5"
-        screen.query_one("#set-proposer", Input).value = "ngram"
+        lines = d.shown.splitlines()
+        at = next(i for i, line in enumerate(lines) if "must be in" in line)
+        assert "temperature" in lines[at - 1]
+        assert "top-k must be a whole number" in d.shown
+        await d.pilot.press("ctrl+s")
+        assert d.app.screen is screen
+        assert d.app.focused is screen.query_one("#set-temperature")
+        typed(screen, temperature="0", top_k="40", seed="5", proposer="ngram")
         screen.query_one("#system", TextArea).text = "Be brief."
-        await d.pilot.press("escape")
-        await d.until(lambda: d.app.screen is d.app.chat)
+        await d.until(lambda: "must be" not in d.shown)
+        await saved(d)
         params = d.app.session.params
         assert (params.sampling.temperature, params.seed, params.proposer) == (0.0, 5, "ngram")
         await d.say("q")
         assert d.engine.requests[-1].prompt[0].content == "Be brief."
 
 
-@pytest.mark.parametrize("name", ["default-system", "speculate", "exact"])
-async def test_a_switch_takes_yes_and_no_and_nothing_that_looks_like_them(
-    start: Any, name: str
-) -> None:
+async def test_the_chat_stays_visible_and_goes_on_beside_the_settings(start: Any) -> None:
+    engine = GatedEngine([" ".join(f"word{i}" for i in range(40))])
+    async with start(recipe=Recipe(engine), size=(120, 36)) as d:
+        await d.type("go")
+        await d.pilot.press("enter")
+        await d.until(lambda: "word2" in d.shown)
+        await opened(d, "f8", SettingsScreen)
+        assert "word2" in d.shown
+        assert "word30" not in d.shown
+        engine.gate.set()
+        await d.until(lambda: "word30" in d.shown)
+
+
+@pytest.mark.parametrize("key", ["escape", "f7"])
+async def test_unsaved_settings_are_dropped_only_when_asked_twice(start: Any, key: str) -> None:
     async with start("Ok.", size=(100, 40)) as d:
         screen = await opened(d, "f8", SettingsScreen)
-        for text in ("yess", "", "nope"):
-            screen.query_one(f"#set-{name}", Input).value = text
-            await d.until(lambda: ": yes or no" in d.shown)
+        await d.pilot.press(key)
+        await d.until(lambda: d.app.screen is not screen)
+        if key == "f7":
             await d.pilot.press("escape")
-            assert isinstance(d.app.screen, SettingsScreen)
-        screen.query_one(f"#set-{name}", Input).value = " No "
-        await d.pilot.press("escape")
-        await d.until(lambda: d.app.screen is d.app.chat)
+        screen = await opened(d, "f8", SettingsScreen)
+        typed(screen, seed="5")
+        await d.until(lambda: "1 changed" in d.shown)
+        await d.pilot.press(key)
+        await d.until(lambda: "1 change not saved" in d.shown)
+        assert d.app.screen is screen
+        typed(screen, seed="6")
+        await d.until(lambda: "not saved" not in d.shown)
+        await d.pilot.press(key)
+        await d.until(lambda: "not saved" in d.shown)
+        await d.pilot.press(key)
+        await d.until(lambda: d.app.screen is not screen)
+        assert d.app.session.params == GenerateParams()
+
+
+async def test_every_key_of_the_form_moves_and_turns(start: Any) -> None:
+    async with start("Ok.", size=(100, 40)) as d:
+        screen = await opened(d, "f8", SettingsScreen)
+        names = []
+        for _ in range(len(FIELDS)):
+            names.append((d.app.focused.id or "").removeprefix("set-"))
+            await d.pilot.press("tab" if names[-1] == "system" else "down")
+            await d.pilot.pause()
+        assert set(names) == set(FIELDS)
+        for name in ("speculate", "exact", "default_system"):
+            before = screen.query_one(f"#set-{name}").value
+            screen.query_one(f"#set-{name}").focus()
+            await d.pilot.press("space")
+            assert screen.query_one(f"#set-{name}").value is not before
+        screen.query_one("#set-on_full").focus()
+        await d.pilot.press("enter", "down", "enter")
+        await d.until(lambda: screen.query_one("#set-on_full").value == "shift")
+        await saved(d)
+        params = d.app.session.params
+        assert (params.speculate, params.exact, params.on_full) == (False, True, "shift")
+
+
+async def test_another_context_size_loads_the_model_again(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+    recipe = Recipe(ScriptedEngine(["Ok."]))
+
+    def load(target: str, draft: str | None, options: EngineOptions) -> Recipe:
+        asked.append(options.n_ctx)
+        recipe.error = DoesNotFit("too long", "-c") if options.n_ctx == 9999 else None
+        return recipe
+
+    monkeypatch.setattr("specllama.tui.app.LoadEngine", load)
+    async with start(recipe=recipe, factory_for=None, size=(100, 40)) as d:
+        for size, problem in (("4", "ctx-size must be"), ("9999", ""), ("512", ""), ("512", "")):
+            before = len(asked)
+            screen = await opened(d, "f8", SettingsScreen)
+            typed(screen, n_ctx=size)
+            await d.until(lambda problem=problem: problem in d.shown)
+            if problem:
+                await d.pilot.press("ctrl+s", "escape", "escape")
+                await d.until(lambda: d.app.screen is d.app.chat)
+                assert len(asked) == before
+                continue
+            await saved(d)
+            await d.until(lambda: d.app.keeper.ready)
+            if size == "9999":
+                await d.until(lambda: "too long" in d.shown)
+                assert d.app.options.n_ctx is None
+    assert asked == [None, 9999, 512]
 
 
 async def test_a_field_says_who_chose_it_and_empty_follows_the_card(start: Any) -> None:
@@ -303,34 +390,20 @@ async def test_a_field_says_who_chose_it_and_empty_follows_the_card(start: Any) 
         d.app.keeper.info = replace(info, target=target)
         screen = await opened(d, "f8", SettingsScreen)
         assert screen.query_one("#set-temperature", Input).value == "0.6"
-        for said in ("0 is greedy · the model's card", "0 is off · default", "1 is off · yours"):
-            assert said in d.shown
-        screen.query_one("#set-top_k", Input).value = "7"
-        screen.query_one("#set-top_p", Input).value = ""
-        await d.pilot.press("escape")
-        await d.until(lambda: d.app.screen is d.app.chat)
+        origins = [str(s.render()) for s in screen.query(".origin")]
+        assert origins[:3] == ["the model's card", "default", "yours"]
+        typed(screen, top_k="7", top_p="")
+        await saved(d)
         params = d.app.session.params
         assert params.from_card == ("temperature", "top_p")
         assert (params.sampling.temperature, params.sampling.top_k) == (0.8, 7)
 
 
-async def test_settings_can_be_dropped(start: Any) -> None:
-    async with start("Ok.") as d:
-        screen = await opened(d, "f8", SettingsScreen)
-        screen.query_one("#set-seed", Input).value = "5"
-        await d.pilot.press("ctrl+x")
-        await d.until(lambda: d.app.screen is d.app.chat)
-        assert d.app.session.params == GenerateParams()
-
-
 async def test_the_look_is_remembered(start: Any) -> None:
     async with start("Ok.") as d:
         screen = await opened(d, "f8", SettingsScreen)
-        screen.query_one("#set-theme", Input).value = "nope"
-        await d.until(lambda: "there is none named" in d.shown)
-        screen.query_one("#set-theme", Input).value = "ansi-dark"
-        screen.query_one("#set-glyphs", Input).value = "ascii"
-        await d.pilot.press("escape")
+        typed(screen, theme="ansi-dark", glyphs="ascii")
+        await saved(d)
         await d.until(lambda: d.app.theme == "ansi-dark")
         await d.say("q")
         assert "■" not in d.shown

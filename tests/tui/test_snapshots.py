@@ -136,9 +136,10 @@ def test_methods(snap_compare: Any, size: tuple[int, int]) -> None:
     assert snap_compare(make(), run_before=steps, terminal_size=size)
 
 
-def test_settings(snap_compare: Any) -> None:
-    steps = after("f8", question=False)
-    assert snap_compare(make(), run_before=steps, terminal_size=USUAL)
+@pytest.mark.parametrize("size", [WIDE, USUAL, SMALL], ids=["120x36", "80x24", "60x16"])
+def test_settings(snap_compare: Any, size: tuple[int, int]) -> None:
+    steps = after("f8", *["down"] * 4)
+    assert snap_compare(make(), run_before=steps, terminal_size=size)
 
 
 def test_sessions(snap_compare: Any, monkeypatch: pytest.MonkeyPatch) -> None:

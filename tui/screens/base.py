@@ -50,6 +50,10 @@ class Page(Inked, Screen[Any]):
             parts.append((f"  {sanitize_line(detail)}", self.ink.muted))
         return Content.assemble(*parts)
 
+    def may_leave(self) -> bool:
+        """Whether another page may take its place; a page that says no says why."""
+        return True
+
     def action_back(self) -> None:
         self.dismiss(None)
 

@@ -1,23 +1,29 @@
-"""Sampling, speculation and the system prompt of this conversation; the look of the app."""
+"""The settings as a sheet over the chat: the conversation, the model's context, the app's look."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, VerticalScroll
-from textual.widgets import Footer, Input, Label, Static, TextArea
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Footer, Input, Label, Select, Static, Switch, TextArea
 
 from specllama.errors import UsageError
-from specllama.params import PROPOSERS, THINK, VERIFY_RULES, GenerateParams
+from specllama.params import PROPOSERS, THINK, VERIFY_RULES, WINDOWS, EngineOptions, GenerateParams
+from specllama.text import sanitize_line
 from specllama.tui.screens.base import Page
 from specllama.tui.state import VIEWS, Preferences
+from specllama.tui.widgets.fields import Choose, Toggle
 
-Parse = Callable[[str], Any]
+Owner = Literal["params", "sampling", "load", "look", "sheet"]
+Control = Input | Choose | Toggle | TextArea
+RELOADS = "Saving loads the model again with it; the conversation stays."
 
 
 def _maybe_int(text: str) -> int | None:
@@ -30,65 +36,95 @@ def _stops(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """One line of the form; ``sampling`` says which of the two dataclasses it belongs to."""
+class Field:
+    """One line of the sheet.
+
+    Attributes:
+        help: shown while the field has the focus.
+        owner: what it is an attribute of.
+        parse: of a field that is typed; raises ValueError. None for a choice or a switch.
+        choices: of a choice.
+    """
 
     name: str
     label: str
-    hint: str
-    parse: Parse
-    sampling: bool = False
+    help: str
+    owner: Owner = "params"
+    parse: Callable[[str], Any] | None = None
+    choices: tuple[str, ...] = ()
 
 
-def _flag(text: str) -> bool:
-    value = text.strip().lower()
-    if value in ("yes", "y", "on", "true", "1"):
-        return True
-    if value in ("no", "n", "off", "false", "0"):
-        return False
-    raise ValueError("yes or no")
-
-
-def _choice(*allowed: str) -> Parse:
-    def parse(text: str) -> str:
-        value = text.strip().lower()
-        if value not in allowed:
-            raise ValueError(f"one of {', '.join(allowed)}")
-        return value
-
-    return parse
-
-
-SETTINGS: tuple[Setting, ...] = (
-    Setting("temperature", "temperature", "0 is greedy", float, True),
-    Setting("top_k", "top-k", "0 is off", int, True),
-    Setting("top_p", "top-p", "1 is off", float, True),
-    Setting("min_p", "min-p", "0 is off", float, True),
-    Setting("repeat_penalty", "repeat penalty", "1 is off", float, True),
-    Setting("seed", "seed", "empty draws a new one", _maybe_int),
-    Setting("max_tokens", "max tokens", "empty: until the context is full", _maybe_int),
-    Setting("stop", "stop strings", "apart by commas", _stops),
-    Setting("think", "thoughts", ", ".join(THINK), _choice(*THINK)),
-    Setting("think_budget", "think at most", "tokens; empty: no bound", _maybe_int),
-    Setting("on_full", "when full", "stop or shift", _choice("stop", "shift")),
-    Setting("proposer", "drafting", ", ".join(PROPOSERS), _choice(*PROPOSERS)),
-    Setting("draft_max", "draft at most", "tokens per round; empty: the pair decides", _maybe_int),
-    Setting("draft_p_min", "draft while p over", "0 to 1", float),
-    Setting("verify", "verification", ", ".join(VERIFY_RULES), _choice(*VERIFY_RULES)),
-)
-SPECULATION = 11  # where the second section begins
-FLAGS = {  # answered with yes or no, by label
-    "default-system": "for new chats too",
-    "speculate": "draft",
-    "exact": "exact rows only",
-}
-
-
-def _origin(name: str, params: GenerateParams, card: Mapping[str, float]) -> str:
-    """Who chose a sampling field."""
-    if name not in params.from_card:
-        return "yours"
-    return "the model's card" if name in card else "default"
+CARD = "Empty follows the model's card, else the default."
+GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
+    (
+        "System prompt",
+        (
+            Field("system", "", "What the model is told before every conversation.", "sheet"),
+            Field("default_system", "for new chats too", "Begin new chats with it.", "sheet"),
+        ),
+    ),
+    (
+        "Sampling",
+        (
+            Field("temperature", "temperature", f"0 is greedy. {CARD}", "sampling", float),
+            Field("top_k", "top-k", f"0 is off. {CARD}", "sampling", int),
+            Field("top_p", "top-p", f"1 is off. {CARD}", "sampling", float),
+            Field("min_p", "min-p", f"0 is off. {CARD}", "sampling", float),
+            Field("repeat_penalty", "repeat penalty", f"1 is off. {CARD}", "sampling", float),
+            Field("seed", "seed", "Empty draws a new one for each reply.", parse=_maybe_int),
+        ),
+    ),
+    (
+        "Replies",
+        (
+            Field("max_tokens", "max tokens", "Empty: until the context is full.", "params",
+                  _maybe_int),
+            Field("stop", "stop strings", "Apart by commas, \\n is a line break.", parse=_stops),
+            Field("think", "thoughts", "auto is the model's way; low to high say how hard.",
+                  choices=THINK),
+            Field("think_budget", "think at most", "Tokens; empty: no bound.", parse=_maybe_int),
+        ),
+    ),
+    (
+        "Context",
+        (
+            Field("n_ctx", "context size", "Tokens; empty: what fits, 0: the trained length. "
+                  + RELOADS, "load", _maybe_int),
+            Field("on_full", "when full", "stop ends the reply; shift forgets the oldest text.",
+                  choices=("stop", "shift")),
+        ),
+    ),
+    (
+        "Drafting",
+        (
+            Field("speculate", "draft", "Off is plain decoding. F9 turns it on and off, too."),
+            Field("proposer", "method", "auto mixes what the pair has; F5 explains each.",
+                  choices=PROPOSERS),
+            Field("window", "draft window", "auto drafts as far as it was measured to pay; fixed"
+                  " always drafts the most.", choices=WINDOWS),
+            Field("draft_max", "draft at most", "Tokens a round; empty: the pair decides.",
+                  parse=_maybe_int),
+            Field("draft_p_min", "draft while p over", "0 to 1; 0 is off.", parse=float),
+            Field("verify", "verification", "match: same seed, same text. rejection and block:"
+                  " same distribution.", choices=tuple(VERIFY_RULES)),
+            Field("exact", "exact rows only", "Bit for bit as without drafting, where the device"
+                  " allows it."),
+        ),
+    ),
+    (
+        "Appearance",
+        (
+            Field("theme", "theme", "Colours of the app.", "look"),
+            Field("glyphs", "symbols", "ascii is for terminals without other symbols.", "look",
+                  choices=("auto", "unicode", "ascii")),
+            Field("view", "replies", "As text, as drafted, or with the rejected guesses. F2"
+                  " changes it, too.", "look", choices=VIEWS),
+            Field("animation", "animation", "none is best over slow connections.", "look",
+                  choices=("auto", "full", "none")),
+        ),
+    ),
+)  # fmt: skip
+FIELDS = {field.name: field for _, fields in GROUPS for field in fields}
 
 
 def shown(value: object) -> str:
@@ -99,148 +135,246 @@ def shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-class SettingsScreen(Page):
-    TITLE = "Settings"
-    HELP = """
-    Tab and Shift+Tab move between the fields. Esc goes back and keeps what was changed; a value
-    that cannot be used is named at the bottom and has to be put right first, Ctrl+X drops all
-    changes. A sampling field left empty is that of the model's card, or the default. Sampling and
-    the system prompt are stored with the conversation.
-    """
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the sheet changes: requests, how models are loaded, the conversation's system prompt."""
+
+    params: GenerateParams
+    options: EngineOptions
+    system: str
+
+
+class Form(VerticalScroll, inherit_bindings=False, can_focus=False):
+    """Up and Down go to the next field; the view follows."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "back", "Keep", id="settings.keep", priority=True),
-        Binding("ctrl+x", "drop", "Drop changes", id="settings.drop", priority=True),
         Binding("down", "app.focus_next", "Next", show=False),
         Binding("up", "app.focus_previous", "Previous", show=False),
     ]
+
+
+class SettingsScreen(Page, ModalScreen[Any]):
+    TITLE = "Settings"
+    HELP = """
+    Tab and Shift+Tab, Up and Down move between the fields; Space or Enter opens a choice and turns
+    a switch. Ctrl+S saves and applies everything, Esc leaves without. Sampling and the system
+    prompt are stored with the conversation; a context size holds until the app is closed
+    (specllama config set ctx-size N keeps one).
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+s", "save", "Save", id="settings.save", priority=True),
+        Binding("escape", "back", "Leave", id="page.back"),
+    ]
+
+    DEFAULT_CSS = """
+    SettingsScreen { align: right top; }
+    #sheet { width: 62; height: 100%; background: $background; border-left: outer $primary; }
+    SettingsScreen.-narrow #sheet { width: 100%; border: none; }
+    #page-title { margin: 0; }
+    #settings { padding: 0 2; height: 1fr; }
+    .section { text-style: bold; color: $primary; margin: 1 0 0 0; }
+    .section.-first { margin: 0; }
+    .setting { height: 1; }
+    .setting Label { width: 20; }
+    .setting Input {
+        width: 1fr; border: none; height: 1; padding: 0 1; background: $surface;
+    }
+    .setting Input:focus { border: none; background: $panel; }
+    .setting Choose { width: 1fr; }
+    .setting .origin { width: 16; padding: 0 0 0 1; color: $muted; }
+    .problem { display: none; height: auto; color: $error; padding: 0 0 0 20; }
+    .problem.-wrong { display: block; }
+    #system { height: 3; border: none; padding: 0 1; background: $surface; }
+    #system:focus { border: none; background: $panel; }
+    SettingsScreen.-short #system { height: 2; }
+    #setting-help { height: 2; padding: 0 2; margin: 1 0 0 0; color: $muted; }
+    SettingsScreen.-short #setting-help { margin: 0; }
+    #setting-help.-unsaved { color: $warning; text-style: bold; }
+    """
 
     AUTO_FOCUS = ""
 
     def __init__(
         self,
         params: GenerateParams,
+        options: EngineOptions,
         system: str,
         prefs: Preferences,
         card: Mapping[str, float] | None = None,
+        n_ctx: int | None = None,
     ) -> None:
         super().__init__()
-        self.params = params
         self.card = card or {}
+        self.params = params
+        self.options = options
         self.system = system
         self.prefs = prefs
+        self.n_ctx = n_ctx  # of what is loaded
+        self._warned = False
+
+    # ------------------------------------------------------------------ the form
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="sheet"):
+            yield from super().compose()
 
     def compose_page(self) -> ComposeResult:
-        with VerticalScroll(id="settings", can_focus=False):
-            yield Label("System prompt", classes="section")
+        with Form(id="settings"):
+            for i, (title, fields) in enumerate(GROUPS):
+                yield Label(title, classes="section" if i else "section -first")
+                for field in fields:
+                    yield from self._row(field)
+        yield Static(id="setting-help", markup=False)
+        yield Footer(show_command_palette=False)
+
+    def _row(self, field: Field) -> ComposeResult:
+        if field.name == "system":
             yield TextArea(self.system, id="system", soft_wrap=True, tab_behavior="focus")
-            yield from self._switch("default-system", bool(self.prefs.system_prompt))
-            yield Label("Sampling", classes="section")
-            for i, setting in enumerate(SETTINGS):
-                if i == SPECULATION:
-                    yield Label("Speculation", classes="section")
-                    yield from self._switch("speculate", self.params.speculate, "F9")
-                hint = setting.hint
-                if setting.sampling:
-                    hint += f" · {_origin(setting.name, self.params, self.card)}"
-                yield from self._field(setting.name, setting.label, self._value(setting), hint)
-            yield from self._switch("exact", self.params.exact, "bitwise, where the device allows")
-            yield Label("Appearance", classes="section")
-            themes = "nord, dracula, ansi-dark, ... (palette: Theme shows them)"
-            yield from self._field("theme", "theme", self.prefs.theme, themes)
-            yield from self._field("glyphs", "symbols", self.prefs.glyphs, "auto, unicode, ascii")
-            yield from self._field("view", "replies", self.prefs.view, ", ".join(VIEWS))
-            yield from self._field(
-                "animation", "animation", self.prefs.animation, "auto, full, none"
-            )
-        yield Static(id="problem", markup=False)
-        yield Footer()
-
-    def _field(self, name: str, label: str, value: str, hint: str) -> ComposeResult:
+            return
         with Horizontal(classes="setting"):
-            yield Label(label)
-            yield Input(value, id=f"set-{name}")
-            yield Static(hint, classes="hint", markup=False)
+            yield Label(field.label)
+            yield self._control(field)
+            if origin := self._origin(field):
+                yield Static(origin, classes="origin", markup=False)
+        yield Static(id=f"problem-{field.name}", classes="problem", markup=False)
 
-    def _switch(self, name: str, value: bool, hint: str = "yes or no") -> ComposeResult:
-        return self._field(name, FLAGS[name], "yes" if value else "no", hint)
+    def _control(self, field: Field) -> Control:
+        value, id = self._held(field), f"set-{field.name}"
+        if isinstance(value, bool):
+            return Toggle(value, animate=False, id=id)
+        choices = field.choices
+        if field.name == "theme":
+            choices = tuple(sorted(self.app.available_themes))
+        if choices:
+            return Choose(choices, value if value in choices else choices[0], id=id)
+        return Input(value, id=id)
 
-    def _value(self, setting: Setting) -> str:
-        params = self.params.on_card(self.card)
-        owner: object = params.sampling if setting.sampling else params
-        return shown(getattr(owner, setting.name))
+    def _held(self, field: Field) -> str | bool:
+        """The value before any change, as its control holds it."""
+        if field.name == "system":
+            return self.system
+        if field.name == "default_system":
+            return bool(self.prefs.system_prompt)
+        owner: object = {
+            "params": self.params,
+            "sampling": self.params.on_card(self.card).sampling,
+            "load": self.options,
+            "look": self.prefs,
+        }[field.owner]
+        value = getattr(owner, field.name)
+        return value if isinstance(value, bool) else shown(value)
+
+    def _origin(self, field: Field) -> str:
+        """Who chose a sampling field; what an empty context size came to."""
+        if field.name == "n_ctx":
+            return "" if self.n_ctx is None else f"{self.n_ctx:,} now"
+        if field.owner != "sampling":
+            return ""
+        if field.name not in self.params.from_card:
+            return "yours"
+        return "the model's card" if field.name in self.card else "default"
 
     def on_mount(self) -> None:
         super().on_mount()
         self.query_one("#system", TextArea).cursor_blink = False
-        self.query_one("#set-temperature").focus(scroll_visible=self.app.size.height < 24)
+        self.query_one("#set-temperature").focus(scroll_visible=False)
+
+    # ------------------------------------------------------------------ what is typed
+
+    def _typed(self, field: Field) -> str | bool:
+        control = self.query_one("#system" if field.name == "system" else f"#set-{field.name}")
+        if isinstance(control, TextArea):
+            return control.text
+        assert isinstance(control, Input | Select | Switch)
+        value = control.value
+        return value if isinstance(value, bool) else str(value)
+
+    @property
+    def changed(self) -> list[Field]:
+        """The fields that differ from what was there before."""
+        return [field for field in FIELDS.values() if self._typed(field) != self._held(field)]
+
+    def _read(self) -> tuple[Settings, dict[str, str]]:
+        """What was typed, and what is wrong with it, by field."""
+        params, options, problems = self.params, self.options, dict[str, str]()
+        for field in self.changed:
+            typed = self._typed(field)
+            try:
+                value: Any = typed
+                if field.parse is not None:
+                    assert isinstance(typed, str)
+                    empty = field.owner == "sampling" and not typed.strip()
+                    value = None if empty else field.parse(typed)
+                match field.owner:
+                    case "params":
+                        params = params.replace(**{field.name: value})
+                    case "sampling":
+                        params = params.choose(field.name, value)
+                    case "load":
+                        options = replace(options, **{field.name: value})
+            except ValueError:
+                kind = "a whole number" if field.parse in (int, _maybe_int) else "a number"
+                problems[field.name] = f"{field.label} must be {kind}"
+            except UsageError as error:
+                problems[field.name] = sanitize_line(error.message)
+        return Settings(params, options, str(self._typed(FIELDS["system"])).strip()), problems
 
     @on(Input.Changed)
-    def _typed(self) -> None:
-        _, problem = self._read()
-        self.query_one("#problem", Static).update(problem)
+    @on(TextArea.Changed)
+    @on(Select.Changed)
+    @on(Switch.Changed)
+    def _edited(self) -> None:
+        self._warned = False
+        _, problems = self._read()
+        for name in FIELDS.keys() - {"system"}:
+            line = self.query_one(f"#problem-{name}", Static)
+            line.set_class(name in problems, "-wrong")
+            line.update(problems.get(name, ""))
+        n = len(self.changed)
+        self.set_title("Settings", f"{n} changed" if n else "")
+        self._say()
 
-    def _text(self, name: str) -> str:
-        return self.query_one(f"#set-{name}", Input).value
+    @on(events.DescendantFocus)
+    def _focused(self) -> None:
+        self._say()
 
-    def _read(self) -> tuple[GenerateParams | None, str]:
-        """The parameters as typed, or the error in them."""
-        sampling: dict[str, Any] = {}
-        other: dict[str, Any] = {}
-        for setting in SETTINGS:
-            if setting.sampling and not self._text(setting.name).strip():
-                sampling[setting.name] = None
-                continue
-            try:
-                value = setting.parse(self._text(setting.name))
-            except ValueError as error:
-                reason = str(error) if str(error).startswith("one of") else "not a number"
-                return None, f"{setting.label}: {reason}"
-            (sampling if setting.sampling else other)[setting.name] = value
-        for name, label in FLAGS.items():
-            try:
-                value = _flag(self._text(name))
-            except ValueError as error:
-                return None, f"{label}: {error}"
-            if name != "default-system":
-                other[name] = value
-        try:
-            params = self.params
-            for name, value in sampling.items():
-                # what was only shown stays where it came from
-                if value != getattr(params.on_card(self.card).sampling, name):
-                    params = params.choose(name, value)
-            return params.replace(**other), self._look_problem()
-        except UsageError as error:
-            return None, error.message
+    def _say(self) -> None:
+        """Below the fields: what the one with the focus means, or how to get out."""
+        line = self.query_one("#setting-help", Static)
+        line.set_class(self._warned, "-unsaved")
+        if self._warned:
+            n = len(self.changed)
+            words = f"{n} change{'s' * (n > 1)} not saved"
+            line.update(f"{words}: Ctrl+S saves, Esc again drops {'them' if n > 1 else 'it'}.")
+            return
+        around = [] if self.focused is None else self.focused.ancestors_with_self
+        names = [(node.id or "").removeprefix("set-") for node in around]
+        line.update(Content(next((FIELDS[name].help for name in names if name in FIELDS), "")))
 
-    def _look_problem(self) -> str:
-        theme = self._text("theme").strip()
-        if theme not in self.app.available_themes:
-            return f"theme: there is none named {theme!r}"
-        for name, allowed in (
-            ("glyphs", ("auto", "unicode", "ascii")),
-            ("view", VIEWS),
-            ("animation", ("auto", "full", "none")),
-        ):
-            if self._text(name).strip() not in allowed:
-                return f"{name}: one of {', '.join(allowed)}"
-        return ""
+    # ------------------------------------------------------------------ the ways out
+
+    def may_leave(self) -> bool:
+        """Whether nothing would be lost unasked; if something would, say so once."""
+        if self._warned or not self.changed:
+            return True
+        self._warned = True
+        self._say()
+        self.app.bell()
+        return False
 
     def action_back(self) -> None:
-        params, problem = self._read()
-        if params is None or problem:
-            self.query_one("#problem", Static).update(problem)
+        if self.may_leave():
+            self.dismiss(None)
+
+    def action_save(self) -> None:
+        found, problems = self._read()
+        if problems:
+            self.query_one(f"#set-{next(iter(problems))}").focus()
             self.app.bell()
             return
-        prefs = self.prefs
-        prefs.theme = self._text("theme").strip()
-        prefs.glyphs = self._text("glyphs").strip()
-        prefs.view = self._text("view").strip()
-        prefs.animation = self._text("animation").strip()
-        system = self.query_one("#system", TextArea).text.strip()
-        prefs.system_prompt = system if _flag(self._text("default-system")) else ""
-        self.dismiss((params, system))
-
-    def action_drop(self) -> None:
-        self.dismiss(None)
+        for field in FIELDS.values():
+            if field.owner == "look":
+                setattr(self.prefs, field.name, self._typed(field))
+        self.prefs.system_prompt = found.system if self._typed(FIELDS["default_system"]) else ""
+        self.dismiss(found)
