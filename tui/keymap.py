@@ -98,7 +98,7 @@ ACTIONS: tuple[Action, ...] = (
         "f8",
         "settings",
         "Settings",
-        "System prompt, sampling, draft window, appearance",
+        "System prompt, sampling, context, drafting, appearance",
         "settings",
     ),
     Action(
