@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from textual import on
+from textual.binding import Binding
+from textual.filter import LineFilter
 from textual.theme import Theme
 
 from specllama.tui import themes
 from specllama.tui.messages import InkChanged, StorageFailed
+from specllama.tui.plain_signs import PlainSigns
 from specllama.tui.state import Preferences
 from specllama.tui.widgets.base import InkedApp
 
@@ -21,10 +25,19 @@ class ThemedApp(InkedApp):
         super().__init__()
         self.glyph_choice = self.prefs.glyphs
         self._told: set[str] = set()
+        self._plain = PlainSigns()
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         theme = self.get_theme(self.theme) if self.theme else None
         return themes.variable_defaults(theme)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        filters = super().get_line_filters()
+        return [*filters, self._plain] if self.glyphs.ascii else filters
+
+    def get_key_display(self, binding: Binding) -> str:
+        shown = super().get_key_display(binding)
+        return shown if shown.isascii() or not self.glyphs.ascii else binding.key
 
     def choose_looks(self) -> None:
         for theme in themes.THEMES:

@@ -118,7 +118,7 @@ class MethodsScreen(Page):
         words = self.record.words(method)
         if not words:
             return "\n  not measured here yet", self.ink.muted
-        return "\n  " + "\n  ".join(wrap(f"here: {words}", width)), self.ink.good
+        return "\n  " + "\n  ".join(wrap(self.glyphs.text(f"here: {words}"), width)), self.ink.good
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self._use(self.methods[event.option_index])

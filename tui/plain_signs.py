@@ -1,0 +1,27 @@
+"""What the toolkit itself draws, in plain ASCII: frames, scrollbars, rules."""
+
+from __future__ import annotations
+
+from rich.segment import Segment
+from textual.color import Color
+from textual.filter import LineFilter
+
+SIGNS = str.maketrans(
+    dict.fromkeys("─━═╌▔▁", "-")
+    | dict.fromkeys("│┃║▌▐▍▎▏▊▉", "|")
+    | dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╯╰╔╗╚╝", "+")
+    | dict.fromkeys("▂▃▄▅▆▇▀", " ")  # the ends of a scrollbar's thumb
+    | {"█": "#", "•": "*", "▪": "*", "→": ">", "…": "."}
+)
+
+
+class PlainSigns(LineFilter):
+    """Sign for sign, so that nothing moves."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [
+            segment
+            if segment.control or segment.text.isascii()
+            else Segment(segment.text.translate(SIGNS), segment.style)
+            for segment in segments
+        ]
