@@ -121,7 +121,7 @@ class Racing:
     def __init__(
         self, engine: EngineLike, tell: Callable[[Message], object], *, log: bool = True
     ) -> None:
-        self._engine, self._tell, self._log = engine, tell, log
+        self._engine, self._tell, self.log = engine, tell, log
         self._cancel = Cancel()
         self.thread: threading.Thread | None = None
 
@@ -156,7 +156,7 @@ class Racing:
         for _ in self._engine.generate(".", empty, cancel=cancel):
             pass  # nothing of the prompt is left in the cache
         params = run.params.on_card(self._engine.info.target.card)
-        log = RoundLog.open(self._engine.info, params, command="race") if self._log else None
+        log = RoundLog.open(self._engine.info, params, command="race") if self.log else None
         try:
             events = self._engine.generate(run.prompt, params, cancel=cancel)
             for event in logged(events, log, params):
@@ -198,9 +198,12 @@ class Advice:
     params: GenerateParams | None = None
 
 
-def advise(now: GenerateParams, plain: Run, ways: Sequence[Run]) -> Advice:
-    """The fastest way that was surely faster, unless today's is as good."""
-    judged = [(run, run.against(plain)) for run in ways if run.rounds]
+def advise(now: GenerateParams, judged: Sequence[tuple[Run, Verdict]]) -> Advice:
+    """The fastest way that was surely faster, unless today's is as good.
+
+    Args:
+        judged: what was raced, each way against the plain run beside it.
+    """
     mine = next((one for run, one in judged if run.name == DRAFTED), None)
     today = mine.ratio if now.speculate and mine is not None and mine.ratio else 1.0
     faster = [(one.low or 0.0, run) for run, one in judged if one.answer == "faster"]
@@ -208,10 +211,16 @@ def advise(now: GenerateParams, plain: Run, ways: Sequence[Run]) -> Advice:
         low, best = max(faster, key=lambda item: item[0])
         if low > today and (best.name != DRAFTED or not now.speculate):
             params = best.params.replace(max_tokens=now.max_tokens, seed=now.seed)
-            return Advice(f"A takes {best.name}: surely {low:.2f}× or more here", params)
-        return Advice("Keep it as it is: drafting pays here")
-    if mine is not None and mine.answer == "slower" and now.speculate:
-        return Advice("A turns drafting off: it loses here", now.replace(speculate=False))
-    if mine is not None and mine.answer == "off":
-        return Advice("Keep it as it is: drafting stays off by itself until it pays")
-    return Advice("No clear winner yet: R races again, and a longer reply says more")
+            how = f" with {best.name}" if best.name != DRAFTED else ""
+            return Advice(f"Press A to draft{how}: at least {low:.2f}× as fast here", params)
+        return Advice("Leave it as it is: drafting pays here")
+    answer = "unknown" if mine is None else mine.answer
+    if answer in ("slower", "off") and not now.speculate:
+        return Advice("Leave drafting off: it does not pay here")
+    if answer == "slower":
+        return Advice(
+            "Press A to turn drafting off: it loses time here", now.replace(speculate=False)
+        )
+    if answer == "off":
+        return Advice("Leave it as it is: drafting does not pay here and stays off by itself")
+    return Advice("No clear winner yet: Enter races again, and a longer reply says more")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import shutil
@@ -175,10 +176,12 @@ def _cpuinfo(*names: str) -> str:
 
 
 def library_files() -> list[str]:
-    """Name, size and time of each library of the binding, which differ between builds."""
-    import llama_cpp
-
-    folder = Path(llama_cpp.__file__).parent / "lib"
+    """Name, size and time of each library of the binding, which differ between builds; nothing is
+    loaded."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return []
+    folder = Path(spec.origin).parent / "lib"
     found = ((file, file.stat()) for file in sorted(folder.iterdir()) if file.is_file())
     return [f"{file.name} {stat.st_size} {stat.st_mtime_ns}" for file, stat in found]
 

@@ -147,12 +147,14 @@ def run(
     the other half of the shipped prompts. What a bench learns is not kept.
     """
     from specllama.bench.arms import EngineArm, Task, make_useless
+    from specllama.bench.checked import of_comparison
     from specllama.bench.energy import EnergyMeter
     from specllama.bench.peers import make_peers, parse_peer
     from specllama.bench.provenance import provenance
     from specllama.bench.runner import compare
     from specllama.errors import UsageError
     from specllama.paths import why_not_writable
+    from specllama.store import checks
 
     if count < 1 or repetitions < 1 or max_tokens < 2:
         raise click.UsageError("give at least 1 prompt, 1 repetition and 2 tokens")
@@ -175,6 +177,7 @@ def run(
         # replies are logged as a user's are: the log costs time
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
         arms: list[Arm] = [EngineArm("plain", engine, base.replace(speculate=False), logs=logs)]
+        tried: dict[str, list[Arm]] = {"speed": [], "length": [], "methods": []}
         tuned = _tuned(engine)
         states = _states(engine) if base.window == "auto" else {"": None}
         for proposer in proposers:
@@ -183,10 +186,15 @@ def run(
             for name, begin in states.items():
                 name = f"{proposer} {name}".strip() if several else name or "specllama"
                 arms.append(EngineArm(name, engine, own, begin=begin, logs=logs))
+                if several:
+                    tried["methods"].append(arms[-1])
+                if proposer == proposers[0]:
+                    tried["speed"].append(arms[-1])
             for k in lengths:
                 fixed = own.replace(window="fixed", draft_max=k)
                 name = f"{proposer} fixed {k}" if several else f"fixed {k}"
                 arms.append(EngineArm(name, engine, fixed, logs=logs))
+                tried["length"].append(arms[-1])
         for peer in peers:
             if peer != "plain":
                 arms += make_peers(peer, engine, base.sampling, lengths)
@@ -205,6 +213,8 @@ def run(
         result.provenance = {**provenance(engine.info), "prompts": [p.id for p in chosen]}
         if "warm" in states:
             result.provenance["tuned"] = tuned
+        if not useless_draft:
+            checks.add(engine.info, "bench", of_comparison(result, tried))
     _show(result, out, as_json, spent)
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from specllama.bench.proof import Case, RowProbe
     from specllama.config import Settings
     from specllama.engine.engine import Engine
+    from specllama.store.checks import Finding
 
 ALL = registry.names()
 
@@ -123,6 +124,7 @@ def command(
     )
     from specllama.errors import UsageError
     from specllama.prompts import load_prompts
+    from specllama.store import checks
 
     if count < 1:
         raise click.BadParameter("give at least 1", param_hint="-n")
@@ -200,6 +202,8 @@ def command(
                 if finished:
                     rows_alike(probes)
                     verdict(summary)
+            if finished and cases:
+                checks.add(engine.info, "prove", {"text": _finding(summary)})
     if summary["unexplained"] or summary["rows_differ"]:
         raise SystemExit(1)
 
@@ -222,6 +226,16 @@ def _as_set(settings: Settings, name: str, *, but: object = None) -> tuple[Any, 
 
 def _usual(window: WindowKind, exact_rows: int) -> tuple[int, ...]:
     return (GenerateParams().reach(exact_rows) if window == "auto" else 4,)
+
+
+def _finding(summary: dict[str, object]) -> Finding:
+    from specllama.store.checks import Finding
+
+    ties = f", {summary['near_ties']} near-ties" if summary["near_ties"] else ""
+    return Finding(
+        ok=not summary["unexplained"] and not summary["rows_differ"],
+        words=f"{summary['identical']} of {summary['cases']} replies identical{ties}",
+    )
 
 
 def _summary(

@@ -67,6 +67,7 @@ def command(
 
     It learns on one half of the shipped prompts; `specllama bench run` measures on the other.
     """
+    from specllama.bench.checked import of_tuning
     from specllama.bench.provenance import provenance
     from specllama.bench.tune import LAYER_SECONDS, tune
     from specllama.errors import UsageError
@@ -74,6 +75,7 @@ def command(
     from specllama.models.pruned import keep_choice
     from specllama.paths import profiles_dir, why_not_writable
     from specllama.prompts import half, load_prompts
+    from specllama.store import checks
 
     if pair is not None and flags["model"] is not None:
         raise UsageError("name the model once: as an argument or with -m")
@@ -118,6 +120,7 @@ def command(
         profile.refresh()  # another process may have saved meanwhile; what was timed here stays
         result.costs.store(profile.costs)  # timed alone, sharper than what replies left there
         profile.advice = {**result.advice, "when": facts["when"]}
+        checks.add(info, "tune", of_tuning(result))
         where = profile.path if profile.save() else None
         if where is None:
             diagnostics.warn(f"the profile could not be written to {profiles_dir()}")

@@ -119,7 +119,7 @@ class RoundLog:
             line["params"] = params_to_dict(params or self._params)
         try:
             if self._fd is None:
-                self._fd = _open_for_append(self.path)
+                self._fd = open_for_append(self.path)
                 self._append(self._header)
             self._append(line)
             if isinstance(event, Finished):
@@ -164,7 +164,12 @@ def _model(info: ModelInfo) -> dict[str, Any]:
     return {**info.to_dict(), "sha256": known}
 
 
-def _open_for_append(path: Path) -> int:
+def open_for_append(path: Path) -> int:
+    """The file of lines at ``path``, whose last line is whole; the caller closes it.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
     private_folder(path.parent)
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
     size = os.lseek(fd, 0, os.SEEK_END)

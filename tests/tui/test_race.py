@@ -10,12 +10,14 @@ from conftest import Driver, GatedEngine, Recipe
 from fakes import OTHER_MS, VERIFY_MS, Reply, ScriptedEngine
 
 from specllama.errors import EngineError
+from specllama.events import Verdict
 from specllama.interface import Message
 from specllama.params import GenerateParams
 from specllama.paths import rounds_dir
 from specllama.tui.demo import DemoEngine
 from specllama.tui.race import (
     DRAFTED,
+    Advice,
     RaceEnded,
     Racing,
     Run,
@@ -104,24 +106,41 @@ def test_a_run_at_a_moment_is_what_had_been_written_by_then() -> None:
     assert plain.until(plain.end_s) == plain.rounds
 
 
+def judged(plain: Run, *runs: Run) -> list[tuple[Run, Verdict]]:
+    return [(run, run.against(plain)) for run in runs]
+
+
 def test_the_advice() -> None:
     plain, good = race(Reply(LONG, accept=(2,)))
-    assert advise(PARAMS, plain, [good]).params is None
+    assert advise(PARAMS, judged(plain, good)).params is None
     off = PARAMS.replace(speculate=False, max_tokens=7)
-    taken = advise(off, plain, [good]).params
-    assert taken is not None
-    assert (taken.speculate, taken.max_tokens, taken.seed) == (True, 7, 5)
-    bad_plain, bad = race(Reply(LONG, accept=(0,)))
-    losing = advise(PARAMS, bad_plain, [bad])
-    assert losing.params is not None
-    assert not losing.params.speculate
-    assert advise(off, bad_plain, [bad]).params is None
+    taken = advise(off, judged(plain, good))
+    assert taken.words.startswith("Press A to draft: at least ")
+    assert taken.params is not None
+    assert (taken.params.speculate, taken.params.max_tokens, taken.params.seed) == (True, 7, 5)
     better = replace(good, name="k = 4", rounds=race(Reply(LONG, accept=(4,)))[1].rounds)
-    advice = advise(PARAMS, plain, [good, better])
+    advice = advise(PARAMS, judged(plain, good, better))
     assert advice.params == better.params.replace(max_tokens=None)
-    assert advice.words.startswith("A takes k = 4: surely ")
+    assert advice.words.startswith("Press A to draft with k = 4: at least ")
     worse = replace(good, name="k = 2", rounds=race(Reply(LONG, accept=(1,)))[1].rounds)
-    assert advise(PARAMS, plain, [good, worse]).params is None
+    assert advise(PARAMS, judged(plain, good, worse)).params is None
+
+
+def test_the_advice_where_drafting_does_not_pay() -> None:
+    off = PARAMS.replace(speculate=False)
+    bad_plain, bad = race(Reply(LONG, accept=(0,)))
+    losing = advise(PARAMS, judged(bad_plain, bad))
+    assert losing.words == "Press A to turn drafting off: it loses time here"
+    assert losing.params == off
+    assert advise(off, judged(bad_plain, bad)) == Advice("Leave drafting off: it does not pay here")
+    still = replace(bad.against(bad_plain), answer="off")
+    stays = advise(PARAMS, [(bad, still)])
+    assert stays.params is None
+    assert stays.words.endswith("stays off by itself")
+    assert advise(off, [(bad, still)]).words == "Leave drafting off: it does not pay here"
+    unknown = advise(PARAMS, judged(*race(Reply("Too short."))))
+    assert unknown.params is None
+    assert unknown.words.startswith("No clear winner yet")
 
 
 def test_an_engine_that_fails_ends_the_race_with_its_words() -> None:
@@ -171,7 +190,7 @@ async def test_the_race_is_run_replayed_and_judged(start: Any) -> None:
         assert "of those judged" in d.shown
         assert f"{plain.end_s:.2f} s" in d.shown
         assert f"{way.finished.draft_n_accepted} kept" in d.shown  # type: ignore[union-attr]
-        assert "Keep it as it is: drafting pays here" in d.shown
+        assert "Leave it as it is: drafting pays here" in d.shown
         assert screen._timer is None  # an idle page costs nothing
 
 

@@ -1,9 +1,8 @@
-"""The race: does drafting pay here? Plain against drafted, draft lengths, methods, slices."""
+"""The race: does drafting pay here? Plain against drafted, draft lengths, methods, slices; and the
+list of what was checked."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import ClassVar
 
 from textual import on
@@ -14,11 +13,12 @@ from textual.content import Content
 from textual.timer import Timer
 from textual.widgets import ContentSwitcher, Footer, Static
 
-from specllama.events import Verdict
 from specllama.interface import EngineInfo, EngineLike, Prompt
 from specllama.params import GenerateParams
 from specllama.prompts import SLICES, load_prompts
-from specllama.text import sanitize_line
+from specllama.store import checks
+from specllama.tui import outcome
+from specllama.tui.checklist import Line, checklist, counted, draw, next_tab
 from specllama.tui.measure import Meter
 from specllama.tui.race import (
     DRAFTED,
@@ -35,14 +35,19 @@ from specllama.tui.race import (
     plain_and,
 )
 from specllama.tui.screens.base import Page
+from specllama.tui.widgets import race_tables
 from specllama.tui.widgets.playground import Playground
-from specllama.tui.widgets.stats_strip import MEASURE, duration, rate
 from specllama.tui.widgets.track import RaceTrack
-from specllama.verdict import details, lead
 
 FRAMES = 12  # a second, while a race is replayed
 PER_SLICE = 3  # prompts
-TABS = {"race": "Race", "sweep": "k sweep", "methods": "Methods", "slices": "Slices"}
+TABS = {
+    "race": "Race",
+    "sweep": "k sweep",
+    "methods": "Methods",
+    "slices": "Slices",
+    "checklist": "Checks",
+}
 
 
 class RaceScreen(Page):
@@ -53,9 +58,12 @@ class RaceScreen(Page):
     other, each from an empty cache; then both are shown side by side as they really went. Space
     stops and goes on, Home begins again, End shows the outcome, plus and minus change the pace.
 
-    1 to 4 choose: the race, draft lengths, methods, kinds of text. Enter runs what is shown, A
-    takes what was best. Esc leaves, and stops what is running. Speeds are those of the tokens
-    behind the first, of typical passes; the figure behind ± holds the truth in 19 of 20 cases.
+    1 to 5 choose: the race, draft lengths, methods, kinds of text, and the list of what to check
+    before you trust drafting. Enter runs what is shown, or the next check; A takes what was best.
+    A check is asked for again after an upgrade, with other files and on another device.
+
+    Esc leaves, and stops what is running. Speeds are those of the tokens behind the first, of
+    typical passes; the figure behind ± holds the truth in 19 of 20 cases.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -91,6 +99,7 @@ class RaceScreen(Page):
         self.tab = tab
         self.seconds = 0.0
         self.pace = 1.0
+        self.list: list[Line] = []
         self._raced: str = ""
         self._timer: Timer | None = None
 
@@ -105,12 +114,15 @@ class RaceScreen(Page):
                 yield Static(id="methods-table", markup=False)
             with VerticalScroll(id="slices", can_focus=False):
                 yield Static(id="slices-table", markup=False)
+            with VerticalScroll(id="checklist"):
+                yield Static(id="checklist-table", markup=False)
         yield Static(id="race-verdict", markup=False)
         yield Footer()
 
     def on_mount(self) -> None:
         super().on_mount()
         self.seconds = self._end()
+        self._check()
         self._show()
         if self.board.plain("race") is None and self.info is not None:
             self.action_run()
@@ -128,6 +140,11 @@ class RaceScreen(Page):
             self.notify("Load a model first: F6" if self.info is None else "It is running")
             return
         self._stop()
+        if self.tab == "checklist":
+            if not (tab := next_tab(self.list)):
+                self.notify("Nothing is left to check")
+                return
+            self.action_tab(tab)
         self._raced = self.tab
         runs = self._runs(self.info)
         self.board.runs[self.tab] = runs
@@ -173,7 +190,14 @@ class RaceScreen(Page):
                 for done in run.rounds:
                     self.meter.observe(done)
             self.action_restart()
+        if event.error is None and self.info is not None:
+            checks.add(self.info, "race", outcome.findings(tab, self.board))
+        self._check()
         self._show()
+
+    def _check(self) -> None:
+        if self.info is not None:
+            self.list = checklist(self.info, list(TABS), logging=self.racing.log)
 
     # ------------------------------------------------------------------ the replay
 
@@ -227,24 +251,22 @@ class RaceScreen(Page):
         self.tab = tab
         self.query_one(ContentSwitcher).current = tab
         self._show()
-        if tab == "sweep":
-            self.query_one("#k").focus()
-        else:
-            self.set_focus(None)
+        held = {"sweep": "#k", "checklist": "#checklist"}.get(tab)
+        self.set_focus(None if held is None else self.query_one(held))
 
     @property
     def advice(self) -> Advice | None:
         """From everything that was raced on the prompt."""
-        plain = self.board.plain("race")
-        if plain is None or self.info is None or self._raced or self.seconds < self._end():
+        tabs = ("race", "sweep", "methods")
+        judged = [(w.run, w.verdict) for tab in tabs for w in outcome.ways(self.board, tab)]
+        if not judged or self.info is None or self._raced or self.seconds < self._end():
             return None
-        ways = [run for tab in ("race", "sweep", "methods") for run in self.board.ways(tab)]
-        return advise(self.params, plain, ways)
+        return advise(self.params, judged)
 
     def action_apply(self) -> None:
         advice = self.advice
         if advice is None or advice.params is None:
-            self.notify("There is nothing to change" if advice else "Nothing was raced yet")
+            self.notify(advice.words if advice else "Nothing was raced yet")
         else:
             self.dismiss(advice.params)
 
@@ -260,6 +282,8 @@ class RaceScreen(Page):
         parts: list[tuple[str, str]] = []
         for i, (tab, name) in enumerate(TABS.items(), 1):
             chosen = tab == self.tab
+            if tab == "checklist" and self.list:
+                name = f"{name} {counted(self.list)}"
             parts += [(f" {i} {name} ", "bold reverse" if chosen else self.ink.muted), (" ", "")]
         self.query_one("#tabs", Static).update(Content.assemble(*parts))
         match self.tab:
@@ -268,9 +292,16 @@ class RaceScreen(Page):
             case "sweep":
                 self._show_sweep()
             case "methods":
-                self.query_one("#methods-table", Static).update(self._methods())
+                ways = outcome.ways(self.board, "methods")
+                table = race_tables.methods(ways, self.glyphs, self.ink)
+                self.query_one("#methods-table", Static).update(table)
             case "slices":
-                self.query_one("#slices-table", Static).update(self._slices())
+                kinds = outcome.kinds(self.board)
+                table = race_tables.slices(kinds, PER_SLICE, self.glyphs, self.ink)
+                self.query_one("#slices-table", Static).update(table)
+            case "checklist":
+                table = draw(self.list, self.glyphs, self.ink, self.size.width - 6)
+                self.query_one("#checklist-table", Static).update(table)
         self.query_one("#race-verdict", Static).update(self._verdict())
 
     def _show_race(self) -> None:
@@ -280,126 +311,23 @@ class RaceScreen(Page):
             self.query_one(f"#track-{name}", RaceTrack).show(run, self.seconds)
 
     def _show_sweep(self) -> None:
-        plain = self.board.plain("sweep")
         measured = self.meter.verdicts_by_length()
-        if plain is not None and plain.finished is not None:
-            for run in self.board.ways("sweep"):
-                measured[run.params.draft_max or 0] = run.against(plain)
+        for way in outcome.ways(self.board, "sweep"):
+            measured[way.run.params.draft_max or 0] = way.verdict
         self.query_one(Playground).measure(self.meter.model(), measured)
 
     def _verdict(self) -> Content:
         """The proof, the verdict, and what to do."""
         ink, glyphs = self.ink, self.glyphs
         lines: list[Content] = []
-        plain, ways = self.board.plain("race"), self.board.ways("race")
+        ways = outcome.ways(self.board, "race")
         if self._raced:
             done = [run for run in self.board.runs[self._raced] if run.finished is not None]
             now = f"run {len(done) + 1} of {len(self.board.runs[self._raced])}"
             lines.append(Content.assemble((now, ink.muted)))
-        elif self.tab == "race" and plain is not None and ways and self.seconds >= self._end():
-            lines.append(self._proof(ways[0], plain))
-            lines.append(self._words(ways[0].against(plain), both=True))
+        elif self.tab == "race" and ways and self.seconds >= self._end():
+            lines.append(race_tables.proof(ways[0], glyphs, ink))
+            lines.append(race_tables.verdict(ways[0].verdict, glyphs, ink, both=True))
         if (advice := self.advice) is not None:
             lines.append(Content.assemble((glyphs.text(advice.words), ink.accent)))
         return Content("\n").join(lines)
-
-    def _proof(self, run: Run, plain: Run) -> Content:
-        same, of = run.same(plain)
-        if same == of:
-            return Content.assemble(
-                (self.glyphs.text(f"✓ {same} of {of} tokens identical"), self.ink.good)
-            )
-        words = f"✗ {same} of {of} tokens identical"
-        if run.params.verify != "match":
-            return Content.assemble(
-                (self.glyphs.text(f"{words}: {run.params.verify} keeps the law"), self.ink.muted)
-            )
-        near = any(done.near_tie for done in (*run.rounds, *plain.rounds))
-        why = ": a near-tie, see specllama prove" if near else ": see specllama prove"
-        return Content.assemble((self.glyphs.text(words + why), self.ink.warn))
-
-    def _words(self, verdict: Verdict, *, both: bool = False, kept: bool = False) -> Content:
-        first = self.glyphs.text(lead(verdict, MEASURE))
-        rest = "".join(
-            f" {self.glyphs.dot} {one}" for one in details(verdict, both=both)[int(kept) :]
-        )
-        return Content.assemble((first, self.ink.verdict(verdict.answer)), (rest, self.ink.muted))
-
-    def _methods(self) -> Content:
-        plain = self.board.plain("methods")
-        ways = self.board.ways("methods")
-        if plain is None or not ways:
-            return Content.assemble(("Enter runs every method on this prompt.", self.ink.muted))
-        width = max(len(run.name) for run in ways)
-        lines = []
-        for run in sorted(ways, key=lambda r: -(r.against(plain).ratio or 0.0)):
-            same, of = run.same(plain)
-            mark = self.glyphs.text("✓" if same == of else "✗")
-            lines.append(
-                Content.assemble(
-                    (f"{sanitize_line(run.name):<{width}}  ", "bold"),
-                    (f"{mark} ", self.ink.good if same == of else self.ink.warn),
-                    self._words(run.against(plain)),
-                )
-            )
-        return Content("\n").join(lines)
-
-    def _slices(self) -> Content:
-        groups = [g for g in SLICES if self.board.ways("slices", g)]
-        if not groups:
-            return Content.assemble(
-                (f"Enter runs {PER_SLICE} prompts of each kind of text.", self.ink.muted)
-            )
-        lines = [
-            Content.assemble(
-                (f"{'':6}{'plain':>8}{'drafted':>9}{'p50':>9}{'p95':>9}", self.ink.muted)
-            )
-        ]
-        for group in groups:
-            ways = self.board.ways("slices", group)
-            plains = [r for r in self.board.runs["slices"] if r.name == PLAIN and r.group == group]
-            verdict = _together(ways, plains)
-            waits = sorted(1000 * w for run in ways for w in _waits(run))
-            figures = "".join(
-                (
-                    f"{rate(_speed(plains)):>8}",
-                    f"{rate(_speed(ways)):>9}",
-                    f"{duration(_percentile(waits, 0.5)):>9}",
-                    f"{duration(_percentile(waits, 0.95)):>9}  ",
-                )
-            )
-            lines.append(
-                Content.assemble(
-                    (f"{group:<6}", "bold"), (figures, ""), self._words(verdict, kept=True)
-                )
-            )
-        lines.append(
-            Content.assemble(
-                ("tokens a second; p50, p95: how long one waits for more text", self.ink.muted)
-            )
-        )
-        return Content("\n").join(lines)
-
-
-def _together(ways: Sequence[Run], plains: Sequence[Run]) -> Verdict:
-    from specllama.verdict import judge
-
-    return judge(
-        [one for run in ways for one in run.passes], [ms for run in plains for ms in run.singles]
-    )
-
-
-def _speed(runs: Sequence[Run]) -> float | None:
-    """Tokens a second behind the first."""
-    seconds = sum(run.end_s - run.ttft_s for run in runs)
-    return sum(len(run.tokens) - 1 for run in runs) / seconds if seconds > 0 else None
-
-
-def _waits(run: Run) -> list[float]:
-    """Seconds between rounds."""
-    times = [done.t_s for done in run.rounds]
-    return [b - a for a, b in pairwise(times)]
-
-
-def _percentile(values: Sequence[float], share: float) -> float | None:
-    return values[min(int(share * len(values)), len(values) - 1)] if values else None

@@ -1,0 +1,135 @@
+"""What a careful person checks of a pair before trusting drafting: what holds, and what is left.
+
+A check is asked for again when something that it rests on has changed: see ``store/checks.py``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from textual.content import Content
+
+from specllama.errors import SpecllamaError
+from specllama.interface import EngineInfo
+from specllama.models import memory
+from specllama.store.checks import Check, day, newest, rests_on
+from specllama.store.rounds import list_runs
+from specllama.text import sanitize_line
+from specllama.tui.themes import Glyphs, Ink
+
+State = Literal["holds", "fails", "again", "open"]
+MARKS: dict[State, str] = {"holds": "✓", "fails": "✗", "again": "!", "open": "?"}
+TITLE_WIDTH = 15
+SPARE = 0.05  # of the memory: with less free, systems begin to swap
+GB = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing to check: on which tab of the race, and with which command."""
+
+    what: str
+    title: str
+    tab: str
+    command: str
+
+
+ITEMS = (
+    Item("text", "Same text", "race", "specllama prove"),
+    Item("speed", "Not slower", "race", "specllama bench run"),
+    Item("length", "Draft length", "sweep", "specllama tune"),
+    Item("methods", "Methods", "methods", ""),
+    Item("kinds", "Kinds of text", "slices", "specllama bench run"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row of the list; ``tab`` is where it can be checked, "" where nothing need be run."""
+
+    title: str
+    state: State
+    words: str
+    tab: str = ""
+
+
+def checklist(info: EngineInfo, tabs: Sequence[str], *, logging: bool) -> list[Line]:
+    """The list as it stands now. ``tabs`` are those of the race, in the order of their keys."""
+    found, now_on, now_s = newest(info), rests_on(info), time.time()
+    out: list[Line] = []
+    for item in ITEMS:
+        key = f"press {tabs.index(item.tab) + 1}, then Enter"
+        how = f"{key}, or run {item.command}" if item.command else key
+        check = found.get(item.what)
+        if check is None:
+            out.append(Line(item.title, "open", f"Not yet: {how}", item.tab))
+        elif changes := check.changes(now_on):
+            since = day(check.when_s, now_s)
+            words = f"Test again: {changes[0]} since {since}; {key}"
+            out.append(Line(item.title, "again", words, item.tab))
+        else:
+            out.append(_checked(item, check, now_s))
+    return [*out, _memory(info), _log(logging)]
+
+
+def _checked(item: Item, check: Check, now_s: float) -> Line:
+    finding = check.finding
+    words = (
+        f"{sanitize_line(finding.words)} ({sanitize_line(check.by)}, {day(check.when_s, now_s)})"
+    )
+    return Line(item.title, "holds" if finding.ok else "fails", words, item.tab)
+
+
+def _memory(info: EngineInfo) -> Line:
+    """Whether the loaded pair leaves room, and how long its context is."""
+    free, total, target = memory.available_memory(), memory.total_memory(), info.target
+    left = f"{free / GB:.1f} of {total / GB:.1f} GB still free with the pair loaded"
+    context = f"context of {target.n_ctx} tokens"
+    if target.n_ctx_train > target.n_ctx:
+        context += f" (the model can {target.n_ctx_train})"
+    enough = free >= SPARE * total
+    return Line("Memory", "holds" if enough else "fails", f"{left}, {context}")
+
+
+def _log(logging: bool) -> Line:
+    if not logging:
+        return Line("Log", "fails", "Rounds are not logged: leave out --no-log to look into them")
+    try:
+        count = len(list_runs())
+    except SpecllamaError as error:
+        return Line("Log", "fails", sanitize_line(error.message))
+    runs = f"{count} {'run' if count == 1 else 'runs'} so far"
+    return Line("Log", "holds", f"Rounds are logged, {runs}: specllama log shows them")
+
+
+def counted(lines: Sequence[Line]) -> str:
+    """ "4/7": how many hold."""
+    return f"{sum(line.state == 'holds' for line in lines)}/{len(lines)}"
+
+
+def next_tab(lines: Sequence[Line]) -> str:
+    """Where the first check is made that is open or to be made again; "" when there is none."""
+    return next((line.tab for line in lines if line.state in ("open", "again")), "")
+
+
+def draw(lines: Sequence[Line], glyphs: Glyphs, ink: Ink, width: int) -> Content:
+    """The list in so many columns; long words go on below themselves."""
+    inks = {"holds": ink.good, "fails": ink.bad, "again": ink.warn, "open": ink.muted}
+    rows: list[Content] = []
+    indent = TITLE_WIDTH + 4
+    for line in lines:
+        style = inks[line.state]
+        mark = glyphs.text(MARKS[line.state])
+        said = Content.assemble(
+            (glyphs.text(line.words), "" if line.state in ("holds", "fails") else style)
+        )
+        head = Content.assemble((f"{mark:<3}", style), (f"{line.title:<{TITLE_WIDTH}} ", "bold"))
+        for i, part in enumerate(said.wrap(max(width - indent, 20))):
+            rows.append(Content.assemble(head if i == 0 else " " * indent, part))
+    tab = next_tab(lines)
+    closing = "Enter makes the next check." if tab else "Nothing is left to check."
+    after = Content.assemble((f"{closing} After an upgrade, the list asks again.", ink.muted))
+    return Content("\n").join([*rows, Content(""), after])

@@ -1,0 +1,127 @@
+"""What came of races: the proof, every way against plain decoding, kinds of text, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from specllama.events import Verdict
+from specllama.prompts import SLICES
+from specllama.store.checks import Finding
+from specllama.tui.race import PLAIN, Board, Run
+from specllama.verdict import judge, lead
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to draft: how many of how many tokens are those of plain decoding, and whether it
+    paid."""
+
+    run: Run
+    same: int
+    of: int
+    verdict: Verdict
+
+    @property
+    def proof(self) -> str:
+        """ "55 of 55 tokens identical", and where they are not, why."""
+        words = f"{self.same} of {self.of} tokens identical"
+        if self.same == self.of:
+            return words
+        if self.run.params.verify != "match":
+            return f"{words}: {self.run.params.verify} keeps the law, not the text"
+        return words + (
+            ": a near-tie, see specllama prove" if self._near else ": run specllama prove"
+        )
+
+    @property
+    def _near(self) -> bool:
+        return any(done.near_tie for done in self.run.rounds)
+
+
+def ways(board: Board, tab: str) -> list[Way]:
+    """What was run on a tab against its own plain run; the fastest first."""
+    plain = board.plain(tab)
+    if plain is None or plain.finished is None:
+        return []
+    found = [Way(run, *run.same(plain), run.against(plain)) for run in board.ways(tab)]
+    return sorted(found, key=lambda way: -(way.verdict.ratio or 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of text: tokens a second, and how long one waits for more of it, in milliseconds."""
+
+    name: str
+    plain: float | None
+    drafted: float | None
+    p50_ms: float | None
+    p95_ms: float | None
+    verdict: Verdict
+
+
+def kinds(board: Board) -> list[Kind]:
+    out: list[Kind] = []
+    for name in SLICES:
+        ways = board.ways("slices", name)
+        plains = [r for r in board.runs.get("slices", ()) if r.name == PLAIN and r.group == name]
+        if not ways:
+            continue
+        verdict = judge(
+            [one for run in ways for one in run.passes],
+            [ms for run in plains for ms in run.singles],
+        )
+        waits = sorted(1000 * wait for run in ways for wait in _waits(run))
+        p50, p95 = _percentile(waits, 0.5), _percentile(waits, 0.95)
+        out.append(Kind(name, _speed(plains), _speed(ways), p50, p95, verdict))
+    return out
+
+
+def findings(tab: str, board: Board) -> dict[str, Finding]:
+    """What a tab that was run to its end says for the list of what was checked."""
+    found: dict[str, Finding] = {}
+    if tab == "slices":
+        known = [kind for kind in kinds(board) if kind.verdict.answer != "unknown"]
+        if known:
+            words = ", ".join(f"{kind.name} {_short(kind.verdict)}" for kind in known)
+            found["kinds"] = Finding(all(_keeps_up(kind.verdict) for kind in known), words)
+        return found
+    tried = ways(board, tab)
+    proved = [way for way in tried if way.run.params.verify == "match"]
+    if proved:
+        same, of = sum(way.same for way in proved), sum(way.of for way in proved)
+        words = proved[0].proof if len(proved) == 1 else f"{same} of {of} tokens identical"
+        found["text"] = Finding(same == of, words)
+    known_ways = [way for way in tried if way.verdict.answer != "unknown"]
+    if known_ways:
+        best = known_ways[0]
+        what = {"race": "speed", "sweep": "length", "methods": "methods"}[tab]
+        named = "" if tab == "race" else f"{best.run.name} is the fastest: "
+        found[what] = Finding(_keeps_up(best.verdict), named + lead(best.verdict, ""))
+    return found
+
+
+def _keeps_up(verdict: Verdict) -> bool:
+    """Nothing shows a loss."""
+    return verdict.answer != "slower"
+
+
+def _short(verdict: Verdict) -> str:
+    return "off" if verdict.answer == "off" or not verdict.ratio else f"{verdict.ratio:.2f}×"
+
+
+def _speed(runs: Sequence[Run]) -> float | None:
+    """Tokens a second behind the first."""
+    seconds = sum(run.end_s - run.ttft_s for run in runs)
+    return sum(len(run.tokens) - 1 for run in runs) / seconds if seconds > 0 else None
+
+
+def _waits(run: Run) -> list[float]:
+    """Seconds between rounds."""
+    times = [done.t_s for done in run.rounds]
+    return [b - a for a, b in pairwise(times)]
+
+
+def _percentile(values: Sequence[float], share: float) -> float | None:
+    return values[min(int(share * len(values)), len(values) - 1)] if values else None
