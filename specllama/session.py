@@ -5,9 +5,9 @@
         ...
     session.undo()
 
-Editing, retrying and continuing are all the same thing: cut the messages at some place and
-generate. Whatever part of a reply arrived is kept, even if the generator is closed, the engine
-fails or the process is killed.
+Editing, retrying and continuing are all the same thing: go back to some message and generate from
+there. What followed it stays, as another version (store/tree.py). Whatever part of a reply arrived
+is kept, even if the generator is closed, the engine fails or the process is killed.
 """
 
 from __future__ import annotations
@@ -34,14 +34,8 @@ from specllama.stats import SpecStats
 from specllama.store.codec import params_from_dict, params_to_dict
 from specllama.store.rounds import RoundLog, logged
 from specllama.store.session_export import to_json, to_markdown
-from specllama.store.sessions import (
-    UNTITLED,
-    ContinuedElsewhere,
-    MessageState,
-    SessionStore,
-    StoredMessage,
-    StoredSession,
-)
+from specllama.store.sessions import UNTITLED, ContinuedElsewhere, SessionStore, StoredSession
+from specllama.store.tree import START, MessageState, StoredMessage, Tree
 
 FLUSH_S = 0.25
 _UNBEGUN = Message("assistant", "")
@@ -77,7 +71,7 @@ class Session:
         self._system = system
         self._command = command
         self._log_rounds = log_rounds
-        self._messages: list[StoredMessage] = []
+        self._tree = Tree()
         self._id: str | None = None
         self._seen: float | None = None  # when the stored conversation was last written, by us
         self._title = ""
@@ -100,13 +94,27 @@ class Session:
 
     @property
     def messages(self) -> list[Message]:
-        """The turns so far, without the system prompt. A copy."""
-        return [m.message for m in self._messages]
+        """The turns so far, in their chosen versions, without the system prompt. A copy."""
+        return [m.message for m in self._tree.chosen]
+
+    @property
+    def stored(self) -> dict[int, StoredMessage]:
+        """The same turns with their figures, by number (see ``Tree``)."""
+        return {number: self._tree.messages[number] for number in self._tree.path}
 
     @property
     def interrupted(self) -> bool:
         """Whether the last message is a reply that was cut short."""
-        return bool(self._messages) and self._messages[-1].state == "partial"
+        return any(m.state == "partial" for m in self._tree.chosen[-1:])
+
+    def version(self, index: int) -> tuple[int, int]:
+        """Which version message ``index`` is, from 1, and of how many; the message after the last
+        is one that is still to come."""
+        path = self._tree.path
+        if index < len(path):
+            return self._tree.version(path[index])
+        count = len(self._tree.versions(self._tree.leaf)) + 1
+        return count, count
 
     @property
     def engine(self) -> EngineLike:
@@ -151,8 +159,7 @@ class Session:
         """
         if not text.strip():
             raise UsageError("the message is empty")
-        self._push(StoredMessage("user", text))
-        return self._answer(cancel, take_back_question=True)
+        return self._ask(text, self._tree.leaf, cancel)
 
     def retry(
         self,
@@ -163,63 +170,74 @@ class Session:
     ) -> Iterator[Event]:
         """Answer a question again, with the seed of its reply unless another was set since.
 
-        So the text stays the same if only the drafting changed. The former reply comes back if the
-        new one is stopped before its first character.
+        So the text stays the same if only the drafting changed. The former reply stays as another
+        version, and is chosen again if the new one is stopped before its first character.
 
         Args:
-            index: the question or its reply, by default the last; what follows it is dropped.
+            index: the question or its reply, by default the last.
             new_seed: take another seed: the next one if the settings fix it, else a drawn one.
         """
-        if not self._messages:
+        path = self._tree.path
+        if not path:
             raise UsageError("there is nothing to retry yet")
-        if index is not None:
-            if not 0 <= index < len(self._messages):
-                raise UsageError(f"there is no message {index}")
-            asked = self._messages[index].role == "user"
-            answered = asked and index + 1 < len(self._messages)
-            self._cut(index + 1 + (answered and self._messages[index + 1].role == "assistant"))
-        former = self._messages[-1] if self._messages[-1].role == "assistant" else None
-        return self._answer(cancel, former=former, seed=self._seed_again(former, new_seed))
+        at = self._number(len(path) - 1 if index is None else index)
+        behind = [n for n in path if self._tree.parents[n] == at and self._role(n) == "assistant"]
+        former = at if self._role(at) == "assistant" else next(iter(behind), None)
+        after = at if former is None else self._tree.parents[former]
+        return self._answer(cancel, after, seed=self._seed_again(former, new_seed))
 
     def continue_reply(
         self, *, answer: bool = False, cancel: Cancel | None = None
     ) -> Iterator[Event]:
         """Continue the last reply where it ended; ``answer``: a thought that is open ends now."""
-        if not self._messages or self._messages[-1].role != "assistant":
+        last = self._tree.leaf
+        if last == START or self._role(last) != "assistant":
             raise UsageError("there is no reply to continue")
-        former = self._messages[-1]
-        return self._answer(cancel, former=former, begun=former.message, answer=answer)
+        return self._answer(cancel, self._tree.parents[last], into=last, answer=answer)
 
     def undo(self) -> str:
-        """Take back the last question and its reply; returns the question."""
-        at = max((i for i, m in enumerate(self._messages) if m.role == "user"), default=None)
-        if at is None:
+        """Go back to before the last question; returns it. It stays as another version of what is
+        asked next."""
+        path = self._tree.path
+        asked = next((n for n in reversed(path) if self._role(n) == "user"), None)
+        if asked is None:
             raise UsageError("there is nothing to undo")
-        question = self._messages[at].content
-        self._cut(at)
-        return question
+        self._choose(self._tree.parents[asked])
+        return self._tree.messages[asked].content
 
     def edit(self, index: int, text: str, *, cancel: Cancel | None = None) -> Iterator[Event]:
-        """Change message ``index`` (from 0) and forget what came after it.
+        """Write another version of message ``index`` (from 0).
 
         An edited question is answered; an edited reply is left for ``continue_reply``, and the
         iterator is empty.
         """
-        if not 0 <= index < len(self._messages):
-            raise UsageError(f"there is no message {index}")
+        number = self._number(index)
         if not text.strip():
             raise UsageError("the message is empty")
-        before = self._messages[index]
-        self._cut(index)
+        before, after = self._tree.messages[number], self._tree.parents[number]
         if before.role == "user":
-            self._push(StoredMessage("user", text))
-            return self._answer(cancel)
-        self._push(replace(before, content=text, state="partial", stats=None))
+            return self._ask(text, after, cancel)
+        edited = replace(before, content=text, state="partial", stats=None)
+        self._put(self._tree.free, after, edited)
         return iter(())
+
+    def show_version(self, index: int, step: int) -> None:
+        """Choose the version before (-1) or after (1) of message ``index``, with what was written
+        last behind it.
+
+        Raises:
+            UsageError: there is none.
+        """
+        number = self._number(index)
+        versions = self._tree.versions(self._tree.parents[number])
+        to = versions.index(number) + step
+        if not 0 <= to < len(versions):
+            raise UsageError("there is no " + ("later" if step > 0 else "earlier") + " version")
+        self._choose(self._tree.end_of(versions[to]))
 
     def clear(self) -> None:
         """Begin a new conversation with the same settings; the old one stays in the store."""
-        self._messages = []
+        self._tree = Tree()
         self._id = self._seen = None
         self._title = ""
         self.last = None
@@ -249,7 +267,9 @@ class Session:
         self._id, self._seen = stored.id, stored.updated_s
         self._title = stored.title
         self._system = stored.system
-        self._messages = list(stored.messages)
+        self._tree = stored.tree
+        if self._tree.leaf == START:  # every turn was taken back
+            self._tree.leaf = self._tree.end_of(START)
         if "params" in stored.settings:
             self._params = params_from_dict(stored.settings["params"])
 
@@ -266,7 +286,7 @@ class Session:
             stored.settings,
             stored.created_s,
             stored.updated_s,
-            tuple(self._messages),
+            self._tree,
         )
         return to_json(stored) if form == "json" else to_markdown(stored)
 
@@ -280,24 +300,31 @@ class Session:
 
     # ---- inside
 
+    def _ask(self, text: str, after: int, cancel: Cancel | None) -> Iterator[Event]:
+        former, question = self._tree.leaf, self._tree.free
+        self._put(question, after, StoredMessage("user", text))
+        return self._answer(cancel, question, refused=(question, former))
+
     def _answer(
         self,
         cancel: Cancel | None,
+        after: int,
         *,
-        former: StoredMessage | None = None,
-        begun: Message = _UNBEGUN,
+        into: int | None = None,
         answer: bool = False,
         seed: int | None = None,
-        take_back_question: bool = False,
+        refused: tuple[int, int] | None = None,
     ) -> Iterator[Event]:
-        """Generate the next reply.
+        """Generate the reply that follows message ``after``.
+
+        If no text comes, the path is chosen again that was chosen before.
 
         Args:
-            former: the last message, a reply to replace; put back if no new text comes.
-            begun: the beginning of the reply, already written.
+            into: the reply to go on with, instead of a new one.
             answer: end its thought.
             seed: instead of the one in the settings.
-            take_back_question: drop the question if the engine refuses the request as such.
+            refused: a question to drop if the engine refuses the request as such, and where the
+                path ends then.
         """
         shown: list[str] = []
         thought: list[str] = []
@@ -305,14 +332,14 @@ class Session:
         state: MessageState = "partial"
         stats: dict[str, Any] | None = None
         flushed_s = time.monotonic()
-        refused = False
         self._seed_chosen = False
         params = self._params if seed is None else self._params.replace(seed=seed)
         if answer:
             params = params.replace(think_budget=0)
-        if former is not None:
-            self._messages.pop()
-        seq = len(self._messages)
+        tree = self._tree
+        before, tree.leaf = tree.leaf, after
+        number = tree.free if into is None else into
+        begun = _UNBEGUN if into is None else tree.messages[into].message
 
         def reply() -> StoredMessage:
             content, reasoning = begun.content + "".join(shown), begun.reasoning + "".join(thought)
@@ -335,25 +362,25 @@ class Session:
                     stats = {k: v for k, v in event.to_dict().items() if k not in _UNSTORED_STATS}
                     seams = event.seams
                 if (shown or thought) and time.monotonic() - flushed_s > FLUSH_S:
-                    self._store_message(seq, reply())
+                    self._store_message(number, after, reply())
                     flushed_s = time.monotonic()
                 yield from self._store_notices()
                 yield event
         except UsageError:
-            refused = take_back_question
+            if refused is not None:
+                self._drop(*refused)
+                before = refused[1]
             raise
         finally:
             if shown or thought or state == "done":  # an empty reply counts: roles must alternate
-                self._push(reply())
-            elif former is not None:
-                self._push(former)
-            elif refused:
-                self._cut(seq - 1)
+                self._put(number, after, reply())
+            else:
+                tree.leaf = before
         yield from self._store_notices()
 
-    def _seed_again(self, former: StoredMessage | None, new: bool) -> int | None:
-        """The seed for writing ``former`` again; None takes what the settings say."""
-        used = (former.stats or {}).get("seed") if former is not None else None
+    def _seed_again(self, former: int | None, new: bool) -> int | None:
+        """The seed for writing reply ``former`` again; None takes what the settings say."""
+        used = None if former is None else (self._tree.messages[former].stats or {}).get("seed")
         if self._seed_chosen or not isinstance(used, int):
             return None
         if not new:
@@ -405,32 +432,48 @@ class Session:
                     return kept
         return None
 
-    def _push(self, message: StoredMessage) -> None:
-        self._messages.append(message)
-        self._store_message(len(self._messages) - 1, message)
+    def _number(self, index: int) -> int:
+        path = self._tree.path
+        if not 0 <= index < len(path):
+            raise UsageError(f"there is no message {index}")
+        return path[index]
 
-    def _cut(self, keep: int) -> None:
-        del self._messages[keep:]
-        store = self._store
-        if store is not None and self._id is not None:
-            self._update(store, lambda at, seen: store.truncate(at, keep, seen=seen))
+    def _role(self, number: int) -> str:
+        return self._tree.messages[number].role
 
-    def _store_message(self, seq: int, message: StoredMessage) -> None:
-        store = self._store
-        if store is not None:
-            self._update(store, lambda at, seen: store.put(at, seq, message, seen=seen))
+    def _put(self, number: int, after: int, message: StoredMessage) -> None:
+        self._tree.put(number, after, message)
+        self._store_message(number, after, message)
 
-    def _update(self, store: SessionStore, write: Callable[[str, float | None], float]) -> None:
+    def _store_message(self, number: int, after: int, message: StoredMessage) -> None:
+        self._update(
+            lambda store, at, seen: store.put(at, number, message, parent=after, seen=seen)
+        )
+
+    def _choose(self, leaf: int) -> None:
+        self._tree.leaf = leaf
+        self._update(lambda store, at, seen: store.choose(at, leaf, seen=seen))
+
+    def _drop(self, number: int, leaf: int) -> None:
+        self._tree.drop(number)
+        self._tree.leaf = leaf
+        self._update(lambda store, at, seen: store.drop(at, number, leaf, seen=seen))
+
+    def _update(self, write: Callable[[SessionStore, str, float | None], float]) -> None:
         """Write to the stored conversation, or to a copy if another process continued it."""
+        store, tree = self._store, self._tree
+        if store is None:
+            return
         try:
-            self._seen = write(self._stored_id(store), self._seen)
+            self._seen = write(store, self._stored_id(store), self._seen)
         except ContinuedElsewhere:
             self._title = f"{self.title} (copy)"
             self._id = self._seen = None
             identity = self._stored_id(store)
-            for seq, message in enumerate(self._messages):
-                self._seen = store.put(identity, seq, message, seen=self._seen)
-            self._seen = write(identity, self._seen)
+            for number, message in tree.messages.items():
+                parent = tree.parents[number]
+                self._seen = store.put(identity, number, message, parent=parent, seen=self._seen)
+            self._seen = write(store, identity, self._seen)
             store.notices.append(
                 "this conversation was continued elsewhere at the same time: yours is now "
                 f"“{self._title}” ({identity})"

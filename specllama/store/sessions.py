@@ -21,13 +21,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from specllama.errors import StoreError, UsageError
-from specllama.interface import Message
 from specllama.paths import private_file, private_folder, sessions_file
-
-MessageState = Literal["done", "partial"]
+from specllama.store.tree import START, StoredMessage, Tree
 
 _SPACE = "' ' || char(9, 10, 13)"
 # Append only; a database is at version n once the first n have run.
@@ -68,31 +66,23 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """UPDATE messages SET reasoning = ltrim(substr(content, 8), char(10)), content = ''
             WHERE role = 'assistant' AND content GLOB '<think>*'""",
     ),
+    (
+        # versions: the message that each follows, and where the chosen path ends
+        f"ALTER TABLE messages ADD COLUMN parent INTEGER NOT NULL DEFAULT {START}",
+        f"ALTER TABLE sessions ADD COLUMN leaf INTEGER NOT NULL DEFAULT {START}",
+        f"""UPDATE messages SET parent = coalesce(
+            (SELECT max(seq) FROM messages AS earlier
+             WHERE earlier.session_id = messages.session_id AND earlier.seq < messages.seq),
+            {START})""",
+        f"""UPDATE sessions SET leaf = coalesce(
+            (SELECT max(seq) FROM messages WHERE session_id = id), {START})""",
+    ),
 )
 UNTITLED = "untitled"
 KEEP_DELETED_S = 30 * 86400.0  # how long a deleted session can be brought back
 _TITLE_CHARS = 60
 _CHECK_BYTES = 32 * 2**20
 _BESIDE = ("-wal", "-shm")
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
-    """One stored turn; a ``partial`` reply was interrupted. ``stats`` is a finish dictionary.
-
-    ``reasoning`` and ``seams`` are those of ``Message``.
-    """
-
-    role: str
-    content: str
-    state: MessageState = "done"
-    stats: dict[str, Any] | None = None
-    reasoning: str = ""
-    seams: tuple[str, str] | None = None
-
-    @property
-    def message(self) -> Message:
-        return Message(self.role, self.content, self.reasoning, self.seams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +103,12 @@ class StoredSession:
     settings: dict[str, Any]
     created_s: float
     updated_s: float
-    messages: tuple[StoredMessage, ...] = field(default=())
+    tree: Tree = field(default_factory=Tree)
+
+    @property
+    def messages(self) -> tuple[StoredMessage, ...]:
+        """Those of the chosen path."""
+        return tuple(self.tree.chosen)
 
 
 class ContinuedElsewhere(StoreError):
@@ -176,7 +171,8 @@ class SessionStore:
         now = time.time()
         self._write(
             (
-                "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, NULL)",
+                "INSERT INTO sessions (id, title, titled, system, settings, created_s, updated_s) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 identity,
                 _clean(title) or UNTITLED,
                 bool(title),
@@ -189,11 +185,19 @@ class SessionStore:
         return identity
 
     def put(
-        self, session: str, seq: int, message: StoredMessage, *, seen: float | None = None
+        self,
+        session: str,
+        seq: int,
+        message: StoredMessage,
+        *,
+        parent: int | None = None,
+        seen: float | None = None,
     ) -> float:
-        """Store or replace message number ``seq``; the first question names an untitled session.
+        """Store or replace message number ``seq``, with which the chosen path ends then; the first
+        question names an untitled session.
 
         Args:
+            parent: the message that it follows, by default the one before it.
             seen: ``updated_s`` of the session as the caller last saw it.
 
         Returns:
@@ -208,13 +212,14 @@ class SessionStore:
         seams = json.dumps(message.seams) if message.seams else None
         statements: list[tuple[Any, ...]] = [
             (
-                "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+                "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET "
                 "role = excluded.role, content = excluded.content, state = excluded.state, "
                 "stats = excluded.stats, reasoning = excluded.reasoning, seams = excluded.seams",
                 *(session, seq, message.role, content, message.state, stats, now),
-                *(_text(message.reasoning), seams),
+                *(_text(message.reasoning), seams, seq - 1 if parent is None else parent),
             ),
-            ("UPDATE sessions SET updated_s = ? WHERE id = ?", now, session),
+            _choose(session, seq, now),
         ]
         if message.role == "user" and (title := _clean(content)):
             statements.append(
@@ -226,12 +231,19 @@ class SessionStore:
         self._write(*statements, seen=(session, seen))
         return now
 
-    def truncate(self, session: str, keep: int, *, seen: float | None = None) -> float:
-        """Forget every message but the first ``keep``; otherwise as ``put``."""
+    def choose(self, session: str, leaf: int, *, seen: float | None = None) -> float:
+        """Let the chosen path end with message ``leaf``; otherwise as ``put``."""
+        now = _later_than(seen)
+        self._write(_choose(session, leaf, now), seen=(session, seen))
+        return now
+
+    def drop(self, session: str, seq: int, leaf: int, *, seen: float | None = None) -> float:
+        """Forget message ``seq``, which nothing follows, and choose ``leaf``; otherwise as
+        ``put``."""
         now = _later_than(seen)
         self._write(
-            ("DELETE FROM messages WHERE session_id = ? AND seq >= ?", session, keep),
-            ("UPDATE sessions SET updated_s = ? WHERE id = ?", now, session),
+            ("DELETE FROM messages WHERE session_id = ? AND seq = ?", session, seq),
+            _choose(session, leaf, now),
             seen=(session, seen),
         )
         return now
@@ -302,28 +314,27 @@ class SessionStore:
     def get(self, session: str) -> StoredSession:
         """Raises StoreError if there is no such session."""
         rows = self._rows(
-            "SELECT id, title, system, settings, created_s, updated_s FROM sessions WHERE id = ?",
+            "SELECT id, title, system, settings, created_s, updated_s, leaf FROM sessions "
+            "WHERE id = ?",
             (session,),
         )
         if not rows:
             raise StoreError(f"there is no session {session!r}", "list them: /sessions")
-        identity, title, system, settings, created_s, updated_s = rows[0]
+        identity, title, system, settings, created_s, updated_s, leaf = rows[0]
         messages = self._rows(
-            "SELECT role, content, state, stats, reasoning, seams FROM messages "
+            "SELECT seq, parent, role, content, state, stats, reasoning, seams FROM messages "
             "WHERE session_id = ? ORDER BY seq",
             (session,),
         )
+        tree = Tree()
+        for seq, parent, role, content, state, stats, reasoning, seams in messages:
+            stored = StoredMessage(
+                role, content, state, _dictionary(stats), reasoning, _pair(seams)
+            )
+            tree.put(seq, parent, stored)
+        tree.leaf = leaf
         return StoredSession(
-            identity,
-            title,
-            system,
-            _dictionary(settings) or {},
-            created_s,
-            updated_s,
-            tuple(
-                StoredMessage(role, content, state, _dictionary(stats), reasoning, _pair(seams))
-                for role, content, state, stats, reasoning, seams in messages
-            ),
+            identity, title, system, _dictionary(settings) or {}, created_s, updated_s, tree
         )
 
     def find(self, selector: str = "last") -> str:
@@ -483,6 +494,10 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def _choose(session: str, leaf: int, now: float) -> tuple[Any, ...]:
+    return "UPDATE sessions SET leaf = ?, updated_s = ? WHERE id = ?", leaf, now, session
 
 
 def _later_than(seen: float | None) -> float:

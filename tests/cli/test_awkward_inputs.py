@@ -20,7 +20,8 @@ from specllama.models.gguf import read_header
 from specllama.models.receipts import read_receipt
 from specllama.store import sessions
 from specllama.store.rounds import read_run
-from specllama.store.sessions import SessionStore, StoredMessage
+from specllama.store.sessions import SessionStore
+from specllama.store.tree import StoredMessage
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX devices and links")
 

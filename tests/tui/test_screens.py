@@ -14,7 +14,7 @@ from specllama.interface import MethodInfo
 from specllama.models.library import LocalModel
 from specllama.params import EngineOptions, GenerateParams
 from specllama.store.rounds import list_runs
-from specllama.store.sessions import StoredMessage
+from specllama.store.tree import StoredMessage
 from specllama.tui.demo import DemoEngine
 from specllama.tui.screens import inspector
 from specllama.tui.screens.help import HelpScreen

@@ -13,7 +13,8 @@ from textual.pilot import Pilot
 
 from specllama.errors import DoesNotFit
 from specllama.params import GenerateParams
-from specllama.store.sessions import SessionStore, StoredMessage
+from specllama.store.sessions import SessionStore
+from specllama.store.tree import StoredMessage
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
 from specllama.tui.demo import DemoEngine, DemoFactory, InlineHost

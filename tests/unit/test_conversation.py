@@ -305,6 +305,97 @@ def test_undo_and_edit(store: SessionStore) -> None:
         session.send("  \n")
 
 
+def said(session: Session) -> list[str]:
+    return [m.content for m in session.messages]
+
+
+def test_an_edit_keeps_the_other_branch_and_either_is_gone_on_with(store: SessionStore) -> None:
+    engine = ScriptedEngine(["a", "b", "c", "d", "e"])
+    session = Session(engine, store)
+    list(session.send("One"))
+    list(session.send("Two"))
+    list(session.edit(0, "Uno"))
+    assert said(session) == ["Uno", "c"]
+    assert (session.version(0), session.version(1)) == ((2, 2), (1, 1))
+    session.show_version(0, -1)
+    assert said(session) == ["One", "a", "Two", "b"]
+    list(session.send("Three"))
+    assert [m.content for m in engine.requests[-1].prompt] == ["One", "a", "Two", "b", "Three"]
+    session.show_version(0, 1)
+    list(session.send("Dos"))
+    assert said(session) == ["Uno", "c", "Dos", "e"]
+    resumed = Session(engine, store)
+    resumed.load()
+    assert said(resumed) == said(session)
+    resumed.show_version(0, -1)
+    assert said(resumed) == ["One", "a", "Two", "b", "Three", "d"]
+    for step, where in ((-1, 0), (1, 1), (1, 7)):
+        with pytest.raises(UsageError):
+            resumed.show_version(where, step)
+
+
+def test_every_reply_to_a_question_is_kept(store: SessionStore) -> None:
+    session = Session(ScriptedEngine(["a", "b", "c", "d"]), store)
+    list(session.send("One"))
+    list(session.send("Two"))
+    list(session.retry(1))
+    assert said(session) == ["One", "c"]
+    assert session.version(1) == (2, 2)
+    assert session.version(2) == (1, 1)  # still to come
+    list(session.retry())
+    assert session.version(1) == (3, 3)
+    session.show_version(1, -1)
+    session.show_version(1, -1)
+    assert said(session) == ["One", "a", "Two", "b"]
+    assert said(session) == [m.content for m in store.get(session.id or "").messages]
+
+
+def test_what_brings_nothing_new_leaves_the_path_as_it_was(store: SessionStore) -> None:
+    refusal = Reply(raise_first=PromptTooLong("too long"))
+    session = Session(ScriptedEngine(["a", "b", "c", refusal]), store)
+    list(session.send("One"))
+    list(session.send("Two"))
+    cancel = Cancel()
+    cancel.set()
+    list(session.retry(0, cancel=cancel))
+    assert said(session) == ["One", "a", "Two", "b"]
+    with pytest.raises(PromptTooLong):
+        list(session.edit(0, "word " * 99))
+    assert said(session) == ["One", "a", "Two", "b"]
+    assert session.version(0) == (1, 1)
+    assert len(store.get(session.id or "").tree.messages) == 4
+
+
+def test_what_was_taken_back_is_a_version_of_what_is_asked_next(store: SessionStore) -> None:
+    session = Session(ScriptedEngine(["a", "b"]), store)
+    list(session.send("One"))
+    session.undo()
+    assert session.messages == []
+    assert session.version(0) == (2, 2)
+    other = Session(ScriptedEngine(["c"]), store)
+    other.load()
+    assert said(other) == ["One", "a"]  # not an empty conversation
+    list(session.send("Uno"))
+    assert session.version(0) == (2, 2)
+
+
+def test_a_reply_stopped_by_a_kill_is_a_version_beside_the_former(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specllama.session.FLUSH_S", -1.0)
+    session = Session(ScriptedEngine(["a", LONG]), store)
+    list(session.send("One"))
+    events = session.retry()
+    for event in events:
+        if isinstance(event, TextDelta):
+            break
+    next(events)
+    killed = store.get(session.id or "").tree  # what is on disk at this moment
+    assert killed.chosen[1].state == "partial"
+    assert killed.version(killed.leaf) == (2, 2)
+    assert [killed.messages[n].content for n in killed.versions(0)][0] == "a"
+
+
 def test_save_load_export(store: SessionStore) -> None:
     session = Session(ScriptedEngine(["Yes."]), store, system="S", params=GenerateParams(seed=9))
     list(session.send("Really?"))

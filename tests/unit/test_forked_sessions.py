@@ -57,6 +57,21 @@ def test_what_is_taken_back_in_one_stays_in_the_other(tmp_path: Path) -> None:
     assert b.undo() == "First?"
     list(b.send("B?"))
     assert sorted(texts(path).values()) == [["B?", "of b"], ["First?", "one", "A?", "of a"]]
+    b.show_version(0, -1)
+    assert [m.content for m in b.messages] == ["First?", "one"]
+
+
+def test_a_copy_has_every_version(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    list(begun(path).retry())
+    a, b = resumed(path, "of a"), resumed(path, "of b")
+    a.show_version(1, -1)
+    b.show_version(1, -1)
+    assert b.id != a.id
+    again = resumed(path)
+    again.load(b.id or "")
+    assert again.version(1) == (1, 2)
+    assert again.title.endswith("(copy)")
 
 
 def test_a_copy_begins_in_the_middle_of_a_reply(tmp_path: Path) -> None:
@@ -68,7 +83,7 @@ def test_a_copy_begins_in_the_middle_of_a_reply(tmp_path: Path) -> None:
     next(events)
     assert b._store is not None
     assert a.id is not None
-    b._store.put(a.id, 2, b._messages[0])  # as an older version would, unasked
+    b._store.put(a.id, 2, b.stored[0])  # as an older version would, unasked
     rest = list(events)
     assert [e for e in rest if isinstance(e, Notice)]
     assert texts(path)["First? (copy)"] == ["First?", "one", "A?", "of a"]

@@ -16,7 +16,8 @@ from specllama.events import Started
 from specllama.params import GenerateParams
 from specllama.store.corpus import MIN_TOKENS, Corpus
 from specllama.store.rounds import RoundLog
-from specllama.store.sessions import SessionStore, StoredMessage
+from specllama.store.sessions import SessionStore
+from specllama.store.tree import StoredMessage
 from specllama.tui.state import write_atomically
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")

@@ -17,11 +17,8 @@ from specllama.errors import StoreError, UsageError
 from specllama.paths import sessions_file
 from specllama.store import sessions
 from specllama.store.session_export import to_json, to_markdown
-from specllama.store.sessions import (
-    UNTITLED,
-    SessionStore,
-    StoredMessage,
-)
+from specllama.store.sessions import UNTITLED, SessionStore
+from specllama.store.tree import START, StoredMessage
 
 
 def user(text: str) -> StoredMessage:
@@ -65,15 +62,70 @@ def test_titles() -> None:
             store.rename(session, "  ")
 
 
-def test_put_replaces_and_truncate_forgets() -> None:
+def test_put_replaces_and_drop_forgets() -> None:
     with SessionStore.open() as store:
         session = fill(store, "Count")
         store.put(session, 1, StoredMessage("assistant", "one, tw", "partial"))
         assert store.get(session).messages[1].state == "partial"
-        store.truncate(session, 1)
+        store.drop(session, 1, 0)
         assert store.get(session).messages == (user("Count"),)
+        assert store.get(session).tree.messages == {0: user("Count")}
         store.configure(session, system="Other.", settings={"a": 1})
         assert (store.get(session).system, store.get(session).settings) == ("Other.", {"a": 1})
+
+
+def test_versions_share_a_parent_and_one_path_is_chosen() -> None:
+    with SessionStore.open() as store:
+        session = fill(store, "Count", "one, two")
+        store.put(session, 2, StoredMessage("assistant", "uno, dos"), parent=0)
+        store.put(session, 3, user("And in French?"))
+        store.put(session, 4, user("Number"), parent=START)
+    with SessionStore.open() as store:
+        tree = store.get(session).tree
+        assert [m.content for m in tree.chosen] == ["Number"]
+        assert tree.versions(START) == [0, 4]
+        assert tree.versions(0) == [1, 2]
+        assert (tree.version(2), tree.version(3)) == ((2, 2), (1, 1))
+        assert tree.end_of(0) == 3
+        store.choose(session, 1)
+        assert [m.content for m in store.get(session).messages] == ["Count", "one, two"]
+        store.choose(session, 3)
+        assert [m.content for m in store.get(session).messages] == [
+            *("Count", "uno, dos", "And in French?")
+        ]
+
+
+def test_a_damaged_tree_ends_somewhere() -> None:
+    with SessionStore.open() as store:
+        session = fill(store, "Count")
+        store._db.execute("UPDATE messages SET parent = 1 WHERE seq = 0")
+        assert [m.content for m in store.get(session).messages] == ["Count", "Yes."]
+        store._db.execute("UPDATE sessions SET leaf = 77")
+        assert store.get(session).messages == ()
+
+
+def test_a_store_from_before_versions_opens_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    old = sqlite3.connect(path)
+    for migration in sessions.MIGRATIONS[:2]:
+        for statement in migration:
+            old.execute(statement)
+    old.execute("PRAGMA user_version = 2")
+    for identity in ("a", "b"):
+        row = (identity, "t", 1, "", "{}", 1.0, 5.0, None)
+        old.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    for seq, text in ((0, "q"), (1, "a"), (5, "after a gap")):
+        row = ("a", seq, "user", text, "done", None, 1.0, "", None)
+        old.execute("INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+    old.commit()
+    old.close()
+    with SessionStore.open(path) as store:
+        assert store.notices == []
+        read = store.get("a")
+        assert [m.content for m in read.messages] == ["q", "a", "after a gap"]
+        assert read.tree.parents == {0: START, 1: 0, 5: 1}
+        assert (read.updated_s, read.tree.leaf) == (5.0, 5)
+        assert store.get("b").messages == ()
 
 
 def test_listing_search_delete_and_undo() -> None:
@@ -155,7 +207,28 @@ def test_exports() -> None:
         "content": "one, tw",
         "state": "partial",
         "stats": None,
+        "number": 1,
+        "follows": 0,
     }
+    assert (data["messages"][0]["follows"], data["other_versions"]) == (None, [])
+
+
+def test_exports_hold_every_version() -> None:
+    with SessionStore.open() as store:
+        session = fill(store, "Count", "one, two")
+        store.put(session, 2, user("Thanks"), parent=1)
+        store.put(session, 3, StoredMessage("assistant", "uno"), parent=0)
+        read = store.get(session)
+    data = json.loads(to_json(read))
+    assert [m["content"] for m in data["messages"]] == ["Count", "uno"]
+    others = [(m["content"], m["number"], m["follows"]) for m in data["other_versions"]]
+    assert others == [("one, two", 1, 0), ("Thanks", 2, 1)]
+    chosen, _, rest = to_markdown(read).partition("# Other versions\n\n")
+    assert "## User\n\nCount" in chosen
+    assert "## Assistant (version 2 of 2)\n\nuno" in chosen
+    assert rest == (
+        "## Assistant (message 2, version 1 of 2)\n\none, two\n\n## User (message 3)\n\nThanks\n"
+    )
 
 
 def test_a_damaged_file_is_moved_aside() -> None:
@@ -307,7 +380,8 @@ def test_threads_and_two_stores_share_a_file() -> None:
 
 def test_a_killed_process_loses_nothing_it_stored() -> None:
     program = textwrap.dedent("""
-        from specllama.store.sessions import SessionStore, StoredMessage
+        from specllama.store.sessions import SessionStore
+        from specllama.store.tree import StoredMessage
         store = SessionStore.open()
         session = store.create()
         store.put(session, 0, StoredMessage("user", "Count"))

@@ -1,0 +1,98 @@
+"""The messages of a conversation with every version of each: a tree, and the path that is chosen.
+
+An edited question or a reply that is written again is a sibling of the former one, which keeps
+all that followed it. A message has a number, in the order of writing, and the number of the one it
+follows; the number of the last message of the path says which versions are shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from specllama.interface import Message
+
+MessageState = Literal["done", "partial"]
+START = -1  # what the first message follows
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """One stored turn; a ``partial`` reply was interrupted. ``stats`` is a finish dictionary.
+
+    ``reasoning`` and ``seams`` are those of ``Message``.
+    """
+
+    role: str
+    content: str
+    state: MessageState = "done"
+    stats: dict[str, Any] | None = None
+    reasoning: str = ""
+    seams: tuple[str, str] | None = None
+
+    @property
+    def message(self) -> Message:
+        return Message(self.role, self.content, self.reasoning, self.seams)
+
+
+@dataclass(slots=True)
+class Tree:
+    """Every version of every message.
+
+    Attributes:
+        messages: by number, in the order of writing.
+        parents: the number of the message that each follows; smaller than its own.
+        leaf: where the chosen path ends; START if nothing is on it.
+    """
+
+    messages: dict[int, StoredMessage] = field(default_factory=dict)
+    parents: dict[int, int] = field(default_factory=dict)
+    leaf: int = START
+
+    @property
+    def path(self) -> list[int]:
+        """The numbers of the chosen messages, first to last."""
+        return self.path_to(self.leaf)
+
+    def path_to(self, number: int) -> list[int]:
+        out = []
+        while number in self.messages:
+            out.append(number)
+            before = self.parents[number]
+            number = before if before < number else START  # a damaged file: no walk in a circle
+        return out[::-1]
+
+    @property
+    def chosen(self) -> list[StoredMessage]:
+        return [self.messages[number] for number in self.path]
+
+    @property
+    def free(self) -> int:
+        """The number of the next message."""
+        return max(self.messages, default=START) + 1
+
+    def put(self, number: int, parent: int, message: StoredMessage) -> None:
+        """Add or change a message; the path ends with it."""
+        self.parents[number], self.messages[number] = parent, message
+        self.leaf = number
+
+    def drop(self, number: int) -> None:
+        """Remove a message that nothing follows."""
+        del self.messages[number], self.parents[number]
+
+    def versions(self, parent: int) -> list[int]:
+        """The messages that follow ``parent``, oldest first."""
+        # a list first: the thread of a reply may add one meanwhile
+        return [number for number in list(self.messages) if self.parents.get(number) == parent]
+
+    def end_of(self, number: int) -> int:
+        """The last message of what was written last behind ``number``."""
+        while found := self.versions(number):
+            number = found[-1]
+        return number
+
+    def version(self, number: int) -> tuple[int, int]:
+        """Which version a message is, from 1, and of how many."""
+        versions = self.versions(self.parents[number])
+        return versions.index(number) + 1, len(versions)
+
