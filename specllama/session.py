@@ -338,7 +338,8 @@ class Session:
             params = params.replace(think_budget=0)
         tree = self._tree
         before, tree.leaf = tree.leaf, after
-        number = tree.free if into is None else into
+        # what others follow stays as they know it
+        number = tree.free if into is None or tree.versions(into) else into
         begun = _UNBEGUN if into is None else tree.messages[into].message
 
         def reply() -> StoredMessage:

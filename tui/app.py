@@ -471,6 +471,10 @@ class SpecllamaApp(ThemedApp):
     def action_edit_last(self) -> None:
         self.chat.action_edit_last()
 
+    async def action_version(self, step: int) -> None:
+        if isinstance(self.screen, ChatScreen):
+            await self.chat.walk_versions(step)
+
     def action_undo(self) -> None:
         self.chat.action_undo()
 

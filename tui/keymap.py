@@ -169,6 +169,22 @@ ACTIONS: tuple[Action, ...] = (
         "edit",
     ),
     Action(
+        "chat.version_back",
+        "alt+left",
+        "version(-1)",
+        "Former version",
+        "What was written before this question was edited or this reply written again",
+        "before",
+    ),
+    Action(
+        "chat.version_on",
+        "alt+right",
+        "version(1)",
+        "Later version",
+        "Back to what was written later",
+        "after",
+    ),
+    Action(
         "chat.undo",
         "",
         "undo",

@@ -95,4 +95,3 @@ class Tree:
         """Which version a message is, from 1, and of how many."""
         versions = self.versions(self.parents[number])
         return versions.index(number) + 1, len(versions)
-

@@ -156,13 +156,74 @@ async def test_edit_and_resend_an_earlier_question(start: Any) -> None:
         d.app.chat.query(UserMessage).first().focus()
         await d.pilot.press("e")
         await d.until(lambda: d.app.chat.editing == 0)
-        assert "the 3 after it will go" in d.shown
+        assert "this version is kept" in d.shown
         await d.type("changed")
         await d.pilot.press("enter")
         await d.until(lambda: len(d.texts) == 2)
         await d.idle()
         assert d.texts == [("user", "changed"), ("assistant", "Three.")]
         assert len(d.app.chat.query(UserMessage)) == 1
+        assert "You  ‹2/2› Alt+Left" in d.shown
+
+
+async def test_versions_are_walked_from_the_prompt_and_gone_on_with(start: Any) -> None:
+    async with start("One.", "Two.", "Three.", "Four.") as d:
+        await d.say("a")
+        await d.say("b")
+        await d.pilot.press("ctrl+r")
+        await d.until(lambda: d.texts[-1] == ("assistant", "Three."))
+        await d.idle()
+        assert "‹2/2›" in d.shown
+        rounds = d.app.chat.records[3].rounds
+        await d.pilot.press("alt+left")
+        await d.until(lambda: d.texts[-1] == ("assistant", "Two."))
+        assert "‹1/2›" in d.shown
+        assert "Two." in d.shown
+        assert d.app.chat.records[3].rounds != rounds
+        await d.pilot.press("alt+left")
+        assert d.texts[-1] == ("assistant", "Two.")
+        await d.say("c")
+        assert [t for _, t in d.texts] == ["a", "One.", "b", "Two.", "c", "Four."]
+        await d.pilot.press("alt+right")
+        await d.until(lambda: [t for _, t in d.texts] == ["a", "One.", "b", "Three."])
+        assert d.app.chat.records[3].rounds == rounds  # the inspector still has them
+
+
+async def test_versions_of_the_focused_message_are_walked_even_of_an_early_one(start: Any) -> None:
+    async with start("One.", "Two.", "Three.") as d:
+        await d.say("a")
+        await d.say("b")
+        d.app.chat.query(UserMessage).first().focus()
+        await d.pilot.press("e")
+        await d.until(lambda: d.app.chat.editing == 0)
+        await d.type("changed")
+        await d.pilot.press("enter")
+        await d.until(lambda: d.texts[-1] == ("assistant", "Three."))
+        await d.idle()
+        d.app.chat.query(UserMessage).first().focus()
+        await d.pilot.press("alt+left")
+        await d.until(lambda: len(d.texts) == 4)
+        assert d.app.focused is d.app.chat.query(UserMessage).first()
+        assert "‹1/2›" in d.shown
+        d.app.chat.query(AssistantMessage).first().focus()
+        await d.pilot.press("alt+left")  # this one has no other
+        await d.pilot.pause()
+        assert len(d.texts) == 4
+
+
+async def test_a_retry_that_brings_nothing_shows_what_was_there(start: Any) -> None:
+    recipe = Recipe(GatedEngine(["One.", "Two.", LONG], rounds=0))
+    recipe.engine.gate.set()
+    async with start(recipe=recipe) as d:
+        await d.say("a")
+        await d.say("b")
+        d.engine.replies[:] = [Reply(raise_first=PromptTooLong("too long"))]
+        d.app.chat.query(AssistantMessage).first().focus()
+        await d.pilot.press("r")
+        await d.until(lambda: "too long" in d.notes)
+        await d.idle()
+        assert [t for _, t in d.texts] == ["a", "One.", "b", "Two."]
+        assert "Two." in d.shown
 
 
 async def test_escape_leaves_editing_and_restores_what_was_being_written(start: Any) -> None:

@@ -379,6 +379,17 @@ def test_what_was_taken_back_is_a_version_of_what_is_asked_next(store: SessionSt
     assert session.version(0) == (2, 2)
 
 
+def test_a_reply_that_others_follow_is_not_changed_by_going_on_with_it() -> None:
+    session = Session(ScriptedEngine(["one two", "b", " three"]))
+    list(session.send("Count"))
+    list(session.send("More"))
+    session.undo()
+    list(session.continue_reply())
+    assert said(session) == ["Count", "one two three"]
+    session.show_version(1, -1)
+    assert said(session) == ["Count", "one two", "More", "b"]
+
+
 def test_a_reply_stopped_by_a_kill_is_a_version_beside_the_former(
     store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,7 +404,7 @@ def test_a_reply_stopped_by_a_kill_is_a_version_beside_the_former(
     killed = store.get(session.id or "").tree  # what is on disk at this moment
     assert killed.chosen[1].state == "partial"
     assert killed.version(killed.leaf) == (2, 2)
-    assert [killed.messages[n].content for n in killed.versions(0)][0] == "a"
+    assert killed.messages[killed.versions(0)[0]].content == "a"
 
 
 def test_save_load_export(store: SessionStore) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -14,7 +14,7 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Footer, Static
 
-from specllama.errors import SpecllamaError, UsageError
+from specllama.errors import UsageError
 from specllama.interface import EngineInfo
 from specllama.params import GenerateParams
 from specllama.session import Session
@@ -102,29 +102,30 @@ class ChatScreen(TurnScreen):
     # ------------------------------------------------------------------ the conversation
 
     async def show_conversation(self) -> None:
-        """Draw the session as it stands: after a start, a resume, a new chat."""
-        self.records.clear()
+        """Draw the session as it stands: after a start, a resume, a new chat, another version."""
+        session = self.session
+        self._known = {key: record for key, record in self._known.items() if key[0] == session.id}
         views: list[MessageView] = []
-        stats = self._stored_stats()
-        for index, message in enumerate(self.session.messages):
+        for index, (number, message) in enumerate(session.stored.items()):
             if message.role == "user":
                 views.append(UserMessage(index, message.content))
-                continue
-            record = Record(self._title_of(index))
-            stored = stats.get(index)
-            if stored is not None:
-                record.finished = finished_from(stored)
-            self.records[index] = record
-            views.append(
-                AssistantMessage(
-                    index,
-                    self.speaker,
-                    message.content,
-                    reasoning=message.reasoning,
-                    record=record,
-                    view=self.view,
+            else:
+                record = self._known.get((session.id, number))
+                if record is None:
+                    record = Record(self._title_of(index))
+                    if message.stats is not None:
+                        record.finished = finished_from(message.stats)
+                views.append(
+                    AssistantMessage(
+                        index,
+                        self.speaker,
+                        message.content,
+                        reasoning=message.reasoning,
+                        record=record,
+                        view=self.view,
+                    )
                 )
-            )
+            views[-1].version = session.version(index)
         await self.transcript.fill(views, self._welcome())
         self.query_one(RoundsRow).clear()
         self.count_context()
@@ -138,16 +139,6 @@ class ChatScreen(TurnScreen):
             self.prefs.save()
             return FirstLook(bundled=self.keeper.bundled, id="welcome")
         return Welcome(model_chosen=self.keeper.possible, id="welcome")
-
-    def _stored_stats(self) -> dict[int, dict[str, Any]]:
-        """The finish lines of stored replies, by message."""
-        if self.session.id is None:
-            return {}
-        try:
-            messages = self.store.get(self.session.id).messages
-        except SpecllamaError:
-            return {}
-        return {i: m.stats for i, m in enumerate(messages) if m.stats is not None}
 
     def count_context(self) -> None:
         """How much of the context the conversation takes, from the counters of its last reply.
@@ -261,8 +252,7 @@ class ChatScreen(TurnScreen):
         self.when_idle(lambda: self._retry(new_seed=True))
 
     async def _retry(self, index: int | None = None, *, new_seed: bool = False) -> None:
-        """Answer the question at or before ``index`` again, the last one unless given; what came
-        later goes."""
+        """Answer the question at or before ``index`` again, the last one unless given."""
         messages = self.session.messages
         last = len(messages) - 1 if index is None else min(index, len(messages) - 1)
         asked = max((i for i in range(last + 1) if messages[i].role == "user"), default=None)
@@ -332,7 +322,7 @@ class ChatScreen(TurnScreen):
                 foot="edited: C continues from here",
             )
         )
-        self.records.pop(index, None)
+        self.transcript.messages[index].show_version(*self.session.version(index))
         self.count_context()
 
     def action_undo(self) -> None:
@@ -351,6 +341,26 @@ class ChatScreen(TurnScreen):
         if not self.prompt.text.strip():
             self.prompt.put(question)
 
+    async def walk_versions(self, step: int) -> None:
+        """Show another version of the focused message, or else of the last one that has several,
+        and what was written behind it."""
+        views = self.transcript.messages
+        several = [view for view in views if view.version[1] > 1]
+        view = self.focused if self.focused in views else several[-1] if several else None
+        if self.busy or not isinstance(view, MessageView):
+            self.notify("Esc stops the reply first" if self.busy else "No other version yet")
+            return
+        try:
+            self.session.show_version(view.index, step)
+        except UsageError as error:
+            self.notify(error.message.capitalize(), timeout=2, markup=False)
+            return
+        focused = view.has_focus
+        await self.show_conversation()
+        shown = self.transcript.messages[view.index]
+        if focused and shown.is_attached:
+            shown.focus()
+
     def action_edit_last(self) -> None:
         messages = self.session.messages
         last = max((i for i, m in enumerate(messages) if m.role == "user"), default=None)
@@ -365,12 +375,10 @@ class ChatScreen(TurnScreen):
             self._before_edit = self.prompt.full_text
         self.editing = index
         whose = "your message" if messages[index].role == "user" else "the reply"
-        later = len(messages) - index - 1
-        lost = f"; the {later} after it will go" if later else ""
         line = self.query_one("#editing", Static)
-        words = f"Editing {whose}{lost}. Enter resends, Esc leaves it."
+        words = f"Editing {whose}; this version is kept. Enter resends, Esc leaves it."
         if len(words) > self.size.width - 4:  # on a narrow screen the keys matter more
-            words = f"Editing, {later} later go: Enter resends, Esc leaves it"
+            words = "Editing: Enter resends, Esc leaves it"
         line.update(Content.assemble((words, self.ink.warn)))
         line.display = True
         self.prompt.put(messages[index].content)

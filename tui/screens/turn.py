@@ -36,15 +36,21 @@ class TurnScreen(Inked, Screen[None]):
         self.pace = pace
         self.strip = StripState()
         self.turn: Turn | None = None
-        self.records: dict[int, Record] = {}
         self._live: AssistantMessage | None = None
         self._timer: Timer | None = None
         self._used_by_last: float | None = None  # processor seconds at the flush before
         self._after_turn: Callable[[], None] | None = None
         self._prompt_n = 0
+        self._question: UserMessage | None = None  # what the running turn was asked
+        self._before: list[int] | None = None  # the path before a turn that adds to it
+        self._known: dict[tuple[str | None, int], Record] = {}  # by conversation and number
 
     async def turn_ended(self, failed: bool) -> None:
         """A turn is over, and none is queued after it."""
+        raise NotImplementedError
+
+    async def show_conversation(self) -> None:
+        """Draw the session as it stands."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ parts
@@ -60,6 +66,12 @@ class TurnScreen(Inked, Screen[None]):
     @property
     def busy(self) -> bool:
         return self.turn is not None
+
+    @property
+    def records(self) -> dict[int, Record]:
+        """Of the replies, by the place of their message."""
+        views = self.transcript.messages
+        return {v.index: v.record for v in views if isinstance(v, AssistantMessage)}
 
     @property
     def live_record(self) -> Record | None:
@@ -123,17 +135,19 @@ class TurnScreen(Inked, Screen[None]):
         reply: AssistantMessage,
     ) -> None:
         cancel = Cancel()
+        self._before = None if reply.is_attached else list(self.session.stored)
         try:
             events = ask(cancel)
         except SpecllamaError as error:
             await self.transcript.failed(error)
             return
+        self._question = question
         if question is not None:
             await self.transcript.add(question)
+            question.show_version(*self.session.version(question.index))
         record = reply.record
         record.title = self._title_of(reply.index)
         record.live = True
-        self.records[reply.index] = record
         if reply.is_attached:
             reply.live = True
             await reply.restart()
@@ -187,6 +201,8 @@ class TurnScreen(Inked, Screen[None]):
         record = live.record
         if batch.started is not None:
             record.begin(batch.started)
+            if self._before is not None:
+                live.show_version(*self.session.version(live.index))
             strip.n_ctx = batch.started.n_ctx
             strip.used = batch.started.prompt_n
             # A reply that is continued is part of its own prompt.
@@ -232,19 +248,21 @@ class TurnScreen(Inked, Screen[None]):
         assert turn is not None
         self.strip.prefill, self.strip.loading = None, ""
         messages = self.session.messages
-        if live.index < len(messages):
+        path = list(self.session.stored)
+        if path == self._before:
+            # Nothing came: all is as it was. A question that was refused returns to the prompt.
+            if self._question is not None and not self.prompt.text:
+                self.prompt.put(self._question.text)
+            await self.show_conversation()
+        elif live.index < len(messages):
+            self._known[self.session.id, path[live.index]] = live.record
             foot = "interrupted: C continues, R writes it again" if batch.error else ""
             message = messages[live.index]
             await live.settle(message.content, message.reasoning, foot=foot)
         else:
-            # No reply came. If the question itself was refused, it goes back to the prompt.
-            if live.index - 1 >= len(messages) and not self.prompt.text:
-                asked = self.transcript.messages[live.index - 1]
-                self.prompt.put(asked.text)
             await self.transcript.truncate(len(messages))
             if turn.finished is not None and batch.error is None:
                 await self.transcript.note("Stopped before the first token.")
-            self.records.pop(live.index, None)
         if batch.error is not None:
             await self.transcript.failed(batch.error)
             self.refresh_top()

@@ -110,6 +110,24 @@ class MessageView(Inked, Vertical, can_focus=True):
         super().__init__()
         self.index = index
         self.text = text
+        self.version = (1, 1)
+
+    def named(self, name: str, style: str) -> Content:
+        """The line above a message: who wrote it, and which version of how many it is."""
+        number, count = self.version
+        parts = [(sanitize_line(name), style)]
+        if count > 1:
+            glyphs = self.glyphs
+            parts.append((glyphs.text(f"  ‹{number}/{count}›"), self.ink.accent))
+            parts.append((" Alt+Left, Alt+Right", self.ink.muted))
+        return Content.assemble(*parts)
+
+    def heading(self) -> Content:
+        raise NotImplementedError
+
+    def show_version(self, number: int, count: int) -> None:
+        self.version = (number, count)
+        self.query_one(".name", Static).update(self.heading())
 
     def action_turn(self, action: str) -> None:
         self.post_message(TurnAction(action, self.index))
@@ -125,8 +143,11 @@ class UserMessage(MessageView):
         self._folded = len(text) > FOLD_CHARS
 
     def compose(self) -> ComposeResult:
-        yield Static(Content.assemble(("You", "bold $secondary")), classes="name")
+        yield Static(self.heading(), classes="name")
         yield Static(self._shown(), markup=False, classes="said")
+
+    def heading(self) -> Content:
+        return self.named("You", "bold $secondary")
 
     def _shown(self) -> Content:
         if not self._folded:
@@ -180,11 +201,13 @@ class AssistantMessage(MessageView):
     # ------------------------------------------------------------------ building
 
     def compose(self) -> ComposeResult:
-        name = Content.assemble((sanitize_line(self.speaker), "bold $primary"))
-        yield Static(name, classes="name")
+        yield Static(self.heading(), classes="name")
         with Vertical(classes="body"):
             pass
         yield Static(self._foot(), markup=False, classes="foot")
+
+    def heading(self) -> Content:
+        return self.named(self.speaker, "bold $primary")
 
     async def on_mount(self) -> None:
         self.query_one(".body").styles.height = "auto"
