@@ -221,19 +221,25 @@ class Session:
         self._put(self._tree.free, after, edited)
         return iter(())
 
-    def show_version(self, index: int, step: int) -> None:
-        """Choose the version before (-1) or after (1) of message ``index``, with what was written
-        last behind it.
+    def show_version(self, index: int | None, step: int) -> int:
+        """Choose the version before (-1) or after (1) of message ``index``, by default of the last
+        one that has several, with what was written last behind it. Returns the index.
 
         Raises:
             UsageError: there is none.
         """
+        if index is None:
+            places = range(len(self._tree.path))
+            index = max((i for i in places if self.version(i)[1] > 1), default=None)
+        if index is None:
+            raise UsageError("there is no other version yet")
         number = self._number(index)
         versions = self._tree.versions(self._tree.parents[number])
         to = versions.index(number) + step
         if not 0 <= to < len(versions):
             raise UsageError("there is no " + ("later" if step > 0 else "earlier") + " version")
         self._choose(self._tree.end_of(versions[to]))
+        return index
 
     def clear(self) -> None:
         """Begin a new conversation with the same settings; the old one stays in the store."""

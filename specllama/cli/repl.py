@@ -30,6 +30,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "answer": ("", "End the thought of a stopped reply, and have the answer."),
     "think": ("on|off|low|medium|high|auto", "Whether, or how hard, the model thinks."),
     "edit": ("[TEXT]", "Change the last question and answer it."),
+    "before": ("", "Go back to what was written before an edit or a retry."),
+    "after": ("", "And forth again."),
     "save": ("[TITLE|FILE.md|FILE.json]", "Name the conversation, or write it to a new file."),
     "save!": ("FILE.md|FILE.json", "The same, replacing a file that exists."),
     "load": ("[ID]", "Continue a stored conversation; without ID, the last one."),
@@ -214,6 +216,15 @@ class Repl:
         if text is None or not text.strip():
             raise UsageError("nothing changed", "write /edit and the new question")
         self._reply(lambda cancel: self.session.edit(index, text, cancel=cancel))
+
+    def _do_before(self, rest: str, step: int = -1) -> None:
+        index = self.session.show_version(None, step)
+        number, count = self.session.version(index)
+        diagnostics.note(f"version {number} of {count}")
+        self._recall()
+
+    def _do_after(self, rest: str) -> None:
+        self._do_before(rest, 1)
 
     def _do_save(self, rest: str, mode: str = "x") -> None:
         suffix = Path(rest).suffix

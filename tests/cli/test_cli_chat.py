@@ -66,6 +66,8 @@ one
 /retry new
 /continue
 /edit uno
+/before
+/after
 two
 /undo
 /save My talk
@@ -95,7 +97,13 @@ never
     assert (tmp_path / "talk.md").read_text().startswith("# My talk\n")
     saved = json.loads((tmp_path / "talk.json").read_text())
     assert [m["content"] for m in saved["messages"]] == ["uno", "D."]
-    for words in ("took back: two", "saved as “My talk”", "guesses kept", "2 messages"):
+    for words in (
+        "took back: two",
+        "saved as “My talk”",
+        "guesses kept",
+        "2 messages",
+        "version 1 of 2",
+    ):
         assert words in result.err
 
 
@@ -109,6 +117,7 @@ never
         ("/undo", "nothing to undo"),
         ("/continue", "no reply to continue"),
         ("/edit", "nothing to edit"),
+        ("/before", "no other version yet"),
         ("/load", "no stored session"),
         ("/draft-max", "a value is missing"),
         ("/draft-max many", "draft-max must be a whole number"),

@@ -344,21 +344,17 @@ class ChatScreen(TurnScreen):
     async def walk_versions(self, step: int) -> None:
         """Show another version of the focused message, or else of the last one that has several,
         and what was written behind it."""
-        views = self.transcript.messages
-        several = [view for view in views if view.version[1] > 1]
-        view = self.focused if self.focused in views else several[-1] if several else None
-        if self.busy or not isinstance(view, MessageView):
-            self.notify("Esc stops the reply first" if self.busy else "No other version yet")
-            return
+        view = self.focused if isinstance(self.focused, MessageView) else None
         try:
-            self.session.show_version(view.index, step)
+            if self.busy:
+                raise UsageError("a reply is being written: Esc stops it")
+            index = self.session.show_version(view.index if view else None, step)
         except UsageError as error:
-            self.notify(error.message.capitalize(), timeout=2, markup=False)
+            self.notify(error.message[0].upper() + error.message[1:], timeout=2, markup=False)
             return
-        focused = view.has_focus
         await self.show_conversation()
-        shown = self.transcript.messages[view.index]
-        if focused and shown.is_attached:
+        shown = self.transcript.messages[index]
+        if view is not None and shown.is_attached:
             shown.focus()
 
     def action_edit_last(self) -> None:

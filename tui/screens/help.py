@@ -29,12 +29,14 @@ PALETTE = Action("app.palette", "ctrl+p", "command_palette", "Palette", "Everyth
 ON_A_MESSAGE = (
     ("up down", "go between messages, Esc back to the prompt"),
     ("e", "edit and send again, or edit a reply and continue from there"),
-    ("r", "write the reply again"),
+    ("r  s", "write the reply again, with its seed or a new one"),
     ("c", "continue the last reply where it ended"),
-    ("y  b", "copy the message, or its last code block"),
+    ("y  x", "copy the message, or its last code block"),
+    ("b", "race its question: plain against drafted"),
     ("i", "inspect it round by round"),
     ("d", "show it as drafted"),
     ("u", "undo the last turn"),
+    ("alt+left", "the version before an edit or a reply written again; alt+right goes on"),
 )
 
 
