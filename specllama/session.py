@@ -76,6 +76,7 @@ class Session:
         self._seen: float | None = None  # when the stored conversation was last written, by us
         self._title = ""
         self._notices_told = 0
+        self._walked: int | None = None  # the message whose versions are being looked through
         self._seed_chosen = False  # in the settings, since the last reply
 
     # ---- what it is
@@ -222,12 +223,15 @@ class Session:
         return iter(())
 
     def show_version(self, index: int | None, step: int) -> int:
-        """Choose the version before (-1) or after (1) of message ``index``, by default of the last
-        one that has several, with what was written last behind it. Returns the index.
+        """Choose the version before (-1) or after (1) of message ``index``, with what was written
+        last behind it. By default of the message whose versions were shown last, else of the last
+        one that has several. Returns the index.
 
         Raises:
             UsageError: there is none.
         """
+        if index is None:
+            index = self._walked
         if index is None:
             places = range(len(self._tree.path))
             index = max((i for i in places if self.version(i)[1] > 1), default=None)
@@ -239,12 +243,13 @@ class Session:
         if not 0 <= to < len(versions):
             raise UsageError("there is no " + ("later" if step > 0 else "earlier") + " version")
         self._choose(self._tree.end_of(versions[to]))
+        self._walked = index
         return index
 
     def clear(self) -> None:
         """Begin a new conversation with the same settings; the old one stays in the store."""
         self._tree = Tree()
-        self._id = self._seen = None
+        self._id = self._seen = self._walked = None
         self._title = ""
         self.last = None
 
@@ -450,6 +455,7 @@ class Session:
 
     def _put(self, number: int, after: int, message: StoredMessage) -> None:
         self._tree.put(number, after, message)
+        self._walked = None
         self._store_message(number, after, message)
 
     def _store_message(self, number: int, after: int, message: StoredMessage) -> None:
@@ -459,6 +465,7 @@ class Session:
 
     def _choose(self, leaf: int) -> None:
         self._tree.leaf = leaf
+        self._walked = None
         self._update(lambda store, at, seen: store.choose(at, leaf, seen=seen))
 
     def _drop(self, number: int, leaf: int) -> None:

@@ -290,12 +290,16 @@ class SessionStore:
         self._write(("DELETE FROM sessions WHERE deleted_s < ?", time.time() - older_than_s))
 
     def summaries(self, *, query: str = "", limit: int = 100) -> list[SessionSummary]:
-        """Sessions with at least one message, newest first; ``query`` searches titles and texts."""
+        """Sessions with at least one message, newest first; ``query`` searches titles and texts, of
+        other versions, too. Messages are counted on the chosen path."""
         pattern = "%" + query.translate({ord(c): f"\\{c}" for c in "\\%_"}) + "%"
         rows = self._rows(
             "SELECT id, title, created_s, updated_s, "
-            "  (SELECT count(*) FROM messages WHERE session_id = id) AS n FROM sessions "
-            "WHERE deleted_s IS NULL AND n > 0 AND (title LIKE :q ESCAPE '\\' OR EXISTS "
+            "  (WITH RECURSIVE path(n) AS (SELECT leaf UNION SELECT parent FROM messages, path "
+            "   WHERE session_id = id AND seq = n) SELECT count(*) - 1 FROM path) "
+            "FROM sessions WHERE deleted_s IS NULL "
+            "AND EXISTS (SELECT 1 FROM messages WHERE session_id = id) "
+            "AND (title LIKE :q ESCAPE '\\' OR EXISTS "
             "  (SELECT 1 FROM messages WHERE session_id = id AND "
             "   (content LIKE :q ESCAPE '\\' OR reasoning LIKE :q ESCAPE '\\'))) "
             "ORDER BY updated_s DESC, created_s DESC LIMIT :limit",

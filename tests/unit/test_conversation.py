@@ -329,6 +329,8 @@ def test_an_edit_keeps_the_other_branch_and_either_is_gone_on_with(store: Sessio
     assert said(resumed) == said(session)
     resumed.show_version(0, -1)
     assert said(resumed) == ["One", "a", "Two", "b", "Three", "d"]
+    assert resumed.show_version(None, 1) == 0  # the one that was walked last
+    resumed.show_version(None, -1)
     for step, where in ((-1, 0), (1, 1), (1, 7)):
         with pytest.raises(UsageError):
             resumed.show_version(where, step)

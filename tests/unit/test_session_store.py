@@ -83,12 +83,14 @@ def test_versions_share_a_parent_and_one_path_is_chosen() -> None:
     with SessionStore.open() as store:
         tree = store.get(session).tree
         assert [m.content for m in tree.chosen] == ["Number"]
+        assert [one.messages for one in store.summaries(query="uno")] == [1]
         assert tree.versions(START) == [0, 4]
         assert tree.versions(0) == [1, 2]
         assert (tree.version(2), tree.version(3)) == ((2, 2), (1, 1))
         assert tree.end_of(0) == 3
         store.choose(session, 1)
         assert [m.content for m in store.get(session).messages] == ["Count", "one, two"]
+        assert [one.messages for one in store.summaries()] == [2]
         store.choose(session, 3)
         assert [m.content for m in store.get(session).messages] == [
             *("Count", "uno, dos", "And in French?")
