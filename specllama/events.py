@@ -60,7 +60,10 @@ class Notice(Event):
 
 @dataclass(frozen=True, slots=True)
 class Started(Event):
-    """The request was accepted; what will run and how exact it is."""
+    """The request was accepted; what will run and how exact it is.
+
+    ``tokenize_ms`` is what it took to render and tokenize the prompt.
+    """
 
     type: ClassVar[str] = "started"
     prompt_n: int
@@ -71,6 +74,7 @@ class Started(Event):
     verify: str
     draft_max: int
     exactness: str
+    tokenize_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,22 @@ class ReasoningDelta(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Chance:
+    """How likely a token was, as the logarithm of its probability before any sampler."""
+
+    token: int
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chances(Chance):
+    """That of an emitted token, and the likeliest in its place."""
+
+    top: tuple[Chance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RoundDone(Event):
     """One propose, verify, commit. Positions are absolute token indices in the context.
 
@@ -111,7 +131,9 @@ class RoundDone(Event):
     ``p`` and ``q`` are the target's and the draft's probability of each drafted token, None if not
     computed (untested tail, point masses). ``read`` counts the tokens of the text that a source
     with its own cache read before its first guess. ``plain_ms`` is what a single pass takes at this
-    place, of rounds that drafted and where it was measured.
+    place, of rounds that drafted and where it was measured. ``chances`` are those of ``emitted``,
+    where they were asked for. ``balance`` is what the window may risk in the next round, in plain
+    steps; None where it weighs nothing.
     """
 
     type: ClassVar[str] = "round_done"
@@ -142,6 +164,8 @@ class RoundDone(Event):
     sources: tuple[str, ...] = ()
     read: int = 0
     plain_ms: float | None = None
+    chances: tuple[Chances, ...] = ()
+    balance: float | None = None
 
     @property
     def is_chain(self) -> bool:
@@ -256,6 +280,11 @@ EVENT_TYPES: dict[str, type[Event]] = {
 }
 
 
+def _chances(data: dict[str, Any]) -> Chances:
+    top = (Chance(c["token"], c["logprob"], tuple(c["bytes"])) for c in data["top"])
+    return Chances(data["token"], data["logprob"], tuple(data["bytes"]), tuple(top))
+
+
 def event_from_dict(data: dict[str, Any]) -> Event:
     """The inverse of ``to_dict``; unknown keys are ignored, so that newer writers stay readable.
 
@@ -271,6 +300,8 @@ def event_from_dict(data: dict[str, Any]) -> Event:
         if (part := _PARTS.get(f.name)) is not None and value is not None:
             known = {t.name for t in dataclasses.fields(part)}
             value = part(**{k: v for k, v in value.items() if k in known})
+        elif f.name == "chances":
+            value = tuple(_chances(item) for item in value)
         elif isinstance(value, list):
             value = tuple(value)
         values[f.name] = value

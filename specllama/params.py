@@ -43,6 +43,7 @@ DRAFT_MAX_LIMIT = 64
 DRAFT_MAX_EXACT = 15  # unless given, where passes of 16 rows are bit-identical to single ones
 DRAFT_MAX = 6  # and elsewhere
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
+CHANCES_LIMIT = 128
 SEED_LIMIT = 2**64
 SEED_DRAWN = 2**53  # a drawn seed is below: many readers of JSON keep no larger integer
 
@@ -161,6 +162,8 @@ class GenerateParams:
         think: one of THINK: thoughts on or off, or how hard to think; "auto" is the template's way.
         think_budget: most tokens of thoughts; behind them the thought is closed.
         template_args: variables of the chat template, ``name=value`` each; a value is JSON or text.
+        chances: tell how likely each token was to the target, before any sampler, and so many
+            others; None does not.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -184,6 +187,7 @@ class GenerateParams:
     think: str = "auto"
     think_budget: int | None = None
     template_args: tuple[str, ...] = ()
+    chances: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -218,6 +222,8 @@ class GenerateParams:
             _whole("think-budget", self.think_budget, 0, 2**31 - 1)
         if self.template_args:
             template_arguments(self.template_args)
+        if self.chances is not None:
+            _whole("chances", self.chances, 0, CHANCES_LIMIT)
 
     @property
     def constrained(self) -> bool:

@@ -447,6 +447,10 @@ class SpecllamaApp(ThemedApp):
         self.save_prefs()
         self.chat.query_one("#rounds").display = self.prefs.show_rounds
 
+    def action_toggle_panel(self) -> None:
+        self.chat.action_panel()
+        self.save_prefs()
+
     def action_stop(self) -> None:
         self.chat.action_stop()
 

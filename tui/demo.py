@@ -149,6 +149,7 @@ class DemoEngine(OneAtATime):
             verify_ms=STEP_MS + ROW_MS * len(guesses),
             other_ms=0.3,
             plain_ms=STEP_MS + 0.3,
+            balance=7.9 if is_drafting(params) else None,
         )
         self._wait(move.draft_ms + move.verify_ms + move.other_ms)
         return move

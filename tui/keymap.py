@@ -224,6 +224,14 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "chat.rounds", "", "toggle_rounds", "Rounds row", "Show or hide the row of rounds", "rounds"
     ),
+    Action(
+        "chat.panel",
+        "f12",
+        "toggle_panel",
+        "Figures",
+        "The figures of the reply beside it, or in its place where there is no room",
+        "figures",
+    ),
     Action("app.theme", "", "change_theme", "Theme", "Choose the colours", "theme"),
     Action("app.quit", "ctrl+q", "quit", "Quit", "Leave; the conversation is kept", "quit"),
 )

@@ -85,6 +85,7 @@ class Move:
     other_ms: float = 0.0
     near_tie: bool = False
     plain_ms: float | None = None  # what a single pass takes
+    balance: float | None = None  # plain steps that may be risked
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,7 @@ def play(
         verify=params.verify,
         draft_max=params.reach(info.exact_rows) if drafting else 0,
         exactness=info.exactness,
+        tokenize_ms=reading.tokenize_ms,
     )
     yield from notices
     prefill_ms = reading.prefill_ms(prompt_n)
@@ -144,7 +146,12 @@ def play(
         yield PrefillProgress(prompt_n * step // reading.steps, prompt_n, 0)
 
     todo, reason = _to_say(text, reason, params, cut, room=n_ctx - prompt_n)
-    stats, passes, ids, clock_ms = SpecStats(), list[Pass](), list[int](), prefill_ms
+    stats, passes, ids, clock_ms = (
+        SpecStats(),
+        list[Pass](),
+        list[int](),
+        reading.tokenize_ms + prefill_ms,
+    )
     reply = reader(Spelling(USUAL, Letters()), None)
     said = {True: "", False: ""}
 
@@ -257,5 +264,6 @@ def _round(move: Move, index: int, n_past: int, todo: Sequence[str], t_s: float)
         other_ms=move.other_ms,
         near_tie=move.near_tie,
         plain_ms=move.plain_ms if guesses else None,
+        balance=move.balance,
         sources=(move.source,) * len(guesses),
     )

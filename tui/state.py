@@ -45,6 +45,7 @@ class Preferences:
     glyphs: str = "auto"
     animation: str = "auto"
     show_rounds: bool = True
+    show_panel: bool = True
     first_look: bool = True  # the demonstration is still to be shown
     last_session: str = ""
     last_target: str = ""

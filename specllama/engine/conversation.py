@@ -18,6 +18,8 @@ from specllama.engine.reply import Reply
 from specllama.engine.slot import Slot
 from specllama.errors import Cancelled, ContextFull, PromptTooLong
 from specllama.events import (
+    Chance,
+    Chances,
     Event,
     Finished,
     FinishReason,
@@ -70,6 +72,10 @@ class Clock:
         return perf_counter() - self._begin
 
     @property
+    def tokenize_ms(self) -> float:
+        return (self._tokenized - self._begin) * 1e3
+
+    @property
     def prefill_s(self) -> float:
         return self._read - self._reading
 
@@ -101,7 +107,7 @@ class Clock:
         decode_s = 0.0 if first is None else perf_counter() - first
         return Timings(
             load_ms=load_ms,
-            tokenize_ms=(self._tokenized - self._begin) * 1e3,
+            tokenize_ms=self.tokenize_ms,
             prefill_ms=self.prefill_s * 1e3,
             first_decode_ms=0.0 if first is None else (first - self._read) * 1e3,
             ttft_ms=0.0 if first is None else (first - self._begin) * 1e3,
@@ -200,6 +206,7 @@ class Conversation:
             verify=params.verify,
             draft_max=0 if drafter.name == "none" else reach,
             exactness=self._loaded.info.exactness,
+            tokenize_ms=self._clock.tokenize_ms,
         )
 
     @property
@@ -265,6 +272,7 @@ class Conversation:
             coins=RandomCoins((self._seed, 1)),
             is_stop=self._reply.is_stop,
             pass_rows=self._pass_rows,
+            chances=params.chances,
         )
 
     def _write(self, rounds: Rounds, first: Row | None) -> Saying[FinishReason]:
@@ -359,11 +367,31 @@ class Conversation:
             sources=draft.sources,
             read=done.read,
             plain_ms=self._loaded.windows.plain_ms(done.n_past) if n else None,
+            chances=self._chances(done, kept),
+            balance=self._window.balance,
         )
         if event.index and self._drafter.name != "none":
             self._passes.append(verdict.Pass.of(event))
         self._stats.observe(event)
         return event
+
+    def _chances(self, done: Round, kept: int) -> tuple[Chances, ...]:
+        piece = self._piece
+
+        def chance(token: int, logprob: float) -> Chance:
+            return Chance(token, logprob, tuple(piece(token, special=True)))
+
+        told: list[Chances] = []
+        for (token, logprob), *top in done.likely[:kept]:
+            told.append(
+                Chances(
+                    token,
+                    logprob,
+                    tuple(piece(token, special=True)),
+                    tuple([chance(*one) for one in top]),
+                )
+            )
+        return tuple(told)
 
     def _show(self, tokens: Sequence[int]) -> tuple[str, ...]:
         piece = self._piece

@@ -21,7 +21,7 @@ from specllama.arrays import Row, Rows
 from specllama.speculative.asking import Asking, Cut, Keep, Offer, Pass, Place, Shared
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.rules import Coins, Rule
-from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.sampling import SamplerChain, likeliest
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room, Verdict
 from specllama.speculative.window import Outcome, Plan, Window
 
@@ -44,6 +44,7 @@ class Round:
     other_ms: float
     read: int = 0
     rows: int = 0  # of the target's pass, those of other conversations among them
+    likely: tuple[list[tuple[int, float]], ...] = ()  # see ``likeliest``, of each of ``tokens``
 
 
 class TargetWalk:
@@ -84,6 +85,7 @@ class Rounds:
         tokens: prompt tokens; grows in place.
         chain: the sampler chain positioned after ``tokens``.
         pass_rows: widest pass of the target.
+        chances: tell the probability of every token, and of so many others; None does not.
         clock: seconds; a virtual one in simulations.
     """
 
@@ -100,8 +102,10 @@ class Rounds:
         coins: Coins,
         is_stop: Callable[[int], bool],
         pass_rows: int,
+        chances: int | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
+        self._chances = chances
         self.tokens = tokens
         self.chain = chain
         self.target = target
@@ -176,6 +180,7 @@ class Rounds:
             kept -= 1  # the path ends on a stop token, which stays pending
         else:
             new.append(verdict.target_token)
+        likely = self._likely(rows, verdict, new)
         if not draft.is_line:
             yield Keep(self.target, (0, *(i + 1 for i in verdict.path[:kept])))
         elif kept < len(draft):
@@ -217,6 +222,21 @@ class Rounds:
             other_ms=(done - begin) * 1e3 - draft_ms - verify_ms,
             read=read,
             rows=len(draft) + 1 if shared is None else shared.tokens,
+            likely=likely,
+        )
+
+    def _likely(
+        self, rows: Rows, verdict: Verdict, new: list[int]
+    ) -> tuple[list[tuple[int, float]], ...]:
+        """Of each new token, from the row that it was drawn from."""
+        if self._chances is None:
+            return ()
+        drawn_at = (-1, *verdict.path)
+        return tuple(
+            [
+                likeliest(rows[node + 1], token, self._chances)
+                for node, token in zip(drawn_at, new, strict=False)
+            ]
         )
 
     def _tell(self, shared: Shared) -> None:

@@ -396,6 +396,15 @@ def _top_k(z: Row, k: int) -> IntArray:
     return kept
 
 
+def likeliest(row: Row, token: int, n: int) -> list[tuple[int, float]]:
+    """(token, log probability under the plain softmax) of ``token``, then of the n likeliest."""
+    top = row.max()
+    total = float(np.log(np.exp(row - top).sum(dtype=np.float64))) + float(top)
+    near = np.flatnonzero(row >= reached_by(row, n)) if n else np.empty(0, np.int64)
+    best = near[np.argsort(-row[near], kind="stable")][:n]
+    return [(int(t), float(row[t]) - total) for t in (token, *best)]
+
+
 def confidence(row: Row) -> float:
     """The probability of the best token under the plain softmax of a row, tail ignored.
 

@@ -69,6 +69,11 @@ class Window(Bidder, Protocol):
 
     def observe(self, outcome: Outcome) -> None: ...
 
+    @property
+    def balance(self) -> float | None:
+        """Plain steps that the next round may lose; None where nothing is weighed."""
+        ...
+
     def shortfall_ms(self) -> float | None:
         """What a guess costs more than it is expected to save; None where nobody knows."""
         ...
@@ -112,6 +117,10 @@ class FixedWindow:
 
     def observe(self, outcome: Outcome) -> None:
         pass
+
+    @property
+    def balance(self) -> float | None:
+        return None
 
     def shortfall_ms(self) -> float | None:
         return None

@@ -57,7 +57,11 @@ def test_every_field_that_should_be_is_a_setting() -> None:
         ("cpu", CpuOptions, set()),
         ("rope", RopeOptions, set()),
         ("sampling", SamplingParams, {"logit_bias"}),
-        ("generate", GenerateParams, {"sampling", "from_card", "grammar", "json_schema"}),
+        (
+            "generate",
+            GenerateParams,
+            {"sampling", "from_card", "grammar", "json_schema", "chances"},
+        ),
     ):
         names = {f.name for f in dataclasses.fields(kind)} - left_out
         assert {f"{room}.{name}" for name in names} <= fields

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from specllama import events
 from specllama.events import (
     EVENT_TYPES,
+    Chance,
+    Chances,
     Event,
     Finished,
     Notice,
@@ -40,7 +42,7 @@ def strategy_for(hint: Any) -> st.SearchStrategy[Any]:
         return st.text()
     if hint is bool:
         return st.booleans()
-    if hint in (Timings, Verdict):
+    if hint in (Timings, Verdict, Chance, Chances):
         names = get_type_hints(hint)
         names.pop("type", None)
         return st.builds(hint, **{n: strategy_for(h) for n, h in names.items()})
@@ -146,5 +148,5 @@ def test_a_started_event_is_plain_data() -> None:
     assert started.to_dict() == {
         "type": "started", "prompt_n": 3, "cached_n": 1, "n_ctx": 512, "seed": 2**64 - 1,
         "proposer": "draft", "verify": "match", "draft_max": 4,
-        "exactness": "bitwise up to 7 rows",
+        "exactness": "bitwise up to 7 rows", "tokenize_ms": 0.0,
     }  # fmt: skip

@@ -52,6 +52,20 @@ def test_nothing_is_drafted_for_long_where_rows_are_dear(peek: bool) -> None:
     assert result.drafted < 0.05 * result.tokens
 
 
+def test_it_says_what_it_may_lose() -> None:
+    from specllama.speculative.policy.controller import Controller
+    from specllama.speculative.policy.costs import Costs
+    from specllama.speculative.window import FixedWindow
+
+    ledger = Ledger()
+    window = Controller(Learned(), Costs(), ledger, draft_max=4)
+    window.drafts_with("draft", "draft")
+    assert window.balance == pytest.approx(7.5)  # of 8; half a step is kept back
+    ledger.book("draft", -3.0)
+    assert window.balance == pytest.approx(4.5)
+    assert FixedWindow(4).balance is None
+
+
 def test_it_beats_every_fixed_length_on_mixed_text() -> None:
     """Confidence is worth something: no single length does as well."""
     from specllama.speculative.window import FixedWindow

@@ -10,6 +10,7 @@ from typing import ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
 from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Footer, Static
@@ -37,6 +38,7 @@ from specllama.tui.record import Record, finished_from
 from specllama.tui.screens.turn import TurnScreen
 from specllama.tui.state import DraftFile, History, Preferences
 from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMessage
+from specllama.tui.widgets.panel import LivePanel, PanelTabs
 from specllama.tui.widgets.prompt import Prompt
 from specllama.tui.widgets.rounds import RoundsRow
 from specllama.tui.widgets.stats_strip import StatsStrip, WhyLine
@@ -44,6 +46,7 @@ from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.waiting import Waiting
 from specllama.tui.widgets.welcome import TopBar, Welcome
 
+BESIDE = 120  # columns from which the panel stands beside the conversation
 AFTER_FAILURE = "F6 chooses another pair; /reload or your next message tries again"
 
 
@@ -80,7 +83,10 @@ class ChatScreen(TurnScreen):
 
     def compose(self) -> ComposeResult:
         yield TopBar(self.keeper, id="top")
-        yield Transcript(id="transcript")
+        yield PanelTabs(id="panel-tabs")
+        with Horizontal(id="talk"):
+            yield Transcript(id="transcript")
+            yield LivePanel(self.strip, self.newest_record, lambda: self.keeper.info, id="panel")
         yield Waiting(id="queue")
         yield RoundsRow(id="rounds")
         yield StatsStrip(self.strip, id="strip")
@@ -92,10 +98,13 @@ class ChatScreen(TurnScreen):
     async def on_mount(self) -> None:
         self.query_one("#editing").display = False
         self.query_one(RoundsRow).display = self.prefs.show_rounds
+        self.set_class(not self.prefs.show_panel, "-no-panel")
         self.strip.speculate = self.session.params.speculate
         await self.show_conversation()
 
     def on_resize(self) -> None:
+        for name, holds in (("-beside", self.beside), ("-tabs", not self.beside)):
+            self.set_class(holds, name)
         # Six keys need the room that the palette's takes on a narrow screen.
         self.query_one(Footer).show_command_palette = self.size.width >= 72
 
@@ -154,6 +163,10 @@ class ChatScreen(TurnScreen):
         else:
             self.strip.used = None
         self.refresh_strip()
+
+    def newest_record(self) -> Record | None:
+        """Of the reply that is being written, else of the last one."""
+        return self.records[max(self.records)] if self.records else None
 
     def latest_record(self) -> Record | None:
         with_rounds = [i for i, record in self.records.items() if record.rounds]
@@ -223,6 +236,25 @@ class ChatScreen(TurnScreen):
             await self.send_queued()
 
     # ------------------------------------------------------------------ actions
+
+    @property
+    def beside(self) -> bool:
+        """Whether the panel stands beside the conversation; else both are tabs."""
+        return self.size.width >= BESIDE
+
+    def action_panel(self) -> None:
+        """Show or hide the panel; where there is no room beside it, change the tab."""
+        if self.beside:
+            self.prefs.show_panel = not self.prefs.show_panel
+            self.set_class(not self.prefs.show_panel, "-no-panel")
+        else:
+            self.toggle_class("-figures")
+            self.query_one(PanelTabs).refresh()
+
+    @on(PanelTabs.Chosen)
+    def _tab_chosen(self, event: PanelTabs.Chosen) -> None:
+        self.set_class(event.figures, "-figures")
+        self.query_one(PanelTabs).refresh()
 
     def action_page(self, step: int) -> None:
         self.transcript.page(step)

@@ -18,7 +18,8 @@ from specllama.models.refs import resolve
 from specllama.params import EngineOptions
 from specllama.text import sanitize_line
 from specllama.tui.screens.base import Page
-from specllama.tui.widgets.model_picker import ModelPicker, gigabytes
+from specllama.tui.widgets.model_picker import ModelPicker
+from specllama.tui.widgets.stats_strip import gigabytes
 
 AUTOMATIC = "The draft that belongs to it, if there is one"
 

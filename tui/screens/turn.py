@@ -19,6 +19,7 @@ from specllama.tui.messages import RecordGrew, TurnWoke
 from specllama.tui.record import Record
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.message import AssistantMessage, UserMessage
+from specllama.tui.widgets.panel import LivePanel
 from specllama.tui.widgets.prompt import Prompt
 from specllama.tui.widgets.rounds import RoundsRow
 from specllama.tui.widgets.stats_strip import StatsStrip, StripState, WhyLine
@@ -82,6 +83,9 @@ class TurnScreen(Inked, Screen[None]):
         self.strip.busy = self.busy
         self.strip.on_full = self.session.params.on_full
         self.query_one(StatsStrip).refresh()
+        panel = self.query_one(LivePanel)
+        panel.refresh()
+        self.set_class(panel.record() is None, "-new")
         self.prompt.border_subtitle = (
             "Esc stops, Enter waits its turn" if self.busy else "Enter sends, Ctrl+J new line"
         )

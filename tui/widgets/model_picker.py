@@ -16,10 +16,7 @@ from textual.widgets.option_list import Option
 from specllama.models.library import LocalModel
 from specllama.text import sanitize_line
 from specllama.tui.widgets.base import Inked
-
-
-def gigabytes(n: int) -> str:
-    return f"{n / 1e9:.1f} GB" if n >= 100_000_000 else f"{n / 1e6:.1f} MB"
+from specllama.tui.widgets.stats_strip import gigabytes
 
 
 class ModelPicker(Inked, Vertical):

@@ -65,6 +65,10 @@ def duration(ms: float | None) -> str:
     return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
 
 
+def gigabytes(n: int) -> str:
+    return f"{n / 1e9:.1f} GB" if n >= 100_000_000 else f"{n / 1e6:.1f} MB"
+
+
 class StatsStrip(Inked, Widget):
     DEFAULT_CSS = """
     StatsStrip { height: 1; padding: 0 1; }

@@ -420,6 +420,10 @@ class Controller:
     def passes(self, rows: int) -> Sequence[float]:
         return self._costs.target.upto(rows, self._depth)
 
+    @property
+    def balance(self) -> float | None:
+        return self._ledger.covers(self._payer)
+
     def shortfall_ms(self) -> float | None:
         state = self._learned.sources.get(self._named(self._payer))
         target, depth = self._costs.target, self._depth

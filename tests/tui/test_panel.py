@@ -1,0 +1,264 @@
+"""The panel of live figures: what it shows, where it stands, what it leaves out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import Driver, GatedEngine, Recipe
+from fakes import Reply, ScriptedEngine, engine_info
+
+from specllama.events import Finished, RoundDone, Started
+from specllama.params import GenerateParams
+from specllama.tui import figures
+from specllama.tui.record import Record
+from specllama.tui.themes import ASCII, DARK, UNICODE, Glyphs, ink_for
+from specllama.tui.widgets.panel import Drawing, LivePanel, Section, layout
+from specllama.tui.widgets.stats_strip import StripState
+
+INK = ink_for(DARK)
+LONG = "The target reads all the guesses in a single pass and keeps those it agrees with. " * 4
+TITLES = ("Round ", "Kept by depth", "Time for a token", "First token after", "Context", "Memory")
+
+
+def record(reply: Reply, **params: Any) -> Record:
+    asked = GenerateParams(seed=1, draft_max=4, **params)
+    return Record.of("t", ScriptedEngine([reply]).generate("x y z", asked))
+
+
+def text(sections: list[Section], width: int = 42) -> str:
+    return "\n".join(line.plain for s in sections for line in s.draw(INK, width))
+
+
+def drawn(reply: Record, glyphs: Glyphs = UNICODE, width: int = 42, free: int = 0) -> str:
+    info = engine_info(device="CPU")
+    return text(Drawing(glyphs, INK, width).all(reply, StripState(), info, free, True), width)
+
+
+# ---- figures
+
+
+def test_the_figures_are_those_of_the_events() -> None:
+    reply = record(Reply(LONG, accept=(3, 1)))
+    done = reply.finished
+    assert isinstance(done, Finished)
+    assert figures.by_depth(reply) == list(
+        zip(done.accepted_per_position, done.drafted_per_position, strict=True)
+    )
+    took = figures.token_time(reply)
+    assert took is not None
+    assert took.together == pytest.approx(done.timings.decode_ms / (len(done.token_ids) - 1))
+    assert took.plain == reply.rounds[-1].plain_ms
+    assert figures.context(reply) == (done.prompt_n + len(done.token_ids), done.n_ctx)
+
+
+def test_the_first_token_is_the_same_before_and_after_the_end() -> None:
+    reply = record(Reply(LONG))
+    after = figures.first_token(reply)
+    before = figures.first_token(dataclasses.replace(reply, finished=None))
+    assert after is not None
+    assert before is not None
+    assert after.total == pytest.approx(after.tokenize + after.prefill + after.step)
+    assert before.tokenize == after.tokenize
+    assert before.prefill == pytest.approx(after.prefill)
+
+
+def test_the_figures_of_a_stored_reply_come_from_its_last_event() -> None:
+    whole = record(Reply(LONG, accept=(2,)))
+    stored = Record("t", finished=whole.finished)
+    assert figures.by_depth(stored) == figures.by_depth(whole)
+    before, after = figures.token_time(stored), figures.token_time(whole)
+    assert before is not None
+    assert after is not None
+    assert before.together == pytest.approx(after.together)
+    assert "Kept by depth" in drawn(stored)
+    assert "Round" not in drawn(stored)
+
+
+def test_a_plain_step_is_known_from_the_engine_or_from_plain_steps() -> None:
+    rounds = record(Reply(LONG)).rounds
+    assert figures.plain_step(rounds) == rounds[-1].plain_ms
+    unknown = [dataclasses.replace(done, plain_ms=None) for done in rounds]
+    assert figures.plain_step(unknown) is None
+    plain = record(Reply(LONG), speculate=False).rounds
+    assert figures.plain_step(plain) == plain[1].verify_ms + plain[1].other_ms
+    assert figures.plain_step(plain[:4]) is None
+
+
+def test_a_live_reply_fills_the_context_as_it_grows() -> None:
+    whole = record(Reply(LONG))
+    started, done = whole.starts[0][1], whole.rounds[0]
+    live = Record("t", live=True)
+    assert figures.context(live) is None
+    live.begin(started)
+    assert figures.context(live) == (started.prompt_n, started.n_ctx)
+    live.add([done])
+    assert figures.context(live) == (started.prompt_n + 1, started.n_ctx)
+
+
+# ---- drawing
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+@pytest.mark.parametrize("width", [24, 36, 42, 60])
+@pytest.mark.parametrize("tree", [False, True])
+def test_nothing_is_wider_than_the_panel(glyphs: Glyphs, width: int, tree: bool) -> None:
+    reply = record(Reply(LONG, accept=(3, 0, 4), tree=tree))
+    for done in reply.rounds:
+        one = dataclasses.replace(reply, rounds=[done])
+        info = engine_info(device="CPU")
+        for section in Drawing(glyphs, INK, width).all(one, StripState(), info, 9 << 30, True):
+            for line in section.draw(INK, width):
+                assert line.cell_length <= width, line.plain
+
+
+def test_a_round_is_a_column_for_each_token() -> None:
+    done = record(Reply("One two three four five six", accept=(1,))).rounds[1]
+    drafted, target, commit = (
+        line.plain for line in Drawing(UNICODE, INK, 60).round(done, 1).lines
+    )
+    assert drafted.split() == ["draft", "␣two", "␣wrong", "␣wrong", "␣wrong"]
+    assert target.split() == ["target", "✓", "✗", "·", "·"]
+    assert commit.split() == ["commit", "␣two", "␣three"]
+    assert target.index("✗") == drafted.index("␣wrong") == commit.index("␣three")
+
+
+def test_a_narrow_panel_shows_where_the_target_took_over() -> None:
+    done = record(Reply(LONG, accept=(4,))).rounds[1]
+    section = Drawing(UNICODE, INK, 24).round(done, 1)
+    assert done.emitted_text[-1].strip() in section.lines[2].plain
+    assert section.lines[0].plain.split()[1].startswith("…")
+
+
+def test_a_plain_step_has_no_draft() -> None:
+    done = record(Reply(LONG), speculate=False).rounds[2]
+    section = Drawing(UNICODE, INK, 42).round(done, 2)
+    assert section.figure == "plain step"
+    assert [line.plain.split()[0] for line in section.lines] == ["commit"]
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    plain = drawn(record(Reply(LONG), speculate=False))
+    assert "Kept by depth" not in plain
+    assert "draft " not in plain
+    assert "May still lose" not in plain
+    assert "–" not in plain
+    known = drawn(record(Reply(LONG)), free=3 << 30)
+    assert "3.2 GB left" in known
+    assert "left" not in drawn(record(Reply(LONG)))
+
+
+def test_the_balance_and_the_reason_for_the_window() -> None:
+    reply = record(Reply(LONG))
+    last = dataclasses.replace(
+        reply.rounds[-1], balance=6.25, draft_max=0, window_reason="unsure: 12% likely"
+    )
+    reply.rounds[-1] = last
+    shown = drawn(reply)
+    assert "May still lose" in shown
+    assert "6.2 plain steps" in shown
+    assert "Drafts nothing: unsure: 12% likely." in shown
+
+
+def sections(*heights: int) -> list[Section]:
+    line = Drawing(UNICODE, INK, 20).words("x")[0]
+    return [Section(f"S{i}", "f", [line] * (n - 1)) for i, n in enumerate(heights)]
+
+
+def test_sections_that_do_not_fit_are_left_out_whole() -> None:
+    shown = layout(sections(4, 6, 2), INK, 20, 9, 1).plain.splitlines()
+    assert [line.split()[0] for line in shown if line.startswith("S")] == ["S0", "S2"]
+    assert len(shown) == 7  # with a blank line between
+
+
+def test_columns_are_about_as_long() -> None:
+    shown = layout(sections(4, 4, 4, 4), INK, 20, 40, 2).plain.splitlines()
+    assert len(shown) == 9
+    assert shown[0].split() == ["S0", "f", "S2", "f"]
+
+
+# ---- in the app
+
+
+async def shown_when(d: Driver, true: Callable[[str], bool]) -> str:
+    await d.until(lambda: true(d.shown))
+    return d.shown
+
+
+async def test_it_stands_beside_the_conversation_from_120_columns(start: Any) -> None:
+    async with start(Reply(LONG, accept=(3, 1)), size=(120, 36)) as d:
+        panel = d.app.chat.query_one(LivePanel)
+        assert not panel.display  # nothing to show yet
+        await d.say("Hello?")
+        assert panel.display
+        for title in TITLES:
+            assert title in d.shown
+        await d.pilot.press("f12")
+        assert not panel.display
+        assert not d.app.prefs.show_panel
+        await d.pilot.press("f12")
+        assert panel.display
+
+
+@pytest.mark.parametrize("size", [(80, 24), (119, 40)])
+async def test_below_it_is_a_tab_and_the_strip_stays(start: Any, size: tuple[int, int]) -> None:
+    async with start(Reply(LONG, accept=(3, 1)), size=size) as d:
+        await d.say("Hello?")
+        assert "Kept by depth" not in d.shown
+        assert "Figures" in d.shown
+        await d.pilot.press("f12")
+        shown = d.shown
+        for title in TITLES:
+            assert title in shown
+        assert "reads all the guesses" not in shown
+        assert "tok/s" in shown
+        await d.pilot.click("#panel-tabs", offset=(3, 0))
+        assert "Kept by depth" not in d.shown
+        await d.pilot.click("#panel-tabs", offset=(18, 0))
+        assert "Kept by depth" in d.shown
+
+
+async def test_it_follows_the_reply_that_is_being_written(start: Any) -> None:
+    engine = GatedEngine([Reply(LONG, accept=(2,))], rounds=5)
+    async with start(size=(120, 36), recipe=Recipe(engine)) as d:
+        d.app.chat.prompt.put("Hello?")
+        await d.pilot.press("enter")
+        await shown_when(d, lambda shown: "Round 4" in shown)
+        assert "First token after" in d.shown
+        engine.gate.set()
+        await d.idle()
+        assert f"Round {len(d.app.chat.records[1].rounds) - 1}" in d.shown
+
+
+async def test_the_prompt_is_read_before_anything_else_is_known(start: Any) -> None:
+    async with start(Reply(LONG, prefill_delay_s=0.3), size=(120, 36)) as d:
+        d.app.chat.prompt.put("Hello? " * 40)
+        await d.pilot.press("enter")
+        await shown_when(d, lambda shown: "Reading the prompt" in shown)
+        await d.idle()
+        assert "Reading the prompt" not in d.shown
+
+
+def test_the_memory_is_not_looked_at_for_every_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr("specllama.models.memory.available_memory", lambda: looked.append(1) or 7)
+    now = [0.0]
+    panel = LivePanel(StripState(), lambda: None, lambda: None, clock=lambda: now[0])
+    for _ in range(5):
+        assert panel.free == 7
+    assert len(looked) == 1
+    now[0] += 10
+    assert panel.free == 7
+    assert len(looked) == 2
+
+
+def test_events_say_what_the_panel_needs() -> None:
+    started = next(
+        event
+        for event in ScriptedEngine([Reply()]).generate("x", GenerateParams(seed=1))
+        if isinstance(event, Started)
+    )
+    assert started.tokenize_ms > 0
+    assert {f.name for f in dataclasses.fields(RoundDone)} >= {"balance", "plain_ms", "chances"}

@@ -1,0 +1,379 @@
+"""The live panel beside the conversation: the present round, and what the reply has cost so far.
+
+Sections stand below each other, in columns where there is room for several; what does not fit is
+left out from the end, whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from textual import events
+from textual.content import Content
+from textual.message import Message
+from textual.widget import Widget
+
+from specllama.events import RoundDone
+from specllama.interface import EngineInfo
+from specllama.text import sanitize_line
+from specllama.tui.bridge import Clock, monotonic
+from specllama.tui.figures import by_depth, context, first_token, token_time
+from specllama.tui.record import Record, fate_of
+from specllama.tui.themes import Glyphs, Ink
+from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.stats_strip import StripState, duration, gigabytes
+from specllama.tui.widgets.walk import best_path, token_text
+
+NAME = 8  # cells of the names in front of bars
+COLUMN = 36  # the narrowest column of sections
+GAP = 3  # between columns
+DEPTHS = 5  # bars of acceptance at most
+CHIP = 14  # cells of a token at most
+MEMORY_S = 2.0  # how long a look at the free memory holds
+
+Line = list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A title with its figure at the right, and the lines below."""
+
+    title: str
+    figure: str
+    lines: list[Content] = field(default_factory=list)
+
+    def draw(self, ink: Ink, width: int) -> list[Content]:
+        if not self.figure:  # one line says all
+            head = Content.assemble((f"{self.title:<{NAME}}", "bold"), self.lines[0])
+            return [head, *self.lines[1:]]
+        figure = self.figure if len(self.title) + len(self.figure) + 2 <= width else ""
+        gap = " " * (width - len(self.title) - len(figure))
+        head = Content.assemble((self.title, "bold"), gap, (figure, ink.muted))
+        return [head, *self.lines]
+
+
+class Drawing:
+    """The sections of one reply, ``width`` cells wide."""
+
+    def __init__(self, glyphs: Glyphs, ink: Ink, width: int) -> None:
+        self.g, self.ink, self.width = glyphs, ink, width
+
+    def bar(self, name: str, part: float, most: float, figure: str, style: str) -> Content:
+        room = self.width - NAME - 10
+        full, rest = self.g.meter(part / most if most > 0 else 0.0, room)
+        return Content.assemble(
+            (f"{name:<{NAME}}", self.ink.muted),
+            (full, style),
+            (rest, self.ink.muted),
+            f"{figure:>10}",
+        )
+
+    def words(self, text: str) -> list[Content]:
+        return Content.assemble((self.g.text(text), self.ink.muted)).wrap(self.width)
+
+    def parts(self, words: Sequence[tuple[str, str]], indent: int = 0) -> list[Content]:
+        """One behind the other, on as many lines as they need."""
+        lines: list[Content] = []
+        for one in words:
+            longer = Content.assemble(lines[-1], "  ", one) if lines else Content.assemble(one)
+            if lines and longer.cell_length <= self.width - indent:
+                lines[-1] = longer
+            else:
+                lines.append(Content.assemble(one))
+        return lines
+
+    # ---- the present round
+
+    def round(self, done: RoundDone, at: int) -> Section:
+        """Draft, what the target made of it, what was committed: a column for each token."""
+        g, ink = self.g, self.ink
+        label = g.label(done.source) if done.drafted else "plain step"
+        path, fates = best_path(done), fate_of(done)
+        texts = [self._chip(done.drafted_text[i]) for i in path]
+        kept, target = done.accepted, done.emitted_text[done.accepted :]
+        committed = texts[:kept] + [self._chip(text) for text in target[:1]]
+        marks = [g.text({"accepted": "✓", "rejected": "✗"}.get(fates[i], g.untested)) for i in path]
+        columns = max(len(texts), len(committed))
+        cells = [(_at(texts, c), _at(marks, c), _at(committed, c)) for c in range(columns)]
+        widths = [max(len(cell) for cell in column) + 1 for column in cells]
+        first, last = _window(widths, len(committed) - 1, self.width - NAME - 4)
+        source = ink.source(done.source)
+        chip = {
+            "accepted": f"underline {source}",
+            "rejected": ink.ghosts[0],
+            "untested": ink.ghosts[2],
+        }
+        mark = {"accepted": ink.good, "rejected": ink.rejected, "untested": ink.muted}
+        rows: list[Line] = [[], [], []]
+        for c in range(first, last):
+            fate = fates[path[c]] if c < len(path) else "untested"
+            styles = (chip[fate], mark[fate], ink.good if c < kept else ink.target)
+            for row, text, style in zip(rows, cells[c], styles, strict=True):
+                row += [(text, style), (" " * (widths[c] - len(text)), "")]
+        before = g.ellipsis if first else ""
+        beside = len(done.drafted) - len(path)
+        more = f"+{columns - last}" if last < columns else ""
+        lines = [
+            Content.assemble(
+                (f"{name:<{NAME}}", ink.muted), (before, ink.muted), *row, (end, ink.muted)
+            )
+            for name, row, end in zip(
+                ("draft", "target", "commit"),
+                rows,
+                (more, "", ""),
+                strict=True,
+            )
+        ]
+        branches = f", {beside} beside" if beside else ""
+        return Section(f"Round {at}", label + branches, lines if texts else lines[2:])
+
+    def _chip(self, text: str) -> str:
+        shown = token_text(text, self.g)
+        return shown if len(shown) <= CHIP else shown[: CHIP - 1] + self.g.ellipsis[:1]
+
+    # ---- what the reply has shown so far
+
+    def depth(self, record: Record) -> Iterator[Section]:
+        pairs = [(a, n) for a, n in by_depth(record) if n]
+        if not pairs:
+            return
+        accepted, drafted = record.stats.accepted, record.stats.drafted
+        if not record.rounds and record.finished is not None:
+            accepted, drafted = record.finished.draft_n_accepted, record.finished.draft_n
+        lines = [
+            self.bar(f"guess {i}", a, n, f"{a / n:.0%} of {n}", self.ink.good)
+            for i, (a, n) in enumerate(pairs[:DEPTHS], 1)
+        ]
+        yield Section("Kept by depth", f"{accepted} of {drafted}", lines)
+
+    def time(self, record: Record) -> Iterator[Section]:
+        took = token_time(record)
+        if took is None:
+            return
+        plain = [] if took.plain is None else [("plain", took.plain, self.ink.muted)]
+        rows = [
+            ("draft", took.draft, self.ink.accent),
+            ("verify", took.verify, self.ink.accent),
+            ("other", took.other, self.ink.accent),
+        ]
+        if not took.draft:
+            del rows[0]
+        most = max(took.together, took.plain or 0.0)
+        lines = [self.bar(name, ms, most, duration(ms), ink) for name, ms, ink in [*rows, *plain]]
+        yield Section("Time for a token", duration(took.together), lines)
+
+    def first(self, record: Record, state: StripState) -> Iterator[Section]:
+        progress = state.prefill
+        if progress is not None and record.live:
+            done = progress.done / max(progress.total, 1)
+            cached = f" {progress.cached} of them from the cache" if progress.cached else ""
+            bar = self.bar("prompt", done, 1.0, f"{done:.0%}", self.ink.accent)
+            lines = [bar, *(self.words(cached.strip()) if cached else [])]
+            yield Section("Reading the prompt", f"{progress.done} of {progress.total}", lines)
+            return
+        took = first_token(record)
+        if took is None:
+            return
+        g, ink = self.g, self.ink
+        parts = [
+            (name, ms, style, cell)
+            for name, ms, style, cell in (
+                ("tokenize", took.tokenize, ink.muted, g.track),
+                ("prefill", took.prefill, ink.accent, g.line),
+                ("step", took.step, ink.good, g.track),
+            )
+            if ms >= 0.05
+        ]
+        cells: Line = [
+            (cell * max(1, round(ms / took.total * self.width)), style)
+            for _, ms, style, cell in parts
+        ]
+        words = [(f"{name} {duration(ms)}", style) for name, ms, style, _ in parts]
+        lines = [Content.assemble(*cells).truncate(self.width), *self.parts(words)]
+        yield Section("First token after", duration(took.total), lines)
+
+    def room(self, record: Record | None, info: EngineInfo | None, free: int) -> Iterator[Section]:
+        """Context and memory."""
+        g, ink = self.g, self.ink
+        used = None if record is None else context(record)
+        if used is None and info is not None:
+            used = 0, info.target.n_ctx
+        if used is not None and used[1]:
+            full = used[0] / used[1]
+            style = ink.bad if full >= 0.95 else ink.warn if full >= 0.8 else ink.accent
+            figure = f"{used[0]} of {used[1]}"
+            done, rest = g.meter(full, max(4, self.width - NAME - len(figure) - 1))
+            bar = Content.assemble((done, style), (rest, ink.muted), f" {figure}")
+            yield Section("Context", "", [bar])
+        if info is None:
+            return
+        models = [info.target, *([info.draft] if info.draft is not None else [])]
+        files, cache = sum(m.file_bytes for m in models), sum(m.kv_bytes for m in models)
+        words = [f"{gigabytes(files)} weights", f"{gigabytes(cache)} cache"]
+        if free and info.device == "CPU":
+            words.append(f"{gigabytes(free)} left")
+        lines = self.parts([(one, ink.muted) for one in words], NAME)
+        yield Section(
+            "Memory", "", [lines[0], *(Content.assemble(" " * NAME, x) for x in lines[1:])]
+        )
+
+    def balance(self, record: Record) -> Iterator[Section]:
+        """What drafting may still lose, and why it drafts as far as it does."""
+        if not record.rounds:
+            return
+        done = record.rounds[-1]
+        window = f"Drafts {done.draft_max}" if done.draft_max else "Drafts nothing"
+        why = self.words(f"{window}: {sanitize_line(done.window_reason)}.")
+        if done.balance is not None:
+            steps = f"{done.balance:.1f} plain steps"
+            yield Section("May still lose", steps, why)
+        elif done.index:
+            yield Section("Draft window", str(done.draft_max), why)
+
+    def all(
+        self,
+        record: Record | None,
+        state: StripState,
+        info: EngineInfo | None,
+        free: int,
+        present: bool,
+    ) -> list[Section]:
+        found: list[Section] = []
+        if record is not None:
+            if record.rounds and present:
+                at = len(record.rounds) - 1
+                found.append(self.round(record.rounds[at], at))
+            for part in (self.depth(record), self.time(record), self.first(record, state)):
+                found += part
+            found += self.balance(record)
+        return [*found, *self.room(record, info, free)]
+
+
+def _at(texts: Sequence[str], i: int) -> str:
+    return texts[i] if i < len(texts) else ""
+
+
+def _window(widths: Sequence[int], focus: int, room: int) -> tuple[int, int]:
+    """The columns to show, from the first on, ``focus`` among them: [first, last)."""
+    first = last = 0
+    while last < len(widths) and sum(widths[first : last + 1]) <= room:
+        last += 1
+    while last <= focus:
+        last += 1
+        while sum(widths[first:last]) > room and first < last - 1:
+            first += 1
+    return first, last
+
+
+def layout(sections: Sequence[Section], ink: Ink, width: int, height: int, columns: int) -> Content:
+    """Sections in columns, top to bottom, with blank lines between them as far as there is room."""
+    drawn = [section.draw(ink, width) for section in sections]
+    total = sum(map(len, drawn))
+    for most in range(max(min(-(-total // columns), height), 1), height + 1):
+        stacks = _stack(drawn, most, columns)
+        if sum(map(len, stacks)) == len(drawn):
+            break
+    lines = [_joined(stack, height) for stack in stacks]
+    rows: list[Content] = []
+    for y in range(max(map(len, lines))):
+        row: list[Content | str] = []
+        for x, column in enumerate(lines):
+            cell = column[y] if y < len(column) else Content("")
+            row += [cell, " " * (width - cell.cell_length + GAP) if x < columns - 1 else ""]
+        rows.append(Content.assemble(*row))
+    return Content("\n").join(rows)
+
+
+def _stack(drawn: Sequence[list[Content]], most: int, columns: int) -> list[list[list[Content]]]:
+    """What stands in each column of ``most`` lines; a section that fits nowhere is left out."""
+    stacks: list[list[list[Content]]] = [[] for _ in range(columns)]
+    left = [most] * columns
+    for lines in drawn:
+        x = next((x for x in range(columns) if len(lines) <= left[x]), None)
+        if x is not None:
+            stacks[x].append(lines)
+            left[x] -= len(lines)
+    return stacks
+
+
+def _joined(stack: Sequence[list[Content]], height: int) -> list[Content]:
+    """One below the other, with blank lines between as far as there is room."""
+    blanks = height - sum(map(len, stack))
+    out: list[Content] = []
+    for lines in stack:
+        if out and blanks > 0:
+            out.append(Content(""))
+            blanks -= 1
+        out += lines
+    return out
+
+
+class PanelTabs(Inked, Widget):
+    """Which of the two is shown where there is no room for both; a click chooses."""
+
+    DEFAULT_CSS = """
+    PanelTabs { height: 1; padding: 0 1; }
+    """
+    NAMES = (" Conversation ", " Figures ")
+
+    @dataclass
+    class Chosen(Message):
+        figures: bool
+
+    def render(self) -> Content:
+        chosen = self.screen.has_class("-figures")
+        on, off = "bold reverse $primary", self.ink.muted
+        styles = (off, on) if chosen else (on, off)
+        tabs = zip(self.NAMES, styles, strict=True)
+        return Content.assemble(*tabs, ("  F12", "bold $primary"), (" changes", self.ink.muted))
+
+    def on_click(self, event: events.Click) -> None:
+        self.post_message(self.Chosen(event.x > len(self.NAMES[0])))
+
+
+class LivePanel(Inked, Widget):
+    """Draws the reply that ``record`` gives, as far as it is written.
+
+    Args:
+        present: show the newest round, token by token.
+    """
+
+    DEFAULT_CSS = """
+    LivePanel { width: 46; height: 1fr; padding: 0 1 0 2; }
+    """
+
+    def __init__(
+        self,
+        state: StripState,
+        record: Callable[[], Record | None],
+        info: Callable[[], EngineInfo | None],
+        *,
+        present: bool = True,
+        clock: Clock = monotonic,
+        id: str | None = None,
+    ) -> None:
+        super().__init__(id=id)
+        self.state, self.record, self.info = state, record, info
+        self.present = present
+        self._clock = clock
+        self._free, self._looked = 0, -MEMORY_S
+
+    @property
+    def free(self) -> int:
+        """Bytes of memory that are free; 0 where nobody knows."""
+        if (now := self._clock()) - self._looked >= MEMORY_S:
+            from specllama.models.memory import available_memory
+
+            self._free, self._looked = available_memory(), now
+        return self._free
+
+    def render(self) -> Content:
+        size = self.content_size
+        columns = max(1, (size.width + GAP) // (COLUMN + GAP))
+        width = (size.width + GAP) // columns - GAP
+        if width < 24 or size.height < 3:
+            return Content("")
+        drawing = Drawing(self.glyphs, self.ink, width)
+        found = drawing.all(self.record(), self.state, self.info(), self.free, self.present)
+        return layout(found, self.ink, width, size.height, columns)
