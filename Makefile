@@ -17,7 +17,7 @@ BENCH    ?= --count 8
 LLAMA_CPP ?=
 MODELS    ?=
 
-.PHONY: chat test schemas families archs lint types check screenshots gallery recordings clean
+.PHONY: chat test schemas families archs lint types check screenshots gallery walk recordings clean
 
 chat: $(STAMP)
 	$(BIN)/specllama chat
@@ -70,6 +70,11 @@ screenshots: $(VENV)/.installed-dev
 # every screen in every size and look, to be looked at
 gallery: $(VENV)/.installed-dev
 	$(BIN)/python -m specllama.tui.screenshots build/gallery $(PAIR) --all
+
+# a newcomer's first two minutes, recorded: asciinema play build/walk.cast
+walk: $(VENV)/.installed-test
+	mkdir -p build
+	SPECLLAMA_WALK=$(CURDIR)/build/walk.cast $(BIN)/python -m pytest -q tests/tui/test_newcomer.py
 
 # measures anew (some minutes, on an idle machine), then draws; a pair of your own:
 #   make recordings PAIR="-m target.gguf -d draft.gguf"

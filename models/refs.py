@@ -115,6 +115,11 @@ def bundled(name: str) -> Path:
     return path
 
 
+def is_bundled(ref: str) -> bool:
+    """Whether a reference names a model that comes with specllama."""
+    return ref in TINY or paths.bundled_dir() in Path(ref).parents
+
+
 def lasting(ref: str) -> str:
     """The reference in a form that means the same in every folder: a path becomes absolute."""
     path = None if ref in TINY else _existing(ref)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from textual.message import Message
 
@@ -18,8 +17,7 @@ from specllama.engine.host import EngineFactory, HostLike
 from specllama.errors import EngineError, ModelUnavailable, SpecllamaError
 from specllama.events import Event, LoadProgress
 from specllama.interface import EngineInfo, Stepped
-from specllama.models.refs import lasting
-from specllama.paths import bundled_dir
+from specllama.models.refs import is_bundled, lasting
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 
 Pair = tuple[str, str | None]
@@ -83,7 +81,7 @@ class EngineKeeper:
     @property
     def bundled(self) -> bool:
         """Whether the wanted pair is the one that comes with specllama."""
-        return self.wanted is not None and bundled_dir() in Path(self.wanted[0]).parents
+        return self.wanted is not None and is_bundled(self.wanted[0])
 
     @property
     def possible(self) -> bool:

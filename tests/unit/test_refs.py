@@ -227,3 +227,11 @@ def test_a_path_is_made_to_last_and_other_references_are_left_alone(
     for ref in ("m.gguf", "./m.gguf", "folder/../m.gguf", "~/m.gguf"):
         assert refs.lasting(ref) == str(tmp_path / "m.gguf")
     assert refs.lasting("folder") == str(tmp_path / "folder")
+
+
+@pytest.mark.parametrize("ref", ["tiny", "tiny-target"])
+def test_the_bundled_pair_is_known_by_name_and_by_path(ref: str) -> None:
+    assert refs.is_bundled(ref)
+    assert refs.is_bundled(str(refs.resolve(ref)))
+    assert not refs.is_bundled("/elsewhere/tiny-target-q4_0.gguf")
+    assert not refs.is_bundled("someone/tiny")

@@ -31,6 +31,14 @@ def demo_rounds() -> list[RoundDone]:
     return rounds[: first + ROUNDS]
 
 
+def _kept(done: RoundDone) -> str:
+    n, drafted = done.accepted, len(done.drafted)
+    if n == drafted:
+        return "all are what it would have written"
+    counted = {0: "none is", 1: f"1 of {drafted} is"}.get(n, f"{n} of {drafted} are")
+    return f"{counted} what it would have written"
+
+
 def real_pair(memory: float) -> catalog.CatalogPair | None:
     """The largest pair of the catalogue with a draft model that runs comfortably here."""
     pairs = [
@@ -80,7 +88,7 @@ class FirstLook(Inked, Static):
         told = (
             f"a small model writes {len(done.drafted)} tokens ahead",
             "the large model reads them all in one pass",
-            f"{done.accepted} are what it would have written; it adds one of its own",
+            f"{_kept(done)}; it adds one of its own",
         )
         lines = [
             Content.assemble(("Demonstration: invented text and times\n", ink.muted)),

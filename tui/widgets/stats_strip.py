@@ -107,14 +107,14 @@ class StatsStrip(Inked, Widget):
             cells.append([Content.assemble((words, style)) for words in leads])
         else:
             cells.append([Content.assemble(("speculation off", ink.warn))])
-        used = s.filled or 0.0
-        style = ink.bad if used >= 0.95 else ink.warn if used >= 0.8 else ""
-        full, rest = glyphs.meter(used, 6)
-        count = "–" if s.filled is None else f"{s.used}/{s.n_ctx}"
-        bar = [(full, style or ink.accent), (rest, ink.muted), (f" {count}", style)]
-        forms = [bar] if self.content_size.width >= 100 else []
-        forms.append([(percent(s.filled), style)])
-        cells.append([Content.assemble(("ctx ", ink.muted), *form) for form in forms])
+        if (used := s.filled) is not None:
+            style = ink.bad if used >= 0.95 else ink.warn if used >= 0.8 else ""
+            full, rest = glyphs.meter(used, 6)
+            count = f" {s.used}/{s.n_ctx}"
+            bar = [(full, style or ink.accent), (rest, ink.muted), (count, style)]
+            forms = [bar] if self.content_size.width >= 100 else []
+            forms.append([(percent(used), style)])
+            cells.append([Content.assemble(("ctx ", ink.muted), *form) for form in forms])
         if s.speculate:
             cells += [[Content.assemble((words, ink.muted))] for words in details(meter.verdict)]
         if s.ttft_ms is not None:
