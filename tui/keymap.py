@@ -29,6 +29,8 @@ class Action:
     priority: bool = True
     words: tuple[str, ...] = ()
     """What may follow the slash command; the action takes it."""
+    takes: str = ""
+    """What must follow it instead, any text."""
 
 
 ACTIONS: tuple[Action, ...] = (
@@ -169,6 +171,15 @@ ACTIONS: tuple[Action, ...] = (
         "edit",
     ),
     Action(
+        "chat.read",
+        "",
+        "read",
+        "Attach a file",
+        "Put a file's text into the message, as @PATH does anywhere in it",
+        "read",
+        takes="PATH",
+    ),
+    Action(
         "chat.version_back",
         "alt+left",
         "version(-1)",
@@ -278,6 +289,10 @@ def slash_command(text: str) -> Action | None:
         if word not in action.words:
             raise UsageError(f"{name} takes one of {', '.join(action.words)}", literally)
         return replace(action, action=f"{action.action}('{word}')")
+    if action.takes:
+        if not word:
+            raise UsageError(f"{name} takes a {action.takes.lower()}", literally)
+        return replace(action, action=f"{action.action}({rest.strip()!r})")
     if word:
         raise UsageError(f"{name} takes no words", literally)
     return action

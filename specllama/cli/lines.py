@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from specllama import attach
 from specllama.errors import UsageError
 from specllama.inputs import MOST_BYTES
 from specllama.paths import data_dir, private_file, private_folder
@@ -15,6 +16,7 @@ from specllama.paths import data_dir, private_file, private_folder
 PROMPT, MORE = ">>> ", "... "
 FENCE = '"""'
 HISTORY_LINES = 1000
+READ = "/read "  # a path follows
 
 
 class Lines(Protocol):
@@ -151,9 +153,12 @@ class TerminalLines:
         readline.parse_and_bind("tab: complete")
 
     def _complete(self, text: str, state: int) -> str | None:
-        if not text.startswith("/"):
-            return None
-        found = [word for word in self._words if word.startswith(text)]
+        line = self._readline.get_line_buffer()[: self._readline.get_endidx()]
+        if line.startswith(READ):
+            begun = line[len(READ) :]
+            found = [path[len(begun) - len(text) :] for path in attach.paths(begun)]
+        else:
+            found = [word for word in self._words if text and word.startswith(text)]
         return found[state] if state < len(found) else None
 
 

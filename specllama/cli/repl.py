@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from specllama import signals
+from specllama import attach, signals
 from specllama.cancel import Cancel
 from specllama.cli import diagnostics
 from specllama.cli.lines import Lines, open_lines
@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "answer": ("", "End the thought of a stopped reply, and have the answer."),
     "think": ("on|off|low|medium|high|auto", "Whether, or how hard, the model thinks."),
     "edit": ("[TEXT]", "Change the last question and answer it."),
+    "read": ("PATH", "Put a file's text into the next message."),
     "before": ("", "Go back to what was written before an edit or a retry."),
     "after": ("", "And forth again."),
     "save": ("[TITLE|FILE.md|FILE.json]", "Name the conversation, or write it to a new file."),
@@ -77,6 +78,7 @@ class Repl:
         self.lines = lines or open_lines([f"/{name}" for name in COMMANDS])
         self.quiet = quiet
         self.thoughts = thoughts
+        self._files: dict[str, str] = {}  # the next message carries them
         self._leaving = False
         self._failed = 0
 
@@ -112,6 +114,9 @@ class Repl:
         elif text.startswith("/"):
             self._command(text[1:])
             return
+        if self._files:
+            named = " ".join(map(attach.named, self._files))
+            text, self._files = attach.attach(f"{named} {text}", self._files), {}
         self._reply(lambda cancel: self.session.send(text, cancel=cancel))
 
     def _reply(self, ask: Callable[[Cancel], Iterator[Event]]) -> None:
@@ -216,6 +221,14 @@ class Repl:
         if text is None or not text.strip():
             raise UsageError("nothing changed", "write /edit and the new question")
         self._reply(lambda cancel: self.session.edit(index, text, cancel=cancel))
+
+    def _do_read(self, rest: str) -> None:
+        name = attach.unquoted(rest)
+        if not name:
+            raise UsageError("/read takes a path", "for example: /read notes.md")
+        self._files[name] = attach.read(name, self.session.engine.info.target.n_ctx)
+        said = attach.summary(self._files[name])
+        diagnostics.say(f"{name}: {said}; it goes with your next message")
 
     def _do_before(self, rest: str, step: int = -1) -> None:
         index = self.session.show_version(None, step)

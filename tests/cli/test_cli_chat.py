@@ -119,6 +119,8 @@ never
         ("/edit", "nothing to edit"),
         ("/before", "no other version yet"),
         ("/load", "no stored session"),
+        ("/read", "/read takes a path"),
+        ("/read none.txt", "none.txt: there is no such file"),
         ("/draft-max", "a value is missing"),
         ("/draft-max many", "draft-max must be a whole number"),
         ("/draft-max 100", "draft-max must be a whole number from 0 to 64"),
@@ -311,3 +313,13 @@ def test_thoughts_are_stored_and_answered_on_command(cli) -> None:
     assert asked.params.think == "auto"
     assert (answered.params.think, answered.params.think_budget) == ("off", 0)
     assert answered.prompt[-1] == Message("assistant", "", "Hm, so", answered.prompt[-1].seams)
+
+
+def test_a_file_goes_with_the_next_message(cli, tmp_path: Path) -> None:
+    cli.reply("One.", "Two.")
+    (tmp_path / "my notes.md").write_text("Drafts guess.\n")
+    result = cli("chat", stdin=b'/read "my notes.md"\nSum up\nAnd again\n')
+    assert result.code == 0, result.err
+    assert "my notes.md: 14 bytes, about 3 tokens; it goes with your next message" in result.err
+    said = '@"my notes.md" Sum up\n\n```my notes.md\nDrafts guess.\n```'
+    assert questions(cli) == [said, "And again"]

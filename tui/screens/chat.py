@@ -15,6 +15,7 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Footer, Static
 
+from specllama import attach
 from specllama.errors import UsageError
 from specllama.interface import EngineInfo
 from specllama.params import GenerateParams
@@ -37,6 +38,7 @@ from specllama.tui.race import Board
 from specllama.tui.record import Record, finished_from
 from specllama.tui.screens.turn import TurnScreen
 from specllama.tui.state import DraftFile, History, Preferences
+from specllama.tui.widgets.completions import Completions
 from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMessage
 from specllama.tui.widgets.panel import LivePanel, PanelTabs
 from specllama.tui.widgets.prompt import Prompt
@@ -92,7 +94,10 @@ class ChatScreen(TurnScreen):
         yield StatsStrip(self.strip, id="strip")
         yield WhyLine(self.strip, id="why")
         yield Static(id="editing", markup=False)
-        yield Prompt(History(), DraftFile(), id="prompt")
+        prompt = Prompt(History(), DraftFile(), id="prompt")
+        yield prompt.attached
+        yield prompt.completions
+        yield prompt
         yield Footer(show_command_palette=True)
 
     async def on_mount(self) -> None:
@@ -185,7 +190,11 @@ class ChatScreen(TurnScreen):
             self.prompt.sent()
             self.post_message(ActionAsked(command.action))
             return
-        text = event.text[1:] if event.text.startswith("//") else event.text
+        try:
+            text = self.prompt.with_files(event.text[event.text.startswith("//") :])
+        except UsageError as error:
+            self.notify(f"{error.message}: {error.hint}", severity="warning", markup=False)
+            return
         if self.editing is not None:
             index = self.editing
             self._stop_editing(restore=False)
@@ -226,8 +235,12 @@ class ChatScreen(TurnScreen):
         """Queued messages go back to the prompt, before what is being typed there."""
         if not self.queue:
             return
-        waiting, now = self.query_one(Waiting).take_all(), self.prompt.full_text
-        self.prompt.put(f"{waiting}\n\n{now}" if now.strip() else waiting)
+        prompt, waiting = self.prompt, self.query_one(Waiting).take_all()
+        typed, held = prompt.full_text, prompt.pastes
+        prompt.put_message(attach.together(waiting))
+        prompt.pastes = held | prompt.pastes
+        if typed.strip():
+            prompt.insert(f"\n\n{typed}")
 
     async def turn_ended(self, failed: bool) -> None:
         if failed:
@@ -371,7 +384,19 @@ class ChatScreen(TurnScreen):
             await self.transcript.fill([], self._welcome())
         self.count_context()
         if not self.prompt.text.strip():
-            self.prompt.put(question)
+            self.prompt.put_message(question)
+
+    def action_read(self, path: str) -> None:
+        """Attach a file to what is being written."""
+        try:
+            self.prompt.attach_file(attach.unquoted(path))
+        except UsageError as error:
+            self.notify(f"{error.message}: {error.hint}", severity="warning", markup=False)
+            self.prompt.put(f"/read {path}")
+
+    @on(Completions.Taken)
+    def _completion_clicked(self) -> None:
+        self.prompt.take_completion()
 
     async def walk_versions(self, step: int) -> None:
         """Show another version of the focused message, or else of the last one that has several,
@@ -409,7 +434,7 @@ class ChatScreen(TurnScreen):
             words = "Editing: Enter resends, Esc leaves it"
         line.update(Content.assemble((words, self.ink.warn)))
         line.display = True
-        self.prompt.put(messages[index].content)
+        self.prompt.put_message(messages[index].content)
 
     def _stop_editing(self, *, restore: bool) -> None:
         self.editing = None
@@ -498,7 +523,7 @@ class ChatScreen(TurnScreen):
         self.board.runs.clear()
         self.query_one(RoundsRow).clear()
         self.strip.window = self.strip.ttft_ms = None
-        self.strip.n_ctx = info.target.n_ctx
+        self.strip.n_ctx = self.prompt.n_ctx = info.target.n_ctx
         self.strip.loading = ""
         self.strip.reason = ""
         self.refresh_top()

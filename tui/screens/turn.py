@@ -256,7 +256,7 @@ class TurnScreen(Inked, Screen[None]):
         if path == self._before:
             # Nothing came: all is as it was. A question that was refused returns to the prompt.
             if self._question is not None and not self.prompt.text:
-                self.prompt.put(self._question.text)
+                self.prompt.put_message(self._question.text)
             await self.show_conversation()
         elif live.index < len(messages):
             self._known[self.session.id, path[live.index]] = live.record

@@ -11,6 +11,7 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Collapsible, Markdown, Static
 
+from specllama import attach
 from specllama.events import Finished, RoundDone
 from specllama.text import WordCount, sanitize, sanitize_line
 from specllama.tui.messages import TurnAction
@@ -140,7 +141,7 @@ class UserMessage(MessageView):
 
     def __init__(self, index: int, text: str) -> None:
         super().__init__(index, text)
-        self._folded = len(text) > FOLD_CHARS
+        self.typed, self.files = attach.split(text)
 
     def compose(self) -> ComposeResult:
         yield Static(self.heading(), classes="name")
@@ -150,13 +151,19 @@ class UserMessage(MessageView):
         return self.named("You", "bold $secondary")
 
     def _shown(self) -> Content:
-        if not self._folded:
-            return Content(sanitize(self.text))
-        rest = len(self.text) - FOLD_CHARS // 3
-        return Content.assemble(
-            sanitize(self.text[: FOLD_CHARS // 3]),
-            (f" {self.glyphs.ellipsis} {rest:,} more characters", self.ink.muted),
-        )
+        typed, glyphs, muted = self.typed, self.glyphs, self.ink.muted
+        said = [(sanitize(typed), "")]
+        if len(typed) > FOLD_CHARS:
+            rest = len(typed) - FOLD_CHARS // 3
+            said = [(sanitize(typed[: FOLD_CHARS // 3]), "")]
+            said.append((f" {glyphs.ellipsis} {rest:,} more characters", muted))
+        for name, text in self.files.items():
+            lines = text.count("\n") + (not text.endswith("\n"))
+            said.append((f"\n{glyphs.accepted} ", self.ink.accent))
+            said.append((sanitize_line(name), "bold"))
+            words = f"  {attach.summary(text)}, {lines:,} line{'s' if lines != 1 else ''}"
+            said.append((words, muted))
+        return Content.assemble(*said)
 
 
 class AssistantMessage(MessageView):

@@ -1,4 +1,5 @@
-"""The prompt: several lines, history, large pastes folded to a label, unsent text kept on disk."""
+"""The prompt: several lines, history, completion, files that are mentioned, large pastes folded to
+a label, unsent text kept on disk."""
 
 from __future__ import annotations
 
@@ -7,11 +8,16 @@ from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
+from textual.document._document import Document
 from textual.message import Message
 from textual.widgets import TextArea
 
+from specllama import attach
+from specllama.errors import UsageError
+from specllama.tui.completing import complete
 from specllama.tui.messages import PromptSubmitted, StorageFailed
 from specllama.tui.state import DraftFile, History
+from specllama.tui.widgets.completions import Attached, Completions
 
 # The editor wraps and draws all of its text; with a megabyte, every key would be slow.
 FOLD_PASTE_CHARS = 6000
@@ -24,6 +30,9 @@ class Prompt(TextArea):
     Enter sends. Ctrl+J (or Shift+Enter, where the terminal can tell it apart) starts a new line.
     Up and Down at the first and last line walk through what was sent before.
     A large paste becomes one label, and is sent as a whole.
+
+    / in an empty prompt lists the commands. @ lists files: the text of @notes.md or @"my notes.md"
+    goes with the message; @@ is an @ that names no file.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -31,6 +40,7 @@ class Prompt(TextArea):
             "ctrl+j,shift+enter,alt+enter", "newline", "New line", id="prompt.newline", show=False
         ),
         Binding("tab", "leave", "Messages", id="prompt.leave", show=False),
+        Binding("escape", "close_completions", "Close", show=False),
     ]
 
     DEFAULT_CSS = """
@@ -63,6 +73,10 @@ class Prompt(TextArea):
         self.sent_before = history
         self.draft = draft
         self.pastes: dict[str, str] = {}
+        """What the text stands for: pastes by their number, and by "@name" the text of files."""
+        self.completions, self.attached = Completions(), Attached()
+        self.n_ctx = 0  # tokens that the context holds, as far as anybody knows
+        self._closed_at: int | None = None  # where a completion begins that was closed
         self._at: int | None = None  # position in the history, None while writing anew
         self._before_history = ""
         self._dirty = False
@@ -81,12 +95,115 @@ class Prompt(TextArea):
         if event.key == "enter":
             event.stop()
             event.prevent_default()
-            self.action_send()
+            self._look()  # the change by the key before may not have been told yet
+            chosen = self.completions.chosen
+            if (
+                chosen is None
+                or chosen.insert == self.text
+                or (self.take_completion() and chosen.final)
+            ):
+                self.action_send()
             return
         await super()._on_key(event)
         if event.character is not None and event.character.isspace():
             # Undo takes back a word, not everything typed in one go.
             self.history.checkpoint()
+
+    # ------------------------------------------------------------------ completion
+
+    @property
+    def _document(self) -> Document:
+        assert isinstance(self.document, Document)
+        return self.document
+
+    @property
+    def _cursor(self) -> int:
+        """Characters before the cursor."""
+        return self._document.get_index_from_location(self.cursor_location)
+
+    def _look(self) -> None:
+        """Offer what can be completed at the cursor, unless that was closed."""
+        at = self._cursor
+        found = complete(self.text, at) if self.selection.is_empty else None
+        if found is None or found.start != self._closed_at:
+            self._closed_at = None
+        self.completions.show(None if self._closed_at is not None else found)
+
+    def take_completion(self) -> bool:
+        """Put what is chosen into the text."""
+        found, chosen = self.completions.completion, self.completions.chosen
+        if found is None or chosen is None:
+            return False
+        start = self._document.get_location_from_index(found.start)
+        self.move_cursor(self.replace(chosen.insert, start, self.cursor_location).end_location)
+        self._look()
+        return True
+
+    def on_text_area_selection_changed(self) -> None:
+        self._look()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Esc is the app's unless there is something to close."""
+        return action != "close_completions" or self.completions.completion is not None
+
+    def action_close_completions(self) -> None:
+        if self.completions.completion is not None:
+            self._closed_at = self.completions.completion.start
+        self.completions.show(None)
+
+    # ------------------------------------------------------------------ files
+
+    def attach_file(self, name: str) -> None:
+        """Read a file and mention it.
+
+        Raises:
+            UsageError: it cannot be attached.
+        """
+        self.pastes[f"@{name}"] = attach.read(name, self.n_ctx)
+        self.insert(f"{attach.named(name)} ")
+        self.focus()
+
+    def with_files(self, typed: str) -> str:
+        """What is sent: the text, and behind it the files that it mentions.
+
+        Raises:
+            UsageError: one cannot be attached.
+        """
+        files: dict[str, str] = {}
+        for mention in attach.mentions(typed):
+            if self._wants(mention):
+                files[mention.name] = self._read(mention.name)
+        return attach.attach(typed, files)
+
+    def put_message(self, message: str) -> None:
+        """Replace the text by what was typed for a message, and keep the files it had."""
+        typed, files = attach.again(message)
+        self.put(typed)
+        self.pastes |= {f"@{name}": text for name, text in files.items()}
+        self._show_attached()
+
+    def _wants(self, mention: attach.Mention) -> bool:
+        known = f"@{mention.name}" in self.pastes
+        return known or mention.means_a_file or attach.exists(mention.name)
+
+    def _read(self, name: str) -> str:
+        if f"@{name}" not in self.pastes:
+            self.pastes[f"@{name}"] = attach.read(name, self.n_ctx)
+        return self.pastes[f"@{name}"]
+
+    def _show_attached(self) -> None:
+        """A chip for every file that is mentioned, but not for the name that is being typed."""
+        text = self.text
+        at = self._cursor
+        chips: dict[str, tuple[str, str, bool]] = {}
+        for mention in attach.mentions(text) if "@" in text else ():
+            if mention.end != at and self._wants(mention):
+                try:
+                    chip = mention.name, attach.summary(self._read(mention.name)), True
+                except UsageError as error:
+                    chip = mention.name, error.message, False
+                chips[mention.name] = chip
+        self.attached.show(list(chips.values()))
 
     def action_send(self) -> None:
         shown = self.text
@@ -119,7 +236,9 @@ class Prompt(TextArea):
         self.insert("\n")
 
     def action_leave(self) -> None:
-        self.post_message(self.Left())
+        self._look()
+        if not self.take_completion():
+            self.post_message(self.Left())
 
     # ------------------------------------------------------------------ pasting
 
@@ -141,12 +260,16 @@ class Prompt(TextArea):
     # ------------------------------------------------------------------ history
 
     def action_cursor_up(self, select: bool = False) -> None:
-        if select or self.cursor_location[0] > 0 or not self._recall(-1):
+        if self.completions.completion is not None:
+            self.completions.move(-1)
+        elif select or self.cursor_location[0] > 0 or not self._recall(-1):
             super().action_cursor_up(select)
 
     def action_cursor_down(self, select: bool = False) -> None:
         last = self.document.line_count - 1
-        if select or self.cursor_location[0] < last or not self._recall(1):
+        if self.completions.completion is not None:
+            self.completions.move(1)
+        elif select or self.cursor_location[0] < last or not self._recall(1):
             super().action_cursor_down(select)
 
     def _recall(self, step: int) -> bool:
@@ -168,6 +291,8 @@ class Prompt(TextArea):
     # ------------------------------------------------------------------ unsent text
 
     def on_text_area_changed(self) -> None:
+        self._look()
+        self._show_attached()
         # A timer that is already running will save this change, too: no write per key.
         if not self._dirty:
             self._dirty = True
@@ -179,7 +304,9 @@ class Prompt(TextArea):
             self.app.post_message(StorageFailed("unsent text", str(self.draft.path)))
 
     def _used_pastes(self) -> dict[str, str]:
-        return {n: self.pastes[n] for n in _LABEL.findall(self.text) if n in self.pastes}
+        text = self.text
+        used = _LABEL.findall(text) + [f"@{mention.name}" for mention in attach.mentions(text)]
+        return {name: self.pastes[name] for name in used if name in self.pastes}
 
     def on_unmount(self) -> None:
         if self._dirty:

@@ -35,12 +35,11 @@ class Waiting(Inked, Static):
         self._show()
         return text
 
-    def take_all(self) -> str:
-        """All of them as one text."""
-        text = "\n\n".join(self.texts)
+    def take_all(self) -> list[str]:
+        texts = list(self.texts)
         self.texts.clear()
         self._show()
-        return text
+        return texts
 
     def _show(self) -> None:
         self.display = bool(self.texts)

@@ -1,0 +1,210 @@
+"""Files in a message: ``@name`` in what is typed, and the file's text behind it in a fenced block.
+
+    Summarise @notes.md
+
+    ```notes.md
+    the text, exactly
+    ```
+
+A name may begin with ``~``, and is quoted if it has spaces: ``@"my notes.md"``. ``@@`` is an @ that
+names no file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from specllama.errors import UsageError
+from specllama.inputs import MOST_BYTES, read_file
+
+CHARS_PER_TOKEN = 4  # of English; for an estimate that is named as such
+MOST_BYTES_PER_TOKEN = 12  # no text has more on average: a file beyond it cannot fit
+LISTED = 200
+
+_MENTION = re.compile(r"""(?<!\S)@(?:"([^"\n]+)"|'([^'\n]+)'|([^\s@"'][^\s"']*))""")
+_ESCAPED = re.compile(r"(?<!\S)@@")
+_BLOCK = re.compile(r"^(`{3,})([^`\n]+)\n(.*?)^\1[ ]*$", re.DOTALL | re.MULTILINE)
+_NAMES_A_FILE = re.compile(r"[/\\~]|\.\w{1,5}$")
+_ENDS_A_SENTENCE = ".,;:!?)]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mention:
+    """``@name`` in a text, from ``start`` to ``end``; ``quoted`` if the name certainly is one."""
+
+    name: str
+    start: int
+    end: int
+    quoted: bool
+
+    @property
+    def means_a_file(self) -> bool:
+        """Whether a person who writes this wants a file, even if there is none."""
+        return self.quoted or _NAMES_A_FILE.search(self.name) is not None
+
+
+def mentions(text: str) -> Iterator[Mention]:
+    """Every ``@name`` of a text. Punctuation that follows a bare name is no part of it unless a
+    file of that name is there."""
+    for m in _MENTION.finditer(text):
+        quoted = m[1] or m[2]
+        name, end = quoted or m[3], m.end()
+        if not quoted and not exists(name):
+            bare = name.rstrip(_ENDS_A_SENTENCE) or name
+            end -= len(name) - len(bare)
+            name = bare
+        yield Mention(name, m.start(), end, bool(quoted))
+
+
+def named(path: str) -> str:
+    """A path as it is mentioned."""
+    if not re.search(r"[\s\"']", path):
+        return f"@{path}"
+    return f"@'{path}'" if '"' in path else f'@"{path}"'
+
+
+def unquoted(name: str) -> str:
+    """A name as it was typed, without quotes around it."""
+    quoted = len(name) > 2 and name[0] == name[-1] and name[0] in "\"'"
+    return name[1:-1] if quoted else name
+
+
+def exists(name: str) -> bool:
+    try:
+        return _path(name).exists()
+    except (OSError, ValueError):  # no name that a file could have
+        return False
+
+
+def read(name: str, n_ctx: int = 0) -> str:
+    """The text of a file, exactly as it is.
+
+    Args:
+        n_ctx: tokens that the context holds, 0 if nobody knows yet.
+
+    Raises:
+        UsageError: it is missing, no file, unreadable, not text or certainly too large; in a
+            sentence.
+    """
+    path = _path(name)
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+        why = "there is no such file" if missing else getattr(error, "strerror", "") or str(error)
+        raise UsageError(f"{name}: {why}", f"to send it as text, write @@{name}") from None
+    if stat.S_ISDIR(found.st_mode):
+        raise UsageError(f"{name} is a folder", "name a file in it")
+    if not stat.S_ISREG(found.st_mode):
+        raise UsageError(f"{name} is no ordinary file")
+    if n_ctx and found.st_size > MOST_BYTES_PER_TOKEN * n_ctx:
+        raise UsageError(
+            f"{name} is too large: {about(found.st_size // CHARS_PER_TOKEN)}, "
+            f"and the context holds {n_ctx:,}",
+            "give a part of it, or a larger context with -c",
+        )
+    data = read_file(path, "the file", MOST_BYTES)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise UsageError(f"{name} is not text in UTF-8", "only text can be attached")
+    return text
+
+
+def attach(typed: str, files: Mapping[str, str]) -> str:
+    """The message: what was typed, and a block for each file, in this order."""
+    blocks = [_block(name, text) for name, text in files.items()]
+    return "\n\n".join([_ESCAPED.sub("@", typed), *blocks])
+
+
+def again(message: str) -> tuple[str, dict[str, str]]:
+    """What has to be typed for this message, and the files behind it."""
+    typed, files = split(message)
+    for mention in reversed(list(mentions(typed))):
+        if mention.means_a_file and _label(mention.name) not in files:
+            typed = f"{typed[: mention.start]}@{typed[mention.start :]}"
+    return typed, files
+
+
+def split(message: str) -> tuple[str, dict[str, str]]:
+    """What was typed, and the files behind it: the blocks at the end that are mentioned before."""
+    for m in _BLOCK.finditer(message):
+        typed, rest = message[: m.start()], message[m.start() :]
+        names = {_label(mention.name) for mention in mentions(typed)}
+        files: dict[str, str] = {}
+        while rest and (block := _BLOCK.match(rest)) and block[2] in names:
+            files[block[2]] = block[3]
+            rest = rest[block.end() :].removeprefix("\n\n")
+        if files and not rest and typed.endswith("\n\n"):
+            return typed[:-2], files
+    return message, {}
+
+
+def together(messages: Iterable[str]) -> str:
+    """Several messages as one."""
+    parts = [split(message) for message in messages]
+    files = {name: text for _, found in parts for name, text in found.items()}
+    return attach("\n\n".join(typed for typed, _ in parts), files)
+
+
+def size_of(n: int) -> str:
+    """ "2.1 kB", of bytes"""
+    return f"{n} bytes" if n < 1000 else f"{n / 1e3:.1f} kB" if n < 1e6 else f"{n / 1e6:.1f} MB"
+
+
+def about(tokens: int) -> str:
+    """ "about 530 tokens": an estimate, and named as one."""
+    tokens = round(tokens, -1) if tokens > 100 else max(1, tokens)
+    return f"about {tokens:,} token{'s' if tokens != 1 else ''}"
+
+
+def summary(text: str) -> str:
+    """Size and tokens of a file's text."""
+    n_bytes = len(text.encode("utf-8", "replace"))
+    return f"{size_of(n_bytes)}, {about(len(text) // CHARS_PER_TOKEN)}"
+
+
+def paths(begun: str) -> list[str]:
+    """Files and folders (with a slash at their end) that continue a path, folders first."""
+    head, slash, tail = begun.rpartition("/")
+    folder = _path(head + slash) if slash else Path()
+    wanted = tail.lower()
+    found: list[tuple[bool, bool, str]] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                at = entry.name.lower().find(wanted)
+                hidden = entry.name.startswith(".") and not tail.startswith(".")
+                if at < 0 or hidden or (at > 0 and len(wanted) < 2):
+                    continue
+                is_folder = entry.is_dir()
+                found.append((at > 0, not is_folder, entry.name + "/" * is_folder))
+    except (OSError, ValueError):
+        return []
+    return [head + slash + name for _, _, name in sorted(found)[:LISTED]]
+
+
+def _path(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # no such user
+        return Path(name)
+
+
+def _label(name: str) -> str:
+    """A name as it stands behind a fence: one line, and nothing that could end it."""
+    return "".join(c if c.isprintable() and c != "`" else "_" for c in name)
+
+
+def _block(name: str, text: str) -> str:
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    end = "" if text.endswith("\n") or not text else "\n"
+    return f"{fence}{_label(name)}\n{text}{end}{fence}"

@@ -1,0 +1,213 @@
+"""Completion of slash commands and paths, and files that go with a message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Driver, GatedEngine, Recipe
+from fakes import Reply, ScriptedEngine
+
+from specllama.errors import PromptTooLong
+from specllama.params import THINK
+from specllama.store.sessions import SessionStore
+from specllama.tui.widgets.completions import Completions
+
+
+def offered(d: Driver) -> list[str]:
+    completion = d.app.chat.query_one(Completions).completion
+    return [c.label for c in completion.candidates] if completion else []
+
+
+async def press(d: Driver, *keys: str) -> None:
+    await d.pilot.press(*keys)
+    await d.pilot.pause()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    here = tmp_path / "here"
+    (here / "more files").mkdir(parents=True)
+    (here / "notes.md").write_text("Drafts guess.\nTargets check.\n")
+    (here / "more files" / "a b.txt").write_text("```\ncode\n```")
+    (here / "image.png").write_bytes(b"\x89PNG\0\0")
+    monkeypatch.chdir(here)
+    return here
+
+
+async def test_a_slash_lists_the_commands_with_their_help(start: Any) -> None:
+    async with start("Yes.") as d:
+        await press(d, "/")
+        assert "/help" in d.shown
+        assert "What every key does" in d.shown
+        assert "Tab or Enter takes it" in d.shown
+        await press(d, "t", "h")
+        assert offered(d)[0] == "/think"
+        await press(d, "tab")
+        assert d.app.chat.prompt.text == "/think "
+        assert offered(d) == list(THINK)
+        await press(d, "l", "enter")
+        await d.until(lambda: d.app.session.params.think == "low")
+        assert d.app.chat.prompt.text == ""
+        assert offered(d) == []
+
+
+async def test_arrows_choose_escape_closes_and_the_history_is_left_alone(start: Any) -> None:
+    async with start("Yes.") as d:
+        await d.say("before")
+        await press(d, "/", "down", "down", "up")
+        chosen = d.app.chat.query_one(Completions).chosen
+        assert chosen is not None
+        assert chosen.label == offered(d)[1]
+        await press(d, "escape")
+        assert offered(d) == []
+        assert d.app.chat.prompt.text == "/"
+        await press(d, "v")
+        assert offered(d) == []  # stays closed
+        await press(d, "backspace", "backspace", "/", "n", "e", "w", "enter")
+        await d.until(lambda: not d.texts)
+
+
+async def test_escape_still_stops_a_reply(start: Any) -> None:
+    engine = GatedEngine([Reply("One two three four five six.")])
+    async with start(recipe=Recipe(engine)) as d:
+        await d.type("go")
+        await d.pilot.press("enter")
+        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
+        await press(d, "/", "escape")
+        assert d.app.chat.busy
+        await press(d, "escape")
+        await d.idle()
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (200, 60)])
+async def test_nothing_is_covered(start: Any, size: tuple[int, int]) -> None:
+    async with start("Yes.", size=size) as d:
+        await d.say("Hi")
+        await press(d, "/")
+        chat = d.app.chat
+        listed = chat.query_one(Completions).region
+        for widget in (chat.prompt, chat.query_one("#strip"), chat.query_one("#top")):
+            assert not widget.region.overlaps(listed)
+            assert widget.region.height > 0
+        assert listed.height > 3
+        assert chat.transcript.region.height > 0
+        assert "Esc closes" in d.shown
+
+
+async def test_a_file_is_completed_shown_and_sent(start: Any, folder: Path) -> None:
+    async with start("Yes.") as d:
+        await press(d, *"Read @no")
+        assert offered(d) == ["notes.md"]
+        await press(d, "enter")
+        assert d.app.chat.prompt.text == "Read @notes.md "
+        assert "notes.md  29 bytes, about 7 tokens" in d.shown
+        await press(d, *"now", "enter")
+        await d.until(lambda: len(d.texts) == 2)
+        await d.idle()
+        said = "Read @notes.md now\n\n```notes.md\nDrafts guess.\nTargets check.\n```"
+        assert d.texts[0] == ("user", said)
+        assert d.engine.requests[0].prompt[-1].content == said
+        assert "notes.md  29 bytes, about 7 tokens, 2 lines" in d.shown
+        assert "Drafts guess." not in d.shown
+        assert "about 7 tokens\n" not in d.shown  # the chip above the prompt is gone
+
+
+async def test_folders_spaces_and_quotes(start: Any, folder: Path) -> None:
+    async with start("Yes.") as d:
+        await press(d, *"@mo", "enter")
+        assert d.app.chat.prompt.text == '@"more files/'
+        assert offered(d) == ["more files/a b.txt"]
+        await press(d, "tab")
+        assert d.app.chat.prompt.text == '@"more files/a b.txt" '
+        await press(d, "enter")
+        await d.until(lambda: len(d.texts) == 2)
+        assert d.texts[0][1].endswith("````more files/a b.txt\n```\ncode\n```\n````")
+
+
+async def test_read_attaches_a_file(start: Any, folder: Path) -> None:
+    async with start("Yes.") as d:
+        await press(d, *"/read no")
+        assert offered(d) == ["notes.md"]
+        await press(d, "enter")
+        await d.until(lambda: d.app.chat.prompt.text == "@notes.md ")
+        assert "about 7 tokens" in d.shown
+        await d.type("/read nothing.md")
+        await press(d, "enter")
+        await d.until(lambda: d.app._notifications)
+        (said,) = d.app._notifications
+        assert said.message.startswith("nothing.md: there is no such file")
+        assert d.app.chat.prompt.text == "/read nothing.md"
+
+
+async def test_what_cannot_go_is_said_and_nothing_is_lost(start: Any, folder: Path) -> None:
+    async with start("Yes.") as d:
+        for name, words in (("image.png", "is not text in UTF-8"), ("no.md", "no such file")):
+            await d.type(f"Look at @{name} please")
+            await press(d, "enter")
+            await d.until(lambda words=words: words in d.shown)
+            assert d.app.chat.prompt.text == f"Look at @{name} please"
+            assert d.texts == []
+        await d.type("@@no.md and @anna please")
+        await press(d, "enter")
+        await d.until(lambda: len(d.texts) == 2)
+        assert d.texts[0][1] == "@no.md and @anna please"
+
+
+async def test_a_file_too_large_for_the_context_is_refused(start: Any, folder: Path) -> None:
+    async with start("Yes.") as d:
+        (folder / "big.txt").write_text("word " * d.app.chat.prompt.n_ctx * 3)
+        await d.type("Sum up @big.txt for me")
+        await d.until(lambda: "is too large: about" in d.shown)
+        await press(d, "enter")
+        assert d.texts == []
+
+
+async def test_a_refused_message_returns_as_it_was_typed(start: Any, folder: Path) -> None:
+    engine = ScriptedEngine([Reply(raise_first=PromptTooLong("too long")), "Yes."])
+    async with start(recipe=Recipe(engine)) as d:
+        await d.type("Read @notes.md now")
+        await press(d, "enter")
+        await d.until(lambda: "too long" in d.notes)
+        await d.idle()
+        assert d.app.chat.prompt.text == "Read @notes.md now"
+        (folder / "notes.md").unlink()  # what was attached stays attached
+        await press(d, "enter")
+        await d.until(lambda: len(d.texts) == 2)
+        assert "Drafts guess." in d.texts[0][1]
+
+
+async def test_an_edited_message_keeps_its_file_and_unsent_ones_survive(
+    start: Any, folder: Path
+) -> None:
+    async with start("Yes.", "No.") as d:
+        await d.type("Read @notes.md now")
+        await press(d, "enter")
+        await d.until(lambda: len(d.texts) == 2)
+        await d.idle()
+        (folder / "notes.md").unlink()
+        await press(d, "ctrl+up")
+        await d.until(lambda: d.app.chat.prompt.text == "Read @notes.md now")
+        assert "about 7 tokens" in d.shown
+        await d.until(lambda: d.app.chat.prompt.draft.load()[1])
+    async with start("No.") as d:
+        assert d.app.chat.prompt.text == "Read @notes.md now"
+        await press(d, "enter")
+        await d.until(lambda: len(d.texts) == 2)
+        assert "Drafts guess." in d.texts[0][1]
+
+
+async def test_files_show_no_control_characters_but_are_sent_with_them(
+    start: Any, folder: Path
+) -> None:
+    (folder / "odd\x1b.txt").write_text("\x1b[31mred")
+    async with start("Yes.") as d:
+        await press(d, *"@od", "enter")
+        assert "odd␛.txt" in d.shown
+        await press(d, "enter")
+        await d.until(lambda: len(d.texts) == 2)
+        assert "\x1b[31mred" in d.texts[0][1]
+        assert "\x1b" not in d.shown
+    with SessionStore.open() as store:
+        assert "\x1b[31mred" in store.get(store.find()).messages[0].content

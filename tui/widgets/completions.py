@@ -1,0 +1,113 @@
+"""Above the prompt: what can be completed, and the files that the message will carry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from textual import events
+from textual.content import Content
+from textual.message import Message
+from textual.widget import Widget
+from textual.widgets import Static
+
+from specllama.text import sanitize_line
+from specllama.tui.completing import Candidate, Completion
+from specllama.tui.widgets.base import Inked
+
+ROWS, ROWS_SHORT = 8, 4
+LABEL_COLUMNS = 34
+
+
+class Completions(Inked, Widget, can_focus=False):
+    """A list between the strip and the prompt that takes its rows from the conversation, so that
+    it covers nothing. The prompt has the keys."""
+
+    DEFAULT_CSS = """
+    Completions { height: auto; padding: 0 1; display: none; }
+    """
+
+    class Taken(Message):
+        """A candidate was clicked."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.completion: Completion | None = None
+        self._at = 0
+
+    @property
+    def chosen(self) -> Candidate | None:
+        return self.completion.candidates[self._at] if self.completion else None
+
+    def show(self, completion: Completion | None) -> None:
+        if completion != self.completion:
+            self.completion, self._at = completion, 0
+            self.display = completion is not None
+            self.refresh(layout=True)
+
+    def move(self, step: int) -> None:
+        assert self.completion is not None
+        self._at = (self._at + step) % len(self.completion.candidates)
+        self.refresh()
+
+    @property
+    def _window(self) -> range:
+        """The candidates in sight, with the chosen one among them."""
+        count = len(self.completion.candidates) if self.completion else 0
+        rows = min(count, ROWS if self.app.size.height >= 24 else ROWS_SHORT)
+        start = min(max(0, self._at - rows // 2), count - rows)
+        return range(start, start + rows)
+
+    def render(self) -> Content:
+        if self.completion is None:
+            return Content("")
+        ink, found, width = self.ink, self.completion.candidates, self.content_size.width
+        labels = max(len(sanitize_line(found[i].label)) for i in self._window)
+        labels = min(labels, LABEL_COLUMNS, width - 4)
+        room = width - labels - 4
+        lines: list[Content] = []
+        for i in self._window:
+            label = _fitted(sanitize_line(found[i].label), labels, self.glyphs.ellipsis)
+            mark = f"{self.glyphs.play} " if i == self._at else "  "
+            help_ = next((h for h in (found[i].help, found[i].short) if len(h) <= room), "")
+            style = "bold $primary" if i == self._at else ""
+            lines.append(Content.assemble((f"{mark}{label}", style), (f"  {help_}", ink.muted)))
+        dot = f" {self.glyphs.dot} "
+        hint = dot.join((f"  {self._at + 1}/{len(found)}", "Tab or Enter takes it", "Esc closes"))
+        lines.append(Content.assemble((hint, ink.muted)))
+        return Content("\n").join(lines)
+
+    def on_click(self, event: events.Click) -> None:
+        row = event.get_content_offset(self)
+        if row is not None and row.y < len(self._window):
+            self._at = self._window[row.y]
+            self.post_message(self.Taken())
+
+
+class Attached(Inked, Static):
+    """One chip for each file that goes with the message: its name, size and tokens; or why it
+    cannot."""
+
+    DEFAULT_CSS = """
+    Attached { height: auto; max-height: 3; padding: 0 2; display: none; }
+    """
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id, markup=False)
+
+    def show(self, chips: Sequence[tuple[str, str, bool]]) -> None:
+        """Of each file its name, what is known of it, and whether it can go."""
+        self.display = bool(chips)
+        ink, glyphs = self.ink, self.glyphs
+        lines = []
+        for name, words, goes in chips:
+            mark = (f"{glyphs.accepted} ", ink.accent) if goes else ("! ", ink.warn)
+            style = ink.muted if goes else ink.warn
+            text = f"{sanitize_line(name)}  " if goes else ""
+            lines.append(Content.assemble(mark, (text, "bold"), (sanitize_line(words), style)))
+        self.update(Content("\n").join(lines))
+
+
+def _fitted(text: str, columns: int, ellipsis: str) -> str:
+    """The text in exactly so many columns, if it is plain."""
+    cut = text if len(text) <= columns else text[: max(0, columns - len(ellipsis))] + ellipsis
+    return cut.ljust(max(0, columns))
