@@ -326,7 +326,7 @@ async def test_what_looks_like_a_command_never_goes_to_the_model(
 
 @pytest.mark.parametrize(
     "text",
-    ["/usr/bin is full", "/* a comment */", "/etc.conf", "/a or\n/b", "//undo it", "/"],
+    ["/usr/bin is full", "/* a comment */", "/etc.conf", "/a or\n/b", "//undo it", "//"],
 )
 async def test_paths_and_comments_are_messages(start: Any, text: str) -> None:
     async with start("Ok.") as d:

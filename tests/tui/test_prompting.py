@@ -65,6 +65,10 @@ async def test_arrows_choose_escape_closes_and_the_history_is_left_alone(start: 
         assert d.app.chat.prompt.text == "/"
         await press(d, "v")
         assert offered(d) == []  # stays closed
+        await press(d, "backspace", "enter")
+        await d.until(lambda: ("user", "/") in d.texts)  # without the list it is a message
+        await d.idle()
+        await press(d, "/", "v")
         await press(d, "backspace", "backspace", "/", "n", "e", "w", "enter")
         await d.until(lambda: not d.texts)
 
