@@ -15,7 +15,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from textual import on, work
 from textual.app import SystemCommand
@@ -23,13 +24,13 @@ from textual.binding import Binding, BindingType
 from textual.command import Provider
 from textual.screen import Screen
 
-from specllama import paths
 from specllama.engine.host import EngineFactory, EngineHost, HostLike, LoadEngine
 from specllama.errors import SpecllamaError, UsageError
 from specllama.interface import Message, MethodInfo
 from specllama.params import EngineOptions, GenerateParams
 from specllama.session import Session
 from specllama.store.sessions import SessionStore
+from specllama.text import sanitize_line
 from specllama.tui import clipboard, keymap
 from specllama.tui.bridge import Clock, Pace, monotonic
 from specllama.tui.commands import ActionCommands, MethodCommands, SessionCommands
@@ -50,11 +51,19 @@ from specllama.tui.screens.chat import ChatScreen
 from specllama.tui.state import VIEWS
 
 if TYPE_CHECKING:
+    from specllama.tui.exports import Export
     from specllama.tui.screens.models import Choice
     from specllama.tui.screens.settings import Settings
 
 QUIT_WITHIN_S = 1.5
 JOIN_S = 3.0
+
+
+@runtime_checkable
+class Exporting(Protocol):
+    """A screen with something on it that can be saved."""
+
+    def exports(self) -> list[Export]: ...
 
 
 class SpecllamaApp(ThemedApp):
@@ -268,6 +277,7 @@ class SpecllamaApp(ThemedApp):
         self.inspect(None)
 
     def inspect(self, record: Record | None) -> None:
+        from specllama.tui.exports import Circumstances
         from specllama.tui.screens.inspector import InspectorScreen
 
         chat = self.chat
@@ -278,7 +288,8 @@ class SpecllamaApp(ThemedApp):
             found = record if record is not None and record.rounds else chat.latest_record()
         others = [r for _, r in sorted(chat.records.items(), reverse=True) if r.rounds]
         found = found or Record("nothing generated yet")
-        self._open(InspectorScreen(found, others, follow=found.live))
+        under = Circumstances(self.keeper.info, self.session.params)
+        self._open(InspectorScreen(found, others, follow=found.live, under=under))
 
     def action_race(self) -> None:
         self.race(None)
@@ -515,19 +526,25 @@ class SpecllamaApp(ThemedApp):
     def action_copy_chat(self) -> None:
         self.copy_text(self.session.export("md"))
 
-    def action_export(self, form: Literal["md", "json"]) -> None:
-        if not self.session.messages:
-            self.notify("There is nothing to export yet", timeout=2)
+    def action_export(self) -> None:
+        """Save what is on the screen, as documents and as a picture."""
+        from specllama.tui.exports import Export
+        from specllama.tui.picture import self_contained
+        from specllama.tui.screens.export import ExportScreen
+
+        screen = self.screen
+        if isinstance(screen, ExportScreen):
             return
-        path = clipboard.export_path(self.session.title, form)
-        try:
-            paths.private_folder(path.parent)
-            path.write_text(self.session.export(form), "utf-8", errors="replace")
-        except OSError as error:
-            reason = error.strerror or str(error)
-            self.notify(f"{path}: {reason}", title="Not exported", severity="error", markup=False)
-            return
-        self.notify(str(path), title="Exported", markup=False)
+        picture = self_contained(self.export_screenshot(title="specllama"))
+        exports = list(screen.exports()) if isinstance(screen, Exporting) else []
+        name = type(screen).__name__.removesuffix("Screen")
+        exports.append(Export("The screen", f"specllama {name}", {"svg": lambda: picture}))
+
+        def saved(path: Path | None) -> None:
+            if path is not None:
+                self.notify(sanitize_line(str(path.absolute())), title="Saved", markup=False)
+
+        self.push_screen(ExportScreen(exports), saved)
 
     def action_editor(self) -> None:
         """Write the prompt in $EDITOR; meanwhile the app gives up the terminal."""

@@ -209,20 +209,13 @@ ACTIONS: tuple[Action, ...] = (
         "chat.copy_chat", "", "copy_chat", "Copy chat", "Copy the whole conversation", "copyall"
     ),
     Action(
-        "chat.export",
-        "",
-        "export('md')",
-        "Export Markdown",
-        "Write the conversation to a Markdown file",
+        "app.export",
+        "ctrl+s",
         "export",
-    ),
-    Action(
-        "chat.export_json",
-        "",
-        "export('json')",
-        "Export JSON",
-        "Write the conversation to a JSON file",
-        "json",
+        "Save",
+        "Save the conversation, a reply, a race, a round or the screen to a file",
+        "export",
+        priority=False,
     ),
     Action(
         "chat.editor",

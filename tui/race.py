@@ -192,10 +192,17 @@ class Board:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to change, and why; ``params`` None leaves everything as it is."""
+    """What to do, and why; ``params`` None leaves everything as it is."""
 
     words: str
     params: GenerateParams | None = None
+
+    @property
+    def said(self) -> str:
+        """On the page, where a key does it."""
+        if self.params is not None:
+            return f"Press A to {self.words}"
+        return self.words[:1].upper() + self.words[1:]
 
 
 def advise(now: GenerateParams, judged: Sequence[tuple[Run, Verdict]]) -> Advice:
@@ -212,15 +219,13 @@ def advise(now: GenerateParams, judged: Sequence[tuple[Run, Verdict]]) -> Advice
         if low > today and (best.name != DRAFTED or not now.speculate):
             params = best.params.replace(max_tokens=now.max_tokens, seed=now.seed)
             how = f" with {best.name}" if best.name != DRAFTED else ""
-            return Advice(f"Press A to draft{how}: at least {low:.2f}× as fast here", params)
-        return Advice("Leave it as it is: drafting pays here")
+            return Advice(f"draft{how}: at least {low:.2f}× as fast here", params)
+        return Advice("leave it as it is: drafting pays here")
     answer = "unknown" if mine is None else mine.answer
     if answer in ("slower", "off") and not now.speculate:
-        return Advice("Leave drafting off: it does not pay here")
+        return Advice("leave drafting off: it does not pay here")
     if answer == "slower":
-        return Advice(
-            "Press A to turn drafting off: it loses time here", now.replace(speculate=False)
-        )
+        return Advice("turn drafting off: it loses time here", now.replace(speculate=False))
     if answer == "off":
-        return Advice("Leave it as it is: drafting does not pay here and stays off by itself")
-    return Advice("No clear winner yet: Enter races again, and a longer reply says more")
+        return Advice("leave it as it is: drafting does not pay here and stays off by itself")
+    return Advice("race again, with a longer reply: there is no clear winner yet")

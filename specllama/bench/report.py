@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ import msgspec
 
 from specllama.bench import breakdown
 from specllama.bench.runner import Comparison, Summary
-from specllama.bench.svg import STYLE, bars
+from specllama.bench.svg import bars
+from specllama.document import html_page, html_table, markdown_table
 from specllama.errors import UsageError
 
 SCHEMA = "specllama.bench.v1"
@@ -137,9 +138,9 @@ def provenance_lines(data: dict[str, Any]) -> list[str]:
 
 def to_markdown(comparison: Comparison) -> str:
     """The table of all summaries, then where the time went, then the provenance as a list."""
-    out = _table(COLUMNS, (cells(s) for s in comparison.summaries()))
+    out = markdown_table(COLUMNS, (cells(s) for s in comparison.summaries()))
     if spent := spent_rows(comparison):
-        out += ["", f"{SPENT}:", "", *_table(SPENT_COLUMNS, spent)]
+        out += ["", f"{SPENT}:", "", *markdown_table(SPENT_COLUMNS, spent)]
     out += ["", *(f"- {line}" for line in provenance_lines(comparison.provenance)), ""]
     return "\n".join(out)
 
@@ -151,14 +152,6 @@ def spent_rows(comparison: Comparison, *, slices: bool = True) -> list[list[str]
         for i, row in enumerate(rows):
             out.append([*(("", "") if i else (arm, group)), *breakdown.cells(row)])
     return out
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [_row(heads), _row("-" * 3 for _ in heads), *(_row(row) for row in rows)]
-
-
-def _row(values: Iterable[str]) -> str:
-    return "| " + " | ".join(v.replace("|", "\\|") for v in values) + " |"
 
 
 def to_html(comparison: Comparison) -> str:
@@ -190,27 +183,13 @@ def to_html(comparison: Comparison) -> str:
     )
     spent = spent_rows(comparison)
     facts = "\n".join(provenance_lines(comparison.provenance))
-    return page(
+    return html_page(
         "specllama bench",
-        f"{chart}{latency}{accepted}{_html_table(COLUMNS, map(cells, summaries))}"
-        + (f"<h2>{SPENT}</h2>{_html_table(SPENT_COLUMNS, spent)}" if spent else "")
-        + "<details open><summary>How this was measured</summary>"
+        f"{chart}{latency}{accepted}{html_table(COLUMNS, map(cells, summaries))}"
+        + (f"<h2>{SPENT}</h2>{html_table(SPENT_COLUMNS, spent)}" if spent else "")
+        + "<details open="
+        "><summary>How this was measured</summary>"
         f"<pre>{escape(facts)}</pre></details>",
-    )
-
-
-def _html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(c)}</th>" for c in heads)
-    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def page(title: str, body: str) -> str:
-    """A whole HTML document; ``body`` is HTML already, ``title`` is text."""
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>'
-        f"<h1>{escape(title)}</h1>{body}</html>\n"
     )
 
 
@@ -242,7 +221,7 @@ def by_kind(reports: Sequence[dict[str, Any]], temperature: float = 0.0) -> list
         [f"`{method}`", *(cell(found.get(kind, {})) for kind in heads)]
         for method, found in speeds.items()
     ]
-    return _table(["", *heads], table)
+    return markdown_table(["", *heads], table)
 
 
 COMPARED = ("tok_per_s", "ratio", "acceptance_rate")

@@ -272,7 +272,12 @@ def plot(run: str, png: Path | None, as_json: bool) -> None:
 
 @command.command("export")
 @run_argument
-@click.option("--csv/--json", "as_csv", default=True, help="CSV or JSON.  [default: csv]")
+@click.option("--csv", "form", flag_value="csv", default="csv", help="A row a round (default).")
+@click.option("--json", "form", flag_value="json", help="Everything.")
+@click.option(
+    "--html", "form", flag_value="html", help="A page to read, nothing loaded from elsewhere."
+)
+@click.option("--md", "form", flag_value="md", help="Markdown, for an issue.")
 @click.option(
     "-o",
     "--output",
@@ -280,19 +285,26 @@ def plot(run: str, png: Path | None, as_json: bool) -> None:
     type=click.Path(path_type=Path),
     help="Write to a file instead of stdout.",
 )
-def export(run: str, as_csv: bool, target: Path | None) -> None:
-    """Export a run: its rounds as CSV, or everything as JSON."""
+def export(run: str, form: str, target: Path | None) -> None:
+    """Export a run: as CSV, JSON, HTML or Markdown."""
     record = read_run(find_run(run))
-    if as_csv:
+    if form == "csv":
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow(summary.CSV_COLUMNS)
         writer.writerows(summary.csv_rows(record))
         raw = buffer.getvalue().encode("utf-8", "replace")
-    else:
+    elif form == "json":
         from specllama.store.codec import encode
 
         raw = encode(summary.run_json(record)) + b"\n"
+    else:
+        from specllama import document
+        from specllama.speculative.drafting.method import methods
+        from specllama.store.run_document import run_document
+
+        write = document.html if form == "html" else document.markdown
+        raw = write(run_document(record, methods())).encode("utf-8", "replace")
     if target is None:
         output.write(raw.decode("utf-8"))
         return

@@ -51,6 +51,23 @@ def package_versions() -> dict[str, str]:
     return versions
 
 
+def circumstances(info: EngineInfo, params: GenerateParams) -> dict[str, Any]:
+    """The pair, the settings and what they run on."""
+    return {
+        "target": _model(info.target),
+        "draft": _model(info.draft) if info.draft else None,
+        "device": info.device,
+        "threads": info.threads,
+        "flash_attn": info.flash_attn,
+        "exactness": info.exactness,
+        "measured": info.measured,
+        "load_ms": info.load_ms,
+        "params": params_to_dict(params),
+        "versions": package_versions(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+
+
 class RoundLog:
     """Appends the events of one run to its file. No method raises because of the disk.
 
@@ -73,17 +90,7 @@ class RoundLog:
             "run": self.run,
             "started": now.isoformat(timespec="milliseconds"),
             "command": command,
-            "target": _model(info.target),
-            "draft": _model(info.draft) if info.draft else None,
-            "device": info.device,
-            "threads": info.threads,
-            "flash_attn": info.flash_attn,
-            "exactness": info.exactness,
-            "measured": info.measured,
-            "load_ms": info.load_ms,
-            "params": params_to_dict(params),
-            "versions": package_versions(),
-            "platform": f"{platform.system()} {platform.machine()}",
+            **circumstances(info, params),
         }
 
     @classmethod

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from fakes import Reply
@@ -144,6 +145,18 @@ def test_export(logged, tmp_path: Path) -> None:
     assert logged("log", "export", "-o", str(file)).code == 0
     assert len(file.read_text().splitlines()) == len(rows) + 1
     assert logged("log", "export", "-o", "/no/such/folder/x").code == 2
+
+
+def test_export_to_read(logged, tmp_path: Path) -> None:
+    text = logged("log", "export", "--md").out
+    assert text.startswith("# Run ")
+    assert LONG in text
+    assert "| n-gram |" in text
+    file = tmp_path / "run.html"
+    assert logged("log", "export", "--html", "-o", str(file)).code == 0
+    page = file.read_text()
+    assert ElementTree.fromstring(page.partition("\n")[2]).tag == "html"
+    assert "scripted-target.gguf" in page
 
 
 def test_path(logged) -> None:

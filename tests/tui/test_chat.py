@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -507,23 +506,6 @@ async def test_sampling_is_stored_with_the_conversation(start: Any) -> None:
         assert d.app.session.params.seed == 42
         assert "One." in d.shown
         assert "tokens" in d.shown
-
-
-async def test_export_writes_a_file_of_its_own(
-    start: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    async with start("**Bold**") as d:
-        await d.say("Export me")
-        for command in ("/export", "/export", "/json"):
-            await d.type(command)
-            await d.pilot.press("enter")
-            await d.until(lambda: not d.app.chat.prompt.text)
-            await d.pilot.pause()
-        await d.until(lambda: (tmp_path / "export-me.json").exists())
-        assert "**Bold**" in (tmp_path / "export-me.md").read_text()
-        assert (tmp_path / "export-me-2.md").exists()
-        assert json.loads((tmp_path / "export-me.json").read_text())["title"] == "Export me"
 
 
 async def test_copying_takes_the_source_not_the_picture(

@@ -115,13 +115,13 @@ def test_the_advice() -> None:
     assert advise(PARAMS, judged(plain, good)).params is None
     off = PARAMS.replace(speculate=False, max_tokens=7)
     taken = advise(off, judged(plain, good))
-    assert taken.words.startswith("Press A to draft: at least ")
+    assert taken.said.startswith("Press A to draft: at least ")
     assert taken.params is not None
     assert (taken.params.speculate, taken.params.max_tokens, taken.params.seed) == (True, 7, 5)
     better = replace(good, name="k = 4", rounds=race(Reply(LONG, accept=(4,)))[1].rounds)
     advice = advise(PARAMS, judged(plain, good, better))
     assert advice.params == better.params.replace(max_tokens=None)
-    assert advice.words.startswith("Press A to draft with k = 4: at least ")
+    assert advice.said.startswith("Press A to draft with k = 4: at least ")
     worse = replace(good, name="k = 2", rounds=race(Reply(LONG, accept=(1,)))[1].rounds)
     assert advise(PARAMS, judged(plain, good, worse)).params is None
 
@@ -130,17 +130,17 @@ def test_the_advice_where_drafting_does_not_pay() -> None:
     off = PARAMS.replace(speculate=False)
     bad_plain, bad = race(Reply(LONG, accept=(0,)))
     losing = advise(PARAMS, judged(bad_plain, bad))
-    assert losing.words == "Press A to turn drafting off: it loses time here"
+    assert losing.said == "Press A to turn drafting off: it loses time here"
     assert losing.params == off
-    assert advise(off, judged(bad_plain, bad)) == Advice("Leave drafting off: it does not pay here")
+    assert advise(off, judged(bad_plain, bad)) == Advice("leave drafting off: it does not pay here")
     still = replace(bad.against(bad_plain), answer="off")
     stays = advise(PARAMS, [(bad, still)])
     assert stays.params is None
     assert stays.words.endswith("stays off by itself")
-    assert advise(off, [(bad, still)]).words == "Leave drafting off: it does not pay here"
+    assert advise(off, [(bad, still)]).said == "Leave drafting off: it does not pay here"
     unknown = advise(PARAMS, judged(*race(Reply("Too short."))))
     assert unknown.params is None
-    assert unknown.words.startswith("No clear winner yet")
+    assert unknown.said.endswith("there is no clear winner yet")
 
 
 def test_an_engine_that_fails_ends_the_race_with_its_words() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -47,6 +47,9 @@ from specllama.tui.widgets.stats_strip import StatsStrip, WhyLine
 from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.waiting import Waiting
 from specllama.tui.widgets.welcome import TopBar, Welcome
+
+if TYPE_CHECKING:
+    from specllama.tui.exports import Export
 
 BESIDE = 120  # columns from which the panel stands beside the conversation
 AFTER_FAILURE = "F6 chooses another pair; /reload or your next message tries again"
@@ -474,6 +477,34 @@ class ChatScreen(TurnScreen):
         for view in self.transcript.messages:
             if isinstance(view, AssistantMessage) and view.is_attached:
                 view.redraw_foot()
+
+    # ------------------------------------------------------------------ saving
+
+    def exports(self) -> list[Export]:
+        """The conversation, and the reply in focus or the last one."""
+        from specllama.tui import exports
+
+        session, messages = self.session, self.session.messages
+        if not messages:
+            return []
+        forms = {"md": session.export, "json": lambda: session.export("json")}
+        found = [exports.Export("The conversation", session.title, forms)]
+        replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
+        if isinstance(self.focused, MessageView):
+            replies = [i for i in replies if i >= self.focused.index][:1]
+        if replies:
+            at = replies[-1]
+            record = self.records.get(at, Record())
+            under = exports.Circumstances(self.keeper.info, session.params)
+            question, text = messages[at - 1].content if at else "", messages[at].content
+            found.append(
+                exports.of_document(
+                    "The reply",
+                    f"{session.title} reply",
+                    lambda: exports.reply(record, question, text, under),
+                )
+            )
+        return found
 
     # ------------------------------------------------------------------ the engine
 

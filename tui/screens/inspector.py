@@ -15,6 +15,7 @@ from textual.widgets.option_list import Option
 
 from specllama.errors import SpecllamaError
 from specllama.text import sanitize_line
+from specllama.tui.exports import Circumstances, Export, of_document, round_
 from specllama.tui.messages import RecordGrew
 from specllama.tui.record import Record
 from specllama.tui.screens.base import Page
@@ -53,12 +54,19 @@ class InspectorScreen(Page):
         Binding("home", "edge(0)", "First round", show=False, id="inspector.first"),
         Binding("end", "edge(1)", "Last round", show=False, id="inspector.last"),
         Binding("o", "open", "Open", id="inspector.open"),
+        Binding("ctrl+s", "app.export", "Save", id="app.export"),
     ]
 
     def __init__(
-        self, record: Record, others: Sequence[Record] = (), *, follow: bool = False
+        self,
+        record: Record,
+        others: Sequence[Record] = (),
+        *,
+        follow: bool = False,
+        under: Circumstances | None = None,
     ) -> None:
         super().__init__()
+        self.under = under or Circumstances()
         self.following = follow
         self.record = record
         self.others = list(others)
@@ -205,6 +213,13 @@ class InspectorScreen(Page):
         if beside:
             height = rows.content_size.height or self.size.height - 4
             rows.update(walk.rounds_rows(self.record.rounds, self.at, g, ink, ROWS - 2, height))
+
+    def exports(self) -> list[Export]:
+        """The round that is shown."""
+        if not self.record.rounds:
+            return []
+        record, at, under = self.record, self.at, self.under
+        return [of_document(f"Round {at}", f"round {at}", lambda: round_(record, at, under))]
 
     # ------------------------------------------------------------------ opening
 

@@ -19,6 +19,7 @@ from specllama.prompts import SLICES, load_prompts
 from specllama.store import checks
 from specllama.tui import outcome
 from specllama.tui.checklist import Line, checklist, counted, draw, next_tab
+from specllama.tui.exports import Circumstances, Export, of_document, race
 from specllama.tui.measure import Meter
 from specllama.tui.race import (
     DRAFTED,
@@ -74,6 +75,7 @@ class RaceScreen(Page):
         Binding("plus,equals_sign", "pace(2)", "Faster", show=False, id="race.faster"),
         Binding("minus", "pace(0.5)", "Slower", show=False, id="race.slower"),
         Binding("a", "apply", "Apply", id="race.apply"),
+        Binding("ctrl+s", "app.export", "Save", id="app.export"),
         *(
             Binding(str(i), f"tab('{tab}')", name, show=False, id=f"race.{tab}")
             for i, (tab, name) in enumerate(TABS.items(), 1)
@@ -266,9 +268,19 @@ class RaceScreen(Page):
     def action_apply(self) -> None:
         advice = self.advice
         if advice is None or advice.params is None:
-            self.notify(advice.words if advice else "Nothing was raced yet")
+            self.notify(advice.said if advice else "Nothing was raced yet")
         else:
             self.dismiss(advice.params)
+
+    def exports(self) -> list[Export]:
+        """All that was raced; half a race proves nothing."""
+        if self._raced or not self.board.runs:
+            return []
+        under = Circumstances(self.info, self.params)
+        board, prompt, lines, advice = self.board, self.prompt, self.list, self.advice
+        return [
+            of_document("The race", "race", lambda: race(board, prompt, lines, advice, under)),
+        ]
 
     # ------------------------------------------------------------------ drawing
 
@@ -329,5 +341,5 @@ class RaceScreen(Page):
             lines.append(race_tables.proof(ways[0], glyphs, ink))
             lines.append(race_tables.verdict(ways[0].verdict, glyphs, ink, both=True))
         if (advice := self.advice) is not None:
-            lines.append(Content.assemble((glyphs.text(advice.words), ink.accent)))
+            lines.append(Content.assemble((glyphs.text(advice.said), ink.accent)))
         return Content("\n").join(lines)

@@ -1,0 +1,199 @@
+"""A reply, or a logged run, as a document: text, verdict, rounds, settings, what it ran on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any, Protocol
+
+from specllama.document import (
+    Document,
+    Drafted,
+    Facts,
+    Folded,
+    Heading,
+    Part,
+    Piece,
+    Quote,
+    Raw,
+    Say,
+    Table,
+)
+from specllama.events import Finished, RoundDone
+from specllama.params import GenerateParams
+from specllama.store.codec import params_to_dict
+from specllama.store.rounds import RunRecord, Turn
+from specllama.verdict import Pass, judge, words
+
+ROUNDS = 400  # of a reply that are shown: an issue holds 65,536 characters
+ROUND_HEADS = ("round", "drafted by", "guesses", "kept", "wrote", "took", "plain steps would take")
+USUAL = params_to_dict(GenerateParams())
+LEGEND = (
+    "Underlined: guessed and kept. Struck out: guessed and refused. Bold: the target's own token."
+)
+ALWAYS = ("temperature", "seed", "proposer", "verify", "window")  # of the settings
+
+
+class Named(Protocol):
+    """A method: for people, and its letter."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def short(self) -> str: ...
+    @property
+    def letter(self) -> str: ...
+
+
+def run_document(record: RunRecord, methods: Sequence[Named]) -> Document:
+    """Every reply of a run."""
+    parts: list[Part] = []
+    several = len(record.turns) > 1
+    for turn in record.turns:
+        if several:
+            parts.append(Heading(f"Reply {turn.index + 1}"))
+        parts += reply_parts(turn, methods)
+    parts += [*provenance(record.header), settings(record.header.get("params"))]
+    return Document(f"Run {record.run}", parts)
+
+
+def reply_parts(turn: Turn, methods: Sequence[Named], text: str = "") -> list[Part]:
+    """Verdict and figures, the reply as it was drafted, its rounds; ``text`` is shown of a reply
+    whose rounds are not known."""
+    end = turn.finished
+    drafts, verdict = any(done.drafted for done in turn.rounds), end.verdict if end else None
+    if drafts and verdict is None:
+        verdict = judge([Pass.of(done) for done in turn.rounds if done.index])
+    told = "Plain decoding" if verdict is None else words(verdict, "too few rounds", both=True)
+    parts: list[Part] = [Say(f"{told}.")] if end or turn.rounds else []
+    if end is not None:
+        parts.append(Say(_figures(end)))
+    if not turn.rounds:
+        return [*parts, Quote(text or (end.text if end else ""))]
+    label = _labels(methods)
+    letters = ", ".join(f"{m.letter} {m.short}" for m in _used(turn.rounds, methods))
+    legend = f"{LEGEND} Letters: {letters}." if letters else LEGEND
+    parts.append(Drafted(pieces(turn, methods), legend if drafts else ""))
+    shown = turn.rounds[:ROUNDS]
+    table = Table(ROUND_HEADS, [_row(done, label) for done in shown])
+    rest = len(turn.rounds) - len(shown)
+    more = [Say(f"{rest} more rounds: specllama log export has them all.")] if rest else []
+    return [*parts, Folded(f"{len(turn.rounds)} rounds", [table, *more])]
+
+
+def pieces(turn: Turn, methods: Sequence[Named]) -> list[Piece]:
+    """A reply token by token, refused guesses among them; its stop token is no part of it."""
+    stop = _stop_text(turn)
+    label, letters = _labels(methods), {m.name: m.letter for m in methods}
+    out: list[Piece] = []
+    for done in turn.rounds:
+        who = label(done.source)
+        mark = "".join(letters.get(part) or part[:1] for part in done.source.split("+"))
+        kept = "".join(done.emitted_text[: done.accepted])
+        wrote = "".join(done.emitted_text[done.accepted :])
+        path = set(done.accepted_path)
+        refused = "".join(t for i, t in enumerate(done.drafted_text) if i not in path)
+        if kept:
+            out.append(Piece("kept", kept, f"guessed by the {who}, kept", mark))
+        if refused:
+            note = f"guessed by the {who}, refused or not judged"
+            out.append(Piece("refused", refused.replace("\n", "⏎"), note))
+        if wrote:
+            out.append(Piece("target", wrote, "the target's own token"))
+    if stop and out:
+        last = next(i for i, piece in reversed(list(enumerate(out))) if piece.kind != "refused")
+        out[last] = replace(out[last], text=out[last].text.removesuffix(stop))
+    return out
+
+
+def _stop_text(turn: Turn) -> str:
+    """What the last token says that the reply does not show."""
+    texts = [text for done in turn.rounds for text in done.emitted_text]
+    if turn.finished is None or turn.finished.reason != "stop_token" or not texts:
+        return ""
+    return "" if turn.finished.text.endswith(texts[-1]) else texts[-1]
+
+
+def _row(done: RoundDone, label: Any) -> list[str]:
+    n, took = len(done.emitted), done.draft_ms + done.verify_ms + done.other_ms
+    plain = f"{n * done.plain_ms:.1f} ms" if done.plain_ms else ""
+    return [
+        str(done.index),
+        label(done.source) if done.drafted else "",
+        Raw("".join(done.drafted_text)),
+        f"{done.accepted} of {len(done.drafted)}" if done.drafted else "",
+        Raw("".join(done.emitted_text)),
+        f"{took:.1f} ms",
+        plain,
+    ]
+
+
+def _figures(end: Finished) -> str:
+    t = end.timings
+    speed = f"{t.tok_per_s:.1f} tokens a second, " if t.tok_per_s else ""
+    return (
+        f"{len(end.token_ids)} tokens in {end.rounds} rounds, {speed}first token after "
+        f"{t.ttft_ms:.0f} ms; {end.draft_n_accepted} of {end.draft_n} guesses kept. "
+        f"Drafting {t.draft_ms:.0f} ms, target {t.verify_ms:.0f} ms, the rest {t.other_ms:.0f} ms. "
+        f"Prompt {end.prompt_n} tokens, context {end.n_ctx}. "
+        f"Ended by {end.reason.replace('_', ' ')}."
+    )
+
+
+def _labels(methods: Sequence[Named]) -> Any:
+    known = {m.name: m.short for m in methods}
+    return lambda source: " + ".join(known.get(part) or part for part in source.split("+"))
+
+
+def _used(rounds: Sequence[RoundDone], methods: Sequence[Named]) -> list[Named]:
+    names = {part for done in rounds if done.accepted for part in done.source.split("+")}
+    return [m for m in methods if m.name in names and m.letter]
+
+
+# ---- what a figure was measured with
+
+
+def provenance(header: Mapping[str, Any]) -> list[Part]:
+    """From the first line of a round log; files are named without their folder."""
+    lines: list[list[str]] = []
+    versions = header.get("versions")
+    if isinstance(versions, dict):
+        lines.append([", ".join(f"{name} {v}" for name, v in versions.items())])
+    device = [f"{header.get('threads', '?')} threads, flash attention "]
+    device.append("on, " if header.get("flash_attn") else "off, ")
+    lines.append([Raw(str(header.get("device", "?"))), ", ", *device, str(header.get("platform"))])
+    lines.append([f"exactness: {header.get('exactness', '?')}"])
+    for role in ("target", "draft"):
+        model = header.get(role)
+        if isinstance(model, dict):
+            lines.append(_model(role, model))
+    return [Heading("What it ran on"), Facts(lines)]
+
+
+def _model(role: str, model: Mapping[str, Any]) -> list[str]:
+    name = PurePosixPath(str(model.get("path", "?")).replace("\\", "/")).name
+    size = model.get("file_bytes")
+    facts = [f", {size:,} bytes"] if isinstance(size, int) else []
+    digest = model.get("sha256")
+    facts += [f", sha256 {str(digest)[:16]}…"] if digest else []
+    quant = Raw(str(model.get("quantization", "?")))
+    return [f"{'target' if role == 'target' else 'draft model'}: ", Raw(name), ", ", quant, *facts]
+
+
+def settings(params: Any) -> Part:
+    """What was set otherwise than usual, and what is always asked about."""
+    if not isinstance(params, dict):
+        return Facts([])
+    flat = {**params, **_dict(params.get("sampling"))}
+    usual = {**USUAL, **_dict(USUAL["sampling"])}
+    lines = [
+        [f"{name}: ", Raw(str(value))]
+        for name, value in flat.items()
+        if name not in ("sampling", "from_card") and (name in ALWAYS or value != usual.get(name))
+    ]
+    return Folded("Settings", [Facts(lines)])
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,248 @@
+"""Saving what is seen: one key on every screen, files that can be attached to an issue."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from conftest import Driver, Recipe
+from fakes import Reply, ScriptedEngine, engine_info, model_info
+from textual.widgets import Input, OptionList, Static
+
+from specllama.params import GenerateParams
+from specllama.tui.exports import Circumstances, reply, round_
+from specllama.tui.picture import self_contained
+from specllama.tui.record import Record
+from specllama.tui.screens.export import ExportScreen
+from specllama.tui.screens.inspector import InspectorScreen
+from specllama.tui.screens.race import RaceScreen
+
+LONG = " ".join(f"word{i}" for i in range(80))
+EVIL = 'A reply with <script>alert("x")</script> & ``` fences, @someone and | pipes.'
+PARAMS = GenerateParams(seed=5, draft_max=4)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    out = tmp_path / "here"
+    out.mkdir()
+    monkeypatch.chdir(out)
+    return out
+
+
+async def asked(d: Driver) -> ExportScreen:
+    await d.pilot.press("ctrl+s")
+    await d.until(lambda: isinstance(d.app.screen, ExportScreen))
+    await d.pilot.pause()
+    screen = d.app.screen
+    assert isinstance(screen, ExportScreen)
+    return screen
+
+
+async def save(d: Driver, words: str) -> Path:
+    screen = await asked(d)
+    at = next(i for i, row in enumerate(screen.rows) if words in row.words)
+    await d.pilot.press(*["down"] * at)
+    await d.pilot.pause()
+    path = Path.cwd() / screen.query_one("#save-path", Input).value
+    assert path.name in d.shown  # the name is seen before it is used
+    await d.pilot.press("enter")
+    await d.until(lambda: not isinstance(d.app.screen, ExportScreen))
+    return path
+
+
+def parsed(path: Path) -> ElementTree.Element:
+    text = path.read_text("utf-8")
+    assert "@font-face" not in text
+    assert "url(" not in text.replace("url(#", "")
+    root = ElementTree.fromstring(text.partition("\n")[2] if text.startswith("<!D") else text)
+    assert not {node.tag.rpartition("}")[2] for node in root.iter()} & {"script", "img", "a"}
+    return root
+
+
+async def test_a_chat_offers_all_of_it(start: Any, folder: Path) -> None:
+    async with start(EVIL, params=PARAMS, size=(120, 36)) as d:
+        await d.say("Export me <b>")
+        page = parsed(await save(d, "The reply as a web page"))
+        assert any('alert("x")' in (node.text or "") for node in page.iter("pre")) or any(
+            "alert" in "".join(node.itertext()) for node in page.iter("pre")
+        )
+        report = (await save(d, "The reply as Markdown")).read_text()
+        assert "Export me <b>" in report
+        assert EVIL in report
+        assert "scripted-target.gguf" in report
+        picture = parsed(await save(d, "The screen as a picture"))
+        assert "Export" in "".join(picture.itertext())
+        chat = await save(d, "The conversation as Markdown")
+        assert chat.name == "export-me-b.md"
+        assert EVIL in chat.read_text()
+        data = json.loads((await save(d, "The conversation as JSON")).read_text())
+        assert data["title"] == "Export me <b>"
+        again = await save(d, "The conversation as Markdown")
+        assert again.name == "export-me-b-2.md"  # nothing is overwritten
+        assert sorted(p.name for p in folder.iterdir()) == [
+            "export-me-b-2.md",
+            "export-me-b-reply.html",
+            "export-me-b-reply.md",
+            "export-me-b.json",
+            "export-me-b.md",
+            "specllama-chat.svg",
+        ]
+        assert str(again) in {note.message for note in d.app._notifications}
+
+
+async def test_the_reply_in_focus_is_the_one(start: Any) -> None:
+    async with start("One.", "Two.", params=PARAMS) as d:
+        await d.say("first")
+        await d.say("second")
+        await d.pilot.press("shift+tab", "up", "up")
+        path = await save(d, "The reply as Markdown")
+        assert "```text\nOne.\n```" in path.read_text()
+        await d.pilot.press("escape")
+        path = await save(d, "The reply as Markdown")
+        assert "```text\nTwo.\n```" in path.read_text()
+
+
+async def test_a_resumed_reply_is_saved_with_its_figures(start: Any) -> None:
+    async with start(Reply(LONG, accept=(2,)), params=PARAMS) as d:
+        await d.say("q")
+        session = d.app.session.id
+    async with start("Other.", session_id=session) as d:
+        text = (await save(d, "The reply as Markdown")).read_text()
+        assert LONG in text
+        assert " faster (±" in text
+
+
+async def test_a_race_is_saved_with_every_tab(start: Any) -> None:
+    async with start(Reply(LONG, accept=(2,)), params=PARAMS, size=(120, 36)) as d:
+        await d.say("What is it?")
+        await d.pilot.press("f4")
+        await d.until(lambda: isinstance(d.app.screen, RaceScreen))
+        screen = d.app.screen
+        assert isinstance(screen, RaceScreen)
+        for tab in "234":
+            await d.until(screen.raced)
+            await d.pilot.press(tab, "enter")
+        await d.until(screen.raced)
+        screen.action_skip()
+        text = (await save(d, "The race as Markdown")).read_text()
+        for part in (
+            "Recommended: ",
+            "What is it?",
+            "81 of 81 tokens identical.",
+            "| k = 8 |",
+            "| N-gram lookup |",
+            "| rag |",
+            "| Not slower | yes |",
+            "scripted-target.gguf",
+        ):
+            assert part in text
+        page = parsed(await save(d, "The race as a web page"))
+        assert len(page.findall(".//svg")) == 3
+        assert parsed(await save(d, "The screen as a picture")) is not None
+
+
+async def test_a_round_is_saved_as_it_is_argued(start: Any) -> None:
+    async with start(Reply(LONG, accept=(2,)), params=PARAMS, size=(120, 36)) as d:
+        await d.say("q")
+        await d.pilot.press("f3", "n", "n")
+        screen = d.app.screen
+        assert isinstance(screen, InspectorScreen)
+        done = screen.record.rounds[screen.at]
+        text = (await save(d, f"Round {screen.at} as Markdown")).read_text()
+        assert "saved" in text  # 27 ms for 3 tokens; plain ...
+        assert text.count("| accepted |") == done.accepted
+        assert "drew" in text
+        assert parsed(await save(d, "as a web page")) is not None
+
+
+async def test_an_empty_chat_has_its_screen(start: Any) -> None:
+    async with start() as d:
+        assert [row.words for row in (await asked(d)).rows] == ["The screen as a picture (SVG)"]
+        await d.pilot.press("ctrl+s", "escape")  # the sheet itself is not saved
+        await d.until(lambda: not isinstance(d.app.screen, ExportScreen))
+
+
+async def test_the_place_can_be_chosen(start: Any, folder: Path, tmp_path: Path) -> None:
+    async with start("One.", size=(80, 24)) as d:
+        await d.say("q")
+        screen = await asked(d)
+        field, problem = screen.query_one("#save-path", Input), screen.query_one("#save-problem")
+        assert isinstance(problem, Static)
+        for given, said in (
+            ("", "Give the name of a file"),
+            (str(tmp_path), "Give the name of a file"),
+            (str(tmp_path / "no" / "x.md"), "There is no folder"),
+            ("~nobody-of-that-name/x.md", "There is no folder"),
+            (str(folder) + "/x\0.md", "It cannot be saved there"),
+        ):
+            field.value = given
+            await d.pilot.press("enter")
+            await d.pilot.pause()
+            assert said in str(problem.content)
+        (folder / "mine.md").write_text("before")
+        field.value = str(folder / "mine.md")
+        await d.pilot.press("enter")
+        await d.pilot.pause()
+        assert "Enter again replaces it" in str(problem.content)
+        assert (folder / "mine.md").read_text() == "before"
+        field.value = str(tmp_path / "a.md")
+        await d.pilot.press("down")  # the folder stays, the ending follows
+        await d.pilot.pause()
+        assert Path(field.value).parent == tmp_path
+        assert field.value.endswith(".json")
+        field.value = str(folder / "mine.md")
+        await d.pilot.press("enter", "enter")
+        await d.until(lambda: not isinstance(d.app.screen, ExportScreen))
+        assert (folder / "mine.md").read_text() != "before"
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root writes everywhere")
+async def test_a_folder_that_cannot_be_written_is_not_proposed(start: Any, folder: Path) -> None:
+    folder.chmod(0o500)
+    async with start("One.") as d:
+        await d.say("q")
+        assert "exports" in (await save(d, "Markdown")).parts
+
+
+async def test_the_slash_command_opens_it(start: Any) -> None:
+    async with start("One.") as d:
+        await d.say("q")
+        await d.type("/export")
+        await d.pilot.press("enter")
+        await d.until(lambda: isinstance(d.app.screen, ExportScreen))
+        assert d.app.screen.query_one(OptionList).option_count == 5
+
+
+async def test_hostile_names_are_nothing_but_text(start: Any) -> None:
+    name = "<img src=x>`|@all\x1b[31m"
+    target = model_info("target", name=name, path=f"/m/{name}.gguf", quantization="<b>")
+    engine = ScriptedEngine([EVIL], info=engine_info(target=target))
+    async with start(recipe=Recipe(engine), params=PARAMS, size=(120, 36)) as d:
+        await d.say("q")
+        for words in ("The reply as a web page", "The screen as a picture"):
+            parsed(await save(d, words))
+        text = (await save(d, "The reply as Markdown")).read_text()
+        assert "\x1b" not in text
+        assert "``<img src=x>`\\|@all" in text
+
+
+def test_a_record_without_anything_is_still_a_document() -> None:
+    assert reply(Record(), "", "", Circumstances()).parts
+    record = Record.of("t", ScriptedEngine([LONG]).generate("q", PARAMS))
+    for at in range(len(record.rounds)):
+        assert round_(record, at, Circumstances()).parts
+
+
+def test_a_picture_needs_nothing_from_elsewhere() -> None:
+    svg = self_contained(
+        '<svg xmlns="http://www.w3.org/2000/svg"><style>@font-face { src: url("https://x/y") }\n'
+        ".m { font-family: Fira Code, monospace }</style><text>\ufffe</text></svg>"
+    )
+    assert "https" not in svg
+    assert "monospace" in svg
+    ElementTree.fromstring(svg)

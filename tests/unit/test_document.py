@@ -1,0 +1,110 @@
+"""Documents: Markdown and pages that hold whatever was written, as text and nothing else."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from specllama.document import (
+    Document,
+    Drafted,
+    Facts,
+    Figure,
+    Folded,
+    Heading,
+    Piece,
+    Quote,
+    Raw,
+    Say,
+    Table,
+    html,
+    markdown,
+)
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</pre></code><img src=x onerror=alert(1)>",
+    "```\n# heading\n@someone #1 https://example.org ![x](https://example.org/x.png)",
+    "`` ` ``",
+    "a | b\n| c",
+    "\x00\x1b[31m\x9b\u202e\ud800\ufffe\uffff]]>&amp;",
+    "",
+    "   ",
+    "${x} {{ x }}\r\n\t",
+)
+
+
+def everything(text: str) -> Document:
+    return Document(
+        "A title",
+        [
+            Heading("Part"),
+            Say("Words."),
+            Facts([["name: ", Raw(text), ", done"]]),
+            Quote(text),
+            Table(("a", "b"), [("1", Raw(text))]),
+            Drafted([Piece("kept", text, text, "d"), Piece("refused", text, "no")], "Legend."),
+            Folded("More", [Quote(text)]),
+        ],
+    )
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_page_is_well_formed_and_loads_nothing(text: str) -> None:
+    page = html(everything(text))
+    root = ElementTree.fromstring(page.partition("\n")[2])
+    page.encode("utf-8")
+    tags = {node.tag for node in root.iter()}
+    assert not tags & {"script", "img", "iframe", "link", "a", "object", "style onload"}
+    assert len(root.findall(".//style")) == 1
+    loading = {"src", "href", "onerror", "onload", "style"}
+    assert not any(loading & set(node.attrib) for node in root.iter())
+    assert "default-src 'none'" in page
+    shown = root.findall(".//pre")[0].text or ""
+    assert shown.count("alert") == text.count("alert")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_markdown_keeps_text_within_its_fence(text: str) -> None:
+    """Without its code, nothing of the text is left."""
+    written = markdown(everything(text))
+    written.encode("utf-8")
+    rest = re.sub(r"(?ms)^(`{3,})text\n.*?^\1$", "", written)
+    rest = re.sub(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)", "", rest)
+    assert not re.search(r"alert|someone|example|heading|onerror|\{\{", rest)
+    assert "`" not in rest
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800\ufffe]", written)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_table_has_a_line_a_row_and_its_own_cells(text: str) -> None:
+    lines = markdown(Document("T", [Table(("a", "b"), [("1", Raw(text))])])).splitlines()
+    (row,) = [line for line in lines if line.startswith("| 1 ")]
+    assert len(re.findall(r"(?<!\\)\|", row)) == 3
+
+
+def test_spaces_at_the_ends_are_seen() -> None:
+    (line,) = markdown(Document("T", [Facts([[Raw(" a b ")]])])).splitlines()[2:]
+    assert line == "- `␣a b␣`"
+
+
+def test_kinds_of_tokens_are_told_apart_without_colours() -> None:
+    drafted = Drafted(
+        [
+            Piece("kept", "the cat", "guessed", "d"),
+            Piece("refused", " sat", "refused"),
+            Piece("target", " ran", "own"),
+        ]
+    )
+    page = html(Document("T", [drafted]))
+    assert '<sup>d</sup><u title="guessed">the cat</u><del title="refused"> sat</del>' in page
+    assert '<b title="own"> ran</b>' in page
+    assert "```text\nthe cat ran\n```" in markdown(Document("T", [drafted]))
+
+
+def test_a_figure_is_for_pages_only() -> None:
+    figure = Document("T", [Figure("<svg></svg>"), Say("After.")])
+    assert "<svg></svg>" in html(figure)
+    assert markdown(figure) == "# T\n\nAfter.\n"

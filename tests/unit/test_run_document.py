@@ -1,0 +1,101 @@
+"""A logged reply as a document."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fakes import Reply, ScriptedEngine, engine_info
+
+from specllama.document import Document, Drafted, Table, html, markdown
+from specllama.events import Finished, RoundDone, Started
+from specllama.interface import Message
+from specllama.params import GenerateParams, SamplingParams
+from specllama.store.rounds import Turn, circumstances
+from specllama.store.run_document import ROUNDS, provenance, reply_parts, settings
+from specllama.verdict import lead
+
+LONG = " ".join(f"word{i}" for i in range(60))
+METHODS = engine_info().methods
+
+
+def turn(reply: Reply, **params: object) -> Turn:
+    asked = GenerateParams(seed=1, draft_max=4).replace(**params)  # type: ignore[arg-type]
+    out = Turn(0)
+    for event in ScriptedEngine([reply]).generate([Message("user", "q")], asked):
+        if isinstance(event, Started):
+            out.started = event
+        elif isinstance(event, RoundDone):
+            out.rounds.append(event)
+        elif isinstance(event, Finished):
+            out.finished = event
+    return out
+
+
+def drafted(of: Turn) -> Drafted:
+    (found,) = [part for part in reply_parts(of, METHODS) if isinstance(part, Drafted)]
+    return found
+
+
+def test_a_reply_with_its_verdict_rounds_and_legend() -> None:
+    one = turn(Reply(LONG, accept=(2, 0), sources=("draft", "ngram")))
+    assert one.finished is not None
+    assert one.finished.verdict is not None
+    page = markdown(Document("T", reply_parts(one, METHODS)))
+    assert lead(one.finished.verdict, "") in page
+    assert "of those judged" in page
+    assert f"{one.finished.draft_n_accepted} of {one.finished.draft_n} guesses kept" in page
+    assert f"```text\n{LONG}\n```" in page
+    assert f"<summary>{len(one.rounds)} rounds</summary>" in page
+    assert "Letters: d draft model." in html(Document("T", reply_parts(one, METHODS)))
+    kept = "".join(p.text for p in drafted(one).pieces if p.kind != "refused")
+    assert kept == LONG
+    notes = {p.note for p in drafted(one).pieces if p.kind == "refused"}
+    assert "guessed by the n-gram, refused or not judged" in notes
+
+
+def test_a_stop_token_is_no_part_of_the_text() -> None:
+    one = turn(Reply(LONG))
+    last = one.rounds[-1]
+    one.rounds[-1] = replace(last, emitted_text=(*last.emitted_text, "<|im_end|>"))
+    assert "<|im_end|>" not in "".join(p.text for p in drafted(one).pieces)
+
+
+def test_plain_decoding_and_logs_without_a_verdict() -> None:
+    plain = turn(Reply(LONG), speculate=False)
+    assert "Plain decoding." in markdown(Document("T", reply_parts(plain, METHODS)))
+    old = turn(Reply(LONG, accept=(2,)))
+    assert old.finished is not None
+    old.finished = replace(old.finished, verdict=None)
+    assert " faster (±" in markdown(Document("T", reply_parts(old, METHODS)))
+    torn = Turn(0, rounds=old.rounds)
+    assert " faster (±" in markdown(Document("T", reply_parts(torn, METHODS)))
+
+
+def test_of_a_reply_whose_rounds_nobody_kept_the_text_is_shown() -> None:
+    one = Turn(0, finished=turn(Reply(LONG)).finished)
+    assert "```text\nWhat was stored.\n```" in markdown(
+        Document("T", reply_parts(one, METHODS, "What was stored."))
+    )
+    assert reply_parts(Turn(0), METHODS)
+
+
+def test_a_long_reply_shows_its_first_rounds() -> None:
+    one = turn(Reply(" ".join(["word"] * (ROUNDS + 50)), accept=(0,)))
+    folded = reply_parts(one, METHODS)[-1]
+    (table,) = [part for part in folded.parts if isinstance(part, Table)]  # type: ignore[union-attr]
+    assert len(table.rows) == ROUNDS
+    assert "more rounds: specllama log export" in markdown(Document("T", [folded]))
+
+
+def test_what_it_ran_on_names_files_without_their_folder() -> None:
+    info = engine_info()
+    params = GenerateParams(seed=7, sampling=SamplingParams(temperature=0.1, top_k=7))
+    header = circumstances(info, params)
+    page = markdown(Document("T", [*provenance(header), settings(header["params"])]))
+    assert "`scripted-target.gguf`" in page
+    assert "/models" not in page
+    for fact in ("llama-cpp-python", "CPU (scripted)", "seed: `7`", "temperature: `0.1`", "top_k"):
+        assert fact in page
+    assert "min_p" not in page  # as usual
+    assert provenance({})
+    assert settings("damaged")

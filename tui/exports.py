@@ -1,0 +1,215 @@
+"""What can be saved of a screen: a reply, a race or a round as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from specllama.bench.svg import bars
+from specllama.document import (
+    Document,
+    Facts,
+    Figure,
+    Heading,
+    Part,
+    Quote,
+    Raw,
+    Say,
+    Table,
+    html,
+    markdown,
+)
+from specllama.interface import EngineInfo, Message, Prompt
+from specllama.params import GenerateParams
+from specllama.store.rounds import Turn, circumstances
+from specllama.store.run_document import provenance, reply_parts, settings
+from specllama.tui import outcome
+from specllama.tui.checklist import Line
+from specllama.tui.race import PLAIN, Advice, Board, Run
+from specllama.tui.record import Record, fate_of
+from specllama.tui.themes import UNICODE
+from specllama.tui.widgets import walk
+from specllama.tui.widgets.stats_strip import MEASURE, duration, rate
+from specllama.verdict import words
+
+BEFORE = 600  # letters of the text before a round
+TABS = {"race": "Plain and drafted", "sweep": "Draft lengths", "methods": "Methods"}
+RUN_HEADS = ("run", "first token", "tok/s", "tokens", "kept", "refused", "same text", "verdict")
+KIND_HEADS = ("text", "plain tok/s", "drafted tok/s", "wait p50", "wait p95", "verdict")
+STATES = {"holds": "yes", "fails": "no", "again": "test again", "open": "not yet"}
+GUESS_HEADS = ("guess", "text", "behind", "sure", "q", "p", "verdict", "why")
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Something that can be saved: how it is called, a name for its file, and how it is written by
+    ending of the file name."""
+
+    label: str
+    stem: str
+    forms: dict[str, Callable[[], str]]
+
+
+def of_document(label: str, stem: str, make: Callable[[], Document]) -> Export:
+    return Export(label, stem, {"html": lambda: html(make()), "md": lambda: markdown(make())})
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What everything on the screen was measured with; no pair, nothing to say."""
+
+    info: EngineInfo | None = None
+    params: GenerateParams = field(default_factory=GenerateParams)
+
+    def parts(self) -> list[Part]:
+        if self.info is None:
+            return []
+        header = circumstances(self.info, self.params)
+        return [*provenance(header), settings(header["params"])]
+
+
+def reply(record: Record, question: str, text: str, under: Circumstances) -> Document:
+    """One reply; of one that was stored without its rounds, the text and its figures."""
+    turn = Turn(0, record.started, None, record.rounds, record.finished)
+    started = record.started
+    if started is not None:
+        asked = under.params.replace(seed=started.seed, proposer=started.proposer)
+        under = Circumstances(under.info, asked)
+    methods = under.info.methods if under.info else ()
+    name = under.info.target.name if under.info else "specllama"
+    return Document(
+        "A reply, as it was drafted",
+        [
+            Facts([["written by ", Raw(name)]]),
+            Heading("Question"),
+            Quote(question),
+            Heading("Reply"),
+            *reply_parts(turn, methods, text),
+            *under.parts(),
+        ],
+    )
+
+
+# ---- a race
+
+
+def race(
+    board: Board,
+    prompt: Prompt | None,
+    lines: Sequence[Line],
+    advice: Advice | None,
+    under: Circumstances,
+) -> Document:
+    """All tabs that were run, and the list of what was checked."""
+    parts: list[Part] = []
+    if advice is not None:
+        parts.append(Say(f"Recommended: {advice.words}."))
+    if question := _question(prompt):
+        parts += [Heading("Question"), Quote(question)]
+    for tab, title in TABS.items():
+        parts += _tab(board, tab, title)
+    parts += _kinds(board)
+    if lines:
+        rows = [(line.title, STATES[line.state], line.words) for line in lines]
+        parts += [Heading("Checked"), Table(("what", "holds", "how"), rows)]
+    return Document("Does drafting pay?", [*parts, *under.parts()])
+
+
+def _question(prompt: Prompt | None) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    asked = [m.content for m in prompt or () if isinstance(m, Message) and m.role == "user"]
+    return asked[-1] if asked else ""
+
+
+def _tab(board: Board, tab: str, title: str) -> list[Part]:
+    plain, ways = board.plain(tab), outcome.ways(board, tab)
+    if plain is None or not ways:
+        return []
+    rows = [_run(plain, "", "plain decoding")]
+    for way in ways:
+        rows.append(_run(way.run, f"{way.same} of {way.of}", words(way.verdict, MEASURE)))
+    known = [(w.run.name, w.verdict) for w in ways if w.verdict.ratio is not None]
+    figure = bars(
+        "Speed over plain decoding, with the interval that holds the truth in 19 of 20 cases",
+        [(name, one.ratio or 0.0, one.low, one.high) for name, one in known],
+        mark=1.0,
+        unit="×",
+    )
+    said = [Say(f"{ways[0].proof}.")] if tab == "race" else []
+    return [Heading(title), *said, Figure(figure), Table(RUN_HEADS, rows)]
+
+
+def _run(run: Run, same: str, verdict: str) -> list[str]:
+    end, seconds = run.finished, run.end_s - run.ttft_s
+    speed = (len(run.tokens) - 1) / seconds if seconds > 0 else None
+    drafted = end.draft_n if end else 0
+    kept = end.draft_n_accepted if end else 0
+    return [
+        run.name,
+        duration(1000 * run.ttft_s),
+        rate(speed),
+        str(len(run.tokens)),
+        str(kept) if run.name != PLAIN else "",
+        str(drafted - kept) if run.name != PLAIN else "",
+        same,
+        verdict,
+    ]
+
+
+def _kinds(board: Board) -> list[Part]:
+    rows = [
+        (
+            kind.name,
+            rate(kind.plain),
+            rate(kind.drafted),
+            duration(kind.p50_ms),
+            duration(kind.p95_ms),
+            words(kind.verdict, MEASURE),
+        )
+        for kind in outcome.kinds(board)
+    ]
+    return [Heading("Kinds of text"), Table(KIND_HEADS, rows)] if rows else []
+
+
+# ---- a round
+
+
+def round_(record: Record, at: int, under: Circumstances) -> Document:
+    """One round as the inspector argues it."""
+    done, verify = record.rounds[at], record.verify_at(at)
+    label = {m.name: m.short for m in (under.info.methods if under.info else ())}
+    who = " + ".join(label.get(part) or part for part in done.source.split("+"))
+    how = f"drafted by the {who}" if done.drafted else "a plain step"
+    times = (done.draft_ms, done.verify_ms, done.other_ms)
+    facts: list[list[str]] = [
+        [f"round {at} of {len(record.rounds) - 1}, {how}"],
+        [f"window {done.draft_max}: ", Raw(done.window_reason)],
+        ["draft {:.2f} ms, target {:.2f} ms, the rest {:.2f} ms".format(*times)],
+        [f"rule: {verify}" + (", a near-tie" if done.near_tie else "")],
+    ]
+    parts: list[Part] = [
+        Facts(facts),
+        Say(walk.caption(done, 2, UNICODE)),
+        Heading("Text before"),
+        Quote(record.text_before(at)[-BEFORE:]),
+    ]
+    if done.drafted:
+        fates = fate_of(done)
+        rows = [
+            [
+                str(i + 1),
+                Raw(done.drafted_text[i]),
+                "text" if done.parents[i] < 0 else str(done.parents[i] + 1),
+                walk.number(done.confidence[i]),
+                walk.number(done.q[i]),
+                walk.number(done.p[i]),
+                walk.WORDS[fates[i]],
+                Raw(walk.equation(done, i, fates[i], verify, UNICODE)),
+            ]
+            for i in range(len(done.drafted))
+        ]
+        parts += [Heading("Guesses"), Table(GUESS_HEADS, rows)]
+    wrote = "".join(done.emitted_text)
+    parts += [Heading("Written"), Facts([[Raw(wrote)]])]
+    return Document("A round of speculative decoding", [*parts, *under.parts()])

@@ -1,0 +1,141 @@
+"""Saving what is seen: a reply, a race or a round as a page, as Markdown, or the screen as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Footer, Input, OptionList, Static
+
+from specllama import paths
+from specllama.text import encodable, sanitize_line
+from specllama.tui import clipboard
+from specllama.tui.exports import Export
+from specllama.tui.screens.base import Page
+
+WORDS = {
+    "svg": "a picture (SVG)",
+    "html": "a web page (HTML)",
+    "md": "Markdown, for an issue",
+    "json": "JSON",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    what: Export
+    form: str
+
+    @property
+    def words(self) -> str:
+        return f"{self.what.label} as {WORDS[self.form]}"
+
+
+class ExportScreen(Page, ModalScreen[Any]):
+    TITLE = "Save what you see"
+    HELP = """
+    Up and Down choose what is saved and how; the name of the file stands below and can be changed,
+    folder and all. Enter saves, Esc leaves. Pages and pictures need nothing from elsewhere, so they
+    can be attached to an issue; what a model wrote is shown as text and never as markup.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "back", "Leave", id="page.back"),
+        Binding("enter", "save", "Save", id="export.save", priority=True),
+        Binding("down", "move(1)", "Next", show=False, priority=True),
+        Binding("up", "move(-1)", "Previous", show=False, priority=True),
+    ]
+
+    AUTO_FOCUS = "#save-path"
+
+    def __init__(self, exports: Sequence[Export]) -> None:
+        super().__init__()
+        self.rows = [Row(what, form) for what in exports for form in what.forms]
+        self._asked = ""  # a file that is there: Enter again replaces it
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="save"):
+            yield from super().compose()
+
+    def compose_page(self) -> ComposeResult:
+        yield OptionList(*(row.words for row in self.rows), id="save-rows", markup=False)
+        yield Input(id="save-path")
+        yield Static(id="save-problem", markup=False)
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        rows = self.query_one(OptionList)
+        rows.can_focus = False
+        rows.highlighted = 0
+
+    @property
+    def row(self) -> Row:
+        return self.rows[self.query_one(OptionList).highlighted or 0]
+
+    def action_move(self, step: int) -> None:
+        rows = self.query_one(OptionList)
+        rows.highlighted = ((rows.highlighted or 0) + step) % len(self.rows)
+
+    @on(OptionList.OptionHighlighted)
+    def _propose(self) -> None:
+        """A name of its own, in the folder that was typed."""
+        row, field = self.row, self.query_one("#save-path", Input)
+        typed = _path(field.value).parent
+        path = clipboard.export_path(
+            row.what.stem, row.form, typed if typed != Path() and typed.is_dir() else None
+        )
+        near = path.parent == Path.cwd()
+        field.value = encodable(path.name if near else str(path))
+
+    @on(OptionList.OptionSelected)
+    def _clicked(self) -> None:
+        self.action_save()
+
+    @on(Input.Changed)
+    def _typed(self) -> None:
+        self._asked = ""
+        self._tell()
+
+    def _tell(self, problem: str = "") -> None:
+        """What is wrong with the name, or where Enter saves it."""
+        line = self.query_one("#save-problem", Static)
+        line.set_class(bool(problem), "-wrong")
+        folder = Path.cwd() / _path(self.query_one("#save-path", Input).value).parent
+        line.update(sanitize_line(problem or f"Enter saves it in {folder}"))
+
+    def action_save(self) -> None:
+        given = self.query_one("#save-path", Input).value.strip()
+        path = _path(given)
+        if not given or path.is_dir():
+            self._tell("Give the name of a file")
+        elif not path.parent.is_dir() and path.parent != paths.data_dir() / "exports":
+            self._tell(f"There is no folder {path.parent}")
+        elif path.exists() and self._asked != given:
+            self._asked = given
+            self._tell(f"{path.name} is there already: Enter again replaces it")
+        else:
+            self._write(path)
+
+    def _write(self, path: Path) -> None:
+        try:
+            paths.private_folder(path.parent)
+            path.write_text(encodable(self.row.what.forms[self.row.form]()), "utf-8")
+        except (OSError, ValueError) as error:  # the latter: a zero byte in the name
+            self._tell(f"It cannot be saved there: {getattr(error, 'strerror', None) or error}")
+        else:
+            self.dismiss(path)
+
+
+def _path(given: str) -> Path:
+    try:
+        return Path(given).expanduser()
+    except RuntimeError:  # nobody has that name
+        return Path(given)
