@@ -358,7 +358,7 @@ def _lying(expected: int, announced: str) -> WrongContent:
 def _gave_up(reason: str, done: int, size: int) -> ModelUnavailable:
     return ModelUnavailable(
         f"{reason}, {MAX_ATTEMPTS} times in a row; {done / max(size, 1):.0%} is here and kept",
-        "run the same command again to continue",
+        "pull it again: it continues where it stopped",
     )
 
 
@@ -367,7 +367,7 @@ def disk_error(error: OSError, path: Path) -> SpecllamaError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return SpecllamaError(
             f"the disk is full while writing {path.name}",
-            "free some space and run the same command again; it continues where it stopped",
+            "free some space and pull it again: it continues where it stopped",
         )
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return SpecllamaError(

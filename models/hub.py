@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 PUBLIC = "https://huggingface.co"
 LISTING_TIMEOUT_S = 20.0
+REACH_TIMEOUT_S = 4.0
 MAX_FILES = 10_000
 Answer = TypeVar("Answer")
 _HEX = {40: "git", 64: "sha256"}
@@ -194,6 +195,17 @@ class HubClient:
 
         url: str = hf_hub_url(repo, file, revision=commit, endpoint=self.endpoint)
         return url
+
+    def reach(self) -> None:
+        """Ask for nothing, only whether anybody is there: an answer of any kind will do.
+
+        Raises:
+            ModelUnavailable: nobody within some seconds.
+        """
+        try:
+            self.session.head(self.endpoint, timeout=REACH_TIMEOUT_S, follow_redirects=False)
+        except Exception as error:
+            raise _explain(error, "the hub") from None
 
     def search(self, text: str, *, limit: int = 20) -> list[SearchHit]:
         """GGUF repositories that match, most downloaded first.

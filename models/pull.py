@@ -174,6 +174,16 @@ def check_space(items: list[PullItem]) -> None:
         )
 
 
+def unfinished() -> dict[str, int]:
+    """What interrupted pulls left here: references of files, and how many bytes have arrived."""
+    root, found = paths.models_dir(), dict[str, int]()
+    for part in sorted(root.glob("*/*/**/*.part")):
+        pieces = part.relative_to(root).as_posix().rsplit(".", 2)  # name.gguf.DIGEST.part
+        if pieces[0].lower().endswith(".gguf"):
+            found[pieces[0]] = found.get(pieces[0], 0) + part.stat().st_size
+    return found
+
+
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout

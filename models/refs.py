@@ -21,6 +21,7 @@ from specllama.models import catalog, library
 from specllama.models.sidecars import kind_of_name
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q4_0", "IQ4_NL", "Q4_K_S", "UD-Q4_K_XL", "MXFP4", "Q8_0")
+NO_DRAFT = "none"
 TINY = {"tiny": "tiny-target", "tiny-target": "tiny-target", "tiny-draft": "tiny-draft"}
 
 Item = TypeVar("Item")
@@ -171,7 +172,8 @@ def resolve(ref: str, *, folders: Sequence[str | Path] = ()) -> Path:
 def resolve_pair(
     target_ref: str, draft_ref: str | None = None, *, folders: Sequence[str | Path] = ()
 ) -> tuple[Path, Path | None]:
-    """Target and draft. Without a draft reference: the draft that belongs to the target, if here.
+    """Target and draft. Without a draft reference: the draft that belongs to the target, if here;
+    with ``none``: no draft.
 
     Raises:
         ModelUnavailable: the target, or a draft that was named, is not on this machine.
@@ -180,6 +182,8 @@ def resolve_pair(
     if draft_ref == "tiny":
         draft_ref = "tiny-draft"
     target = resolve(target_ref, folders=folders)
+    if draft_ref == NO_DRAFT:
+        return target, None
     if draft_ref is not None:
         pair = catalog.find(draft_ref)
         if pair is not None and pair.draft is not None and pair is catalog.find(target_ref):

@@ -29,7 +29,7 @@ SCHEMA: tuple[Setting, ...] = (
         "draft-model",
         "text",
         "app.draft_model",
-        "Draft model, named in the same ways.",
+        "Draft model, named in the same ways; none loads none.",
         _M,
         ("-d", "--draft-model"),
         metavar="REF",

@@ -27,6 +27,7 @@ from textual.screen import Screen
 from specllama.engine.host import EngineFactory, EngineHost, HostLike, LoadEngine
 from specllama.errors import SpecllamaError, UsageError
 from specllama.interface import Message, MethodInfo
+from specllama.models.refs import NO_DRAFT
 from specllama.params import EngineOptions, GenerateParams
 from specllama.session import Session
 from specllama.store.sessions import SessionStore
@@ -34,11 +35,13 @@ from specllama.text import sanitize_line
 from specllama.tui import clipboard, keymap
 from specllama.tui.bridge import Clock, Pace, monotonic
 from specllama.tui.commands import ActionCommands, MethodCommands, SessionCommands
+from specllama.tui.downloads import Downloads
 from specllama.tui.editor import edit
 from specllama.tui.keeper import EngineKeeper, Pair, lasting_pair
 from specllama.tui.looks import ThemedApp
 from specllama.tui.messages import (
     ActionAsked,
+    DownloadTold,
     EngineFailed,
     EngineLoading,
     EngineReady,
@@ -49,10 +52,10 @@ from specllama.tui.record import Record
 from specllama.tui.screens.base import Page
 from specllama.tui.screens.chat import ChatScreen
 from specllama.tui.state import VIEWS
+from specllama.tui.widgets.download_line import DownloadLine
 
 if TYPE_CHECKING:
     from specllama.tui.exports import Export
-    from specllama.tui.screens.models import Choice
     from specllama.tui.screens.settings import Settings
 
 QUIT_WITHIN_S = 1.5
@@ -124,6 +127,7 @@ class SpecllamaApp(ThemedApp):
             command="tui",
             log_rounds=log_rounds,
         )
+        self.downloads = Downloads(self.post_message)
         self._chat: ChatScreen | None = None
         self._session_id = session_id
         self._pace = pace or Pace.for_this_machine()
@@ -140,7 +144,9 @@ class SpecllamaApp(ThemedApp):
                 self.session.load(self._session_id)
             except SpecllamaError as error:
                 self.notify(error.message, severity="warning", markup=False)
-        self._chat = ChatScreen(self.session, self.store, self.keeper, self.prefs, self._pace)
+        self._chat = ChatScreen(
+            self.session, self.store, self.keeper, self.prefs, self._pace, self.downloads
+        )
         self.push_screen(self._chat)
         if self.leave_on_signals:
             self._watch_signals()
@@ -191,6 +197,7 @@ class SpecllamaApp(ThemedApp):
         turn = self._chat.turn if self._chat is not None else None
         if turn is not None:
             turn.cancel()
+        self.downloads.close()
         self.keeper.close()
         if turn is not None:
             # Its last act is to store the part of the reply that was written.
@@ -235,9 +242,9 @@ class SpecllamaApp(ThemedApp):
         else:
             self.notify("Choose a model first: F6", severity="warning")
 
-    def switch_model(self, choice: Choice | None) -> None:
-        if choice is not None:
-            self.chat.when_idle(partial(self.keeper.switch, choice.target, choice.draft))
+    def switch_model(self, pair: Pair | None) -> None:
+        if pair is not None:
+            self.chat.when_idle(partial(self.keeper.switch, *pair))
 
     @property
     def methods(self) -> tuple[MethodInfo, ...]:
@@ -338,7 +345,37 @@ class SpecllamaApp(ThemedApp):
     def action_models(self) -> None:
         from specllama.tui.screens.models import ModelsScreen
 
-        self._open(ModelsScreen(self.keeper.wanted, self.options), self.switch_model)
+        screen = ModelsScreen(self.keeper.wanted, self.options, self.downloads)
+        self._open(screen, self.switch_model)
+
+    @on(DownloadTold)
+    def _download_told(self, told: DownloadTold) -> None:
+        for line in self.chat.query(DownloadLine):
+            line.told()
+        for screen in self.screen_stack:
+            screen.post_message(told)
+        over = told.over
+        if over is None or (over.error is None and over.state != "done"):
+            return
+        if over.error is not None:
+            hint = f"\n{over.error.hint}" if over.error.hint else ""
+            words = f"{over.error.message}{hint}"
+            self.notify(words, title=over.ref, severity="error", markup=False)
+        elif over.target is not None:
+            self.notify("Ctrl+L loads it", title=f"{over.ref} is here", markup=False)
+
+    def action_use_download(self) -> None:
+        """Load what was downloaded last."""
+        done = [d for d in self.downloads.all.values() if d.state == "done" and d.target]
+        if not done:
+            self.notify("No download is ready: F6 shows what can be had", timeout=3)
+            return
+        if not isinstance(self.screen, ChatScreen):
+            self.screen.dismiss(None)
+        self.downloads.forget(done[-1].ref)
+        self.chat.query_one(DownloadLine).told()
+        assert done[-1].target is not None
+        self.switch_model((done[-1].target, done[-1].draft or NO_DRAFT))
 
     # ------------------------------------------------------------------ conversations
 

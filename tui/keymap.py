@@ -75,9 +75,17 @@ ACTIONS: tuple[Action, ...] = (
         "f6",
         "models",
         "Models",
-        "Switch target and draft model",
+        "Choose target and draft model, download others",
         "models",
         footer=True,
+    ),
+    Action(
+        "app.use_download",
+        "ctrl+l",
+        "use_download",
+        "Use download",
+        "Load the pair that was downloaded last",
+        "use",
     ),
     Action(
         "app.reload",

@@ -101,7 +101,7 @@ class Driver:
     async def until(self, true: Callable[[], object]) -> None:
         end = time.monotonic() + self.limit_s
         while not true():
-            assert time.monotonic() < end, "waited too long"
+            assert time.monotonic() < end, f"waited too long:\n{self.shown}"
             await self.pilot.pause()
             await asyncio.sleep(0.002)
         await self.pilot.pause()

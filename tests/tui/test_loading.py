@@ -28,7 +28,7 @@ from specllama.engine.host import EngineHost, LoadEngine
 from specllama.errors import BadGguf
 from specllama.events import Event, LoadProgress
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.tui.screens.models import Choice, ModelsScreen
+from specllama.tui.screens.models import ModelsScreen
 from specllama.tui.state import Preferences
 
 ASSERTION = "GGML_ASSERT(n > 0) failed"
@@ -118,7 +118,7 @@ async def test_after_an_abort_another_pair_can_be_chosen(start: Any) -> None:
     ) as d:
         await d.until(lambda: d.notes)
         await d.type("half a thought")
-        d.app.switch_model(Choice("sound", None))
+        d.app.switch_model(("sound", None))
         await d.ready()
         assert "sound one" in d.shown
         assert d.app.chat.prompt.text == "half a thought"
@@ -136,7 +136,7 @@ async def test_an_abort_of_the_new_pair_goes_back_to_the_old_one(start: Any) -> 
         await d.say("first")
         before = d.app.keeper.host.pid
         await d.type("being written")
-        d.app.switch_model(Choice("new", None))
+        d.app.switch_model(("new", None))
         await d.until(lambda: d.notes)
         assert "SIGABRT" in d.notes[0]
         await d.until(lambda: "back to the old one" in d.shown)
@@ -190,7 +190,7 @@ async def test_a_switch_shows_progress_and_the_conversation_goes_with_it(start: 
         await d.say("first")
         assert "scripted draft" in d.shown
         assert d.app.chat.strip.meter.verdict.drafted > 0
-        d.app.switch_model(Choice("other", None))
+        d.app.switch_model(("other", None))
         await d.until(lambda: "loading target 25%" in d.shown)
         # What is sent meanwhile waits for the new pair.
         await d.type("second")
@@ -218,7 +218,7 @@ async def test_a_load_that_is_pushed_aside_is_no_failure(start: Any) -> None:
         target="slow", wait=False, host_class=EngineHost, factory_for=chosen_from(recipes)
     ) as d:
         await d.until(lambda: d.app.keeper.host.pid)
-        d.app.switch_model(Choice("quick", None))
+        d.app.switch_model(("quick", None))
         await d.ready()
         await d.say("hello")
         assert d.texts[-1] == ("assistant", "Quick.")
@@ -265,21 +265,22 @@ async def test_a_second_pair_is_found_weighed_and_loaded_in_the_middle_of_a_chat
         said = d.texts[1][1]
         before = d.app.keeper.host.pid
 
-        async def switch(target: str, draft: str) -> None:
+        async def look_for(target: str) -> ModelsScreen:
             await d.pilot.press("f6")
             await d.until(lambda: isinstance(d.app.screen, ModelsScreen))
+            screen = d.app.screen
             await d.until(lambda: target in d.shown)
             await d.pilot.press(*target)
-            await d.until(lambda: draft not in d.shown)
-            await d.until(lambda: "needs about" in d.shown or target == "cracked")
-            await d.pilot.press("enter")
-            await d.until(lambda: "belongs to it" in d.shown)
-            await d.pilot.press(*draft)
-            await d.until(lambda: "belongs to it" not in d.shown)
-            await d.pilot.press("enter")
-            await d.until(lambda: d.app.screen is d.app.chat)
+            await d.until(lambda: screen.targets.row is not None)
+            await d.until(lambda: target in screen.targets.row.ref)
+            return screen
 
-        await switch("otter", "heron")
+        screen = await look_for("otter")
+        await d.until(lambda: "best: heron" in d.shown and "needs about" in d.shown)
+        await d.pilot.press("enter")
+        await d.until(lambda: screen.active is screen.drafts)
+        await d.pilot.press(*"heron", "enter")
+        await d.until(lambda: d.app.screen is d.app.chat)
         await d.until(lambda: d.app.keeper.host.pid not in (None, before))
         await d.ready()
         assert d.app.keeper.wanted == (str(second), str(folder / "heron-q8_0.gguf"))
@@ -292,7 +293,14 @@ async def test_a_second_pair_is_found_weighed_and_loaded_in_the_middle_of_a_chat
         await d.idle()
         assert d.texts[1][1] == said
 
-        await switch("cracked", "heron")
+        # What cannot be run is refused where it is chosen; and if it comes to a load, this fails.
+        screen = await look_for("cracked")
+        await d.until(lambda: screen.targets.row.refused)
+        await d.pilot.press("enter")
+        await d.until(lambda: "truncated" in d.shown)
+        assert d.app.screen is screen
+        await d.pilot.press("escape")
+        d.app.switch_model((str(folder / "cracked-q4_0.gguf"), None))
         await d.until(lambda: d.notes)
         await d.ready()
         assert d.app.keeper.wanted is not None

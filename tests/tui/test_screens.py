@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from textual.widgets import Input, OptionList, TextArea
 
 from specllama.errors import DoesNotFit
 from specllama.interface import MethodInfo
-from specllama.models.library import LocalModel
 from specllama.params import EngineOptions, GenerateParams
 from specllama.store.rounds import list_runs
 from specllama.store.tree import StoredMessage
@@ -20,7 +18,6 @@ from specllama.tui.screens import inspector
 from specllama.tui.screens.help import HelpScreen
 from specllama.tui.screens.inspector import InspectorScreen, RunPicker, read_log
 from specllama.tui.screens.methods import MethodsScreen
-from specllama.tui.screens.models import ModelsScreen
 from specllama.tui.screens.race import RaceScreen
 from specllama.tui.screens.sessions import SessionsScreen, age
 from specllama.tui.screens.settings import FIELDS, SettingsScreen
@@ -411,95 +408,6 @@ async def test_the_look_is_remembered(start: Any) -> None:
     assert (prefs.theme, prefs.glyphs) == ("ansi-dark", "ascii")
     async with start("Ok.") as d:
         assert d.app.theme == "ansi-dark"
-
-
-# ---------------------------------------------------------------------- models
-
-
-@pytest.fixture
-def two_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def model(name: str) -> LocalModel:
-        path = tmp_path / f"{name[:4]}.gguf"
-        path.write_bytes(b"GGUFnot a model")
-        return LocalModel(path, "folder", name, None, "Q4_0", 5_000_000, 0.0, 0.0)
-
-    found = [model("alpha"), model("beta-[/x]")]
-    monkeypatch.setattr("specllama.models.library.scan", lambda *a, **k: found)
-
-
-async def test_target_and_draft_are_switched_without_a_restart(
-    start: Any, two_models: None
-) -> None:
-    asked: list[tuple[str, str | None]] = []
-    recipes = {
-        "scripted": Recipe(ScriptedEngine(["Old."])),
-        "beta-[/x]": Recipe(ScriptedEngine(["New."])),
-    }
-
-    def factory(target: str, draft: str | None) -> Recipe:
-        asked.append((target, draft))
-        return recipes[target]
-
-    async with start(recipe=recipes["scripted"], factory_for=factory) as d:
-        await d.say("q")
-        screen = await opened(d, "f6", ModelsScreen)
-        await d.until(lambda: "beta-[/x]" in d.shown)
-        await d.pilot.press(*"beta")
-        await d.until(lambda: "alpha" not in d.shown)
-        await d.pilot.press("enter")
-        await d.until(lambda: screen.target == "beta-[/x]")
-        assert "belongs to it" in d.shown
-        await d.pilot.press("enter")
-        await d.until(lambda: d.app.screen is d.app.chat)
-        await d.until(lambda: d.app.keeper.ready)
-        await d.say("q2")
-        assert d.texts[-1] == ("assistant", "New.")
-        assert asked[-1] == ("beta-[/x]", None)
-        assert Preferences.load().last_target == "beta-[/x]"
-
-
-async def test_a_typed_folder_without_a_model_is_refused_where_it_is_typed(
-    start: Any, two_models: None, tmp_path: Path
-) -> None:
-    (tmp_path / "empty").mkdir()
-    async with start("Ok.") as d:
-        screen = await opened(d, "f6", ModelsScreen)
-        await d.until(lambda: "2 on this machine" in d.shown)
-        for typed, words in (
-            (str(tmp_path / "empty"), "folder"),
-            (str(tmp_path / "gone.gguf"), "no such file"),
-            ("nobody/nothing", "specllama hub pull nobody/nothing"),
-        ):
-            screen.query_one(Input).value = typed
-            await d.until(lambda: not screen.query_one(OptionList).option_count)
-            await d.pilot.press("enter")
-            await d.until(lambda words=words: words in d.shown)
-            assert screen.target is None
-        screen.query_one(Input).value = str(tmp_path / "alph.gguf")
-        await d.pilot.press("enter")
-        await d.until(lambda: screen.target is not None)
-
-
-async def test_a_first_start_without_a_model_asks_for_one(start: Any, two_models: None) -> None:
-    async with start(target=None, wait=False) as d:
-        await d.until(lambda: isinstance(d.app.screen, ModelsScreen))
-        await d.until(lambda: "2 on this machine" in d.shown)
-        await d.pilot.press("escape")
-        await d.until(lambda: d.app.screen is d.app.chat)
-        assert "no model" in d.shown
-        await d.type("hello")
-        await d.pilot.press("enter")
-        await d.pilot.pause()
-        assert d.app.chat.prompt.text == "hello"
-
-
-async def test_a_file_that_is_no_model_is_named_as_such(start: Any, two_models: None) -> None:
-    async with start("Ok.") as d:
-        await opened(d, "f6", ModelsScreen)
-        await d.until(lambda: "alpha" in d.shown)
-        detail = d.app.screen.query_one("#detail")
-        await d.until(lambda: str(detail.render()).strip())
-        assert "\x1b" not in str(detail.render())
 
 
 # ---------------------------------------------------------------------- help, palette

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+import ggufs
 import pytest
 from conftest import Recipe
 from fakes import Reply, ScriptedEngine
@@ -19,6 +21,7 @@ from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
 from specllama.tui.demo import DemoEngine, DemoFactory, InlineHost
 from specllama.tui.screens.methods import MethodsScreen
+from specllama.tui.screens.models import ModelsScreen
 from specllama.tui.screens.race import RaceScreen
 from specllama.tui.screenshots import ask, until
 
@@ -140,6 +143,30 @@ def test_methods(snap_compare: Any, size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("size", [WIDE, USUAL, SMALL], ids=["120x36", "80x24", "60x16"])
 def test_settings(snap_compare: Any, size: tuple[int, int]) -> None:
     steps = after("f8", *["down"] * 4)
+    assert snap_compare(make(), run_before=steps, terminal_size=size)
+
+
+@pytest.mark.parametrize("size", [WIDE, USUAL, SMALL], ids=["120x36", "80x24", "60x16"])
+def test_models(
+    snap_compare: Any, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch, nobody_else: Path
+) -> None:
+    monkeypatch.setattr("specllama.models.memory.available_memory", lambda: 8_000_000_000)
+    monkeypatch.setattr("specllama.models.memory.total_memory", lambda: 16_000_000_000)
+    monkeypatch.setattr("specllama.models.memory.repacked_types", lambda: frozenset({"Q4_0"}))
+    shelf = nobody_else / "shelf"
+    shelf.mkdir()
+    ggufs.write_llama(shelf / "other-F32.gguf")
+    (shelf / "damaged.gguf").write_bytes(b"GGUF")
+    monkeypatch.setenv("SPECLLAMA_MODEL_DIRS", str(shelf))
+
+    async def steps(pilot: Pilot[int]) -> None:
+        await after("f6", question=False)(pilot)
+        screen = pilot.app.screen
+        assert isinstance(screen, ModelsScreen)
+        await until(pilot, lambda: len(screen.drafts.here) > 3)
+        await until(pilot, lambda: all(row.fits is not None for row in screen.targets.here))
+        await until(pilot, lambda: "needs about" in str(screen.query_one("#detail").render()))
+
     assert snap_compare(make(), run_before=steps, terminal_size=size)
 
 

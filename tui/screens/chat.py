@@ -24,6 +24,7 @@ from specllama.store.sessions import SessionStore
 from specllama.text import sanitize_line
 from specllama.tui import keymap
 from specllama.tui.bridge import Pace
+from specllama.tui.downloads import Downloads
 from specllama.tui.keeper import EngineKeeper, loading_words
 from specllama.tui.measure import drafts_differently
 from specllama.tui.messages import (
@@ -39,6 +40,7 @@ from specllama.tui.record import Record, finished_from
 from specllama.tui.screens.turn import TurnScreen
 from specllama.tui.state import DraftFile, History, Preferences
 from specllama.tui.widgets.completions import Completions
+from specllama.tui.widgets.download_line import DownloadLine
 from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMessage
 from specllama.tui.widgets.panel import LivePanel, PanelTabs
 from specllama.tui.widgets.prompt import Prompt
@@ -77,8 +79,10 @@ class ChatScreen(TurnScreen):
         keeper: EngineKeeper,
         prefs: Preferences,
         pace: Pace,
+        downloads: Downloads,
     ) -> None:
         super().__init__(session, keeper, pace)
+        self.downloads = downloads
         self.store = store
         self.prefs = prefs
         self.view = prefs.view
@@ -96,6 +100,7 @@ class ChatScreen(TurnScreen):
         yield RoundsRow(id="rounds")
         yield StatsStrip(self.strip, id="strip")
         yield WhyLine(self.strip, id="why")
+        yield DownloadLine(self.downloads, id="download")
         yield Static(id="editing", markup=False)
         prompt = Prompt(History(), DraftFile(), id="prompt")
         yield prompt.attached

@@ -1,181 +1,349 @@
-"""Switch target and draft model: first the one, then the other, with what they need and what is
-free."""
+"""The pair: target and draft model side by side, whether they fit, and what can be downloaded."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
 
-from textual import on, work
+from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Container
 from textual.content import Content
-from textual.widgets import Footer, OptionList, Static
+from textual.timer import Timer
+from textual.widgets import Footer, Input, Static
+from textual.worker import get_current_worker
 
 from specllama.errors import SpecllamaError
-from specllama.models import library
-from specllama.models.refs import resolve
+from specllama.models import catalog, library
+from specllama.models.refs import NO_DRAFT
 from specllama.params import EngineOptions
 from specllama.text import sanitize_line
+from specllama.tui import choices
+from specllama.tui.choices import Row
+from specllama.tui.downloads import Downloads
+from specllama.tui.keeper import Pair
+from specllama.tui.messages import DownloadTold
 from specllama.tui.screens.base import Page
-from specllama.tui.widgets.model_picker import ModelPicker
-from specllama.tui.widgets.stats_strip import gigabytes
+from specllama.tui.widgets.model_picker import ModelColumn
 
-AUTOMATIC = "The draft that belongs to it, if there is one"
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    target: str
-    draft: str | None
+SIDE_BY_SIDE = 90
+SETTLED_S = 0.12  # a highlight that stays for so long is looked into
 
 
 class ModelsScreen(Page):
     TITLE = "Models"
     HELP = """
-    Enter takes the target, then the draft model. The model is switched without a restart; the
-    conversation stays. New models come with: specllama hub pull
+    Enter takes the target, then the draft model; then the pair is loaded, and the conversation
+    stays. Tab changes the column. What is typed filters; a path is completed (Tab takes the
+    highlighted name), and other words can be looked for on the hub. Enter on something that is not
+    here downloads it, Enter once more stops that and a further one continues it; the chat can be
+    used meanwhile. The sign ✓ means that it fits; what stands beside ✗ is the reason.
     """
 
+    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012
+        (0, "-stacked"),
+        (SIDE_BY_SIDE, "-beside"),
+    ]
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "choose", "Choose", id="models.choose", priority=True),
+        Binding("tab", "other", "Column", id="models.other", priority=True),
+        Binding("shift+tab", "switch", "Column", show=False, priority=True),
+        Binding("ctrl+f", "search", "Search hub", id="models.search", priority=True),
         Binding("down", "move(1)", "Down", show=False, priority=True),
         Binding("up", "move(-1)", "Up", show=False, priority=True),
-        Binding("enter", "choose", "Choose", id="models.choose", priority=True),
+        Binding("pagedown", "move(6)", "Page down", show=False, priority=True),
+        Binding("pageup", "move(-6)", "Page up", show=False, priority=True),
     ]
 
-    def __init__(self, current: tuple[str, str | None] | None, options: EngineOptions) -> None:
+    DEFAULT_CSS = """
+    ModelsScreen.-beside #columns { layout: horizontal; }
+    ModelsScreen.-beside #draft { border-left: solid $panel-lighten-2; }
+    #columns { height: 1fr; padding: 0 1; }
+    ModelsScreen.-stacked #draft { margin: 1 0 0 0; }
+    ModelsScreen.-stacked.-short ModelColumn { height: 1; margin: 0; }
+    ModelsScreen.-stacked.-short ModelColumn.-active { height: 1fr; }
+    #detail { height: 5; padding: 0 2; margin: 1 0 0 0; overflow-y: auto; }
+    ModelsScreen.-short #detail { height: 3; max-height: 3; margin: 0; }
+    """
+
+    def __init__(self, current: Pair | None, options: EngineOptions, downloads: Downloads) -> None:
         super().__init__()
         self.current = current
         self.options = options
-        self.target: str | None = None
-        self._target_path: str | None = None
+        self.downloads = downloads
+        self.target: Row | None = None
         self._models: list[library.LocalModel] = []
+        self._offered: list[Row] = []
+        self._compared: tuple[str, list[Row]] | None = None
+        self._settle: Timer | None = None
 
     def compose_page(self) -> ComposeResult:
-        yield ModelPicker(id="picker")
+        with Container(id="columns"):
+            yield ModelColumn("Target", "name, path, or words for the hub", id="target")
+            yield ModelColumn("Draft model", "name, path, or words for the hub", id="draft")
         yield Static(id="detail", markup=False)
         yield Footer()
 
     def on_mount(self) -> None:
         super().on_mount()
-        self.set_title("1 Target", "looking for models")
-        self._scan()
+        self.targets = self.query_one("#target", ModelColumn)
+        self.drafts = self.query_one("#draft", ModelColumn)
+        self.set_title("Models", "looking for models")
+        self.targets.show(note="looking for models")
+        self.drafts.show(note="choose a target first")
+        self._activate(self.targets)
+        self._scan(self.current[0] if self.current else None)
 
-    @work(thread=True, exit_on_error=False, group="scan")
-    def _scan(self) -> None:
-        found = library.scan()
-        self.app.call_from_thread(self._found, found)
+    # ------------------------------------------------------------------ what there is
 
-    def _found(self, models: list[library.LocalModel]) -> None:
-        if not self.is_attached:
-            return
+    def _on_screen(self, call: Callable[..., object], *arguments: Any) -> None:
+        """From a worker: run ``call`` unless the screen is gone or the worker was replaced."""
+        if not get_current_worker().is_cancelled:
+
+            def go() -> None:
+                if self.is_attached:
+                    call(*arguments)
+
+            self.app.call_from_thread(go)
+
+    @work(thread=True, exclusive=True, exit_on_error=False, group="scan")
+    def _scan(self, highlight: str | None) -> None:
+        worker = get_current_worker()
+        models = library.scan()
+        self._on_screen(self._found, models, highlight)
+        self._on_screen(self._offer, choices.offered_rows(models))
+        for row in list(self.targets.here):
+            if worker.is_cancelled:
+                return
+            self._on_screen(self.targets.judged, row, choices.judged_target(row, self.options))
+
+    def _found(self, models: list[library.LocalModel], highlight: str | None) -> None:
         self._models = models
-        current = self.current[0] if self.current else None
         n = len(models)
-        self.set_title("1 Target", f"{n} on this machine" if n else "none found on this machine")
-        self.query_one(ModelPicker).offer(models, current=current)
+        self.set_title("Models", f"{n} on this machine" if n else "none found on this machine")
+        self.targets.show(here=choices.local_rows(models), note="", highlight=highlight)
 
-    def action_move(self, step: int) -> None:
-        self.query_one(ModelPicker).move(step)
+    def _offer(self, rows: list[Row] | None = None) -> None:
+        """What can be downloaded, in both columns: what runs or waits first."""
+        self._offered = self._offered if rows is None else rows
+        begun = self.downloads.all.values()
+        mine = [choices.download_row(download, self.glyphs) for download in begun]
+        rest = [row for row in self._offered if row.ref not in self.downloads.all]
+        self.targets.show(offers=[*mine, *rest])
+        self.drafts.show(offers=[row for row in mine if catalog.find(row.ref) is None])
 
-    @on(OptionList.OptionSelected)
-    def _clicked(self) -> None:
-        self.action_choose()
+    @on(DownloadTold)
+    def _download_told(self, told: DownloadTold) -> None:
+        self._offer()
+        row = self.active.row
+        if row is not None and row.does in ("stop", "continue", "load"):
+            self._tell(Content(row.detail))
+        if told.over is not None and told.over.state == "done":
+            self._scan(None)
 
-    def action_choose(self) -> None:
-        picker = self.query_one(ModelPicker)
-        chosen = picker.chosen
-        if chosen is not None and picker.path_chosen is None:
-            # A typed name: refuse it here, before the pair in use is closed.
-            try:
-                resolve(chosen)
-            except SpecllamaError as error:
-                words = sanitize_line(error.message), sanitize_line(error.hint or "")
-                self._tell(Content.assemble((f"{words[0]}\n", "$error"), words[1]))
-                return
-        if self.target is None:
-            if chosen is None:
-                return
-            self.target, self._target_path = chosen, picker.path_chosen
-            self.set_title("2 Draft model", f"for {self.target}")
-            picker.offer(
-                self._models,
-                extra=AUTOMATIC,
-                current=self.current[1] if self.current else None,
-            )
-            return
-        self.dismiss(Choice(self.target, chosen))
+    # ------------------------------------------------------------------ the columns
 
-    def action_back(self) -> None:
-        if self.target is None:
-            self.dismiss(None)
-            return
-        back, self.target = self.target, None
-        self.set_title("1 Target", f"{len(self._models)} on this machine")
-        self.query_one(ModelPicker).offer(self._models, current=back)
+    @property
+    def active(self) -> ModelColumn:
+        return self.drafts if self.drafts.has_class("-active") else self.targets
 
-    @on(ModelPicker.Highlighted)
-    def _highlighted(self) -> None:
-        path = self.query_one(ModelPicker).path_chosen
-        if self.target is None:
-            self._estimate(path, None)
-        else:
-            self._estimate(self._target_path, path)
+    def _activate(self, column: ModelColumn) -> None:
+        for one in (self.targets, self.drafts):
+            one.set_class(one is column, "-active")
+        self._fold()
+        column.query_one(Input).focus()
+        self._look()
+
+    def _fold(self) -> None:
+        """Where both lists have no room, the other one is a line."""
+        folded = self.size.width < SIDE_BY_SIDE and self.size.height < 24
+        for one in (self.targets, self.drafts):
+            for part in one.query("Input, OptionList"):
+                part.display = not folded or one.has_class("-active")
+            one.redraw_head()
+
+    def on_resize(self) -> None:
+        super().on_resize()
+        self._fold()
+
+    @on(ModelColumn.Activated)
+    def _activated(self, event: ModelColumn.Activated) -> None:
+        if event.column is not self.active:
+            self._activate(event.column)
+
+    @on(events.DescendantFocus)
+    def _focused(self, event: events.DescendantFocus) -> None:
+        column = next((n for n in event.widget.ancestors if isinstance(n, ModelColumn)), None)
+        if column is not None and column is not self.active:
+            self._activate(column)
+
+    @on(ModelColumn.Highlighted)
+    def _highlighted(self, event: ModelColumn.Highlighted) -> None:
+        if event.column is self.active:
+            self._look()
+
+    def _look(self) -> None:
+        """Look into what is highlighted as soon as that stays the same for a moment."""
+        if self._settle is not None:
+            self._settle.stop()
+        self._settle = self.set_timer(SETTLED_S, self._settled)
+
+    def _settled(self) -> None:
+        target, row = self.targets.row, self.active.row
+        local = target is not None and target.path is not None and not target.refused
+        if not local:
+            self._compared = None
+            note = "choose a target that is here first"
+            self.drafts.show(here=[], note=note)
+        elif target is not None and (self._compared is None or self._compared[0] != target.ref):
+            self.drafts.show(here=[], note="comparing tokenizers")
+            self._compare(target)
+        if row is None:
+            self._tell(Content(""))
+        elif row.path is None and row.detail:
+            self._tell(Content(row.detail))
+        elif row.refused:
+            self._tell(Content.assemble((sanitize_line(row.reason), "$error")))
+        elif target is not None and target.path is not None:
+            self._estimate(target, self.drafts.row)
+
+    @work(thread=True, exclusive=True, exit_on_error=False, group="compare")
+    def _compare(self, target: Row) -> None:
+        try:
+            rows = choices.draft_rows(target, self.options)
+        except SpecllamaError:
+            rows = [choices.none_row()]
+        self._on_screen(self._drafts_found, target, rows)
+
+    def _drafts_found(self, target: Row, rows: list[Row]) -> None:
+        self._compared = target.ref, rows
+        current = self.current
+        mine = current[1] if current is not None and current[0] == target.ref else None
+        self.drafts.show(here=rows, note="", highlight=mine or rows[0].ref)
+        self._estimate(target, self.drafts.row)
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="estimate")
-    def _estimate(self, target: str | None, draft: str | None) -> None:
-        if target is None:
-            self.app.call_from_thread(self._tell, Content(""))
-            return
-        self.app.call_from_thread(self._tell, estimate(target, draft, self.options, self.ink.muted))
+    def _estimate(self, target: Row, draft: Row | None) -> None:
+        brief = self.size.width < 100
+        words = choices.estimate(target, draft, self.options, self.ink.muted, brief=brief)
+        self._on_screen(self._tell, words)
 
     def _tell(self, words: Content) -> None:
-        if self.is_attached:
-            self.query_one("#detail", Static).update(words)
+        self.query_one("#detail", Static).update(words)
 
+    def _refuse(self, error: SpecllamaError) -> None:
+        words = sanitize_line(error.message), sanitize_line(error.hint or "")
+        self._tell(Content.assemble((f"{words[0]}\n", "$error"), words[1]))
 
-def estimate(target: str, draft: str | None, options: EngineOptions, muted: str) -> Content:
-    """The pair, the memory it needs and what is free; problems in words."""
-    from specllama.models import memory, pairing
-    from specllama.models.gguf import read_header
+    # ------------------------------------------------------------------ keys
 
-    try:
-        head = read_header(target)
-        draft_head = read_header(draft) if draft is not None else None
-        need = memory.estimate_pair(
-            head,
-            draft_head,
-            n_ctx=options.n_ctx,
-            type_k=options.kv_type_k,
-            type_v=options.kv_type_v,
-        )
-    except SpecllamaError as error:
-        return Content.assemble((sanitize_line(error.message), "$error"))
-    free = memory.available_memory()
-    weights = need.target.weights + need.target.repacked
-    draft_bytes = need.draft.total if need.draft is not None else 0
-    rest = need.total - weights - need.target.kv - draft_bytes
-    parts: list[tuple[str, str]] = [
-        (sanitize_line(head.name or head.architecture), "bold"),
-        (f"  {sanitize_line(head.architecture)}, {sanitize_line(head.quantization)}\n", muted),
-        (f"needs about {gigabytes(need.total)}", "bold"),
-        (
-            f": weights {gigabytes(weights)}, "
-            f"context ({need.target.n_ctx}) {gigabytes(need.target.kv)}, "
-            + (f"draft {gigabytes(draft_bytes)}, " if draft_bytes else "")
-            + f"computing {gigabytes(rest)}",
-            muted,
-        ),
-    ]
-    if free:
-        fits = memory.fits(need, free)
-        parts.append((f"\n{gigabytes(free)} free", "$success" if fits else "$error"))
-        if not fits:
-            parts.append((", it does not fit", "$error"))
-    if draft_head is not None:
-        report = pairing.compare(head, draft_head)
-        if report.compatible:
-            parts.append(("\ndraft and target speak the same vocabulary", "$success"))
+    def action_move(self, step: int) -> None:
+        self.active.move(step)
+
+    def action_switch(self) -> None:
+        self._activate(self.targets if self.active is self.drafts else self.drafts)
+
+    def action_other(self) -> None:
+        if not self.active.complete():
+            self.action_switch()
+
+    def action_choose(self) -> None:
+        self.active.enter()
+
+    def action_back(self) -> None:
+        if self.active is self.drafts:
+            self._activate(self.targets)
         else:
-            parts.append((f"\n{sanitize_line(report.reason)}", "$error"))
-    return Content.assemble(*parts)
+            self.dismiss(None)
+
+    def action_search(self) -> None:
+        column = self.active
+        if column.text:
+            self._search(column, column.text)
+        else:
+            self._tell(Content("Type words for the hub, then Ctrl+F searches."))
+
+    @on(ModelColumn.Entered)
+    def _entered(self, event: ModelColumn.Entered) -> None:
+        column, row = event.column, event.row
+        match row.does:
+            case "open":
+                column.type(row.ref)
+            case "search":
+                self._search(column, row.ref)
+            case "list":
+                column.type(row.ref)
+                self._list(column, row.ref)
+            case "get" | "continue":
+                self.downloads.begin(row.ref)
+            case "stop":
+                self.downloads.stop(row.ref)
+            case "load":
+                done = self.downloads.all[row.ref]
+                if done.target is not None:
+                    self.dismiss((done.target, done.draft or NO_DRAFT))
+            case "choose":
+                self._take(column, row)
+
+    def _take(self, column: ModelColumn, row: Row) -> None:
+        if row.refused:
+            self.app.bell()
+            self._tell(Content.assemble((sanitize_line(row.reason), "$error")))
+        elif column is self.targets:
+            self._take_target(row)
+        elif (target := self.targets.row) is not None:
+            if row.path is not None and row.fits is None:
+                self._take_draft(target, row)
+            else:
+                self.dismiss((target.ref, row.ref))
+
+    @work(thread=True, exclusive=True, exit_on_error=False, group="take")
+    def _take_target(self, row: Row) -> None:
+        """Refuse what cannot be run here, before the pair in use is closed."""
+        judged = choices.judged_target(row, self.options)
+        if judged is None:
+            judged = replace(row, refused=True, reason="it goes with a model, and is none")
+        self._on_screen(self._judged, judged, partial(self._activate, self.drafts))
+
+    @work(thread=True, exclusive=True, exit_on_error=False, group="take")
+    def _take_draft(self, target: Row, row: Row) -> None:
+        try:
+            judged = choices.judged_draft(target, row, self.options)
+        except SpecllamaError as error:
+            judged = replace(row, refused=True, reason=error.message)
+        self._on_screen(self._judged, judged, partial(self.dismiss, (target.ref, row.ref)))
+
+    def _judged(self, row: Row, take: Callable[[], object]) -> None:
+        if row.refused:
+            self.app.bell()
+            self._tell(Content.assemble((sanitize_line(f"{row.name}: {row.reason}"), "$error")))
+        else:
+            take()
+
+    # ------------------------------------------------------------------ the hub
+
+    @work(thread=True, exclusive=True, exit_on_error=False, group="hub")
+    def _search(self, column: ModelColumn, text: str) -> None:
+        self._ask(column, text, lambda client: choices.hit_rows(client.search(text)))
+
+    @work(thread=True, exclusive=True, exit_on_error=False, group="hub")
+    def _list(self, column: ModelColumn, repo: str) -> None:
+        self._ask(column, repo, lambda client: choices.listing_rows(client.listing(repo)))
+
+    def _ask(self, column: ModelColumn, text: str, rows: Callable[[Any], list[Row]]) -> None:
+        from specllama.models.hub import HubClient
+
+        self._on_screen(partial(column.show, found=[], asked=text, note="asking the hub"))
+        try:
+            client = HubClient()
+            client.reach()
+            found = rows(client)
+        except SpecllamaError as error:
+            self._on_screen(partial(column.show, found=[], asked="", note=""))
+            self._on_screen(self._refuse, error)
+            return
+        note = "" if found else f'nothing on the hub for "{text}"'
+        self._on_screen(partial(column.show, found=found, asked=text, note=note))

@@ -116,7 +116,8 @@ class FirstLook(Inked, Static):
         if (pair := real_pair(memory)) is not None:
             parts += [
                 (f"A real pair for this machine ({memory / 1e9:.0f} GB):\n", ""),
-                (f"  specllama hub pull {pair.name}\n\n", "bold $primary"),
+                (f"  specllama hub pull {pair.name}", "bold $primary"),
+                ("  or F6 here\n\n", ink.muted),
             ]
         parts += [("F4 ", "bold $primary"), ("races plain against drafted decoding", ink.muted)]
         parts += [("  F1 ", "bold $primary"), ("explains the keys", ink.muted)]

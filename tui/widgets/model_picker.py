@@ -1,124 +1,279 @@
-"""The models on this machine as a list that can be searched."""
+"""One column of the model picker: a field, and below it what is here and what can be got."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message
-from textual.widgets import Input, OptionList
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from specllama.models.library import LocalModel
+from specllama.errors import UsageError
+from specllama.models import refs
 from specllama.text import sanitize_line
+from specllama.tui.choices import Row, completions, is_path
 from specllama.tui.widgets.base import Inked
-from specllama.tui.widgets.stats_strip import gigabytes
+
+Lines = list[tuple[str, Row | None]]
+"""What is listed: (name, row), or (heading, None)."""
 
 
-class ModelPicker(Inked, Vertical):
-    """The field filters; a path or a reference that matches nothing can be chosen as typed."""
+def _named(rows: Iterable[Row]) -> Lines:
+    return [(row.name, row) for row in rows]
+
+
+class ModelColumn(Inked, Vertical):
+    """The field filters, completes paths and names what to look for on the hub.
+
+    Attributes:
+        here: rows of what is on this machine. offers: of what can be got. found: on the hub, for
+            the text ``asked``.
+        note: why the list is empty, or that something is on its way.
+    """
 
     DEFAULT_CSS = """
-    ModelPicker { height: 1fr; }
-    ModelPicker OptionList { text-wrap: nowrap; text-overflow: ellipsis; }
+    ModelColumn { height: 1fr; padding: 0 1; }
+    ModelColumn .head { height: 1; color: $muted; padding: 0 1; }
+    ModelColumn.-active .head { color: $primary; text-style: bold; }
+    ModelColumn Input { margin: 0; padding: 0 1; border: none; height: 1; background: $surface; }
+    ModelColumn Input:focus { border: none; background: $panel; }
+    ModelColumn OptionList { padding: 0; }
     """
 
     @dataclass
     class Highlighted(Message):
-        ref: str | None
+        column: ModelColumn
+        row: Row | None
 
-    def __init__(self, *, id: str | None = None) -> None:
+    @dataclass
+    class Entered(Message):
+        column: ModelColumn
+        row: Row
+
+    class Activated(Message):
+        """Clicked, or reached by the mouse."""
+
+        def __init__(self, column: ModelColumn) -> None:
+            super().__init__()
+            self.column = column
+
+    def __init__(self, title: str, placeholder: str, *, id: str) -> None:
         super().__init__(id=id)
-        self._models: list[LocalModel] = []
-        self._shown: list[LocalModel | None] = []
-        self._extra: str | None = None
-        self._current: str | None = None
-        self._note = ""
+        self._title, self._placeholder = title, placeholder
+        self.here: list[Row] = []
+        self.offers: list[Row] = []
+        self.found: list[Row] = []
+        self.asked = ""
+        self.note = ""
+        self._lines: Lines = []
+        self._wished: str | None = None
 
     def compose(self) -> ComposeResult:
-        yield Input(placeholder="search, or a path to a GGUF file", id="filter")
-        yield OptionList(id="models", markup=False)
+        yield Static(classes="head", markup=False)
+        yield Input(placeholder=self._placeholder)
+        yield OptionList(markup=False)
 
-    def offer(
-        self, models: Sequence[LocalModel], *, extra: str | None = None, current: str | None = None
+    def on_click(self, event: events.Click) -> None:
+        self.post_message(self.Activated(self))
+
+    # ------------------------------------------------------------------ what is listed
+
+    def show(
+        self,
+        *,
+        here: Sequence[Row] | None = None,
+        offers: Sequence[Row] | None = None,
+        found: Sequence[Row] | None = None,
+        asked: str | None = None,
+        note: str | None = None,
+        highlight: str | None = None,
     ) -> None:
-        """Show these; ``extra`` is a first entry that means none of them, ``current`` the one in
-        use."""
-        self._models = list(models)
-        self._extra, self._current = extra, current
-        with self.prevent(Input.Changed):
-            self.query_one(Input).value = ""
+        """Take what is given, keep the rest, draw what changed; ``highlight`` is a reference."""
+        self.here = list(here) if here is not None else self.here
+        self.offers = list(offers) if offers is not None else self.offers
+        self.found = list(found) if found is not None else self.found
+        self.asked = self.asked if asked is None else asked
+        self.note = self.note if note is None else note
+        self._wished = highlight or self._wished
         self._list()
-        self.query_one(Input).focus()
+
+    def type(self, text: str) -> None:
+        field = self.query_one(Input)
+        field.value = text
+        field.cursor_position = len(text)
+
+    @property
+    def text(self) -> str:
+        return self.query_one(Input).value.strip()
+
+    @property
+    def row(self) -> Row | None:
+        """The highlighted row."""
+        at = self.query_one(OptionList).highlighted
+        return self._lines[at][1] if at is not None and at < len(self._lines) else None
+
+    def _wanted(self) -> Lines:
+        text = self.text
+        if is_path(text):
+            rows = completions(text)
+            return _named(rows) or [("no folder and no GGUF file here", None)]
+        words = text.lower().split()
+
+        def matching(rows: Sequence[Row]) -> Lines:
+            return _named(
+                row
+                for row in rows
+                if all(word in f"{row.name} {row.ref} {row.where}".lower() for word in words)
+            )
+
+        lines = matching(self.here)
+        offers = matching(self.offers)
+        if offers:
+            lines += [("Downloads", None), *offers]
+        if text:
+            found = _named(self.found) if self.asked == text else []
+            lines += [("On the hub", None), *(found or [self._search_row(text)])]
+        return lines if lines or not self.note else [(self.note, None)]
+
+    def _search_row(self, text: str) -> tuple[str, Row | None]:
+        if self.asked == text:
+            return self.note, None
+        try:
+            hub = refs.parse_hub(text)
+        except UsageError as error:
+            return error.message, None
+        if hub is None:
+            row = Row(text, f'search for "{text}"', "search", detail="Enter asks the hub.")
+        elif hub.quant or hub.file:
+            row = Row(text, f"get {text}", "get", detail=f"Enter downloads {text}.")
+        else:
+            row = Row(hub.repo, f"list {hub.repo}", "list", detail="Enter lists its files.")
+        return row.name, row
 
     def _list(self) -> None:
-        words = self.query_one(Input).value.lower().split()
-        found = [
-            m for m in self._models if all(w in f"{m.ref} {m.path.name}".lower() for w in words)
-        ]
-        self._shown = [None, *found] if self._extra is not None and not words else list(found)
         options = self.query_one(OptionList)
-        options.clear_options()
-        for model in self._shown:
-            options.add_option(Option(self._row(model)))
-        if self._shown:
-            refs = [m.ref if m is not None else None for m in self._shown]
-            options.highlighted = refs.index(self._current) if self._current in refs else 0
+        before, self._lines = self._lines, self._wanted()
+        old = [row.ref if row is not None else name for name, row in before]
+        new = [row.ref if row is not None else name for name, row in self._lines]
+        if old == new and options.option_count == len(new):
+            for i, line in enumerate(self._lines):
+                if line != before[i]:
+                    options.replace_option_prompt_at_index(i, self._drawn(*line))
         else:
-            self.post_message(self.Highlighted(self.chosen))
+            at = options.highlighted
+            held = old[at] if at is not None and at < len(old) else None
+            with self.prevent(OptionList.OptionHighlighted):
+                options.set_options(
+                    [Option(self._drawn(*line), disabled=line[1] is None) for line in self._lines]
+                )
+            self._light(new, held)
+        if self._wished in new and options.highlighted != new.index(self._wished):
+            self._light(new, None)
+        self.redraw_head()
+        self.post_message(self.Highlighted(self, self.row))
 
-    def _row(self, model: LocalModel | None) -> Content:
-        ink = self.ink
-        if model is None:
-            return Content.assemble((f"  {self._extra or ''}", "bold"))
-        # In a path, people look for the file's name, so its folder comes last.
-        by_path = model.ref == str(model.path)
-        where = str(model.path.parent) if by_path else model.source
-        mine = model.ref == self._current
-        parts = [
-            (f"{self.glyphs.bullet if mine else ' '} ", ink.accent),
-            (sanitize_line(model.path.name if by_path else model.ref), "bold"),
-            (f"  {gigabytes(model.bytes)}", ""),
-            (f"  {sanitize_line(where)}", ink.muted),
-        ]
-        if not model.complete:
-            parts.append(("  parts are missing", ink.warn))
+    def _light(self, new: list[str], held: str | None) -> None:
+        options = self.query_one(OptionList)
+        for ref in (self._wished, held):
+            if ref is not None and ref in new:
+                options.highlighted = new.index(ref)
+                self._wished = None if ref == self._wished else self._wished
+                return
+        options.highlighted = next(
+            (i for i, (_, row) in enumerate(self._lines) if row is not None), None
+        )
+
+    def redraw_head(self) -> None:
+        """The title; with it what is chosen, where the list is folded away."""
+        row = self.row
+        chosen = ""
+        if not self.query_one(OptionList).display and row is not None:
+            chosen = f"  {sanitize_line(row.name)}  {row.size}"
+        self.query_one(".head", Static).update(Content(f"{self._title}{chosen}"))
+
+    def _drawn(self, name: str, row: Row | None) -> Content:
+        ink, glyphs = self.ink, self.glyphs
+        if row is None:
+            return Content.assemble((sanitize_line(glyphs.text(name)), ink.muted))
+        mark, colour = " ", ink.muted
+        if row.fits is not None:
+            mark, colour = ("✓", ink.good) if row.fits else ("✗", ink.bad)
+        elif row.does in ("get", "continue", "stop"):
+            mark, colour = glyphs.down, ink.accent
+        mark = glyphs.text(mark)
+        style = "bold" if row.bold else ink.muted if row.refused else ""
+        indent = " " * (len(mark) + 1)
+        name = glyphs.text(sanitize_line(row.name))
+        parts = [(f"{mark} ", colour), (name, style)]
+        store = row.where and "/" not in row.where and "\\" not in row.where
+        beside = row.where if store else row.reason if row.fits is None else ""
+        below = [words for words in (row.reason, row.where) if words and words != beside]
+        facts = "  ".join(glyphs.text(sanitize_line(w)) for w in (row.size, beside) if w)
+        if facts:
+            one_line = len(indent) + len(name) + len(facts) + 2 <= self._room
+            parts.append((f"  {facts}" if one_line else f"\n{indent}{facts}", ink.muted))
+        if below:
+            warn = row.fits is False and not row.refused
+            words = glyphs.text(sanitize_line(f" {glyphs.dot} ".join(below)))
+            parts.append((f"\n{indent}{words}", ink.warn if warn else ink.muted))
         return Content.assemble(*parts)
 
     @property
-    def chosen(self) -> str | None:
-        """The reference that Enter would take; None for the extra entry."""
-        at = self.query_one(OptionList).highlighted
-        if at is not None and at < len(self._shown):
-            model = self._shown[at]
-            return model.ref if model is not None else None
-        return self.query_one(Input).value.strip() or None
+    def _room(self) -> int:
+        """Cells of a line of the list."""
+        return self.size.width - 5
 
-    @property
-    def path_chosen(self) -> str | None:
-        at = self.query_one(OptionList).highlighted
-        if at is not None and at < len(self._shown):
-            model = self._shown[at]
-            return str(model.path) if model is not None else None
-        return None
+    def on_resize(self) -> None:
+        self._lines = []
+        self._list()
+
+    def judged(self, old: Row, new: Row | None) -> None:
+        """A row was looked into; None takes it out."""
+        here = [new if row is old else row for row in self.here]
+        self.show(here=[row for row in here if row is not None])
+
+    # ------------------------------------------------------------------ keys
 
     def move(self, step: int) -> None:
         options = self.query_one(OptionList)
-        if step > 0:
-            options.action_cursor_down()
-        else:
-            options.action_cursor_up()
+        for _ in range(abs(step)):
+            (options.action_cursor_down if step > 0 else options.action_cursor_up)()
+
+    def enter(self) -> None:
+        row = self.row
+        if row is not None:
+            self.post_message(self.Entered(self, row))
+
+    def complete(self) -> bool:
+        """Take the highlighted completion of a path; False if there is nothing to complete."""
+        row, text = self.row, self.text
+        if row is None or not is_path(text) or row.does == "nothing" or row.ref == text:
+            return False
+        self.type(row.ref)
+        return True
 
     @on(Input.Changed)
     def _typed(self, event: Input.Changed) -> None:
         event.stop()
         self._list()
+        if self.text and self._lines:
+            options = self.query_one(OptionList)
+            options.highlighted = next(
+                (i for i, (_, row) in enumerate(self._lines) if row is not None), None
+            )
 
     @on(OptionList.OptionHighlighted)
     def _moved(self, event: OptionList.OptionHighlighted) -> None:
         event.stop()
-        self.post_message(self.Highlighted(self.chosen))
+        self.redraw_head()
+        self.post_message(self.Highlighted(self, self.row))
+
+    @on(OptionList.OptionSelected)
+    def _clicked(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.enter()

@@ -8,6 +8,7 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
+from specllama.models.refs import NO_DRAFT
 from specllama.text import sanitize_line
 from specllama.tui.keeper import EngineKeeper, loading_words
 from specllama.tui.widgets.base import Inked
@@ -44,7 +45,8 @@ class TopBar(Inked, Widget):
         right = Content.assemble(self.status)
         if not keeper.ready and keeper.wanted is not None:
             # The pair that is loading, not the previous one.
-            names = [sanitize_line(PurePath(ref).name) for ref in keeper.wanted if ref]
+            wanted = [ref for ref in keeper.wanted if ref is not None and ref != NO_DRAFT]
+            names = [sanitize_line(PurePath(ref).name) for ref in wanted]
             left.append((" + ".join(names), ink.muted))
         elif info is not None:
             target = f"{info.target.name} {info.target.quantization}"

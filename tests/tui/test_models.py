@@ -1,0 +1,450 @@
+"""The picker of the pair, and downloads inside the app, from a hub on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ggufs
+import pytest
+from conftest import Driver, GatedEngine, Recipe
+from fakehub import FakeHub, Fault
+from fakes import ScriptedEngine
+from textual.widgets import Input, OptionList
+
+from specllama import paths
+from specllama.models import download, memory, pull
+from specllama.models.library import LocalModel
+from specllama.params import EngineOptions
+from specllama.tui import choices
+from specllama.tui.choices import Row, completions
+from specllama.tui.downloads import Download, figures
+from specllama.tui.screens.models import ModelsScreen
+from specllama.tui.state import Preferences
+from specllama.tui.widgets.stats_strip import gigabytes
+
+REPO, NAME = "maker/small-GGUF", "small-Q4_0.gguf"
+PAIR = "smollm2-1b7"
+TARGET = ("bartowski/SmolLM2-1.7B-Instruct-GGUF", "SmolLM2-1.7B-Instruct-Q4_K_M.gguf")
+DRAFT = ("bartowski/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct-Q8_0.gguf")
+
+
+@pytest.fixture(autouse=True)
+def _nobody_else(nobody_else: Path) -> None:
+    """Only what a test puts there is on this machine."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the settings with a target, a draft that fits it, and a ruin."""
+    home = tmp_path / "shelf"
+    home.mkdir()
+    ggufs.write_llama(home / "large-F32.gguf", quant="F32", width=128)
+    ggufs.write_llama(home / "little-F32.gguf", quant="F32", width=64, blocks=1)
+    (home / "ruin.gguf").write_bytes(b"GGUFnot a model")
+    monkeypatch.setenv("SPECLLAMA_MODEL_DIRS", str(home))
+    return home
+
+
+@pytest.fixture
+def two_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def model(name: str) -> LocalModel:
+        path = ggufs.write_llama(tmp_path / f"{name[:4]}.gguf", quant="F32")
+        return LocalModel(path, "folder", name, None, "Q4_0", 5_000_000, 0.0, 0.0)
+
+    found = [model("alpha"), model("beta-[/x]")]
+    monkeypatch.setattr("specllama.models.library.scan", lambda *a, **k: found)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    large = ggufs.write_llama(tmp_path / "t.gguf", quant="F32").read_bytes()
+    small = ggufs.write_llama(tmp_path / "d.gguf", quant="Q4_0").read_bytes()
+    with FakeHub() as fake:
+        monkeypatch.setenv("HF_ENDPOINT", fake.url)
+        monkeypatch.setattr(download, "STALL_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(download, "sleep", lambda seconds: None)
+        fake.add(REPO, {NAME: large, "small-Q8_0.gguf": large + b""})
+        fake.add(TARGET[0], {TARGET[1]: large})
+        fake.add(DRAFT[0], {DRAFT[1]: small})
+        yield fake
+
+
+async def opened(d: Driver) -> ModelsScreen:
+    await d.pilot.press("f6")
+    await d.until(lambda: isinstance(d.app.screen, ModelsScreen))
+    screen = d.app.screen
+    await d.until(lambda: " on this machine" in d.shown)
+    return screen
+
+
+async def lit(d: Driver, screen: ModelsScreen, ref: str) -> Row:
+    """Highlight the row of a reference in the active column."""
+
+    def there() -> bool:
+        return any(row is not None and row.ref == ref for _, row in screen.active._lines)
+
+    await d.until(there)
+    refs = [row.ref if row is not None else None for _, row in screen.active._lines]
+    screen.active.query_one(OptionList).highlighted = refs.index(ref)
+    await d.until(lambda: screen.active.row is not None and screen.active.row.ref == ref)
+    assert screen.active.row is not None
+    return screen.active.row
+
+
+def detail(screen: ModelsScreen) -> str:
+    return str(screen.query_one("#detail").render())
+
+
+# ---------------------------------------------------------------------- the pair
+
+
+async def test_target_and_draft_are_switched_without_a_restart(
+    start: Any, two_models: None
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+    recipes = {
+        "scripted": Recipe(ScriptedEngine(["Old."])),
+        "beta-[/x]": Recipe(ScriptedEngine(["New."])),
+    }
+
+    def factory(target: str, draft: str | None) -> Recipe:
+        asked.append((target, draft))
+        return recipes[target]
+
+    async with start(recipe=recipes["scripted"], factory_for=factory) as d:
+        await d.say("q")
+        screen = await opened(d)
+        await d.until(lambda: "beta-[/x]" in d.shown)
+        await d.pilot.press(*"beta")
+        await d.until(lambda: len(screen.targets._lines) == 3)
+        await d.pilot.press("enter")
+        await d.until(lambda: screen.active is screen.drafts)
+        await d.until(lambda: "no draft model" in d.shown)
+        await lit(d, screen, "none")
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.screen is d.app.chat)
+        await d.until(lambda: d.app.keeper.ready)
+        await d.say("q2")
+        assert d.texts[-1] == ("assistant", "New.")
+        assert asked[-1] == ("beta-[/x]", "none")
+        assert Preferences.load().last_target == "beta-[/x]"
+
+
+async def test_every_candidate_says_whether_it_fits_and_why_not(start: Any, folder: Path) -> None:
+    async with start("Ok.", size=(120, 36)) as d:
+        screen = await opened(d)
+        await d.until(lambda: all(row.fits is not None for row in screen.targets.here))
+        ruin = next(row for row in screen.targets.here if row.name == "ruin.gguf")
+        assert ruin.refused
+        assert ruin.reason
+        large = str(folder / "large-F32.gguf")
+        await lit(d, screen, large)
+        await d.until(lambda: screen._compared is not None and screen._compared[0] == large)
+        rows = {row.name: row for row in screen.drafts.here}
+        assert rows["best: little-F32.gguf"].fits
+        assert rows["little-F32.gguf"].fits
+        assert rows["tiny-draft"].refused
+        assert rows["tiny-draft"].reason.startswith("tokenizer differs: ")
+        assert rows["ruin.gguf"].refused
+        assert screen.drafts.row is rows["best: little-F32.gguf"]
+        await d.until(lambda: "needs about" in detail(screen))
+        assert "free" in detail(screen)
+        # an incompatible draft cannot be taken
+        await d.pilot.press("tab")
+        await lit(d, screen, "tiny-draft")
+        await d.pilot.press("enter")
+        await d.until(lambda: "tokenizer differs" in detail(screen))
+        assert d.app.screen is screen
+        await lit(d, screen, str(folder / "little-F32.gguf"))
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.screen is d.app.chat)
+        assert d.app.keeper.wanted == (large, str(folder / "little-F32.gguf"))
+
+
+def test_what_does_not_fit_into_memory_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "large-F32.gguf"
+    row = Row(str(path), path.name, path=path)
+    judged = choices.judged_target(row, EngineOptions())
+    assert judged is not None
+    assert (judged.fits, judged.reason) == (True, "")
+    monkeypatch.setattr(memory, "available_memory", lambda: 10_000_000)
+    judged = choices.judged_target(row, EngineOptions())
+    assert judged is not None
+    assert judged.fits is False
+    assert not judged.refused
+    assert judged.reason.startswith("does not fit: needs ")
+    drafts = choices.draft_rows(row, EngineOptions())
+    little = next(r for r in drafts if r.name == "little-F32.gguf")
+    assert little.reason.startswith("does not fit: needs ")
+
+
+async def test_paths_are_completed_and_checked(start: Any, folder: Path) -> None:
+    (folder / "deep").mkdir()
+    async with start("Ok.") as d:
+        screen = await opened(d)
+        screen.targets.type(str(folder)[:-2])
+        await d.pilot.press("tab")
+        assert screen.targets.text == f"{folder}/"
+        await d.until(lambda: "deep/" in d.shown)
+        await d.pilot.press(*"rui", "tab")
+        assert screen.targets.text == str(folder / "ruin.gguf")
+        await d.pilot.press("enter")
+        await d.until(lambda: "ends inside" in detail(screen))
+        assert screen.active is screen.targets
+        screen.targets.type(f"{folder}/la")
+        await d.until(lambda: screen.targets.row is not None)
+        await d.pilot.press("enter")
+        await d.until(lambda: screen.active is screen.drafts)
+        screen.drafts.type(f"{folder}/ruin.gguf")
+        await d.pilot.press("enter")
+        await d.until(lambda: "ends inside" in detail(screen))
+        assert d.app.screen is screen
+        screen.drafts.type(f"{folder}/little-F32.gguf")
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.screen is d.app.chat)
+        assert d.app.keeper.wanted == (
+            str(folder / "large-F32.gguf"),
+            str(folder / "little-F32.gguf"),
+        )
+
+
+def test_completions_are_folders_and_models_only(folder: Path) -> None:
+    (folder / "deep").mkdir()
+    (folder / ".hidden").mkdir()
+    (folder / "notes.txt").touch()
+    (folder / "big-00002-of-00003.gguf").touch()
+    names = [row.name for row in completions(f"{folder}/")]
+    assert names == ["large-F32.gguf", "little-F32.gguf", "ruin.gguf", "deep/"]
+    assert [row.name for row in completions(f"{folder}/.h")] == [".hidden/"]
+    assert [row.name for row in completions(f"{folder}/L")] == ["large-F32.gguf", "little-F32.gguf"]
+    assert [row.ref for row in completions("~")] == ["~/"]
+    (gone,) = completions("/nowhere/at/all/")
+    assert gone.does == "nothing"
+    assert gone.reason
+
+
+async def test_a_first_start_without_a_model_asks_for_one(start: Any, two_models: None) -> None:
+    async with start(target=None, wait=False) as d:
+        await d.until(lambda: isinstance(d.app.screen, ModelsScreen))
+        await d.until(lambda: "2 on this machine" in d.shown)
+        await d.pilot.press("escape")
+        await d.until(lambda: d.app.screen is d.app.chat)
+        assert "no model" in d.shown
+        await d.type("hello")
+        await d.pilot.press("enter")
+        await d.pilot.pause()
+        assert d.app.chat.prompt.text == "hello"
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (100, 30), (160, 50)])
+async def test_both_columns_can_be_reached_at_every_size(
+    start: Any, folder: Path, size: tuple[int, int]
+) -> None:
+    async with start("Ok.", size=size) as d:
+        screen = await opened(d)
+        for column in (screen.drafts, screen.targets):
+            await d.pilot.press("tab")
+            await d.until(lambda column=column: screen.active is column)
+            field = column.query_one(Input)
+            assert d.app.focused is field
+            assert field.region.height == 1
+            assert column.query_one(OptionList).region.height >= 3
+
+
+# ---------------------------------------------------------------------- downloads
+
+
+async def test_a_pair_of_the_catalogue_is_downloaded_while_one_chats_and_loaded_with_one_key(
+    start: Any, hub: FakeHub
+) -> None:
+    hub.faults[TARGET[1]] = Fault(bytes_per_s=150_000)
+    asked: list[tuple[str, str | None]] = []
+    recipe = Recipe(ScriptedEngine(["Old."]))
+
+    def factory(target: str, draft: str | None) -> Recipe:
+        asked.append((target, draft))
+        return recipe
+
+    async with start(recipe=recipe, factory_for=factory, size=(120, 36)) as d:
+        screen = await opened(d)
+        await lit(d, screen, PAIR)
+        await d.until(lambda: "Enter downloads it" in detail(screen))
+        await d.pilot.press("enter")
+        await d.until(lambda: "left" in d.shown)
+        assert "%" in detail(screen)
+        await d.pilot.press("escape")
+        await d.until(lambda: "F6 stops it" in d.shown)
+        await d.say("meanwhile")
+        assert d.texts[-1] == ("assistant", "Old.")
+        hub.faults.clear()
+        await d.until(lambda: f"{PAIR} is here: Ctrl+L loads it" in d.shown)
+        await d.pilot.press("ctrl+l")
+        await d.until(lambda: len(asked) == 2 and d.app.keeper.ready)
+        assert asked[-1] == (f"{TARGET[0]}:Q4_K_M", f"{DRAFT[0]}:Q8_0")
+        assert "is here" not in d.shown
+    large = paths.models_dir() / TARGET[0] / TARGET[1]
+    assert large.read_bytes() == hub.repos[TARGET[0]][TARGET[1]]
+
+
+async def test_a_download_is_stopped_kept_and_continued_even_by_another_app(
+    start: Any, hub: FakeHub
+) -> None:
+    data = hub.repos[REPO][NAME]
+    hub.faults[NAME] = Fault(bytes_per_s=100_000)
+    part = paths.models_dir() / REPO / f"{NAME}.{hashlib.sha256(data).hexdigest()[:16]}.part"
+    async with start("Ok.", size=(120, 36)) as d:
+        screen = await opened(d)
+        screen.targets.type(f"{REPO}:Q4_0")
+        await d.until(lambda: f"get {REPO}:Q4_0" in d.shown)
+        await lit(d, screen, f"{REPO}:Q4_0")
+        await d.pilot.press("enter")
+        await d.until(lambda: part.exists() and part.stat().st_size > 5000)
+        screen.targets.type("")
+        row = await lit(d, screen, f"{REPO}:Q4_0")
+        assert row.does == "stop"
+        await d.pilot.press("enter")
+        await d.until(lambda: "Enter continues" in detail(screen))
+        kept = part.stat().st_size
+        assert 0 < kept < len(data)
+        hub.faults.clear()
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.downloads.all[f"{REPO}:Q4_0"].state == "done")
+        assert hub.of(NAME)[-1].range == f"bytes={kept}-"
+    assert (paths.models_dir() / REPO / NAME).read_bytes() == data
+    # an app that is closed leaves a part that the next one offers to continue
+    other = "small-Q8_0.gguf"
+    hub.faults[other] = Fault(bytes_per_s=100_000)
+    async with start("Ok.", size=(120, 36)) as d:
+        closed = d.app.downloads.begin(f"{REPO}:Q8_0")
+        await d.until(lambda: closed.done > 5000)
+    while closed.active:
+        time.sleep(0.01)
+    assert list(pull.unfinished()) == [f"{REPO}/{other}"]
+    hub.faults.clear()
+    async with start("Ok.", size=(120, 36)) as d:
+        screen = await opened(d)
+        row = await lit(d, screen, f"{REPO}/{other}")
+        assert row.does == "continue"
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.downloads.all[row.ref].state == "done")
+        assert d.app.downloads.all[row.ref].target is not None
+    assert not pull.unfinished()
+
+
+@pytest.mark.parametrize(
+    ("fault", "what"),
+    [
+        (Fault(status=403, code="GatedRepo"), "is gated"),
+        (Fault(status=404, code="EntryNotFound"), "not on the hub"),
+        (Fault(cut_after=0), "times in a row"),
+        (Fault(corrupt=True), "arrived damaged"),
+    ],
+    ids=["gated", "gone", "breaks off", "damaged"],
+)
+async def test_a_download_that_fails_says_what_and_what_next(
+    start: Any, hub: FakeHub, fault: Fault, what: str
+) -> None:
+    hub.faults[NAME] = fault
+    async with start("Ok.", size=(120, 36)) as d:
+        screen = await opened(d)
+        download = d.app.downloads.begin(f"{REPO}:Q4_0")
+        await d.until(lambda: download.state == "failed")
+        await lit(d, screen, download.ref)
+        await d.until(lambda: "Enter tries again" in detail(screen))
+        assert what in detail(screen)
+        hub.faults.clear()
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.downloads.all[download.ref].state == "done")
+
+
+async def test_the_hub_is_searched_and_a_file_of_a_hit_chosen(start: Any, hub: FakeHub) -> None:
+    async with start("Ok.", size=(120, 36)) as d:
+        screen = await opened(d)
+        await d.pilot.press(*"small", "ctrl+f")
+        await d.until(lambda: REPO in d.shown)
+        await lit(d, screen, REPO)
+        await d.until(lambda: "downloads" in detail(screen))
+        await d.pilot.press("enter")
+        await lit(d, screen, f"{REPO}:Q8_0")
+        assert screen.targets.text == REPO
+        assert screen.targets.found[0].ref == f"{REPO}:Q4_0"
+        screen.targets.type("nothing like it")
+        await d.pilot.press("ctrl+f")
+        await d.until(lambda: "nothing on the hub" in d.shown)
+
+
+@pytest.mark.parametrize("how", ["switched off", "unreachable"])
+async def test_offline_is_said_at_once(
+    start: Any, monkeypatch: pytest.MonkeyPatch, hub: FakeHub, how: str
+) -> None:
+    words = "cannot be reached"
+    if how == "switched off":
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        words = "switched off"
+    else:
+        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    async with start("Ok.", size=(120, 36)) as d:
+        screen = await opened(d)
+        await d.pilot.press(*"small", "ctrl+f")
+        await d.until(lambda: words in detail(screen))
+        assert "asking the hub" not in d.shown
+        screen.targets.type("")
+        await lit(d, screen, PAIR)
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.downloads.all[PAIR].state == "failed")
+        await d.until(lambda: words in d.shown)
+    assert not hub.requests
+
+
+async def test_a_second_download_waits_for_the_first(start: Any, hub: FakeHub) -> None:
+    hub.faults[NAME] = Fault(bytes_per_s=100_000)
+    async with start("Ok.", size=(120, 36)) as d:
+        first = d.app.downloads.begin(f"{REPO}:Q4_0")
+        await d.until(lambda: first.done > 0)
+        second = d.app.downloads.begin(f"{REPO}:Q8_0")
+        assert d.app.downloads.begin(f"{REPO}:Q4_0") is first
+        assert second.state == "waiting"
+        assert d.app.downloads.newest is first
+        d.app.downloads.stop(f"{REPO}:Q4_0")
+        await d.until(lambda: first.state == "stopped" and second.state == "done")
+
+
+async def test_a_reply_is_written_while_a_download_runs(start: Any, hub: FakeHub) -> None:
+    hub.faults[NAME] = Fault(bytes_per_s=100_000)
+    engine = GatedEngine([" ".join(f"word{i}" for i in range(30))])
+    async with start(recipe=Recipe(engine), size=(120, 36)) as d:
+        await d.type("go")
+        await d.pilot.press("enter")
+        await d.until(lambda: "word2" in d.shown)
+        running = d.app.downloads.begin(f"{REPO}:Q4_0")
+        await d.until(lambda: "F6 stops it" in d.shown)
+        engine.gate.set()
+        await d.idle()
+        assert "word29" in d.shown
+        assert running.active
+
+
+def test_speed_and_time_left_are_those_of_the_last_seconds() -> None:
+    one = Download("x", state="running", total=10_000_000)
+    for second in range(20):
+        one.count(second * (50_000 if second < 10 else 200_000), float(second))
+    assert one.speed == pytest.approx(200_000, rel=0.2)
+    assert figures(one)[0] == "38%"
+    assert figures(one)[-1].endswith("s left")
+    one.state = "stopped"
+    assert one.speed is None
+
+
+def test_sizes_in_words() -> None:
+    assert [gigabytes(n) for n in (900, 250_000, 99_000_000, 5_440_000_000)] == [
+        "1 kB",
+        "0.2 MB",
+        "99.0 MB",
+        "5.4 GB",
+    ]

@@ -1,0 +1,398 @@
+"""What can be chosen as target and as draft model: what is here, what fits, what can be got.
+
+Rows for the two columns of the picker, made from headers and file names; no widget, no network.
+Whatever reads headers may take a while and belongs in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from textual.content import Content
+
+from specllama.errors import SpecllamaError
+from specllama.models import catalog, doctor, fit, library, memory, pairing, pull, refs
+from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.hub import Listing, SearchHit, select
+from specllama.models.library import LocalModel
+from specllama.models.loadable import check_loadable
+from specllama.models.summaries import Summaries
+from specllama.params import EngineOptions
+from specllama.text import sanitize_line
+from specllama.tui.downloads import Download, progress_words
+from specllama.tui.themes import Glyphs
+from specllama.tui.widgets.stats_strip import gigabytes
+
+Does = Literal["choose", "get", "continue", "stop", "load", "open", "search", "list", "nothing"]
+MOST_COMPLETIONS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of a column.
+
+    Attributes:
+        ref: what is chosen, got, opened or looked for.
+        name: what is shown; ``size`` beside it.
+        does: what Enter does with it.
+        fits: ✓ or ✗, None while nobody knows. ``refused``: ✗, and it cannot even be tried.
+        reason: why it is ✗, or what else is to be said in the list.
+        where: the folder or store.
+        detail: in words, for the pane below, of what is not on this machine.
+        bold: it is the way of least effort.
+    """
+
+    ref: str
+    name: str
+    does: Does = "choose"
+    size: str = ""
+    path: Path | None = None
+    fits: bool | None = None
+    refused: bool = False
+    reason: str = ""
+    where: str = ""
+    detail: str = ""
+    bold: bool = False
+
+
+# ---------------------------------------------------------------------- what is here
+
+
+def local_rows(models: Iterable[LocalModel]) -> list[Row]:
+    """The models on this machine, nothing read yet."""
+    rows = []
+    for model in models:
+        # In a path, people look for the file's name, so its folder comes last.
+        by_path = model.ref == str(model.path)
+        rows.append(
+            Row(
+                model.ref,
+                model.path.name if by_path else model.ref,
+                size=gigabytes(model.bytes),
+                path=model.path,
+                where=_from_home(model.path.parent) if by_path else model.source,
+                fits=None if model.complete else False,
+                refused=not model.complete,
+                reason="" if model.complete else "parts are missing",
+            )
+        )
+    return rows
+
+
+def _from_home(folder: Path) -> str:
+    home = os.path.expanduser("~") + os.sep
+    return f"~/{str(folder).removeprefix(home)}" if str(folder).startswith(home) else str(folder)
+
+
+def judged_target(row: Row, options: EngineOptions) -> Row | None:
+    """The row with ✓ or ✗; None for what is no model (heads, projectors)."""
+    if row.path is None or row.fits is not None:
+        return row
+    known = Summaries()
+    summary = known.get(row.path)
+    known.save()
+    if summary.sidecar:
+        return None
+    if not summary.usable:
+        reason = _without_name(summary.reason, row.path)
+        return replace(row, fits=False, refused=True, reason=reason)
+    try:
+        need = _memory(read_header(row.path), None, options)
+    except SpecllamaError as error:
+        return replace(row, fits=False, refused=True, reason=error.message)
+    return replace(row, fits=memory.fits(need), reason=_short_of(need))
+
+
+def _without_name(reason: str, path: Path) -> str:
+    """The row says already which file it is."""
+    return reason.removeprefix(path.name).removeprefix(":").removeprefix(" ")
+
+
+def _memory(
+    target: GgufHeader, draft: GgufHeader | None, options: EngineOptions
+) -> memory.PairMemory:
+    return memory.estimate_pair(
+        target,
+        draft,
+        n_ctx=options.n_ctx,
+        parallel=options.parallel,
+        type_k=options.kv_type_k,
+        type_v=options.kv_type_v,
+    )
+
+
+def _short_of(need: memory.PairMemory) -> str:
+    free = memory.available_memory()
+    if memory.fits(need, free):
+        return ""
+    return f"does not fit: needs {gigabytes(need.required)}, {gigabytes(free)} are free"
+
+
+def draft_rows(target: Row, options: EngineOptions) -> list[Row]:
+    """The drafts for a target on this machine: the best, none at all, then every candidate.
+
+    Raises:
+        SpecllamaError: the target cannot be read.
+    """
+    assert target.path is not None
+    head = read_header(target.path)
+    check_loadable(head)
+    found = doctor.order(
+        doctor.examine(head, candidate, n_ctx=options.n_ctx)
+        for candidate in doctor.candidates(target.path, target.ref, [])
+    )
+    rows = [_finding(finding) for finding in found]
+    return [*_best(target, rows), none_row(), *rows]
+
+
+def none_row() -> Row:
+    return Row(refs.NO_DRAFT, "no draft model", reason="copies of the text still draft")
+
+
+def _best(target: Row, rows: Sequence[Row]) -> list[Row]:
+    """The draft that belongs to the target, or else the first that fits it."""
+    belongs = None
+    try:
+        belongs = refs.resolve_pair(target.ref)[1]
+    except SpecllamaError:
+        pass
+    here = [row for row in rows if row.path is not None and row.fits]
+    mine = [row for row in here if belongs is not None and row.path == belongs]
+    return [
+        replace(row, name=f"best: {row.name}", bold=True, where="") for row in [*mine, *here][:1]
+    ]
+
+
+def _finding(finding: doctor.Finding) -> Row:
+    candidate = finding.candidate
+    path = candidate.path
+    name = path.name if path is not None and candidate.ref == str(path) else candidate.ref
+    if path is None:
+        return Row(
+            candidate.ref, name, "get", reason="made for it; not here yet",
+            detail=f"{candidate.ref} is the draft that the catalogue names for this target."
+            " Enter downloads it.",
+        )  # fmt: skip
+    try:
+        size = gigabytes(path.stat().st_size)
+    except OSError:
+        size = ""
+    row = Row(candidate.typed, name, size=size, path=path)
+    if not finding.fits:
+        report = finding.report
+        reason = _without_name(finding.reason, path)
+        if report is not None and not report.compatible:
+            reason = f"tokenizer differs: {report.short}"
+        return replace(row, fits=False, refused=True, reason=reason)
+    if not finding.useful:
+        return replace(row, fits=False, reason="not smaller than the target: it cannot pay")
+    short = _short_of(finding.memory) if finding.memory is not None else ""
+    return replace(row, fits=not short, reason=short)
+
+
+def judged_draft(target: Row, row: Row, options: EngineOptions) -> Row:
+    """A file that was typed, with ✓ or ✗.
+
+    Raises:
+        SpecllamaError: the target cannot be read.
+    """
+    assert target.path is not None
+    candidate = doctor.Candidate(row.ref, row.path)
+    return _finding(doctor.examine(read_header(target.path), candidate, n_ctx=options.n_ctx))
+
+
+def estimate(
+    target: Row, draft: Row | None, options: EngineOptions, muted: str, *, brief: bool
+) -> Content:
+    """The pair, the memory it needs and what is free, and what is odd about it.
+
+    Args:
+        brief: in two or three lines of a narrow screen.
+    """
+    try:
+        assert target.path is not None
+        head = read_header(target.path)
+        file = draft.path if draft is not None else None
+        draft_head = read_header(file) if file is not None else None
+        need = _memory(head, draft_head, options)
+    except SpecllamaError as error:
+        return Content.assemble((sanitize_line(error.message), "$error"))
+    free = memory.available_memory()
+    fits = memory.fits(need, free)
+    parts: list[tuple[str, str]] = []
+    if not brief:
+        parts += [
+            (sanitize_line(head.name or head.architecture), "bold"),
+            (f"  {sanitize_line(head.architecture)}, {sanitize_line(head.quantization)}", muted),
+        ]
+        if draft_head is not None:
+            name = sanitize_line(draft_head.name or draft_head.architecture)
+            parts += [(" + ", muted), (name, "bold")]
+        parts.append(("\n", ""))
+    parts.append((f"needs about {gigabytes(need.total)}", "bold"))
+    if not brief:
+        parts.append((f": {_memory_words(need)}", muted))
+    if free:
+        parts.append((f"; {gigabytes(free)} free", "$success" if fits else "$error"))
+        if not fits:
+            parts.append((": it does not fit", "$error"))
+    if draft_head is not None:
+        report = pairing.compare(head, draft_head)
+        warnings = report.warnings[:1]
+        if not report.compatible:
+            parts.append((f"\n{sanitize_line(report.explanation)}", "$error"))
+        elif not (brief and warnings):
+            cost = doctor.step_cost(head, draft_head)
+            parts.append((f"\npays where more than {cost:.0%} of its guesses are kept", ""))
+        parts += [(f"\n{sanitize_line(warning)}", "$warning") for warning in warnings]
+    return Content.assemble(*parts)
+
+
+def _memory_words(need: memory.PairMemory) -> str:
+    weights = need.target.weights + need.target.repacked
+    draft = need.draft.total if need.draft is not None else 0
+    rest = need.total - weights - need.target.kv - draft
+    words = [
+        f"weights {gigabytes(weights)}",
+        f"context ({need.target.n_ctx:,}) {gigabytes(need.target.kv)}",
+        *([f"draft {gigabytes(draft)}"] * bool(draft)),
+        f"computing {gigabytes(rest)}",
+    ]
+    return ", ".join(words)
+
+
+# ---------------------------------------------------------------------- what can be got
+
+
+def offered_rows(models: Sequence[LocalModel]) -> list[Row]:
+    """Interrupted downloads, then the pairs of the catalogue that this machine can run."""
+    parts, rows = pull.unfinished(), list[Row]()
+    machine = fit.machine_memory()
+    for pair in catalog.load().values():
+        wanted = [refs.HubRef(model.repo, model.quant) for model in pair.models]
+        missing = [ref for ref in wanted if not any(refs.matches(m, ref) for m in models)]
+        arrived = _arrived(parts, [model.repo for model in pair.models])
+        verdict = fit.judge(pair, machine)
+        if missing and (arrived or verdict != "no"):
+            rows.append(_offer(pair, arrived, verdict))
+    repos = {model.repo for pair in catalog.load().values() for model in pair.models}
+    for file, size in parts.items():
+        if "/".join(file.split("/")[:2]) not in repos:
+            words = f"{gigabytes(size)} here; Enter continues"
+            rows.append(Row(file, file, "continue", reason=words, detail=f"{file}: {words}."))
+    return sorted(rows, key=lambda row: row.does != "continue")
+
+
+def _arrived(parts: dict[str, int], repos: Sequence[str]) -> int:
+    return sum(size for file, size in parts.items() if "/".join(file.split("/")[:2]) in repos)
+
+
+def _offer(pair: catalog.CatalogPair, arrived: int, verdict: str) -> Row:
+    with_what = "with its draft" if pair.draft is not None else f"drafts by {pair.method}"
+    tight = ", tight here" if verdict == "tight" else ""
+    here = f"{gigabytes(arrived)} here; Enter continues" if arrived else f"{with_what}{tight}"
+    names = " + ".join(model.ref for model in pair.models)
+    return Row(
+        pair.name,
+        pair.name,
+        "continue" if arrived else "get",
+        size=f"{pair.bytes / 1e9:.1f} GB",
+        reason=here,
+        detail=f"{names}\n{pair.why}. {pair.licence}; about {pair.bytes / 1e9:.1f} GB to download,"
+        f" comfortable with {pair.memory_gb:.0f} GB of memory. Enter downloads it.",
+    )
+
+
+def download_row(download: Download, glyphs: Glyphs) -> Row:
+    """A download as a line of the picker."""
+    ref, error = download.ref, download.error
+    match download.state:
+        case "done" if download.target is not None:
+            words = "is here; Enter loads it"
+            return Row(ref, ref, "load", fits=True, reason=words, detail=f"{ref} {words}.")
+        case "done":
+            return Row(ref, ref, "nothing", fits=True, reason="is here")
+        case "failed" if error is not None:
+            detail = ". ".join(words for words in (error.message, error.hint) if words)
+            return Row(ref, ref, "continue", fits=False, reason=f"{error.message}; Enter tries"
+                       " again", detail=f"{detail}. Enter tries again.")  # fmt: skip
+        case "stopped" | "failed":
+            kept = f"{gigabytes(download.done)} kept" if download.done else "nothing arrived"
+            words = f"stopped, {kept}; Enter continues"
+            return Row(ref, ref, "continue", reason=words, detail=f"{ref}: {words}.")
+    words = progress_words(download, glyphs)
+    stops = "" if download.state == "stopping" else " Enter stops it; what arrived is kept."
+    return Row(ref, ref, "stop", reason=words, detail=f"{ref}: {words}.{stops}", bold=True)
+
+
+def hit_rows(hits: Sequence[SearchHit]) -> list[Row]:
+    """What a search on the hub found."""
+    rows = []
+    for hit in hits:
+        gated = "; gated: its licence must be accepted on the hub" if hit.gated else ""
+        words = f"{', '.join(hit.quants[:4])}{' and more' if len(hit.quants) > 4 else ''}"
+        size = f"{hit.params / 1e9:.1f}B" if hit.params else ""
+        rows.append(
+            Row(hit.repo, hit.repo, "list", size=size, reason=words,
+                detail=f"{hit.repo}: {hit.downloads:,} downloads{gated}. Enter lists its files.")
+        )  # fmt: skip
+    return rows
+
+
+def listing_rows(listing: Listing) -> list[Row]:
+    """What a repository offers, its usual choice first."""
+    usual = None
+    try:
+        usual = select(listing, refs.HubRef(listing.repo))
+    except SpecllamaError:
+        pass
+    free = memory.available_memory()
+    rows = []
+    for model in sorted(listing.models, key=lambda m: m is not usual):
+        if not model.complete or model.sidecar:
+            continue
+        fits = not free or model.bytes * fit.OVERHEAD <= free * memory.MARGIN
+        ref = f"{listing.repo}:{model.quant}" if model.quant else f"{listing.repo}/{model.name}"
+        what = "" if fits else f"does not fit: {gigabytes(free)} are free"
+        licence = f"; licence {listing.licence}" if listing.licence else ""
+        rows.append(
+            Row(ref, ref, "get", gigabytes(model.bytes), fits=None if fits else False, reason=what,
+                detail=f"{ref}: {gigabytes(model.bytes)} to download{licence}. Enter begins.",
+                bold=model is usual)
+        )  # fmt: skip
+    return rows
+
+
+# ---------------------------------------------------------------------- paths
+
+
+def is_path(text: str) -> bool:
+    return text.startswith(("/", "./", "../", "~", ".\\", "..\\")) or text[1:3] == ":\\"
+
+
+def completions(text: str) -> list[Row]:
+    """Folders and GGUF files that a typed path may mean."""
+    cut = max(text.rfind("/"), text.rfind(os.sep)) + 1
+    typed, start = text[:cut], text[cut:].lower()
+    if not cut:  # "~" alone
+        return [Row(f"{text}/", f"{text}/", "open")]
+    folders, files = list[Row](), list[Row]()
+    try:
+        with os.scandir(os.path.expanduser(typed)) as entries:
+            for entry in sorted(entries, key=lambda e: e.name.lower()):
+                name = entry.name
+                if not name.lower().startswith(start) or name.startswith(".") > (start[:1] == "."):
+                    continue
+                if entry.is_dir():
+                    folders.append(Row(f"{typed}{name}/", f"{name}/", "open"))
+                elif name.lower().endswith(".gguf") and not library.is_later_part(name):
+                    path, size = Path(entry.path), entry.stat().st_size
+                    files.append(Row(f"{typed}{name}", name, size=gigabytes(size), path=path))
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        return [Row(text, typed, "nothing", fits=False, reason=reason)]
+    return [*files, *folders][:MOST_COMPLETIONS]
