@@ -219,8 +219,8 @@ class ModelColumn(Inked, Vertical):
             parts.append((f"  {facts}" if one_line else f"\n{indent}{facts}", ink.muted))
         if below:
             warn = row.fits is False and not row.refused
-            words = glyphs.text(sanitize_line(f" {glyphs.dot} ".join(below)))
-            parts.append((f"\n{indent}{words}", ink.warn if warn else ink.muted))
+            words = "".join(f"\n{indent}{glyphs.text(sanitize_line(w))}" for w in below)
+            parts.append((words, ink.warn if warn else ink.muted))
         return Content.assemble(*parts)
 
     @property
