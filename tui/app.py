@@ -35,13 +35,12 @@ from specllama.text import sanitize_line
 from specllama.tui import clipboard, keymap
 from specllama.tui.bridge import Clock, Pace, monotonic
 from specllama.tui.commands import ActionCommands, MethodCommands, SessionCommands
-from specllama.tui.downloads import Downloads
+from specllama.tui.downloads import Downloads, DownloadTold
 from specllama.tui.editor import edit
 from specllama.tui.keeper import EngineKeeper, Pair, lasting_pair
 from specllama.tui.looks import ThemedApp
 from specllama.tui.messages import (
     ActionAsked,
-    DownloadTold,
     EngineFailed,
     EngineLoading,
     EngineReady,

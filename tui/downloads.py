@@ -17,7 +17,6 @@ from textual.message import Message
 from specllama.errors import ModelUnavailable, SpecllamaError
 from specllama.text import sanitize_line
 from specllama.tui.bridge import Clock, monotonic
-from specllama.tui.messages import DownloadTold
 from specllama.tui.themes import Glyphs
 from specllama.tui.widgets.stats_strip import gigabytes
 
@@ -80,6 +79,16 @@ class Download:
 
     def count_anew(self) -> None:
         self._seen.clear()
+
+
+@dataclass
+class DownloadTold(Message, bubble=False):
+    """To the app, then to every screen: a download moved, or is over."""
+
+    over: Download | None = None
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, DownloadTold) and message.over is None
 
 
 def left_words(seconds: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from textual.message import Message
 
@@ -11,9 +10,6 @@ from specllama.errors import SpecllamaError
 from specllama.events import LoadProgress
 from specllama.interface import EngineInfo
 from specllama.tui.record import Record
-
-if TYPE_CHECKING:
-    from specllama.tui.downloads import Download
 
 
 @dataclass
@@ -95,13 +91,3 @@ class Scrolled(Message):
 
 class InkChanged(Message):
     """Theme or glyphs changed: what was drawn with the old ones must be drawn again."""
-
-
-@dataclass
-class DownloadTold(Message, bubble=False):
-    """To the app, then to every screen: a download moved, or is over."""
-
-    over: Download | None = None
-
-    def can_replace(self, message: Message) -> bool:
-        return isinstance(message, DownloadTold) and message.over is None

@@ -23,9 +23,8 @@ from specllama.params import EngineOptions
 from specllama.text import sanitize_line
 from specllama.tui import choices
 from specllama.tui.choices import Row
-from specllama.tui.downloads import Downloads
+from specllama.tui.downloads import Downloads, DownloadTold
 from specllama.tui.keeper import Pair
-from specllama.tui.messages import DownloadTold
 from specllama.tui.screens.base import Page
 from specllama.tui.widgets.model_picker import ModelColumn
 
