@@ -54,7 +54,7 @@ def pieces(text: str) -> list[str]:
     return re.findall(r"[ \t]*\n[ \t]*|\s?\w{1,7}|\s?[^\w\s]|\s+", text)
 
 
-def demo_info() -> EngineInfo:
+def demo_info(n_ctx: int = 4096) -> EngineInfo:
     def model(role: str, quantization: str, params: int, file_bytes: int) -> ModelInfo:
         return ModelInfo(
             path=f"demo-{role}.gguf",
@@ -63,8 +63,8 @@ def demo_info() -> EngineInfo:
             quantization=quantization,
             n_params=params,
             file_bytes=file_bytes,
-            n_ctx=4096,
-            n_ctx_train=8192,
+            n_ctx=n_ctx,
+            n_ctx_train=2 * n_ctx,
             n_vocab=N_VOCAB,
             kv_bytes=64 << 20,
             gpu_layers=0,
@@ -189,11 +189,12 @@ class DemoFactory:
     reply: str = DEMO_REPLY
     speed: float = 1.0
     tree: bool = False
+    n_ctx: int = 4096
 
     def __call__(self, progress: Callable[[Event], None], /) -> DemoEngine:
         for fraction in (0.25, 0.5, 0.75, 1.0):
             progress(LoadProgress("target", "demo-target.gguf", fraction))
-        return DemoEngine(self.reply, self.speed, self.tree)
+        return DemoEngine(self.reply, self.speed, self.tree, info=demo_info(self.n_ctx))
 
 
 class InlineHost:

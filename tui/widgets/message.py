@@ -379,7 +379,9 @@ def footer_line(widget: Inked, done: Finished, record: Record, width: int) -> Co
     ink, glyphs = widget.ink, widget.glyphs
     dot = f" {glyphs.dot} "
     tokens = len(done.token_ids)
-    parts = [f"{tokens} token{'s' if tokens != 1 else ''}", f"{rate(record.tokens_per_s())} tok/s"]
+    parts = [f"{tokens} token{'s' if tokens != 1 else ''}"]
+    if (speed := record.tokens_per_s()) is not None:
+        parts.append(f"{rate(speed)} tok/s")
     if done.verdict is None:
         parts.append("plain")
     parts.append(f"TTFT {duration(done.timings.ttft_ms)}")
