@@ -86,23 +86,21 @@ def _checked(item: Item, check: Check, now_s: float) -> Line:
 def _memory(info: EngineInfo) -> Line:
     """Whether the loaded pair leaves room, and how long its context is."""
     free, total, target = memory.available_memory(), memory.total_memory(), info.target
-    left = f"{free / GB:.1f} of {total / GB:.1f} GB still free with the pair loaded"
-    context = f"context of {target.n_ctx} tokens"
-    if target.n_ctx_train > target.n_ctx:
-        context += f" (the model can {target.n_ctx_train})"
+    room = f"{free / GB:.1f} of {total / GB:.1f} GB free beside the pair"
+    context = f"context {target.n_ctx} of {max(target.n_ctx_train, target.n_ctx)} tokens"
     enough = free >= SPARE * total
-    return Line("Memory", "holds" if enough else "fails", f"{left}, {context}")
+    return Line("Memory", "holds" if enough else "fails", f"{room}, {context}")
 
 
 def _log(logging: bool) -> Line:
     if not logging:
-        return Line("Log", "fails", "Rounds are not logged: leave out --no-log to look into them")
+        return Line("Log", "fails", "Rounds are not logged: --no-log says so")
     try:
         count = len(list_runs())
     except SpecllamaError as error:
         return Line("Log", "fails", sanitize_line(error.message))
-    runs = f"{count} {'run' if count == 1 else 'runs'} so far"
-    return Line("Log", "holds", f"Rounds are logged, {runs}: specllama log shows them")
+    runs = f"{count} {'run' if count == 1 else 'runs'}"
+    return Line("Log", "holds", f"{runs} logged: see specllama log")
 
 
 def counted(lines: Sequence[Line]) -> str:

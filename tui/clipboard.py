@@ -69,10 +69,18 @@ def _run(command: list[str], text: str) -> bool:
     return done.returncode == 0
 
 
+def here() -> Path | None:
+    """The folder the app was started in, None when it is gone."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return None
+
+
 def export_path(title: str, suffix: str, folder: Path | None = None) -> Path:
     """A file name of its own, in the folder the app was started in if it can be written."""
-    folder = folder or Path.cwd()
-    if not os.access(folder, os.W_OK):
+    folder = folder or here()
+    if folder is None or not os.access(folder, os.W_OK):
         folder = paths.data_dir() / "exports"
     words = "".join(ch if ch.isalnum() else "-" for ch in title.lower()).strip("-")
     stem = "-".join(filter(None, words.split("-")))[:60] or "conversation"

@@ -144,6 +144,11 @@ async def _sweep(app: SpecllamaApp, pilot: Pilot[int]) -> None:
     await until(pilot, screen.raced)
 
 
+async def _checks(app: SpecllamaApp, pilot: Pilot[int]) -> None:
+    await _race(app, pilot)
+    await pilot.press("5")
+
+
 async def _empty(app: SpecllamaApp, pilot: Pilot[int]) -> None:
     await until(pilot, lambda: app.keeper.ready)
 
@@ -173,6 +178,8 @@ SCENES = README | {
     "models": Scene(_key("f6")),
     "sessions": Scene(_key("f7")),
     "settings": Scene(_key("f8")),
+    "checks": Scene(_checks),
+    "save": Scene(_key("ctrl+s")),
 }
 
 

@@ -62,7 +62,7 @@ def test_memory_and_log_are_looked_at_now(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(memory, "available_memory", lambda: int(1e9))
     monkeypatch.setattr(memory, "total_memory", lambda: int(8e9))
     assert lines()["Memory"].words == (
-        "1.0 of 8.0 GB still free with the pair loaded, context of 2048 tokens"
+        "1.0 of 8.0 GB free beside the pair, context 2048 of 2048 tokens"
     )
     monkeypatch.setattr(memory, "available_memory", lambda: int(3e8))
     assert lines()["Memory"].state == "fails"

@@ -48,7 +48,8 @@ async def save(d: Driver, words: str) -> Path:
     at = next(i for i, row in enumerate(screen.rows) if words in row.words)
     await d.pilot.press(*["down"] * at)
     await d.pilot.pause()
-    path = Path.cwd() / screen.query_one("#save-path", Input).value
+    path = Path(screen.query_one("#save-path", Input).value)
+    path = path if path.is_absolute() else path.absolute()
     assert path.name in d.shown  # the name is seen before it is used
     await d.pilot.press("enter")
     await d.until(lambda: not isinstance(d.app.screen, ExportScreen))
@@ -207,6 +208,15 @@ async def test_a_folder_that_cannot_be_written_is_not_proposed(start: Any, folde
     async with start("One.") as d:
         await d.say("q")
         assert "exports" in (await save(d, "Markdown")).parts
+
+
+async def test_a_folder_that_is_gone_costs_nothing(start: Any, folder: Path) -> None:
+    async with start("One.") as d:
+        await d.say("q")
+        folder.rmdir()
+        path = await save(d, "The conversation as Markdown")
+        assert path.parent.name == "exports"
+        assert path.exists()
 
 
 async def test_the_slash_command_opens_it(start: Any) -> None:

@@ -14,9 +14,11 @@ from fakes import Reply, ScriptedEngine
 from textual.pilot import Pilot
 
 from specllama.errors import DoesNotFit
+from specllama.models import memory
 from specllama.params import GenerateParams
 from specllama.store.sessions import SessionStore
 from specllama.store.tree import StoredMessage
+from specllama.tui import checklist
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
 from specllama.tui.demo import DemoEngine, DemoFactory, InlineHost
@@ -112,8 +114,14 @@ def test_inspector_tree(snap_compare: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x36", "60x16"])
-@pytest.mark.parametrize("tab", ["1", "2"], ids=["race", "sweep"])
-def test_race(snap_compare: Any, size: tuple[int, int], tab: str) -> None:
+@pytest.mark.parametrize("tab", ["1", "2", "5"], ids=["race", "sweep", "checks"])
+def test_race(
+    snap_compare: Any, size: tuple[int, int], tab: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checklist, "day", lambda when_s, now_s: "12 Nov")
+    monkeypatch.setattr(memory, "available_memory", lambda: int(6e9))
+    monkeypatch.setattr(memory, "total_memory", lambda: int(16e9))
+
     async def steps(pilot: Pilot[int]) -> None:
         await after("f4")(pilot)
         screen = pilot.app.screen

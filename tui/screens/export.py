@@ -92,8 +92,12 @@ class ExportScreen(Page, ModalScreen[Any]):
         path = clipboard.export_path(
             row.what.stem, row.form, typed if typed != Path() and typed.is_dir() else None
         )
-        near = path.parent == Path.cwd()
+        near = path.parent == clipboard.here()
         field.value = encodable(path.name if near else str(path))
+        # of a long path the name is seen; a field does not scroll to the first value it gets
+        self.call_after_refresh(
+            field.scroll_to, x=len(field.value), animate=False, force=True, immediate=True
+        )
 
     @on(OptionList.OptionSelected)
     def _clicked(self) -> None:
@@ -108,7 +112,9 @@ class ExportScreen(Page, ModalScreen[Any]):
         """What is wrong with the name, or where Enter saves it."""
         line = self.query_one("#save-problem", Static)
         line.set_class(bool(problem), "-wrong")
-        folder = Path.cwd() / _path(self.query_one("#save-path", Input).value).parent
+        folder = (clipboard.here() or Path()) / _path(
+            self.query_one("#save-path", Input).value
+        ).parent
         line.update(sanitize_line(problem or f"Enter saves it in {folder}"))
 
     def action_save(self) -> None:
