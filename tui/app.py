@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from specllama.tui.exports import Export
     from specllama.tui.screens.settings import Settings
 
+LIKELIEST = 3  # tokens beside each of the reply, on request
 QUIT_WITHIN_S = 1.5
 JOIN_S = 3.0
 
@@ -485,6 +486,12 @@ class SpecllamaApp(ThemedApp):
         how = how or ("auto" if params.think == "off" else "off")
         self.chat.set_params(params.replace(think=how))
         self.notify(f"Thoughts: {how}, from the next reply on", timeout=2)
+
+    def action_record_likeliest(self) -> None:
+        asked = None if self.session.params.chances else LIKELIEST
+        self.chat.set_params(self.session.params.replace(chances=asked))
+        words = "are recorded" if asked else "are no longer recorded"
+        self.notify(f"The target's three likeliest tokens {words}, from the next reply on")
 
     def action_answer_now(self) -> None:
         self.chat.action_answer_now()

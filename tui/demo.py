@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from specllama.cancel import Cancel
 from specllama.engine.host import EngineFactory
@@ -150,9 +151,24 @@ class DemoEngine(OneAtATime):
             other_ms=0.3,
             plain_ms=STEP_MS + 0.3,
             balance=7.9 if is_drafting(params) else None,
+            likely=self._likely(index, guesses, todo) if params.chances else (),
         )
         self._wait(move.draft_ms + move.verify_ms + move.other_ms)
         return move
+
+    def _likely(
+        self, index: int, guesses: Sequence[Guess], todo: Sequence[str]
+    ) -> list[list[tuple[str, float]]]:
+        rng, found = random.Random(index), []
+        right = [guess for guess in guesses if guess.right]
+        for guess, piece in zip_longest(right, todo[: len(right) + 1]):
+            if piece is None:
+                break
+            own = (piece, (guess and guess.p) or round(rng.uniform(0.5, 0.9), 2))
+            first, second = rng.sample([word for word in WRONG if word != piece], 2)
+            left = 1 - own[1]
+            found.append([own, own, (first, 0.6 * left), (second, 0.2 * left)])
+        return found
 
     def _guesses(
         self, rng: random.Random, todo: Sequence[str], room: int, copying: bool

@@ -244,6 +244,14 @@ ACTIONS: tuple[Action, ...] = (
         "The figures of the reply beside it, or in its place where there is no room",
         "figures",
     ),
+    Action(
+        "chat.likeliest",
+        "",
+        "record_likeliest",
+        "Top three",
+        "Record the target's three likeliest tokens for the inspector, from the next reply on",
+        "likeliest",
+    ),
     Action("app.theme", "", "change_theme", "Theme", "Choose the colours", "theme"),
     Action("app.quit", "ctrl+q", "quit", "Quit", "Leave; the conversation is kept", "quit"),
 )

@@ -7,12 +7,15 @@ emitted, ``len(token_ids) == draft_n_accepted + rounds - cut``, and the text is 
 
 from __future__ import annotations
 
+import math
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from specllama.events import (
+    Chance,
+    Chances,
     Event,
     Finished,
     FinishReason,
@@ -86,6 +89,8 @@ class Move:
     near_tie: bool = False
     plain_ms: float | None = None  # what a single pass takes
     balance: float | None = None  # plain steps that may be risked
+    likely: Sequence[Sequence[tuple[str, float]]] = ()
+    """For each token of the round: how likely it was, then the likeliest in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +233,10 @@ def _to_say(
     return (todo[:room], "context") if room < len(todo) else (todo, reason)
 
 
+def _chance(piece: str, probability: float) -> tuple[int, float, tuple[int, ...]]:
+    return token_id(piece), math.log(probability), tuple(piece.encode("utf-8", "replace"))
+
+
 def _round(move: Move, index: int, n_past: int, todo: Sequence[str], t_s: float) -> RoundDone:
     guesses = move.guesses
     path = [i for i, guess in enumerate(guesses) if guess.right]
@@ -265,5 +274,9 @@ def _round(move: Move, index: int, n_past: int, todo: Sequence[str], t_s: float)
         near_tie=move.near_tie,
         plain_ms=move.plain_ms if guesses else None,
         balance=move.balance,
+        chances=tuple(
+            Chances(*_chance(*own), top=tuple(Chance(*_chance(*one)) for one in top))
+            for own, *top in move.likely
+        ),
         sources=(move.source,) * len(guesses),
     )

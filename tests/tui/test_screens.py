@@ -78,10 +78,10 @@ async def test_the_inspector_draws_trees(start: Any) -> None:
         assert "├─" in d.shown
 
 
-async def test_the_inspector_follows_a_live_reply_until_one_steps_and_again_from_its_end(
+async def test_the_inspector_follows_a_live_reply_until_one_steps_back_and_again_from_its_end(
     start: Any,
 ) -> None:
-    engine = GatedEngine(["Old.", " ".join(f"word{i}" for i in range(40))], rounds=3)
+    engine = GatedEngine(["Old.", " ".join(f"word{i}" for i in range(90))], rounds=3)
 
     def newest(screen: InspectorScreen) -> bool:
         return screen.at == len(screen.record.rounds) - 1
@@ -112,10 +112,50 @@ async def test_the_inspector_follows_a_live_reply_until_one_steps_and_again_from
         await d.pilot.press("end")
         await more(9)
         assert newest(screen)
+        await d.pilot.press("n")  # there is no newer one yet
+        await more(11)
+        assert newest(screen)
+        await d.pilot.press("left", "left", "left")
+        await more(13)
+        assert screen.at == 9
+        await d.pilot.press("n", "n", "n")
+        assert "live" in d.shown
+        await more(15)
+        assert newest(screen)
         engine.gate.set()
         await d.idle()
         assert newest(screen)
         assert "live" not in d.shown
+
+
+async def test_the_inspector_follows_into_the_next_reply(start: Any) -> None:
+    engine = GatedEngine([" ".join(f"word{i}" for i in range(40)), "Another reply."], rounds=3)
+    async with start(recipe=Recipe(engine)) as d:
+        await d.type("first")
+        await d.pilot.press("enter")
+        await d.type("second")
+        await d.pilot.press("enter")  # waits its turn
+        await d.until(lambda: d.app.chat.live_record and d.app.chat.live_record.rounds)
+        screen = await opened(d, "f3", InspectorScreen)
+        first = screen.record
+        engine.gate.set()
+        await d.idle()
+        assert screen.record is not first
+        assert screen.record is d.app.chat.records[3]
+        assert "second" in d.shown
+
+
+async def test_the_likeliest_are_recorded_on_request(start: Any) -> None:
+    async with start("One two three four.") as d:
+        await d.say("hello")
+        await opened(d, "f3", InspectorScreen)
+        await d.pilot.press("t")
+        await d.until(lambda: d.app.session.params.chances == 3)
+        await d.pilot.press("escape")
+        await d.say("again")
+        assert d.engine.requests[-1].params.chances == 3
+        await d.say("/likeliest")
+        await d.until(lambda: d.app.session.params.chances is None)
 
 
 async def test_logged_runs_can_be_opened(start: Any) -> None:
@@ -300,7 +340,7 @@ async def test_the_chat_stays_visible_and_goes_on_beside_the_settings(start: Any
         assert "word2" in d.shown
         assert "word30" not in d.shown
         engine.gate.set()
-        await d.until(lambda: "word30" in d.shown)
+        await d.until(lambda: any(f"word{i}" in d.shown for i in range(30, 40)))  # beside the sheet
 
 
 @pytest.mark.parametrize("key", ["escape", "f7"])

@@ -10,6 +10,7 @@ from specllama.engine.methods import methods
 from specllama.events import RoundDone, Started
 from specllama.params import GenerateParams
 from specllama.speculative.drafting.method import Facts
+from specllama.tui.coins import Toss
 from specllama.tui.demo import DemoEngine
 from specllama.tui.record import Record, depth_of, fate_of, glyph_run
 from specllama.tui.themes import (
@@ -19,7 +20,7 @@ from specllama.tui.themes import (
     glyphs_for,
     ink_for,
 )
-from specllama.tui.widgets import walk
+from specllama.tui.widgets import walk, walk_rounds
 
 INK = ink_for(DARK)
 METHODS = methods(Facts())
@@ -86,13 +87,76 @@ def test_the_rule_is_an_equation() -> None:
     drawn = walk.table(done, 2, UNICODE, INK).plain
     assert "drew ␣two ✓" in drawn
     assert "drew ␣three ✗" in drawn
-    laws = dataclasses.replace(done, p=(0.4, 0.1, None, None), q=(0.8, 0.05, None, None))
+    laws = dataclasses.replace(done, p=(0.4, 0.01, None, None), q=(0.8, 0.05, None, None))
     drawn = walk.table(laws, 2, UNICODE, INK, verify="rejection").plain
     assert "u < p/q 0.50 ✓" in drawn
-    assert "u > p/q 1.00 ✗" in drawn
+    assert "u ≥ p/q 0.20 ✗" in drawn
+    thrown = {0: Toss(0.314, 0.5), 1: Toss(0.71, 0.2)}
+    drawn = walk.table(laws, 2, UNICODE, INK, verify="rejection", tosses=thrown).plain
+    assert "u 0.31 < p/q 0.50 ✓" in drawn
+    assert "u 0.71 ≥ p/q 0.20 ✗" in drawn
+    certain = dataclasses.replace(laws, p=(0.9, 0.0, None, None))
+    drawn = walk.table(certain, 2, UNICODE, INK, verify="rejection", tosses=thrown).plain
+    assert "p = 0 ✗" in drawn
+    assert "p ≥ q ✓" in walk.table(certain, 2, UNICODE, INK, verify="rejection").plain
     copied = dataclasses.replace(laws, q=(None,) * 4)
     assert "u < p/q 0.40 ✓" in walk.table(copied, 2, UNICODE, INK, verify="rejection").plain
     assert "accepted" in walk.table(laws, 2, UNICODE, INK, verify="block").plain
+
+
+def test_a_refused_sibling_is_told_what_was_drawn_in_its_place() -> None:
+    done = rounds(Reply("One two three four five six", accept=(2,), tree=True))[1]
+    drawn = walk.table(done, 2, UNICODE, INK).plain.splitlines()
+    beside = [line for line in drawn if "␣other" in line and "drew" in line]
+    assert ["drew ␣two ✗" in line for line in beside] == [False, False, True]
+    laws = dataclasses.replace(done, p=(0.4, 0.1) * 4, q=(0.5, None) * 4)
+    for line in walk.table(laws, 2, UNICODE, INK, verify="rejection").plain.splitlines():
+        assert ("␣other" in line) <= ("p/q" not in line)  # nobody knows the residual
+
+
+def test_the_likeliest_stand_beside_the_guesses_where_there_is_room() -> None:
+    events = list(DemoEngine().generate("x", GenerateParams(seed=1, draft_max=4, chances=3)))
+    some = Record.of("t", events).rounds
+    done = next(one for one in some if 0 < one.accepted < len(one.drafted))
+    wide = walk.table(done, 2, UNICODE, INK, 110).plain.splitlines()
+    assert wide[0].endswith("target's likeliest")
+    at = wide[0].index("target's likeliest")
+    beside = [line[at:] for line in wide[1 : 1 + len(done.drafted)]]
+    judged = done.accepted + 1
+    for i, text in enumerate(beside[:judged]):
+        place = done.chances[i]
+        assert text.split()[0] == walk.token_text(done.emitted_text[i], UNICODE)
+        assert text == walk.likeliest(place, UNICODE)
+        assert text.count("%") == 3
+    assert not any(beside[judged:])
+    assert wide[-1].strip() == f"likeliest there: {walk.likeliest(done.chances[-1], UNICODE)}"
+    narrow = walk.table(done, 2, UNICODE, INK, 60).plain
+    assert "target's likeliest" not in narrow
+    assert "likeliest there" in narrow
+    unasked = dataclasses.replace(done, chances=())
+    assert "T adds the three likeliest" in walk.table(unasked, 2, UNICODE, INK, 110).plain
+
+
+def test_what_nobody_knows_has_no_column() -> None:
+    done = rounds(Reply("One two three four five six", accept=(1,)))[1]
+    head = walk.table(done, 2, UNICODE, INK, 110).plain.splitlines()[0].split()
+    assert head == ["token", "conf", "verdict"]
+    assert "–" not in walk.table(done, 2, UNICODE, INK, 110).plain
+
+
+def test_trees_are_drawn_among_the_rows() -> None:
+    tree = rounds(Reply("One two three four five six", accept=(2,), tree=True))[1]
+    assert walk_rounds.tree_lines(tree, UNICODE) == ["├■■□·", "│││└·", "││└□", "│└□", "└□"]
+    chain = rounds(Reply("One two three four five six", accept=(2,)))[1]
+    assert walk_rounds.tree_lines(chain, UNICODE) == []
+    drawn = walk_rounds.rounds_rows([chain, tree, chain], 1, UNICODE, INK, 28, 20).plain
+    lines = drawn.splitlines()
+    assert [line.split()[0] for line in lines if "█" in line] == ["0", "▶", "2"]
+    assert lines[2].strip() == "├■■□·"
+    for height in range(1, 9):
+        shown = walk_rounds.rounds_rows([tree] * 5, 2, UNICODE, INK, 28, height).plain
+        assert len(shown.splitlines()) <= height
+        assert "▶" in shown
 
 
 def test_what_a_round_cost_in_words() -> None:
@@ -108,13 +172,13 @@ def test_what_a_round_cost_in_words() -> None:
 def test_rounds_as_rows_are_as_long_as_they_took() -> None:
     done = rounds(Reply("One two three four five six", accept=(1,)))[1]
     some = [dataclasses.replace(done, verify_ms=float(ms)) for ms in range(1, 41)]
-    drawn = walk.rounds_rows(some, 20, UNICODE, INK, 30, 12).plain.splitlines()
+    drawn = walk_rounds.rounds_rows(some, 20, UNICODE, INK, 30, 12).plain.splitlines()
     assert len(drawn) == 12
     assert next(line for line in drawn if "▶" in line).split()[1] == "20"
     lengths = [line.count("█") for line in drawn]
     assert lengths == sorted(lengths)
     assert max(map(len, drawn)) <= 30
-    assert walk.rounds_rows([], 0, UNICODE, INK, 30, 12).plain == ""
+    assert walk_rounds.rounds_rows([], 0, UNICODE, INK, 30, 12).plain == ""
 
 
 def test_ascii_glyphs_draw_nothing_but_ascii() -> None:
@@ -122,7 +186,7 @@ def test_ascii_glyphs_draw_nothing_but_ascii() -> None:
         for done in Record.of("t", DemoEngine(tree=tree).generate("x", GenerateParams())).rounds:
             for stage in range(3):
                 assert walk.table(done, stage, ASCII, INK, 120).plain.replace("–", "-").isascii()
-            assert walk.rounds_line([done], 0, ASCII, INK, 80).plain.isascii()
+            assert walk_rounds.rounds_line([done], 0, ASCII, INK, 80).plain.isascii()
 
 
 def test_fates_of_a_chain_and_of_a_cut_round() -> None:

@@ -15,14 +15,19 @@ from textual.widgets.option_list import Option
 
 from specllama.errors import SpecllamaError
 from specllama.text import sanitize_line
+from specllama.tui.coins import Coins
 from specllama.tui.exports import Circumstances, Export, of_document, round_
-from specllama.tui.messages import RecordGrew
+from specllama.tui.messages import ActionAsked, RecordGrew
 from specllama.tui.record import Record
 from specllama.tui.screens.base import Page
 from specllama.tui.widgets import walk
+from specllama.tui.widgets.panel import LivePanel
+from specllama.tui.widgets.stats_strip import StripState
+from specllama.tui.widgets.walk_rounds import rounds_line, rounds_rows
 
 STAGE_S = 0.9
 ROWS = 30  # columns of the rounds beside the walk, on a wide terminal
+FIGURES = 34  # lines from which there is room for the figures of the reply
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
@@ -37,10 +42,14 @@ class InspectorScreen(Page):
     time against plain decoding, amber lost some.
 
     conf is the proposer's own guess that the token will be accepted, q the probability it gave
-    the token, p the target's. A dash means it was not computed.
+    the token, p the target's, where they were computed. u is the coin that was thrown for
+    a guess: it is kept where u lies below p/q.
 
-    A reply that is being written is followed to its newest round until you step; End follows it
-    again.
+    T records the target's three likeliest tokens at every place, from the next reply on: they
+    cost some time. Ctrl+R in the chat writes the last reply again, the same text.
+
+    A reply that is being written is followed until you step back; a step to its newest round
+    follows it again.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -53,6 +62,7 @@ class InspectorScreen(Page):
         Binding("minus", "speed(-1)", "Slower", show=False, id="inspector.slower"),
         Binding("home", "edge(0)", "First round", show=False, id="inspector.first"),
         Binding("end", "edge(1)", "Last round", show=False, id="inspector.last"),
+        Binding("t", "likeliest", "Top three", show=False, id="inspector.likeliest"),
         Binding("o", "open", "Open", id="inspector.open"),
         Binding("ctrl+s", "app.export", "Save", id="app.export"),
     ]
@@ -68,14 +78,16 @@ class InspectorScreen(Page):
         super().__init__()
         self.under = under or Circumstances()
         self.following = follow
-        self.record = record
+        self._take(record)
         self.others = list(others)
-        self.at = 0
         self.stage = 0
         self.speed = SPEEDS.index(1.0)
         self._timer: Timer | None = None
+
+    def _take(self, record: Record) -> None:
+        self.record, self._coins = record, Coins(record)
+        self.at = self._before_at = 0
         self._before = ""
-        self._before_at = 0
 
     def compose_page(self) -> ComposeResult:
         with Horizontal():
@@ -87,6 +99,13 @@ class InspectorScreen(Page):
                 yield Static(id="walk-caption", markup=False)
                 with VerticalScroll(id="walk-scroll", can_focus=False):
                     yield Static(id="walk-table", markup=False)
+                yield LivePanel(
+                    StripState(),
+                    lambda: self.record,
+                    lambda: None,
+                    present=False,
+                    id="walk-figures",
+                )
         yield Static(id="walk-rounds", markup=False)
         yield Footer()
 
@@ -116,8 +135,13 @@ class InspectorScreen(Page):
         self._before_at = self.at
         self._show()
 
+    def _moved(self, step: int) -> None:
+        """Whoever steps back looks around; at the newest round of a live reply he follows it."""
+        newest = self.at == len(self.record.rounds) - 1
+        self.following = self.record.live and step > 0 and newest
+        self._title()
+
     def action_stage(self, step: int) -> None:
-        self.following = False
         stage = self.stage + step
         last = len(self.record.rounds) - 1
         if stage > 2 and self.at < last:
@@ -128,14 +152,15 @@ class InspectorScreen(Page):
             self._go(self.at, stage)
         else:
             self._stop()
+        self._moved(step)
 
     def action_round(self, step: int) -> None:
-        self.following = False
         self._go(self.at + step, self.stage)
+        self._moved(step)
 
     def action_edge(self, end: int) -> None:
-        self.following = self.record.live and bool(end)
-        self._go(len(self.record.rounds) - 1 if end else 0, 2 if self.following else 0)
+        self._go(len(self.record.rounds) - 1 if end else 0, 2 if end and self.record.live else 0)
+        self._moved(end)
 
     # ------------------------------------------------------------------ playing
 
@@ -171,7 +196,9 @@ class InspectorScreen(Page):
     @on(RecordGrew)
     def _record_grew(self, event: RecordGrew) -> None:
         if event.record is not self.record:
-            return
+            if not (self.following and event.record.live):
+                return
+            self._take(event.record)  # the next reply has begun
         if self.following:
             self._go(len(self.record.rounds) - 1, 2)
         else:
@@ -186,6 +213,10 @@ class InspectorScreen(Page):
 
     def _show(self) -> None:
         self._title()
+        figures = self.query_one(LivePanel)
+        figures.display = self.size.height >= FIGURES and bool(self.record.rounds)
+        figures.at = self.at
+        figures.refresh()
         text = self.query_one("#walk-text", Static)
         if not self.record.rounds:
             self.query_one("#walk-head", Static).update("No rounds here yet.")
@@ -205,14 +236,22 @@ class InspectorScreen(Page):
         )
         self.query_one("#walk-caption", Static).update(walk.caption(done, self.stage, g))
         self.query_one("#walk-table", Static).update(
-            walk.table(done, self.stage, g, ink, width, self.record.verify_at(self.at))
+            walk.table(
+                done,
+                self.stage,
+                g,
+                ink,
+                width,
+                self.record.verify_at(self.at),
+                self._coins.of(self.at),
+            )
         )
         self.query_one("#walk-rounds", Static).update(
-            walk.rounds_line(self.record.rounds, self.at, g, ink, max(20, self.size.width - 4))
+            rounds_line(self.record.rounds, self.at, g, ink, max(20, self.size.width - 4))
         )
         if beside:
             height = rows.content_size.height or self.size.height - 4
-            rows.update(walk.rounds_rows(self.record.rounds, self.at, g, ink, ROWS - 2, height))
+            rows.update(rounds_rows(self.record.rounds, self.at, g, ink, ROWS - 2, height))
 
     def exports(self) -> list[Export]:
         """The round that is shown."""
@@ -223,14 +262,17 @@ class InspectorScreen(Page):
 
     # ------------------------------------------------------------------ opening
 
+    def action_likeliest(self) -> None:
+        self.post_message(ActionAsked("record_likeliest"))
+
     def action_open(self) -> None:
         self._stop()
         self.app.push_screen(RunPicker(self.others), self._opened)
 
     def _opened(self, record: Record | None) -> None:
         if record is not None:
-            self.record, self.following = record, False
-            self._before, self._before_at = "", 0
+            self.following = False
+            self._take(record)
             first = next((i for i, r in enumerate(record.rounds) if r.drafted), 0)
             self._go(first, 0)
 

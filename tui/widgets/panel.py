@@ -218,11 +218,8 @@ class Drawing:
             "Memory", "", [lines[0], *(Content.assemble(" " * NAME, x) for x in lines[1:])]
         )
 
-    def balance(self, record: Record) -> Iterator[Section]:
+    def balance(self, done: RoundDone) -> Iterator[Section]:
         """What drafting may still lose, and why it drafts as far as it does."""
-        if not record.rounds:
-            return
-        done = record.rounds[-1]
         window = f"Drafts {done.draft_max}" if done.draft_max else "Drafts nothing"
         why = self.words(f"{window}: {sanitize_line(done.window_reason)}.")
         if done.balance is not None:
@@ -238,15 +235,16 @@ class Drawing:
         info: EngineInfo | None,
         free: int,
         present: bool,
+        at: int = -1,
     ) -> list[Section]:
         found: list[Section] = []
         if record is not None:
             if record.rounds and present:
-                at = len(record.rounds) - 1
-                found.append(self.round(record.rounds[at], at))
+                found.append(self.round(record.rounds[at], record.rounds[at].index))
             for part in (self.depth(record), self.time(record), self.first(record, state)):
                 found += part
-            found += self.balance(record)
+            if record.rounds:
+                found += self.balance(record.rounds[at])
         return [*found, *self.room(record, info, free)]
 
 
@@ -337,6 +335,8 @@ class LivePanel(Inked, Widget):
 
     Args:
         present: show the newest round, token by token.
+
+    ``at`` is the round that it is about, the newest unless it is set.
     """
 
     DEFAULT_CSS = """
@@ -355,7 +355,7 @@ class LivePanel(Inked, Widget):
     ) -> None:
         super().__init__(id=id)
         self.state, self.record, self.info = state, record, info
-        self.present = present
+        self.present, self.at = present, -1
         self._clock = clock
         self._free, self._looked = 0, -MEMORY_S
 
@@ -375,5 +375,7 @@ class LivePanel(Inked, Widget):
         if width < 24 or size.height < 3:
             return Content("")
         drawing = Drawing(self.glyphs, self.ink, width)
-        found = drawing.all(self.record(), self.state, self.info(), self.free, self.present)
+        found = drawing.all(
+            self.record(), self.state, self.info(), self.free, self.present, self.at
+        )
         return layout(found, self.ink, width, size.height, columns)

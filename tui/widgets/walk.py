@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+
 from textual.content import Content
 
-from specllama.events import RoundDone
+from specllama.events import Chances, RoundDone
 from specllama.text import sanitize
-from specllama.tui.record import fate_of, glyph_run, is_special
+from specllama.tui.coins import Toss
+from specllama.tui.record import depth_of, fate_of, is_special
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.stats_strip import duration
 
@@ -23,10 +27,6 @@ def token_text(text: str, glyphs: Glyphs) -> str:
     if shown.startswith(" "):
         shown = space + shown[1:]
     return shown or '""'
-
-
-def number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
 
 
 def headline(done: RoundDone, at: int, last: int, glyphs: Glyphs, ink: Ink) -> Content:
@@ -130,28 +130,33 @@ def table(
     ink: Ink,
     width: int = 80,
     verify: str = "match",
+    tosses: Mapping[int, Toss] | None = None,
 ) -> Content:
     """Every drafted node with its confidence, then p and q and the verdict, then the target token.
 
     A chain is a list; a tree hangs its branches on their parents. ``verify`` is the rule that
-    judged.
+    judged, ``tosses`` what it threw. The target's likeliest stand beside where there is room.
     """
     style = ink.source(done.source)
     if not done.drafted:
         lines = [Content.assemble(("nothing was drafted in this round", ink.muted))]
         if stage == 2:
-            lines.append(_target_line(done, glyphs, ink, verify))
+            lines += _target_lines(done, glyphs, ink, verify)
         return Content("\n").join(lines)
     names = _tree_names(done, glyphs)
     column = min(40, max(len("token"), *(len(n) for n in names)))
     fates = fate_of(done)
     several = len(set(done.sources)) > 1
-    head = f"{'':3} {'token':<{column}}  {'conf':>5}"
-    wide = width >= column + 70
+    known = [("conf", done.confidence)] if any(c is not None for c in done.confidence) else []
     if stage >= 1:
-        gap = " " * (BAR + 1) if wide else ""
-        head += f"  {'p':>5}{gap}  {'q':>5}{gap}  verdict"
-    lines = [Content.assemble((head, ink.muted))]
+        known += [
+            (n, v) for n, v in (("p", done.p), ("q", done.q)) if any(x is not None for x in v)
+        ]
+    bars = width >= column + 70 and not done.chances
+    head = f"{'':3} {'token':<{column}}"
+    for name, _ in known:
+        head += f"  {name:>5}" + (" " * (BAR + 1) if bars and name != "conf" else "")
+    lines = [Content.assemble((head + ("  verdict" if stage >= 1 else ""), ink.muted))]
     order = _tree_order(done)
     for place, i in enumerate(order, 1):
         mine = ink.source(done.sources[i]) if several else style
@@ -160,45 +165,99 @@ def table(
         parts: list[tuple[str, str]] = [
             (f"{place:>3} ", ink.muted),
             (f"{name:<{column}}", mine),
-            (f"  {number(done.confidence[i]):>5}", ""),
         ]
+        for name, values in known:
+            value = values[i]
+            parts.append((f"  {'' if value is None else f'{value:.2f}':>5}", ""))
+            if bars and name != "conf":
+                full, rest = glyphs.meter(value or 0.0, BAR)
+                parts += [(" " + full, mine), (rest if value is not None else " " * BAR, ink.muted)]
         if stage >= 1:
-            for value in (done.p[i], done.q[i]):
-                parts.append((f"  {number(value):>5}", ""))
-                if wide:
-                    full, rest = glyphs.meter(value or 0.0, BAR)
-                    parts += [
-                        (" " + full, mine),
-                        (rest if value is not None else " " * BAR, ink.muted),
-                    ]
             parts.append(("  ", ""))
             mark, ink_of = {
                 "accepted": (glyphs.accepted, mine),
                 "rejected": (glyphs.rejected, ink.rejected),
                 "untested": (glyphs.untested, ink.muted),
             }[fates[i]]
-            why = glyphs.text(equation(done, i, fates[i], verify, glyphs)) or WORDS[fates[i]]
-            parts.append((f"{mark} {why}", ink_of))
+            toss = (tosses or {}).get(i)
+            why = equation(done, i, fates[i], verify, glyphs, toss) or WORDS[fates[i]]
+            parts.append((f"{mark} {glyphs.text(why)}", ink_of))
         if letter:
             parts.append((f" {letter}", mine))
         lines.append(Content.assemble(*parts))
+    if stage >= 1:
+        lines = _beside(lines, done, order, fates, glyphs, ink, width)
     if stage == 2:
-        lines.append(_target_line(done, glyphs, ink, verify))
+        lines += _target_lines(done, glyphs, ink, verify)
     return Content("\n").join(lines)
 
 
-def equation(done: RoundDone, i: int, fate: str, verify: str, glyphs: Glyphs) -> str:
+def _beside(
+    lines: list[Content],
+    done: RoundDone,
+    order: Sequence[int],
+    fates: Sequence[str],
+    glyphs: Glyphs,
+    ink: Ink,
+    width: int,
+) -> list[Content]:
+    """The table with the target's likeliest beside the guesses that it judged, as many as fit."""
+    at = max(line.cell_length for line in lines) + 3
+    for n in (3, 2, 1):
+        column = [
+            "target's likeliest",
+            *(
+                likeliest(place_of(done, i), glyphs, n) if fates[i] != "untested" else ""
+                for i in order
+            ),
+        ]
+        if any(column[1:]) and at + max(map(len, column)) <= width:
+            return [
+                Content.assemble(line, (" " * (at - line.cell_length) + words, ink.muted))
+                for line, words in zip(lines, column, strict=True)
+            ]
+    return lines
+
+
+def place_of(done: RoundDone, i: int) -> Chances | None:
+    """How likely tokens were where guess ``i`` stands; None where nobody asked."""
+    depth = depth_of(done)[i] - 1
+    return done.chances[depth] if depth < len(done.chances) else None
+
+
+def likeliest(place: Chances | None, glyphs: Glyphs, n: int = 3) -> str:
+    """ "␣the 62%  ␣a 20%  ␣one 4%", before temperature and cut-offs."""
+    if place is None:
+        return ""
+    return "  ".join(
+        f"{token_text(bytes(one.bytes).decode('utf-8', 'replace'), glyphs)}"
+        f" {math.exp(one.logprob):.0%}"
+        for one in place.top[:n]
+    )
+
+
+def equation(
+    done: RoundDone, i: int, fate: str, verify: str, glyphs: Glyphs, toss: Toss | None = None
+) -> str:
     """Why guess ``i`` was kept or refused, as the rule has it; "" where it was not judged."""
     kept = fate == "accepted"
     p, q = done.p[i], done.q[i]
     if fate == "untested" or (verify != "match" and p is None):
         return ""
     if verify == "match":
-        drew = done.drafted_text[i] if kept else done.target_text
+        place = depth_of(done)[i] - 1
+        drew = done.emitted_text[place] if place < done.accepted else done.target_text
         return f"drew {token_text(drew, glyphs)} {'✓' if kept else '✗'}"
     if verify == "rejection" and p is not None:
-        ratio = min(1.0, p / q) if q else p  # a guess without a law was sure of itself
-        return f"u < p/q {ratio:.2f} ✓" if kept else f"u > p/q {ratio:.2f} ✗"
+        if p == 0.0:
+            return "p = 0 ✗"
+        if toss is None and done.parents.index(done.parents[i]) < i:
+            return ""  # nobody knows what the siblings before it left
+        ratio = min(1.0, p / (q or 1.0)) if toss is None else toss.ratio
+        if kept and ratio == 1.0:
+            return "p ≥ q ✓"  # whatever the coin says
+        u = "u" if toss is None else f"u {toss.u:.2f}"
+        return f"{u} < p/q {ratio:.2f} ✓" if kept else f"{u} ≥ p/q {ratio:.2f} ✗"
     return ""
 
 
@@ -212,9 +271,9 @@ def cost(done: RoundDone) -> str:
     return f"{duration(took)} for {written}; plain {duration(plain)}: {gain}."
 
 
-def _target_line(done: RoundDone, glyphs: Glyphs, ink: Ink, verify: str) -> Content:
+def _target_lines(done: RoundDone, glyphs: Glyphs, ink: Ink, verify: str) -> list[Content]:
     if len(done.emitted) == done.accepted:
-        return Content.assemble(("  + unused: a stop token came before it", ink.muted))
+        return [Content.assemble(("  + unused: a stop token came before it", ink.muted))]
     recovered = (
         "the target's own choice after the rejection"
         if verify == "match"
@@ -227,11 +286,16 @@ def _target_line(done: RoundDone, glyphs: Glyphs, ink: Ink, verify: str) -> Cont
     }[done.target_kind]
     if is_special(done.target_text):
         kind = "the reply ends here: a stop token is no part of the text"
-    return Content.assemble(
+    line = Content.assemble(
         (f"  {glyphs.target} ", ink.target),
         (token_text(done.target_text, glyphs), ink.target),
         (f"  {kind}", ink.muted),
     )
+    words = likeliest(done.chances[-1] if done.chances else None, glyphs)
+    told = (
+        f"likeliest there: {words}" if words else "T adds the three likeliest, from the next reply"
+    )
+    return [line, Content.assemble((f"    {told}", ink.muted))]
 
 
 def caption(done: RoundDone, stage: int, glyphs: Glyphs) -> str:
@@ -259,9 +323,7 @@ def _count(n: int, what: str) -> str:
 
 def _tree_order(done: RoundDone) -> list[int]:
     """Depth first, so that every branch stands below its parent."""
-    children: dict[int, list[int]] = {}
-    for i, parent in enumerate(done.parents):
-        children.setdefault(parent, []).append(i)
+    children = children_of(done)
     order: list[int] = []
     waiting = children.get(-1, [])[::-1]
     while waiting:
@@ -275,9 +337,7 @@ def _tree_names(done: RoundDone, glyphs: Glyphs) -> list[str]:
     texts = [token_text(text, glyphs) for text in done.drafted_text]
     if done.is_chain:
         return texts
-    children: dict[int, list[int]] = {}
-    for i, parent in enumerate(done.parents):
-        children.setdefault(parent, []).append(i)
+    children = children_of(done)
     names = [""] * len(texts)
     waiting = [(i, "") for i in children.get(-1, [])[::-1]]
     while waiting:
@@ -290,63 +350,8 @@ def _tree_names(done: RoundDone, glyphs: Glyphs) -> list[str]:
     return names
 
 
-def rounds_rows(
-    rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, width: int, height: int
-) -> Content:
-    """A row a round: as long as it took, green if it won time and amber if it lost some."""
-    if not rounds or height < 1:
-        return Content("")
-    begin = max(0, min(at - height // 2, len(rounds) - height))
-    shown = rounds[begin : begin + height]
-    times = [done.draft_ms + done.verify_ms + done.other_ms for done in shown]
-    room = max(4, width - 12)
-    longest = max(sorted(times)[int(0.9 * (len(times) - 1))], 1e-9)  # a hiccup hides no other
-    lines: list[Content] = []
-    for i, (done, ms) in enumerate(zip(shown, times, strict=True), begin):
-        won = None if done.plain_ms is None else done.plain_ms * len(done.emitted) - ms
-        style = ink.muted if won is None else ink.good if won > 0 else ink.warn
-        length = max(1, min(room, round(room * ms / longest)))
-        mark = glyphs.play if i == at else " "
-        lines.append(
-            Content.assemble(
-                (f"{mark}{i:>4} ", "bold" if i == at else ink.muted),
-                (glyphs.full * length, style),
-                (f" {len(done.emitted)}", ink.muted),
-            )
-        )
-    return Content("\n").join(lines)
-
-
-def rounds_line(rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, width: int) -> Content:
-    """The rounds around the current one as glyphs, the current one in brackets."""
-    if not rounds:
-        return Content("")
-    groups = [
-        "".join(run for _, run in glyph_run(r, glyphs.accepted, glyphs.rejected, glyphs.target))
-        or glyphs.target
-        for r in rounds
-    ]
-    first = last = at
-    used = len(groups[at]) + 3
-    while True:
-        grew = False
-        if first > 0 and used + len(groups[first - 1]) + 1 <= width:
-            first -= 1
-            used += len(groups[first]) + 1
-            grew = True
-        if last < len(groups) - 1 and used + len(groups[last + 1]) + 1 <= width:
-            last += 1
-            used += len(groups[last]) + 1
-            grew = True
-        if not grew:
-            break
-    parts: list[tuple[str, str]] = []
-    for i in range(first, last + 1):
-        style = ink.source(rounds[i].source) if rounds[i].drafted else ink.muted
-        if i == at:
-            # Reverse video would turn full squares into hollow ones.
-            parts += [("[", "bold"), (groups[i], f"{style} bold"), ("]", "bold")]
-        else:
-            parts.append((groups[i], style))
-        parts.append((" ", ""))
-    return Content.assemble(*parts)
+def children_of(done: RoundDone) -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for i, parent in enumerate(done.parents):
+        children.setdefault(parent, []).append(i)
+    return children
