@@ -25,6 +25,7 @@ from specllama.store.rounds import Turn, circumstances
 from specllama.store.run_document import provenance, reply_parts, settings
 from specllama.tui import outcome
 from specllama.tui.checklist import Line
+from specllama.tui.coins import Coins
 from specllama.tui.race import PLAIN, Advice, Board, Run
 from specllama.tui.record import Record, fate_of
 from specllama.tui.themes import UNICODE
@@ -37,7 +38,7 @@ TABS = {"race": "Plain and drafted", "sweep": "Draft lengths", "methods": "Metho
 RUN_HEADS = ("run", "first token", "tok/s", "tokens", "kept", "refused", "same text", "verdict")
 KIND_HEADS = ("text", "plain tok/s", "drafted tok/s", "wait p50", "wait p95", "verdict")
 STATES = {"holds": "yes", "fails": "no", "again": "test again", "open": "not yet"}
-GUESS_HEADS = ("guess", "text", "behind", "sure", "q", "p", "verdict", "why")
+GUESS_HEADS = ("guess", "text", "behind", "sure", "q", "p", "verdict", "why", "likeliest there")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,7 @@ def round_(record: Record, at: int, under: Circumstances) -> Document:
         Quote(record.text_before(at)[-BEFORE:]),
     ]
     if done.drafted:
-        fates = fate_of(done)
+        fates, tosses = fate_of(done), Coins(record).of(at)
         rows = [
             [
                 str(i + 1),
@@ -205,11 +206,13 @@ def round_(record: Record, at: int, under: Circumstances) -> Document:
                 walk.number(done.q[i]),
                 walk.number(done.p[i]),
                 walk.WORDS[fates[i]],
-                Raw(walk.equation(done, i, fates[i], verify, UNICODE)),
+                Raw(walk.equation(done, i, fates[i], verify, UNICODE, tosses.get(i))),
+                Raw(walk.likeliest(walk.place_of(done, i), UNICODE)),
             ]
             for i in range(len(done.drafted))
         ]
-        parts += [Heading("Guesses"), Table(GUESS_HEADS, rows)]
+        n = len(GUESS_HEADS) - (not done.chances)
+        parts += [Heading("Guesses"), Table(GUESS_HEADS[:n], [row[:n] for row in rows])]
     wrote = "".join(done.emitted_text)
     parts += [Heading("Written"), Facts([[Raw(wrote)]])]
     return Document("A round of speculative decoding", [*parts, *under.parts()])

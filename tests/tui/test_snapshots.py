@@ -31,13 +31,13 @@ Steps = Callable[[Pilot[int]], Awaitable[None]]
 WIDE, USUAL, SMALL = (120, 36), (80, 24), (60, 16)
 
 
-def make(recipe: Any = None, **options: Any) -> SpecllamaApp:
+def make(recipe: Any = None, chances: int | None = None, **options: Any) -> SpecllamaApp:
     chosen = recipe or DemoFactory(speed=0)
     return SpecllamaApp(
         target="demo",
         host_class=InlineHost,
         factory_for=lambda target, draft: chosen,
-        params=GenerateParams(seed=7, draft_max=4),
+        params=GenerateParams(seed=7, draft_max=4, chances=chances),
         pace=Pace(0.02),
         **options,
     )
@@ -73,6 +73,12 @@ def test_as_drafted_with_ghosts(snap_compare: Any) -> None:
     assert snap_compare(make(), run_before=after("f2", "f2"), terminal_size=USUAL)
 
 
+@pytest.mark.parametrize("size", [USUAL, SMALL], ids=["80x24", "60x16"])
+def test_figures(snap_compare: Any, size: tuple[int, int]) -> None:
+    """In the place of the conversation, where there is no room beside it."""
+    assert snap_compare(make(), run_before=after("f12"), terminal_size=size)
+
+
 def test_ansi_theme(snap_compare: Any) -> None:
     app = make()
     app.prefs.theme = "ansi-dark"
@@ -105,6 +111,11 @@ def test_long_stream(snap_compare: Any) -> None:
 def test_inspector(snap_compare: Any, size: tuple[int, int]) -> None:
     steps = after("f3", "n", "n", "n", "right", "right")
     assert snap_compare(make(), run_before=steps, terminal_size=size)
+
+
+def test_inspector_argues_with_the_likeliest(snap_compare: Any) -> None:
+    steps = after("f3", "n", "n", "n", "n", "right", "right")
+    assert snap_compare(make(chances=3), run_before=steps, terminal_size=WIDE)
 
 
 def test_inspector_tree(snap_compare: Any) -> None:

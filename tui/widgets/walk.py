@@ -29,6 +29,11 @@ def token_text(text: str, glyphs: Glyphs) -> str:
     return shown or '""'
 
 
+def number(value: float | None) -> str:
+    """Nothing where it is not known."""
+    return "" if value is None else f"{value:.2f}"
+
+
 def headline(done: RoundDone, at: int, last: int, glyphs: Glyphs, ink: Ink) -> Content:
     label = glyphs.label(done.source) if done.drafted else "plain step"
     parts = [
@@ -168,7 +173,7 @@ def table(
         ]
         for name, values in known:
             value = values[i]
-            parts.append((f"  {'' if value is None else f'{value:.2f}':>5}", ""))
+            parts.append((f"  {number(value):>5}", ""))
             if bars and name != "conf":
                 full, rest = glyphs.meter(value or 0.0, BAR)
                 parts += [(" " + full, mine), (rest if value is not None else " " * BAR, ink.muted)]
@@ -186,7 +191,7 @@ def table(
             parts.append((f" {letter}", mine))
         lines.append(Content.assemble(*parts))
     if stage >= 1:
-        lines = _beside(lines, done, order, fates, glyphs, ink, width)
+        lines = _beside(lines, done, order, glyphs, ink, width)
     if stage == 2:
         lines += _target_lines(done, glyphs, ink, verify)
     return Content("\n").join(lines)
@@ -196,7 +201,6 @@ def _beside(
     lines: list[Content],
     done: RoundDone,
     order: Sequence[int],
-    fates: Sequence[str],
     glyphs: Glyphs,
     ink: Ink,
     width: int,
@@ -206,10 +210,7 @@ def _beside(
     for n in (3, 2, 1):
         column = [
             "target's likeliest",
-            *(
-                likeliest(place_of(done, i), glyphs, n) if fates[i] != "untested" else ""
-                for i in order
-            ),
+            *(likeliest(place_of(done, i), glyphs, n) for i in order),
         ]
         if any(column[1:]) and at + max(map(len, column)) <= width:
             return [
@@ -220,9 +221,11 @@ def _beside(
 
 
 def place_of(done: RoundDone, i: int) -> Chances | None:
-    """How likely tokens were where guess ``i`` stands; None where nobody asked."""
+    """How likely tokens were where guess ``i`` was judged; None where it was not, or nobody
+    asked."""
     depth = depth_of(done)[i] - 1
-    return done.chances[depth] if depth < len(done.chances) else None
+    judged = fate_of(done)[i] != "untested" and depth < len(done.chances)
+    return done.chances[depth] if judged else None
 
 
 def likeliest(place: Chances | None, glyphs: Glyphs, n: int = 3) -> str:
