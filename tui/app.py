@@ -52,6 +52,7 @@ from specllama.tui.screens.base import Page
 from specllama.tui.screens.chat import ChatScreen
 from specllama.tui.state import VIEWS
 from specllama.tui.widgets.download_line import DownloadLine
+from specllama.tui.widgets.sidebar import Sidebar
 
 if TYPE_CHECKING:
     from specllama.tui.exports import Export
@@ -500,6 +501,19 @@ class SpecllamaApp(ThemedApp):
         self.prefs.show_rounds = not self.prefs.show_rounds
         self.save_prefs()
         self.chat.query_one("#rounds").display = self.prefs.show_rounds
+
+    def action_sidebar(self) -> None:
+        if isinstance(self.screen, ChatScreen):
+            self.chat.action_sidebar()
+            self.save_prefs()
+
+    @on(Sidebar.Chosen)
+    def _resume_or_begin(self, event: Sidebar.Chosen) -> None:
+        if event.session is None:
+            self.action_new_chat()
+        elif event.session != self.session.id:
+            self.resume_session(event.session)
+        self.chat.prompt.focus()
 
     def action_toggle_panel(self) -> None:
         self.chat.action_panel()

@@ -16,6 +16,9 @@ from textual.binding import Binding
 from specllama.errors import UsageError
 from specllama.params import THINK
 
+WIDE = 100  # columns: every function key is in the footer
+BESIDE = 120  # columns: the panel stands beside the conversation
+
 
 @dataclass(frozen=True, slots=True)
 class Action:
@@ -25,7 +28,8 @@ class Action:
     label: str
     help: str
     slash: str = ""
-    footer: bool = False
+    footer: int | None = None
+    """The columns from which the chat's footer shows it."""
     priority: bool = True
     words: tuple[str, ...] = ()
     """What may follow the slash command; the action takes it."""
@@ -34,15 +38,15 @@ class Action:
 
 
 ACTIONS: tuple[Action, ...] = (
-    Action("app.help", "f1", "help", "Help", "What every key does", "help", footer=True),
+    Action("app.help", "f1", "help", "Help", "What every key does", "help", footer=0),
     Action(
         "chat.view",
         "f2",
         "cycle_view",
-        "Drafted",
+        "View",
         "Show replies as text, as drafted, or as drafted with every rejected draft",
         "view",
-        footer=True,
+        footer=0,
     ),
     Action(
         "app.inspector",
@@ -51,7 +55,7 @@ ACTIONS: tuple[Action, ...] = (
         "Inspect",
         "Step through the last reply round by round",
         "inspect",
-        footer=True,
+        footer=0,
     ),
     Action(
         "app.race",
@@ -60,7 +64,7 @@ ACTIONS: tuple[Action, ...] = (
         "Race",
         "Does it pay? Plain against drafted, draft lengths, methods, kinds of text",
         "race",
-        footer=True,
+        footer=0,
     ),
     Action(
         "app.methods",
@@ -69,6 +73,7 @@ ACTIONS: tuple[Action, ...] = (
         "Methods",
         "Every method, and which of them this model can use",
         "methods",
+        footer=WIDE,
     ),
     Action(
         "app.models",
@@ -77,7 +82,7 @@ ACTIONS: tuple[Action, ...] = (
         "Models",
         "Choose target and draft model, download others",
         "models",
-        footer=True,
+        footer=0,
     ),
     Action(
         "app.use_download",
@@ -99,9 +104,10 @@ ACTIONS: tuple[Action, ...] = (
         "app.sessions",
         "f7",
         "sessions",
-        "Sessions",
+        "Chats",
         "Search, resume, rename and delete conversations",
         "sessions",
+        footer=WIDE,
     ),
     Action(
         "app.settings",
@@ -110,14 +116,16 @@ ACTIONS: tuple[Action, ...] = (
         "Settings",
         "System prompt, sampling, context, drafting, appearance",
         "settings",
+        footer=0,
     ),
     Action(
         "chat.speculate",
         "f9",
         "toggle_speculation",
-        "Draft on/off",
+        "Drafting",
         "Turn speculation off and on; same seed, same text where the rule is match",
         "draft",
+        footer=WIDE,
     ),
     Action(
         "chat.stop",
@@ -243,6 +251,15 @@ ACTIONS: tuple[Action, ...] = (
         "Figures",
         "The figures of the reply beside it, or in its place where there is no room",
         "figures",
+        footer=BESIDE,
+    ),
+    Action(
+        "chat.sidebar",
+        "ctrl+b",
+        "sidebar",
+        "Conversations",
+        "The list of conversations beside this one, from 160 columns; press it there to hide it",
+        "sidebar",
     ),
     Action(
         "chat.likeliest",
@@ -269,11 +286,14 @@ def bindings() -> list[Binding]:
 
 
 def chat_bindings() -> list[Binding]:
-    """For the chat's footer, which has room for six; other screens show their own keys."""
+    """For the chat's footer; other screens show their own keys. ``Action.footer`` says how wide it
+    must be."""
     return [
-        Binding(a.keys, f"app.{a.action}", a.label, show=True, id=a.id, priority=True)
+        Binding(
+            a.keys, f"listed({a.action!r}, {a.footer})", a.label, show=True, id=a.id, priority=True
+        )
         for a in ACTIONS
-        if a.footer
+        if a.footer is not None
     ]
 
 

@@ -46,6 +46,7 @@ class Preferences:
     animation: str = "auto"
     show_rounds: bool = True
     show_panel: bool = True
+    show_sidebar: bool = True
     first_look: bool = True  # the demonstration is still to be shown
     last_session: str = ""
     last_target: str = ""

@@ -45,6 +45,7 @@ from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMes
 from specllama.tui.widgets.panel import LivePanel, PanelTabs
 from specllama.tui.widgets.prompt import Prompt
 from specllama.tui.widgets.rounds import RoundsRow
+from specllama.tui.widgets.sidebar import Sidebar
 from specllama.tui.widgets.stats_strip import StatsStrip, WhyLine
 from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.waiting import Waiting
@@ -53,7 +54,7 @@ from specllama.tui.widgets.welcome import TopBar, Welcome
 if TYPE_CHECKING:
     from specllama.tui.exports import Export
 
-BESIDE = 120  # columns from which the panel stands beside the conversation
+SIDEBAR = 160  # columns from which other conversations are listed beside this one
 AFTER_FAILURE = "F6 chooses another pair; /reload or your next message tries again"
 
 
@@ -94,6 +95,7 @@ class ChatScreen(TurnScreen):
         yield TopBar(self.keeper, id="top")
         yield PanelTabs(id="panel-tabs")
         with Horizontal(id="talk"):
+            yield Sidebar(self.store, id="sidebar")
             yield Transcript(id="transcript")
             yield LivePanel(self.strip, self.newest_record, lambda: self.keeper.info, id="panel")
         yield Waiting(id="queue")
@@ -118,8 +120,12 @@ class ChatScreen(TurnScreen):
     def on_resize(self) -> None:
         for name, holds in (("-beside", self.beside), ("-tabs", not self.beside)):
             self.set_class(holds, name)
-        # Six keys need the room that the palette's takes on a narrow screen.
-        self.query_one(Footer).show_command_palette = self.size.width >= 72
+        self.show_sidebar()
+        # More keys need the room that the palette's takes.
+        width, footer = self.size.width, self.query_one(Footer)
+        footer.show_command_palette = 72 <= width < 100 or width >= 124
+        footer.compact = width < 72
+        self.refresh_bindings()
 
     # ------------------------------------------------------------------ the conversation
 
@@ -151,6 +157,17 @@ class ChatScreen(TurnScreen):
         await self.transcript.fill(views, self._welcome())
         self.query_one(RoundsRow).clear()
         self.count_context()
+        self.show_sidebar()
+
+    def show_sidebar(self) -> None:
+        """List the conversations beside this one, where there is room and they are wanted."""
+        shown = self.size.width >= SIDEBAR and self.prefs.show_sidebar
+        self.set_class(shown, "-sidebar")
+        if shown:
+            self.query_one(Sidebar).show(self.session.id)
+
+    def on_screen_resume(self) -> None:
+        self.show_sidebar()  # another page may have changed the list
 
     def _welcome(self) -> Widget:
         """What an empty conversation shows, for the first time what this is about."""
@@ -228,6 +245,7 @@ class ChatScreen(TurnScreen):
             UserMessage(index, text),
             AssistantMessage(index + 1, self.speaker, view=self.view, live=True),
         )
+        self.show_sidebar()
 
     # ------------------------------------------------------------------ the queue
 
@@ -251,6 +269,7 @@ class ChatScreen(TurnScreen):
             prompt.insert(f"\n\n{typed}")
 
     async def turn_ended(self, failed: bool) -> None:
+        self.show_sidebar()
         if failed:
             self.take_back_queue()
         else:
@@ -261,7 +280,7 @@ class ChatScreen(TurnScreen):
     @property
     def beside(self) -> bool:
         """Whether the panel stands beside the conversation; else both are tabs."""
-        return self.size.width >= BESIDE
+        return self.size.width >= keymap.BESIDE
 
     def action_panel(self) -> None:
         """Show or hide the panel; where there is no room beside it, change the tab."""
@@ -271,6 +290,23 @@ class ChatScreen(TurnScreen):
         else:
             self.toggle_class("-figures")
             self.query_one(PanelTabs).refresh()
+
+    def action_sidebar(self) -> None:
+        """Into the list of conversations, or hide it from there; where it has no room, its page."""
+        if self.size.width < SIDEBAR:
+            self.post_message(ActionAsked("sessions"))
+            return
+        inside = self.query_one(Sidebar).has_focus_within
+        self.prefs.show_sidebar = not inside
+        self.show_sidebar()
+        if inside:
+            self.prompt.focus()
+        else:
+            self.query_one("#conversations").focus()
+
+    @on(Sidebar.Left)
+    def _left_sidebar(self) -> None:
+        self.prompt.focus()
 
     @on(PanelTabs.Chosen)
     def _tab_chosen(self, event: PanelTabs.Chosen) -> None:
@@ -405,6 +441,14 @@ class ChatScreen(TurnScreen):
     @on(Completions.Taken)
     def _completion_clicked(self) -> None:
         self.prompt.take_completion()
+
+    def action_listed(self, action: str, columns: int) -> None:
+        """A key of the footer was pressed or clicked. One without room there is the app's."""
+        self.post_message(ActionAsked(action))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Whether a key has room in the footer."""
+        return action != "listed" or self.app.size.width >= int(str(parameters[1]))
 
     async def walk_versions(self, step: int) -> None:
         """Show another version of the focused message, or else of the last one that has several,

@@ -1,0 +1,92 @@
+"""Beside the conversation: the others, newest first."""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from specllama.errors import SpecllamaError
+from specllama.store.sessions import SessionStore, SessionSummary
+from specllama.text import sanitize_line
+from specllama.tui.screens.sessions import age
+from specllama.tui.widgets.base import Inked
+
+LISTED = 60
+COLUMNS = 32
+
+
+class Sidebar(Inked, Vertical):
+    HELP = """
+    Enter or a click resumes a conversation, F7 searches them, Ctrl+B hides the list.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", "Prompt", id="sidebar.leave"),
+    ]
+
+    DEFAULT_CSS = f"""
+    Sidebar {{ width: {COLUMNS}; }}
+    Sidebar > Static {{ height: 1; padding: 0 1; }}
+    Sidebar > OptionList {{ padding: 0; }}
+    """
+
+    class Chosen(Message):
+        """A conversation to resume; none for a new one."""
+
+        def __init__(self, session: str | None) -> None:
+            super().__init__()
+            self.session = session
+
+    class Left(Message):
+        """Back to the prompt."""
+
+    def __init__(self, store: SessionStore, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.store = store
+
+    def compose(self) -> ComposeResult:
+        yield Static(Content.assemble(("Conversations", "bold")))
+        yield OptionList(id="conversations", markup=False)
+        hint = f"Enter resumes {self.glyphs.dot} F7 search"
+        yield Static(Content.assemble((hint, self.ink.muted)))
+
+    def show(self, current: str | None) -> None:
+        """List what is stored; the cursor is on the current conversation."""
+        try:
+            found = self.store.summaries(limit=LISTED)
+        except SpecllamaError:
+            found = []
+        new = Content.assemble(("+ ", self.ink.accent), "New chat  ", ("Ctrl+N", self.ink.muted))
+        options = self.query_one(OptionList)
+        options.clear_options()
+        options.add_options([Option(new), *(Option(self._row(s, current), s.id) for s in found)])
+        ids: list[str | None] = [None, *(summary.id for summary in found)]
+        options.highlighted = ids.index(current) if current in ids else 0
+
+    def _row(self, summary: SessionSummary, current: str | None) -> Content:
+        when = age(max(0.0, time.time() - summary.updated_s))
+        mine = summary.id == current
+        room = COLUMNS - 8 - len(when)  # borders, mark, scrollbar
+        title = Content(sanitize_line(summary.title)).truncate(room, ellipsis=True, pad=True)
+        return Content.assemble(
+            (f"{self.glyphs.bullet} " if mine else "  ", self.ink.accent),
+            title.stylize("bold") if mine else title,
+            (f" {when}", self.ink.muted),
+        )
+
+    @on(OptionList.OptionSelected)
+    def _selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.post_message(self.Chosen(event.option.id))
+
+    def action_leave(self) -> None:
+        self.post_message(self.Left())
