@@ -357,13 +357,21 @@ def listing_rows(listing: Listing) -> list[Row]:
             continue
         fits = not free or model.bytes * fit.OVERHEAD <= free * memory.MARGIN
         ref = f"{listing.repo}:{model.quant}" if model.quant else f"{listing.repo}/{model.name}"
+        name = model.quant or model.name
         what = "" if fits else f"does not fit: {gigabytes(free)} are free"
         licence = f"; licence {listing.licence}" if listing.licence else ""
         rows.append(
-            Row(ref, ref, "get", gigabytes(model.bytes), fits=None if fits else False, reason=what,
+            Row(
+                ref,
+                name,
+                "get",
+                gigabytes(model.bytes),
+                fits=None if fits else False,
+                reason=what,
                 detail=f"{ref}: {gigabytes(model.bytes)} to download{licence}. Enter begins.",
-                bold=model is usual)
-        )  # fmt: skip
+                bold=model is usual,
+            )
+        )
     return rows
 
 

@@ -392,8 +392,9 @@ async def test_offline_is_said_at_once(
     async with start("Ok.", size=(120, 36)) as d:
         screen = await opened(d)
         await d.pilot.press(*"small", "ctrl+f")
-        await d.until(lambda: words in detail(screen))
+        await d.until(lambda: words in detail(screen) and words in d.shown.split("Downloads")[0])
         assert "asking the hub" not in d.shown
+        assert "Enter asks again" in d.shown
         screen.targets.type("")
         await lit(d, screen, PAIR)
         await d.pilot.press("enter")

@@ -32,6 +32,7 @@ def test_tiny_is_the_bundled_pair() -> None:
     assert target == paths.bundled_dir() / "tiny-target-q4_0.gguf"
     assert draft == paths.bundled_dir() / "tiny-draft-q8_0.gguf"
     assert refs.resolve_pair("tiny-target", "tiny") == (target, draft)
+    assert refs.resolve_pair("tiny", "none") == (target, None)
     assert refs.resolve_pair(str(target)) == (target, draft)
     assert refs.resolve("tiny-draft") == draft
 

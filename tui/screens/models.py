@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events, on, work
 from textual.app import ComposeResult
@@ -22,11 +22,14 @@ from specllama.models.refs import NO_DRAFT
 from specllama.params import EngineOptions
 from specllama.text import sanitize_line
 from specllama.tui import choices
-from specllama.tui.choices import Row
+from specllama.tui.choices import Does, Row
 from specllama.tui.downloads import Downloads, DownloadTold
 from specllama.tui.keeper import Pair
 from specllama.tui.screens.base import Page
 from specllama.tui.widgets.model_picker import ModelColumn
+
+if TYPE_CHECKING:
+    from specllama.models.hub import HubClient
 
 SIDE_BY_SIDE = 90
 SETTLED_S = 0.12  # a highlight that stays for so long is looked into
@@ -94,7 +97,8 @@ class ModelsScreen(Page):
         self.targets.show(note="looking for models")
         self.drafts.show(note="choose a target first")
         self._activate(self.targets)
-        self._scan(self.current[0] if self.current else None)
+        newest = self.downloads.newest
+        self._scan(newest.ref if newest else self.current[0] if self.current else None)
 
     # ------------------------------------------------------------------ what there is
 
@@ -233,10 +237,6 @@ class ModelsScreen(Page):
     def _tell(self, words: Content) -> None:
         self.query_one("#detail", Static).update(words)
 
-    def _refuse(self, error: SpecllamaError) -> None:
-        words = sanitize_line(error.message), sanitize_line(error.hint or "")
-        self._tell(Content.assemble((f"{words[0]}\n", "$error"), words[1]))
-
     # ------------------------------------------------------------------ keys
 
     def action_move(self, step: int) -> None:
@@ -324,15 +324,16 @@ class ModelsScreen(Page):
 
     # ------------------------------------------------------------------ the hub
 
-    @work(thread=True, exclusive=True, exit_on_error=False, group="hub")
     def _search(self, column: ModelColumn, text: str) -> None:
-        self._ask(column, text, lambda client: choices.hit_rows(client.search(text)))
+        self._ask(column, text, "search", lambda client: choices.hit_rows(client.search(text)))
+
+    def _list(self, column: ModelColumn, repo: str) -> None:
+        self._ask(column, repo, "list", lambda client: choices.listing_rows(client.listing(repo)))
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="hub")
-    def _list(self, column: ModelColumn, repo: str) -> None:
-        self._ask(column, repo, lambda client: choices.listing_rows(client.listing(repo)))
-
-    def _ask(self, column: ModelColumn, text: str, rows: Callable[[Any], list[Row]]) -> None:
+    def _ask(
+        self, column: ModelColumn, text: str, does: Does, rows: Callable[[HubClient], list[Row]]
+    ) -> None:
         from specllama.models.hub import HubClient
 
         self._on_screen(partial(column.show, found=[], asked=text, note="asking the hub"))
@@ -341,8 +342,9 @@ class ModelsScreen(Page):
             client.reach()
             found = rows(client)
         except SpecllamaError as error:
-            self._on_screen(partial(column.show, found=[], asked="", note=""))
-            self._on_screen(self._refuse, error)
-            return
+            words = "\n".join(words for words in (error.message, error.hint) if words)
+            row = Row(text, error.message, does, fits=False, reason="Enter asks again")
+            found = [replace(row, detail=words)]
         note = "" if found else f'nothing on the hub for "{text}"'
-        self._on_screen(partial(column.show, found=found, asked=text, note=note))
+        first = found[0].ref if found else None
+        self._on_screen(partial(column.show, found=found, asked=text, note=note, highlight=first))

@@ -132,12 +132,12 @@ class ModelColumn(Inked, Vertical):
             )
 
         lines = matching(self.here)
-        offers = matching(self.offers)
-        if offers:
-            lines += [("Downloads", None), *offers]
         if text:
             found = _named(self.found) if self.asked == text else []
             lines += [("On the hub", None), *(found or [self._search_row(text)])]
+        offers = matching(self.offers)
+        if offers:
+            lines += [("Downloads", None), *offers]
         return lines if lines or not self.note else [(self.note, None)]
 
     def _search_row(self, text: str) -> tuple[str, Row | None]:
@@ -208,11 +208,13 @@ class ModelColumn(Inked, Vertical):
         mark = glyphs.text(mark)
         style = "bold" if row.bold else ink.muted if row.refused else ""
         indent = " " * (len(mark) + 1)
-        name = glyphs.text(sanitize_line(row.name))
+        name, owner = glyphs.text(sanitize_line(row.name)), ""
+        if len(indent) + len(name) > self._room and row.does != "open":
+            owner, _, name = name.rpartition("/")
         parts = [(f"{mark} ", colour), (name, style)]
         store = row.where and "/" not in row.where and "\\" not in row.where
         beside = row.where if store else row.reason if row.fits is None else ""
-        below = [words for words in (row.reason, row.where) if words and words != beside]
+        below = [words for words in (row.reason, row.where, owner) if words and words != beside]
         facts = "  ".join(glyphs.text(sanitize_line(w)) for w in (row.size, beside) if w)
         if facts:
             one_line = len(indent) + len(name) + len(facts) + 2 <= self._room
@@ -263,9 +265,10 @@ class ModelColumn(Inked, Vertical):
         self._list()
         if self.text and self._lines:
             options = self.query_one(OptionList)
-            options.highlighted = next(
-                (i for i, (_, row) in enumerate(self._lines) if row is not None), None
-            )
+            rows = [(i, row) for i, (_, row) in enumerate(self._lines) if row is not None]
+            # what is known by that name comes before a question to the hub
+            rows.sort(key=lambda item: item[1].does in ("search", "list"))
+            options.highlighted = rows[0][0] if rows else None
 
     @on(OptionList.OptionHighlighted)
     def _moved(self, event: OptionList.OptionHighlighted) -> None:
