@@ -30,7 +30,7 @@ from specllama.tui.race import PLAIN, Advice, Board, Run
 from specllama.tui.record import Record, fate_of
 from specllama.tui.themes import UNICODE
 from specllama.tui.widgets import walk
-from specllama.tui.widgets.stats_strip import MEASURE, duration, rate
+from specllama.tui.widgets.stats_strip import duration, rate
 from specllama.verdict import words
 
 BEFORE = 600  # letters of the text before a round
@@ -129,7 +129,7 @@ def _tab(board: Board, tab: str, title: str) -> list[Part]:
         return []
     rows = [_run(plain, "", "plain decoding")]
     for way in ways:
-        rows.append(_run(way.run, f"{way.same} of {way.of}", words(way.verdict, MEASURE)))
+        rows.append(_run(way.run, f"{way.same} of {way.of}", words(way.verdict, outcome.TOO_SHORT)))
     known = [(w.run.name, w.verdict) for w in ways if w.verdict.ratio is not None]
     figure = bars(
         "Speed over plain decoding, with the interval that holds the truth in 19 of 20 cases",
@@ -166,7 +166,7 @@ def _kinds(board: Board) -> list[Part]:
             rate(kind.drafted),
             duration(kind.p50_ms),
             duration(kind.p95_ms),
-            words(kind.verdict, MEASURE),
+            words(kind.verdict, outcome.TOO_SHORT),
         )
         for kind in outcome.kinds(board)
     ]

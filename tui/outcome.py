@@ -12,6 +12,8 @@ from specllama.store.checks import Finding
 from specllama.tui.race import PLAIN, Board, Run
 from specllama.verdict import judge, lead
 
+TOO_SHORT = "the reply was too short"
+
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -82,23 +84,24 @@ def findings(tab: str, board: Board) -> dict[str, Finding]:
     """What a tab that was run to its end says for the list of what was checked."""
     found: dict[str, Finding] = {}
     if tab == "slices":
-        known = [kind for kind in kinds(board) if kind.verdict.answer != "unknown"]
-        if known:
-            words = ", ".join(f"{kind.name} {_short(kind.verdict)}" for kind in known)
-            found["kinds"] = Finding(all(_keeps_up(kind.verdict) for kind in known), words)
-        return found
+        told = [kind for kind in kinds(board) if kind.verdict.answer != "unknown"]
+        words = ", ".join(f"{kind.name} {_short(kind.verdict)}" for kind in told)
+        holds = bool(told) and all(_keeps_up(kind.verdict) for kind in told)
+        return {"kinds": Finding(holds, words or f"Not known yet: {TOO_SHORT}")}
     tried = ways(board, tab)
     proved = [way for way in tried if way.run.params.verify == "match"]
     if proved:
         same, of = sum(way.same for way in proved), sum(way.of for way in proved)
         words = proved[0].proof if len(proved) == 1 else f"{same} of {of} tokens identical"
         found["text"] = Finding(same == of, words)
-    known_ways = [way for way in tried if way.verdict.answer != "unknown"]
-    if known_ways:
-        best = known_ways[0]
+    if tried:
+        best = next((way for way in tried if way.verdict.answer != "unknown"), tried[0])
+        known = best.verdict.answer != "unknown"
         what = {"race": "speed", "sweep": "length", "methods": "methods"}[tab]
-        named = "" if tab == "race" else f"{best.run.name} is the fastest: "
-        found[what] = Finding(_keeps_up(best.verdict), named + lead(best.verdict, ""))
+        named = f"{best.run.name} is the fastest: " if known and tab != "race" else ""
+        found[what] = Finding(
+            known and _keeps_up(best.verdict), named + lead(best.verdict, TOO_SHORT)
+        )
     return found
 
 

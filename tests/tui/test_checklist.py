@@ -121,6 +121,20 @@ async def test_a_text_that_differs_is_no_tick(start: Any) -> None:
         assert "run specllama prove" in newest(d.engine.info)["text"].finding.words
 
 
+async def test_a_reply_that_is_too_short_says_so_and_the_list_goes_on(start: Any) -> None:
+    async with start("Too short.", params=PARAMS, size=(120, 36)) as d:
+        screen = await opened(d)
+        screen.action_skip()
+        await d.pilot.pause()
+        assert "Not known yet: the reply was too short" in d.shown
+        found = newest(d.engine.info)
+        assert found["text"].finding.ok
+        assert found["speed"].finding == Finding(False, "Not known yet: the reply was too short")
+        await d.pilot.press("5", "enter")
+        await d.until(lambda: screen.tab == "sweep" and screen.raced())
+        assert "Not known yet" not in d.shown  # a diamond is a measurement
+
+
 async def test_a_rule_that_keeps_only_the_law_proves_no_text(start: Any) -> None:
     async with start(Reply(LONG), params=PARAMS.replace(verify="rejection")) as d:
         await opened(d)

@@ -325,7 +325,8 @@ class RaceScreen(Page):
     def _show_sweep(self) -> None:
         measured = self.meter.verdicts_by_length()
         for way in outcome.ways(self.board, "sweep"):
-            measured[way.run.params.draft_max or 0] = way.verdict
+            if way.verdict.ratio is not None:
+                measured[way.run.params.draft_max or 0] = way.verdict
         self.query_one(Playground).measure(self.meter.model(), measured)
 
     def _verdict(self) -> Content:

@@ -8,9 +8,9 @@ from textual.content import Content
 
 from specllama.events import Verdict
 from specllama.text import sanitize_line
-from specllama.tui.outcome import Kind, Way
+from specllama.tui.outcome import TOO_SHORT, Kind, Way
 from specllama.tui.themes import Glyphs, Ink
-from specllama.tui.widgets.stats_strip import MEASURE, duration, rate
+from specllama.tui.widgets.stats_strip import duration, rate
 from specllama.verdict import details, lead
 
 
@@ -26,7 +26,7 @@ def verdict(
     one: Verdict, glyphs: Glyphs, ink: Ink, *, both: bool = False, tokens: bool = True
 ) -> Content:
     """The verdict in a line; ``tokens``: with how many a pass gave."""
-    first = glyphs.text(lead(one, MEASURE))
+    first = glyphs.text(lead(one, TOO_SHORT))
     told = details(one, both=both)[int(not tokens) :]
     rest = "".join(f" {glyphs.dot} {part}" for part in told)
     return Content.assemble((first, ink.verdict(one.answer)), (rest, ink.muted))
