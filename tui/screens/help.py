@@ -11,6 +11,7 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Footer, Static
 
+from specllama.tui import legend
 from specllama.tui.keymap import ACTIONS, Action
 from specllama.tui.screens.base import Page
 
@@ -18,6 +19,8 @@ WORDS = """
 accepted: a drafted token the target would have written too
 rejected: a drafted token it would not have written, and the untested ones behind it
 target token: the one the target adds each round, after a rejection or as a bonus
+tokens a pass: what one pass of the target yields; plain decoding yields one
+± : how sure the figure is: in 19 of 20 cases the truth lies within
 round: propose, verify, commit; every round yields accepted + 1 tokens
 acceptance: accepted of all drafted tokens
 window: how many tokens are drafted next
@@ -34,6 +37,7 @@ ON_A_MESSAGE = (
     ("y  x", "copy the message, or its last code block"),
     ("b", "race its question: plain against drafted"),
     ("i", "inspect it round by round"),
+    ("t", "fold or unfold its thought"),
     ("d", "show it as drafted"),
     ("u", "undo the last turn"),
     ("alt+left", "the version before an edit or a reply written again; alt+right goes on"),
@@ -66,7 +70,15 @@ class HelpScreen(Page):
         for text in self._texts:
             paragraphs = [" ".join(p.split()) for p in text.split("\n\n")]
             parts += [(f"{fill(p, width)}\n\n", "") for p in paragraphs]
-        parts.append(("Keys\n", "bold $primary"))
+        parts.append(("Signs and colours\n", "bold $primary"))
+        for sign, style, meaning in [
+            *legend.signs(self.glyphs, self.ink),
+            *legend.colours(self.glyphs, self.ink),
+        ]:
+            parts += [(" " * max(0, 9 - len(sign)), ""), (sign, style), ("  ", "")]
+            parts.append((_hanging(meaning, width, 11), ""))
+        parts += self._letters(width)
+        parts.append(("\nKeys\n", "bold $primary"))
         for action in (*ACTIONS, PALETTE):
             keys = self._changed.get(action.id, action.keys).replace(",", " ")
             slash = f"/{action.slash}" if action.slash else ""
@@ -80,6 +92,22 @@ class HelpScreen(Page):
             word, _, meaning = line.partition(": ")
             parts += [(f"{word:>13}  ", "bold"), (_hanging(meaning, width, 15), "")]
         return Content.assemble(*parts)
+
+    def _letters(self, width: int) -> list[tuple[str, str]]:
+        """Who guessed, one behind the other."""
+        found = legend.letters(self.glyphs, self.ink)
+        if not found:
+            return []
+        parts: list[tuple[str, str]] = [("  letters  who guessed:", "")]
+        used = len(parts[0][0])
+        for letter, style, name in found:
+            need = len(letter) + len(name) + 3
+            if used + need > width:
+                parts.append(("\n" + " " * 9, ""))
+                used = 9
+            parts += [("  ", ""), (letter, style), (f" {name}", "")]
+            used += need
+        return [*parts, ("\n", "")]
 
 
 def _hanging(text: str, width: int, indent: int) -> str:

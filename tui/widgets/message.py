@@ -167,6 +167,10 @@ class UserMessage(MessageView):
 
 
 class AssistantMessage(MessageView):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("t", "thought", "Thought", id="turn.thought", show=False),
+    ]
+
     DEFAULT_CSS = """
     AssistantMessage Markdown { padding: 0; margin: 0; background: transparent; }
     AssistantMessage Collapsible {
@@ -337,7 +341,14 @@ class AssistantMessage(MessageView):
         if self._box is not None:
             words = self._count.words
             verb = "thinking" if self.live and not self.text else "thought"
-            self._box.title = f"{verb} {self.glyphs.dot} {words:,} word{'s' if words != 1 else ''}"
+            dot = f" {self.glyphs.dot} "
+            count = f"{words:,} word{'s' if words != 1 else ''}"
+            self._box.title = dot.join((verb, count, "Tab, then t unfolds it"))
+
+    def action_thought(self) -> None:
+        """Fold or unfold the thought."""
+        if self._box is not None:
+            self._box.collapsed = not self._box.collapsed
 
     async def _go_plain(self, piece: str) -> None:
         assert self._markdown is not None

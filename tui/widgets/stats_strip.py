@@ -12,6 +12,7 @@ from textual.widget import Widget
 
 from specllama.events import PrefillProgress
 from specllama.text import sanitize_line
+from specllama.tui import legend
 from specllama.tui.measure import Meter
 from specllama.tui.widgets.base import Inked
 from specllama.verdict import details, lead
@@ -158,6 +159,21 @@ class WhyLine(Inked, Widget):
         return s.loses or (s.filled or 0.0) >= 0.8
 
     def render(self) -> Content:
+        """The sentence, and at the right what the row of rounds shows, where there is room."""
+        why, width = self._why(), self.content_size.width
+        if self.is_warning or not self.state.meter.recent:
+            return why
+        sources = [done.source for done in self.state.meter.recent if done.drafted]
+        entries = legend.rounds(self.glyphs, self.ink, sources)
+        for shown in (entries, entries[-3:]):
+            parts = [((sign, style), (f" {word}  ", self.ink.muted)) for sign, style, word in shown]
+            line = Content.assemble(*(part for pair in parts for part in pair)).rstrip()
+            gap = width - why.cell_length - line.cell_length
+            if gap >= 4:
+                return Content.assemble(why, " " * gap, line)
+        return why
+
+    def _why(self) -> Content:
         s, ink, glyphs = self.state, self.ink, self.glyphs
         if s.loading:
             return Content.assemble((sanitize_line(s.loading), ink.muted))

@@ -1,0 +1,57 @@
+"""Every letter and colour is explained: on the help page, and beside the row of rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import Recipe
+from fakes import Reply
+
+from specllama.tui import legend
+from specllama.tui.demo import DemoEngine
+from specllama.tui.screens.help import HelpScreen
+from specllama.tui.themes import DARK, glyphs_for, ink_for
+from specllama.tui.widgets.message import AssistantMessage
+
+
+async def test_the_help_page_explains_every_sign_and_letter(start: Any) -> None:
+    engine = DemoEngine(speed=0)
+    async with start(recipe=Recipe(engine), size=(80, 120)) as d:
+        await d.pilot.press("f1")
+        await d.until(lambda: isinstance(d.app.screen, HelpScreen))
+        page = " ".join(d.shown.split())
+        assert "■ a guess that was kept" in page
+        for method in engine.info.methods:
+            if method.letter:
+                assert f"{d.app.glyphs.source(method.name)} {method.short}" in page
+        for words in ("surely faster than plain", "alt+left /before", "ctrl+b /sidebar", "± "):
+            assert words in page
+
+
+@pytest.mark.parametrize(("width", "letters"), [(60, False), (120, True)])
+async def test_the_row_of_rounds_is_explained_where_there_is_room(
+    start: Any, width: int, letters: bool
+) -> None:
+    async with start(Reply("One two three four five six.", accept=(2, 0)), size=(width, 30)) as d:
+        await d.say("q")
+        assert "■ kept  □ refused  + target" in d.shown
+        assert ("ᵈ draft model" in d.shown) is letters
+
+
+def test_signs_have_a_form_in_ascii() -> None:
+    glyphs, ink = glyphs_for("ascii"), ink_for(DARK)
+    entries = legend.signs(glyphs, ink) + legend.rounds(glyphs, ink, ["draft+ngram"])
+    assert all(text.isascii() for sign, _, meaning in entries for text in (sign, meaning))
+    assert [sign for sign, _, _ in legend.rounds(glyphs, ink, ["draft+ngram"])][:2] == ["d", "n"]
+
+
+async def test_a_folded_thought_names_its_key(start: Any) -> None:
+    async with start(Reply("<think>Hm, let me see.</think>Yes.")) as d:
+        await d.say("q")
+        assert "thought · 4 words · Tab, then t unfolds it" in d.shown
+        await d.pilot.press("tab", "t")
+        await d.until(lambda: "Hm, let me see." in d.shown)
+        assert d.app.focused is d.app.chat.query(AssistantMessage).last()
+        await d.pilot.press("t")
+        await d.until(lambda: "Hm, let me see." not in d.shown)
