@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from specllama.errors import SpecllamaError, UsageError
+from specllama.tui.picture import self_contained
 
 COLUMNS = 100
 
@@ -118,7 +119,7 @@ def picture(recording: Recording) -> str:
     console.print(Text.assemble(("$ ", "bold green"), (recording.command, "bold")))
     for line in recording.lines:
         console.print(Text.from_ansi(line), soft_wrap=False)
-    return console.export_svg(title="specllama")
+    return self_contained(console.export_svg(title="specllama"))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -26,6 +26,7 @@ from specllama.paths import HOME_VARIABLE
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
 from specllama.tui.demo import DemoFactory, InlineHost
+from specllama.tui.picture import self_contained
 from specllama.tui.recordings import Recording, picture
 
 LIMIT_S = 900.0  # a race of a large pair on a small machine
@@ -217,7 +218,9 @@ async def draw(
                     app.clear_notifications()
                     await pilot.pause(0.1)
                     target = path.with_name(f"{path.name}{name}.svg")
-                    target.write_text(app.export_screenshot(title="specllama"), "utf-8")
+                    target.write_text(
+                        self_contained(app.export_screenshot(title="specllama")), "utf-8"
+                    )
                     drawn.append(target)
         finally:
             app.shut_down()
