@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import NamedTuple
 
 from specllama.events import NO_GUESS, Answer, RoundDone, Verdict
 
@@ -29,8 +30,7 @@ STILL = 16  # rounds without a draft, after which drafting is off
 READ = 16  # more than this is a text to be read: it takes long, and is no hiccup
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """What a verdict is made of: one round behind the first. Times in milliseconds.
 
     Attributes:
@@ -52,18 +52,18 @@ class Pass:
 
     @staticmethod
     def of(done: RoundDone) -> Pass:
-        drafted = len(done.drafted)
-        return Pass(
-            source=done.source,
-            tokens=len(done.emitted),
-            drafted=drafted,
-            accepted=done.accepted,
-            judged=done.accepted + (drafted > 0 and done.target_kind == "recovered"),
-            declined=not drafted and done.draft_max == 0 and done.window_reason != NO_GUESS,
-            read=done.read,
-            draft_ms=done.draft_ms,
-            pass_ms=done.verify_ms + done.other_ms,
-            plain_ms=done.plain_ms,
+        drafted, accepted = len(done.drafted), done.accepted
+        return Pass(  # by place: one is made in every round
+            done.source,
+            len(done.emitted),
+            drafted,
+            accepted,
+            accepted + (drafted > 0 and done.target_kind == "recovered"),
+            not drafted and done.draft_max == 0 and done.window_reason != NO_GUESS,
+            done.read,
+            done.draft_ms,
+            done.verify_ms + done.other_ms,
+            done.plain_ms,
         )
 
 
