@@ -98,6 +98,11 @@ async def test_nothing_is_covered(start: Any, size: tuple[int, int]) -> None:
         assert listed.height > 3
         assert chat.transcript.region.height > 0
         assert "Esc closes" in d.shown
+        # no sentence ends in the middle
+        assert "Show replies as text" in d.shown
+        assert "Does it pay?" in d.shown
+        whole = "Show replies as text, as drafted, or as drafted with every rejected draft"
+        assert (whole in d.shown) is (size[0] > 100)
 
 
 async def test_a_file_is_completed_shown_and_sent(start: Any, folder: Path) -> None:

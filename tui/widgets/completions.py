@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from textual import events
@@ -68,7 +69,7 @@ class Completions(Inked, Widget, can_focus=False):
         for i in self._window:
             label = _fitted(sanitize_line(found[i].label), labels, self.glyphs.ellipsis)
             mark = f"{self.glyphs.play} " if i == self._at else "  "
-            help_ = next((h for h in (found[i].help, found[i].short) if len(h) <= room), "")
+            help_ = _clauses(found[i].help, room) or found[i].short
             style = "bold $primary" if i == self._at else ""
             lines.append(Content.assemble((f"{mark}{label}", style), (f"  {help_}", ink.muted)))
         dot = f" {self.glyphs.dot} "
@@ -105,6 +106,14 @@ class Attached(Inked, Static):
             text = f"{sanitize_line(name)}  " if goes else ""
             lines.append(Content.assemble(mark, (text, "bold"), (sanitize_line(words), style)))
         self.update(Content("\n").join(lines))
+
+
+def _clauses(text: str, columns: int) -> str:
+    """As much of a sentence as there is room for, up to the end of a clause."""
+    if len(text) <= columns:
+        return text
+    ends = [m.end() - (m[0] != "?") for m in re.finditer(r"[,;:?](?=\s)", text)]
+    return text[: max((end for end in ends if end <= columns), default=0)]
 
 
 def _fitted(text: str, columns: int, ellipsis: str) -> str:
