@@ -247,7 +247,9 @@ def estimate(
             parts.append((f"\n{sanitize_line(report.explanation)}", "$error"))
         elif not (brief and warnings):
             cost = doctor.step_cost(head, draft_head)
-            parts.append((f"\npays where more than {cost:.0%} of its guesses are kept", ""))
+            parts.append(
+                (f"\nby its size, pays where more than {cost:.0%} of its guesses are kept", "")
+            )
         parts += [(f"\n{sanitize_line(warning)}", "$warning") for warning in warnings]
     return Content.assemble(*parts)
 
@@ -296,6 +298,7 @@ def _offer(pair: catalog.CatalogPair, arrived: int, verdict: str) -> Row:
     tight = ", tight here" if verdict == "tight" else ""
     here = f"{gigabytes(arrived)} here; Enter continues" if arrived else f"{with_what}{tight}"
     names = " + ".join(model.ref for model in pair.models)
+    head = f" Its drafting head, for --head: specllama hub pull {pair.head}" if pair.head else ""
     return Row(
         pair.name,
         pair.name,
@@ -303,7 +306,7 @@ def _offer(pair: catalog.CatalogPair, arrived: int, verdict: str) -> Row:
         size=f"{pair.bytes / 1e9:.1f} GB",
         reason=here,
         detail=f"{names}\n{pair.why}. {pair.licence}; about {pair.bytes / 1e9:.1f} GB to download,"
-        f" comfortable with {pair.memory_gb:.0f} GB of memory. Enter downloads it.",
+        f" comfortable with {pair.memory_gb:.0f} GB of memory. Enter downloads it.{head}",
     )
 
 
