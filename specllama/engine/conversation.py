@@ -367,7 +367,7 @@ class Conversation:
             sources=draft.sources,
             read=done.read,
             plain_ms=self._loaded.windows.plain_ms(done.n_past) if n else None,
-            chances=self._chances(done, kept),
+            chances=self._chances(done, kept) if done.likely else (),
             balance=self._window.balance,
         )
         if event.index and self._drafter.name != "none":

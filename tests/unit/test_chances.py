@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from specllama.events import Chances, RoundDone, event_from_dict
 from specllama.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.sampling import likeliest
+from specllama.store.rounds import RoundLog, list_runs, read_run
 
 V = 48
 PROMPT = "the rain in spain, the rain in "
@@ -77,3 +80,21 @@ def test_accepted_drafts_have_the_chances_of_plain_decoding(n: int) -> None:
 def test_they_survive_json() -> None:
     done = rounds(chances=3)[1]
     assert event_from_dict(done.to_dict()) == done
+
+
+def test_a_round_log_keeps_them_and_older_logs_are_read() -> None:
+    found = rounds(chances=3)
+    params = GenerateParams(seed=3, chances=3)
+    log = RoundLog.open(fake_info(256, V), params)
+    for done in found:
+        assert log.write(done) is None
+    log.close()
+    (path,) = list_runs()
+    assert read_run(path).rounds == found
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        for name in ("chances", "balance"):
+            line.pop(name, None)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    older = [replace(done, chances=(), balance=None) for done in found]
+    assert read_run(path).rounds == older

@@ -340,7 +340,7 @@ class LivePanel(Inked, Widget):
     """
 
     DEFAULT_CSS = """
-    LivePanel { width: 46; height: 1fr; padding: 0 1 0 2; }
+    LivePanel { width: 48; height: 1fr; padding: 0 1 0 2; }
     """
 
     def __init__(
