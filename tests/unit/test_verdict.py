@@ -57,7 +57,7 @@ def simulated(
     for i in range(rounds):
         if i % 9 < 1 or i < SINGLES:
             ms = machine.took(PLAIN_MS)
-            passes.append(replace(SINGLE, pass_ms=ms, declined=False))
+            passes.append(SINGLE._replace(pass_ms=ms, declined=False))
             if table is not None:
                 table.observe(1, ms)
             truth += 1.0
@@ -140,20 +140,20 @@ def rounds_of(
     tokens: int, ms: float, *, n: int = 20, drafted: int = 4, **more: float
 ) -> list[Pass]:
     one = Pass("draft", tokens, drafted, tokens - 1, min(tokens, drafted), False, 1, 0.0, ms, 20.0)
-    return [replace(one, **more)] * n
+    return [one._replace(**more)] * n
 
 
 def test_what_drafting_took_counts_even_where_nothing_came_of_it() -> None:
-    plain = replace(SINGLE, pass_ms=20.0, declined=False)
+    plain = SINGLE._replace(pass_ms=20.0, declined=False)
     quiet = judge([*rounds_of(2, 20.0), *[plain] * 20])
-    looked = judge([*rounds_of(2, 20.0), *[replace(plain, draft_ms=10.0)] * 20])
+    looked = judge([*rounds_of(2, 20.0), *[plain._replace(draft_ms=10.0)] * 20])
     assert quiet.ratio == pytest.approx(60 / 40)
     assert looked.ratio == pytest.approx(60 / 50)
 
 
 def test_reading_the_text_is_a_cost_and_no_hiccup() -> None:
     passes = [one for ms in (29.0, 31.0) * 10 for one in rounds_of(3, ms, n=1, draft_ms=5.0)]
-    read = [replace(passes[0], draft_ms=65.0, read=200), *passes[1:]]
+    read = [passes[0]._replace(draft_ms=65.0, read=200), *passes[1:]]
     before, after = judge(passes), judge(read)
     assert before.ratio == pytest.approx(60 / 35)
     assert after.ratio == pytest.approx(60 / 38)
@@ -178,10 +178,10 @@ def test_a_race_counts_its_own_plain_steps() -> None:
     [
         [],
         rounds_of(2, 20.0, n=ROUNDS - 1),
-        [replace(one, plain_ms=None) for one in rounds_of(2, 20.0)],
+        [one._replace(plain_ms=None) for one in rounds_of(2, 20.0)],
         [
-            *[replace(one, plain_ms=None) for one in rounds_of(2, 20.0)],
-            *[replace(SINGLE, declined=False)] * (SINGLES - 1),
+            *[one._replace(plain_ms=None) for one in rounds_of(2, 20.0)],
+            *[SINGLE._replace(declined=False)] * (SINGLES - 1),
         ],
     ],
 )
@@ -203,7 +203,7 @@ def test_it_is_off_once_no_guess_was_worth_it_for_a_while() -> None:
     expected = judge([SINGLE] * STILL, expected_ms=0.62)
     assert words(expected, "?").endswith("than it saves (0.6 ms a token)")
     # that nobody had a guess says nothing of what one costs
-    assert judge([replace(SINGLE, declined=False)] * 64).answer == "unknown"
+    assert judge([SINGLE._replace(declined=False)] * 64).answer == "unknown"
 
 
 def verdict_of(ratio: float, half: float) -> Verdict:
@@ -227,7 +227,7 @@ def test_the_words(ratio: float, half: float, said: str) -> None:
 
 
 def test_each_source_is_judged_alone() -> None:
-    copies = [replace(one, source="ngram") for one in rounds_of(4, 20.0)]
+    copies = [one._replace(source="ngram") for one in rounds_of(4, 20.0)]
     found = by_source([*rounds_of(1, 30.0), *copies, SINGLE])
     assert list(found) == ["draft", "ngram"]
     assert found["draft"].answer == "slower"
