@@ -13,8 +13,8 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -203,27 +203,39 @@ def surroundings(home: str, look: Look) -> Iterator[None]:
         put(before)
 
 
+@asynccontextmanager
+async def staged(
+    pair: Pair, scene: Scene, look: Look, size: tuple[int, int]
+) -> AsyncIterator[tuple[SpecllamaApp, Pilot[int]]]:
+    """An app of its own, at the end of the scene's steps."""
+    with tempfile.TemporaryDirectory() as home, surroundings(home, look):
+        app = picture_app(pair, scene, look)
+        try:
+            async with app.run_test(size=size) as pilot:
+                await scene.steps(app, pilot)
+                yield app, pilot
+        finally:
+            app.shut_down()
+
+
+async def resize(app: SpecllamaApp, pilot: Pilot[int], size: tuple[int, int]) -> None:
+    await pilot.resize_terminal(*size)
+    app.clear_notifications()
+    await pilot.pause(0.1)
+
+
 async def draw(
     path: Path, pair: Pair, scene: Scene, sizes: dict[str, tuple[int, int]], look: Look
 ) -> list[Path]:
     """One run of a scene, drawn in every size: ``path`` + the size's name + ".svg"."""
     drawn: list[Path] = []
-    with tempfile.TemporaryDirectory() as home, surroundings(home, look):
-        app = picture_app(pair, scene, look)
-        try:
-            async with app.run_test(size=next(iter(sizes.values()))) as pilot:
-                await scene.steps(app, pilot)
-                for name, size in sizes.items():
-                    await pilot.resize_terminal(*size)
-                    app.clear_notifications()
-                    await pilot.pause(0.1)
-                    target = path.with_name(f"{path.name}{name}.svg")
-                    target.write_text(
-                        self_contained(app.export_screenshot(title="specllama")), "utf-8"
-                    )
-                    drawn.append(target)
-        finally:
-            app.shut_down()
+    async with staged(pair, scene, look, next(iter(sizes.values()))) as (app, pilot):
+        for name, size in sizes.items():
+            await resize(app, pilot, size)
+            target = path.with_name(f"{path.name}{name}.svg")
+            svg = app.export_screenshot(title="specllama")
+            target.write_text(self_contained(svg), "utf-8")
+            drawn.append(target)
     return drawn
 
 

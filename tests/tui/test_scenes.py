@@ -1,0 +1,70 @@
+"""Every screen in every size, as text: what is where. The colours are in test_snapshots.py.
+
+After looking at what changed (``make gallery`` draws all of it as pictures):
+``pytest tests/tui/test_scenes.py --snapshot-update``.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from conftest import screen_text
+from textual.pilot import Pilot
+
+from specllama.models import fit, memory
+from specllama.tui import checklist, clipboard
+from specllama.tui.app import SpecllamaApp
+from specllama.tui.screenshots import LOOKS, SCENES, SIZES, Pair, resize, staged
+from specllama.tui.widgets import first_look
+
+KEPT = Path(__file__).parent / "__snapshots__" / "scenes"
+PAGE = re.compile(r"^== (\d+x\d+)\n(.*?)\n(?=== \d|\Z)", re.MULTILINE | re.DOTALL)
+PATIENCE_S, SETTLED_S = 10.0, 1.0
+DASHES = re.compile(r"(^|\s)[–-]( +[–-])+(\s|$)")
+
+
+@pytest.fixture(autouse=True)
+def _as_on_one_machine(monkeypatch: pytest.MonkeyPatch, nobody_else: Path) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: int(6e9))
+    monkeypatch.setattr(memory, "total_memory", lambda: int(16e9))
+    monkeypatch.setattr(memory, "repacked_types", lambda: frozenset({"Q4_0"}))
+    monkeypatch.setattr(fit, "machine_memory", lambda: 16e9)
+    monkeypatch.setattr(checklist, "day", lambda when_s, now_s: "12 Nov")
+    monkeypatch.setattr(first_look, "STAGE_S", 3600.0)
+    monkeypatch.setattr(clipboard, "here", lambda: Path("/"))
+
+
+def _page(app: SpecllamaApp) -> str:
+    return "\n".join(line.rstrip() for line in screen_text(app).split("\n"))
+
+
+async def _settled(app: SpecllamaApp, pilot: Pilot[int], expected: str | None) -> str:
+    """The screen as expected; else what is shown when nothing moves any more."""
+    end = time.monotonic() + (PATIENCE_S if expected is not None else SETTLED_S)
+    while (shown := _page(app)) != expected and time.monotonic() < end:
+        await pilot.pause(0.02)
+    return shown
+
+
+@pytest.mark.parametrize("look", ["dark", "ascii"])
+@pytest.mark.parametrize("name", SCENES)
+async def test_every_size(name: str, look: str, request: pytest.FixtureRequest) -> None:
+    kept = KEPT / f"{name}-{look}.txt"
+    draws_anew = request.config.option.update_snapshots
+    pages = {} if draws_anew else dict(PAGE.findall(kept.read_text("utf-8")))
+    drawn = {}
+    async with staged(Pair(), SCENES[name], LOOKS[look], SIZES[0]) as (app, pilot):
+        for width, height in SIZES:
+            size = f"{width}x{height}"
+            await resize(app, pilot, (width, height))
+            drawn[size] = shown = await _settled(app, pilot, pages.get(size))
+            assert not DASHES.search(shown), shown
+            assert look != "ascii" or shown.isascii(), {c for c in shown if not c.isascii()}
+            if not draws_anew:
+                assert shown == pages[size]
+    if draws_anew:
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text("".join(f"== {k}\n{v}\n" for k, v in drawn.items()), "utf-8")
