@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +18,14 @@ from textual.pilot import Pilot
 from specllama import paths
 from specllama.events import Event, RoundDone
 from specllama.interface import Message
+from specllama.models import fit, memory
 from specllama.params import GenerateParams
+from specllama.tui import checklist, clipboard
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
 from specllama.tui.demo import InlineHost
 from specllama.tui.state import Preferences
+from specllama.tui.widgets import first_look
 from specllama.tui.widgets.transcript import Note
 
 LIMIT_S = 60.0
@@ -173,3 +177,15 @@ def start() -> Callable[..., Any]:
             app.shut_down()
 
     return running
+
+
+@pytest.fixture
+def one_machine(monkeypatch: pytest.MonkeyPatch, nobody_else: Path) -> None:
+    """What screens say of the machine and the day, the same everywhere."""
+    monkeypatch.setattr(memory, "available_memory", lambda: int(6e9))
+    monkeypatch.setattr(memory, "total_memory", lambda: int(16e9))
+    monkeypatch.setattr(memory, "repacked_types", lambda: frozenset({"Q4_0"}))
+    monkeypatch.setattr(fit, "machine_memory", lambda: 16e9)
+    monkeypatch.setattr(checklist, "day", lambda when_s, now_s: "12 Nov")
+    monkeypatch.setattr(first_look, "STAGE_S", 3600.0)
+    monkeypatch.setattr(clipboard, "here", lambda: Path("/"))

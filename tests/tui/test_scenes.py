@@ -14,27 +14,13 @@ import pytest
 from conftest import screen_text
 from textual.pilot import Pilot
 
-from specllama.models import fit, memory
-from specllama.tui import checklist, clipboard
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.screenshots import LOOKS, SCENES, SIZES, Pair, resize, staged
-from specllama.tui.widgets import first_look
 
 KEPT = Path(__file__).parent / "__snapshots__" / "scenes"
 PAGE = re.compile(r"^== (\d+x\d+)\n(.*?)\n(?=== \d|\Z)", re.MULTILINE | re.DOTALL)
 PATIENCE_S, SETTLED_S = 10.0, 1.0
 DASHES = re.compile(r"(^|\s)[–-]( +[–-])+(\s|$)")
-
-
-@pytest.fixture(autouse=True)
-def _as_on_one_machine(monkeypatch: pytest.MonkeyPatch, nobody_else: Path) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: int(6e9))
-    monkeypatch.setattr(memory, "total_memory", lambda: int(16e9))
-    monkeypatch.setattr(memory, "repacked_types", lambda: frozenset({"Q4_0"}))
-    monkeypatch.setattr(fit, "machine_memory", lambda: 16e9)
-    monkeypatch.setattr(checklist, "day", lambda when_s, now_s: "12 Nov")
-    monkeypatch.setattr(first_look, "STAGE_S", 3600.0)
-    monkeypatch.setattr(clipboard, "here", lambda: Path("/"))
 
 
 def _page(app: SpecllamaApp) -> str:
@@ -49,6 +35,7 @@ async def _settled(app: SpecllamaApp, pilot: Pilot[int], expected: str | None) -
     return shown
 
 
+@pytest.mark.usefixtures("one_machine")
 @pytest.mark.parametrize("look", ["dark", "ascii"])
 @pytest.mark.parametrize("name", SCENES)
 async def test_every_size(name: str, look: str, request: pytest.FixtureRequest) -> None:

@@ -14,21 +14,17 @@ from fakes import Reply, ScriptedEngine
 from textual.pilot import Pilot
 
 from specllama.errors import DoesNotFit
-from specllama.models import memory
 from specllama.params import GenerateParams
 from specllama.store.sessions import SessionStore
 from specllama.store.tree import StoredMessage
-from specllama.tui import checklist
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
-from specllama.tui.demo import DemoEngine, DemoFactory, InlineHost
-from specllama.tui.screens.methods import MethodsScreen
+from specllama.tui.demo import DemoFactory, InlineHost
 from specllama.tui.screens.models import ModelsScreen
-from specllama.tui.screens.race import RaceScreen
-from specllama.tui.screenshots import ask, until
+from specllama.tui.screenshots import LOOKS, SCENES, Pair, ask, picture_app, until
 
 Steps = Callable[[Pilot[int]], Awaitable[None]]
-WIDE, USUAL, SMALL = (120, 36), (80, 24), (60, 16)
+WIDE, MIDDLE, USUAL, SMALL = (120, 36), (100, 30), (80, 24), (60, 16)
 
 
 def make(recipe: Any = None, chances: int | None = None, **options: Any) -> SpecllamaApp:
@@ -60,19 +56,6 @@ def after(*keys: str, question: bool = True) -> Steps:
     return steps
 
 
-@pytest.mark.parametrize("size", [WIDE, USUAL, SMALL], ids=["120x36", "80x24", "60x16"])
-def test_chat(snap_compare: Any, size: tuple[int, int]) -> None:
-    assert snap_compare(make(), run_before=after(), terminal_size=size)
-
-
-def test_empty(snap_compare: Any) -> None:
-    assert snap_compare(make(), run_before=after(question=False), terminal_size=USUAL)
-
-
-def test_as_drafted_with_ghosts(snap_compare: Any) -> None:
-    assert snap_compare(make(), run_before=after("f2", "f2"), terminal_size=USUAL)
-
-
 @pytest.mark.parametrize("size", [USUAL, SMALL], ids=["80x24", "60x16"])
 def test_figures(snap_compare: Any, size: tuple[int, int]) -> None:
     """In the place of the conversation, where there is no room beside it."""
@@ -82,12 +65,6 @@ def test_figures(snap_compare: Any, size: tuple[int, int]) -> None:
 def test_ansi_theme(snap_compare: Any) -> None:
     app = make()
     app.prefs.theme = "ansi-dark"
-    assert snap_compare(app, run_before=after("f2"), terminal_size=USUAL)
-
-
-def test_light_theme_and_ascii(snap_compare: Any) -> None:
-    app = make()
-    app.prefs.theme, app.glyph_choice = "specllama-light", "ascii"
     assert snap_compare(app, run_before=after("f2"), terminal_size=USUAL)
 
 
@@ -107,62 +84,9 @@ def test_long_stream(snap_compare: Any) -> None:
     assert snap_compare(make(Recipe(engine)), run_before=after(), terminal_size=USUAL)
 
 
-@pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x36", "60x16"])
-def test_inspector(snap_compare: Any, size: tuple[int, int]) -> None:
-    steps = after("f3", "n", "n", "n", "right", "right")
-    assert snap_compare(make(), run_before=steps, terminal_size=size)
-
-
 def test_inspector_argues_with_the_likeliest(snap_compare: Any) -> None:
     steps = after("f3", "n", "n", "n", "n", "right", "right")
     assert snap_compare(make(chances=3), run_before=steps, terminal_size=WIDE)
-
-
-def test_inspector_tree(snap_compare: Any) -> None:
-    recipe = Recipe(DemoEngine(tree=True))
-    steps = after("f3", "n", "right", "right")
-    assert snap_compare(make(recipe), run_before=steps, terminal_size=USUAL)
-
-
-@pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x36", "60x16"])
-@pytest.mark.parametrize("tab", ["1", "2", "5"], ids=["race", "sweep", "checks"])
-def test_race(
-    snap_compare: Any, size: tuple[int, int], tab: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checklist, "day", lambda when_s, now_s: "12 Nov")
-    monkeypatch.setattr(memory, "available_memory", lambda: int(6e9))
-    monkeypatch.setattr(memory, "total_memory", lambda: int(16e9))
-
-    async def steps(pilot: Pilot[int]) -> None:
-        await after("f4")(pilot)
-        screen = pilot.app.screen
-        assert isinstance(screen, RaceScreen)
-        await until(pilot, screen.raced)
-        screen.action_skip()
-        await pilot.press(tab)
-        if tab == "2":
-            await pilot.press("enter")
-            await until(pilot, screen.raced)
-        await pilot.pause()
-
-    assert snap_compare(make(), run_before=steps, terminal_size=size)
-
-
-@pytest.mark.parametrize("size", [WIDE, USUAL, SMALL], ids=["120x36", "80x24", "60x16"])
-def test_methods(snap_compare: Any, size: tuple[int, int]) -> None:
-    async def steps(pilot: Pilot[int]) -> None:
-        await after("f5")(pilot)
-        screen = pilot.app.screen
-        assert isinstance(screen, MethodsScreen)
-        await until(pilot, lambda: screen.record is not None)
-
-    assert snap_compare(make(), run_before=steps, terminal_size=size)
-
-
-@pytest.mark.parametrize("size", [WIDE, USUAL, SMALL], ids=["120x36", "80x24", "60x16"])
-def test_settings(snap_compare: Any, size: tuple[int, int]) -> None:
-    steps = after("f8", *["down"] * 4)
-    assert snap_compare(make(), run_before=steps, terminal_size=size)
 
 
 @pytest.mark.parametrize("size", [WIDE, USUAL, SMALL], ids=["120x36", "80x24", "60x16"])
@@ -200,5 +124,20 @@ def test_sessions(snap_compare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert snap_compare(make(), run_before=after("f7", question=False), terminal_size=USUAL)
 
 
-def test_help(snap_compare: Any) -> None:
-    assert snap_compare(make(), run_before=after("f1", question=False), terminal_size=WIDE)
+@pytest.mark.usefixtures("one_machine")
+@pytest.mark.parametrize("look", ["dark", "light", "mono"])
+@pytest.mark.parametrize("name", SCENES)
+def test_every_screen(
+    snap_compare: Any, name: str, look: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In colours; test_scenes.py has the other sizes."""
+    if not LOOKS[look].color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    app = picture_app(Pair(), SCENES[name], LOOKS[look])
+
+    async def steps(pilot: Pilot[int]) -> None:
+        await SCENES[name].steps(app, pilot)
+        app.clear_notifications()
+        await pilot.pause()
+
+    assert snap_compare(app, run_before=steps, terminal_size=MIDDLE)
