@@ -159,6 +159,7 @@ class Glyphs:
     untested: str = "·"
     bars: str = "▁▂▃▄▅▆▇█"
     full: str = "█"
+    shade: str = "▒"
     half: str = "▌"
     line: str = "━"
     track: str = "─"
@@ -231,6 +232,7 @@ ASCII = Glyphs(
     untested=".",
     bars="_.-=+*%#",
     full="#",
+    shade=":",
     half="#",
     line="=",
     track="-",

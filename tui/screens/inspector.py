@@ -39,7 +39,7 @@ class InspectorScreen(Page):
     plus and minus change the speed, O opens another reply or a logged run.
 
     Each row at the left is a round: as long as it took, with the tokens that it wrote; green won
-    time against plain decoding, amber lost some.
+    time against plain decoding, amber and shaded lost some.
 
     conf is the proposer's own guess that the token will be accepted, q the probability it gave
     the token, p the target's, where they were computed. u is the coin that was thrown for

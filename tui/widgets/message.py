@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
+from textual.geometry import Size
 from textual.widget import Widget
 from textual.widgets import Collapsible, Markdown, Static
 
@@ -25,7 +26,9 @@ from specllama.verdict import Pass, by_source, details, lead
 
 FOLD_CHARS = 3000
 CHUNK_CHARS = 4000
-SHORT_SEED = 10**6  # a smaller seed was chosen by a person, who wants to see it
+
+Piece = tuple[str, str]
+"""Words and their style."""
 
 REASONS = {
     "cancelled": "stopped",
@@ -177,7 +180,6 @@ class AssistantMessage(MessageView):
         border: none; padding: 0; background: transparent; margin: 0 0 1 0;
     }
     AssistantMessage Collapsible Static { color: $muted; height: auto; }
-    AssistantMessage > .foot { height: auto; }
     """
 
     def __init__(
@@ -215,7 +217,7 @@ class AssistantMessage(MessageView):
         yield Static(self.heading(), classes="name")
         with Vertical(classes="body"):
             pass
-        yield Static(self._foot(), markup=False, classes="foot")
+        yield FootLine(self._foot())
 
     def heading(self) -> Content:
         return self.named(self.speaker, "bold $primary")
@@ -249,18 +251,18 @@ class AssistantMessage(MessageView):
         await self._build()
         self.redraw_foot()
 
-    def _foot(self) -> Content:
+    def _foot(self) -> list[list[Piece]]:
         if self.foot:
-            return Content.assemble((self.foot, self.ink.muted))
+            return [[(self.foot, self.ink.muted)]]
         if self.live:
-            return Content.assemble((self.glyphs.cursor, "$primary"))
+            return [[(self.glyphs.cursor, "$primary")]]
         done = self.record.finished
         if done is None:
-            return Content("")
-        line = footer_line(self, done, self.record, self.app.size.width - 6)
-        if self.text or self.reasoning:
-            return line
-        return Content.assemble((f"empty reply {self.glyphs.dot} ", self.ink.muted), line)
+            return []
+        lines = footer_lines(self, done, self.record)
+        if not (self.text or self.reasoning):
+            lines[0].insert(0, ("empty reply", self.ink.muted))
+        return lines
 
     # ------------------------------------------------------------------ streaming
 
@@ -295,7 +297,7 @@ class AssistantMessage(MessageView):
         self.redraw_foot()
 
     def redraw_foot(self) -> None:
-        self.query_one(".foot", Static).update(self._foot())
+        self.query_one(FootLine).put(self._foot())
 
     async def _put(self, text: str) -> None:
         if not text:
@@ -384,33 +386,66 @@ class AssistantMessage(MessageView):
             self.notify(target, title="Link", markup=False)
 
 
-def footer_line(widget: Inked, done: Finished, record: Record, width: int) -> Content:
-    """Below a finished reply: its figures in lines of ``width`` columns, then whether drafting
-    paid."""
+class FootLine(Inked, Widget):
+    """Figures in lines that break between two of them, never within one."""
+
+    DEFAULT_CSS = """
+    FootLine { height: auto; }
+    """
+
+    def __init__(self, lines: list[list[Piece]]) -> None:
+        super().__init__()
+        self.lines = lines
+
+    def put(self, lines: list[list[Piece]]) -> None:
+        self.lines = lines
+        self.refresh(layout=True)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return self._flow(width).plain.count("\n") + 1
+
+    def render(self) -> Content:
+        return self._flow(self.content_size.width)
+
+    def _flow(self, width: int) -> Content:
+        dot = (f" {self.glyphs.dot} ", self.ink.muted)
+        parts: list[Piece] = []
+        for number, line in enumerate(self.lines):
+            used = 0
+            for i, (words, style) in enumerate(line):
+                if used and used + len(dot[0]) + len(words) > width:
+                    parts.append(("\n", ""))
+                    used = 0
+                elif i:
+                    parts.append(dot)
+                    used += len(dot[0])
+                elif number:
+                    parts.append(("\n", ""))
+                parts.append((words, style))
+                used += len(words)
+        return Content.assemble(*parts)
+
+
+def footer_lines(widget: Inked, done: Finished, record: Record) -> list[list[Piece]]:
+    """Below a finished reply: its figures, then whether drafting paid."""
     ink, glyphs = widget.ink, widget.glyphs
-    dot = f" {glyphs.dot} "
     tokens = len(done.token_ids)
-    parts = [f"{tokens} token{'s' if tokens != 1 else ''}"]
-    if (speed := record.tokens_per_s()) is not None:
-        parts.append(f"{rate(speed)} tok/s")
-    if done.verdict is None:
-        parts.append("plain")
-    parts.append(f"TTFT {duration(done.timings.ttft_ms)}")
-    with_seed = [*parts, f"seed {done.seed}"]
-    # A drawn seed is long, and the log has it: not worth another line.
-    if done.seed < SHORT_SEED or len(dot.join(with_seed)) // width == len(dot.join(parts)) // width:
-        parts = with_seed
-    line: list[tuple[str, str]] = [(dot.join(parts), ink.muted)]
-    if done.near_ties:
-        line.append((f"{dot}{done.near_ties} near-ties", ink.warn))
+    figures = [(f"{tokens} token{'s' if tokens != 1 else ''}", ink.muted)]
     if (why := REASONS.get(done.reason)) is not None:
-        line.insert(0, (f"{why}{dot}", ink.warn if done.reason != "stop_string" else ink.muted))
-    if (verdict := done.verdict) is not None:
-        style = ink.verdict(verdict.answer)
-        line.append((f"\n{glyphs.text(lead(verdict, MEASURE))}", style))
-        rest = details(verdict) + sources(record, widget.glyphs)
-        line += [(f"{dot}{words}", ink.muted) for words in rest]
-    return Content.assemble(*line)
+        figures.insert(0, (why, ink.warn if done.reason != "stop_string" else ink.muted))
+    if (speed := record.tokens_per_s()) is not None:
+        figures.append((f"{rate(speed)} tok/s", ink.muted))
+    if done.verdict is None:
+        figures.append(("plain", ink.muted))
+    figures.append((f"TTFT {duration(done.timings.ttft_ms)}", ink.muted))
+    figures.append((f"seed {done.seed}", ink.muted))
+    if done.near_ties:
+        figures.append((f"{done.near_ties} near-ties", ink.warn))
+    if (verdict := done.verdict) is None:
+        return [figures]
+    rest = details(verdict) + sources(record, glyphs)
+    paid = [(glyphs.text(lead(verdict, MEASURE)), ink.verdict(verdict.answer))]
+    return [figures, paid + [(words, ink.muted) for words in rest]]
 
 
 def sources(record: Record, glyphs: Glyphs) -> list[str]:

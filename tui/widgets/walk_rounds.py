@@ -13,8 +13,8 @@ from specllama.tui.widgets.walk import children_of
 def rounds_rows(
     rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, width: int, height: int
 ) -> Content:
-    """A row a round: as long as it took, green if it won time and amber if it lost some. Below the
-    row of a tree its branches."""
+    """A row a round: as long as it took, green if it won time, amber and shaded if it lost some.
+    Below the row of a tree its branches."""
     if not rounds or height < 1:
         return Content("")
     branches = {at: tree_lines(rounds[at], glyphs)[: height - 1]}
@@ -37,13 +37,14 @@ def rounds_rows(
     rows: list[Content] = []
     for i, (done, ms) in enumerate(zip(shown, times, strict=True), first):
         won = None if done.plain_ms is None else done.plain_ms * len(done.emitted) - ms
-        style = ink.muted if won is None else ink.good if won > 0 else ink.warn
+        lost = won is not None and won <= 0
+        style = ink.muted if won is None else ink.warn if lost else ink.good
         length = max(1, min(room, round(room * ms / longest)))
         mark = glyphs.play if i == at else " "
         rows.append(
             Content.assemble(
                 (f"{mark}{i:>4} ", "bold" if i == at else ink.muted),
-                (glyphs.full * length, style),
+                ((glyphs.shade if lost else glyphs.full) * length, style),
                 (f" {len(done.emitted)}", ink.muted),
             )
         )
