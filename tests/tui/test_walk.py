@@ -175,8 +175,12 @@ def test_rounds_as_rows_are_as_long_as_they_took() -> None:
     drawn = walk_rounds.rounds_rows(some, 20, UNICODE, INK, 30, 12).plain.splitlines()
     assert len(drawn) == 12
     assert next(line for line in drawn if "▶" in line).split()[1] == "20"
-    lengths = [line.count("█") for line in drawn]
+    lengths = [line.count("█") + line.count("▒") for line in drawn]
     assert lengths == sorted(lengths)
+    shaded = ["▒" in line for line in drawn]  # those that lost time, without colours, too
+    assert shaded == sorted(shaded)
+    assert True in shaded
+    assert False in shaded
     assert max(map(len, drawn)) <= 30
     assert walk_rounds.rounds_rows([], 0, UNICODE, INK, 30, 12).plain == ""
 

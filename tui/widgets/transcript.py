@@ -49,9 +49,18 @@ class Transcript(VerticalScroll, can_focus=False):
         super().__init__(id=id)
         self._all: list[MessageView] = []
         self._hidden = 0
+        self._follows = False
 
     def on_mount(self) -> None:
         self.anchor()
+
+    def anchor(self, anchor: bool = True) -> None:
+        self._follows = anchor
+        super().anchor(anchor)
+
+    def release_anchor(self) -> None:
+        self._follows = False
+        super().release_anchor()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
@@ -60,7 +69,9 @@ class Transcript(VerticalScroll, can_focus=False):
 
     @property
     def at_end(self) -> bool:
-        return max(self.scroll_offset.y, 0) >= self.max_scroll_y  # few lines stand at the bottom
+        # Few lines stand at the bottom. Where the end is followed, the scroll position is behind it
+        # until the next frame.
+        return self._follows or max(self.scroll_offset.y, 0) >= self.max_scroll_y
 
     def page(self, step: int) -> None:
         """A page up or down; at the end new text is followed again."""
