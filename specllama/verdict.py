@@ -91,10 +91,12 @@ def judge(
     speed = _speed(passes, singles)
     newest = passes[-STILL:]
     answer: Answer = "unknown"
-    if len(newest) == STILL and all(one.declined for one in newest):
+    if speed is not None and speed.low > 1.0:
+        answer = "faster"  # whatever its last rounds did
+    elif len(newest) == STILL and all(one.declined for one in newest):
         answer = "off"
     elif speed is not None:
-        answer = "faster" if speed.low > 1.0 else "slower" if speed.high < 1.0 else "unsure"
+        answer = "slower" if speed.high < 1.0 else "unsure"
     return Verdict(
         answer=answer,
         ratio=None if speed is None else speed.ratio,

@@ -206,6 +206,12 @@ def test_it_is_off_once_no_guess_was_worth_it_for_a_while() -> None:
     assert judge([SINGLE._replace(declined=False)] * 64).answer == "unknown"
 
 
+def test_what_paid_paid_whatever_the_last_rounds_did() -> None:
+    paid = rounds_of(4, 30.0)
+    found = judge([*paid, *[SINGLE] * STILL])
+    assert found.answer == "faster"
+
+
 def verdict_of(ratio: float, half: float) -> Verdict:
     low, high = ratio - half, ratio + half
     answer = "faster" if low > 1 else "slower" if high < 1 else "unsure"
