@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from specllama.events import Finished, RoundDone, Started
+from specllama.events import RoundDone, Started
 from specllama.tui.record import Record
 from specllama.verdict import SINGLES
 
@@ -44,10 +44,8 @@ def by_depth(record: Record) -> list[tuple[int, int]]:
     if record.rounds:
         return list(zip(record.stats.accepted_at, record.stats.drafted_at, strict=True))
     done = record.finished
-    return [] if done is None else _pairs(done)
-
-
-def _pairs(done: Finished) -> list[tuple[int, int]]:
+    if done is None:
+        return []
     return list(zip(done.accepted_per_position, done.drafted_per_position, strict=False))
 
 

@@ -86,9 +86,9 @@ class TurnScreen(Inked, Screen[None]):
         panel = self.query_one(LivePanel)
         panel.refresh()
         self.set_class(panel.record() is None, "-new")
-        self.prompt.border_subtitle = (
-            "Esc stops, Enter waits its turn" if self.busy else "Enter sends, Ctrl+J new line"
-        )
+        keys = "Esc stops, Enter waits its turn" if self.busy else "Enter sends, Ctrl+J new line"
+        if keys != self.prompt.border_subtitle:  # setting it draws the prompt anew
+            self.prompt.border_subtitle = keys
         self.call_after_refresh(self.mark_end)  # once what was written has its place
         why = self.query_one(WhyLine)
         why.set_class(why.is_warning, "-warning")
@@ -99,7 +99,7 @@ class TurnScreen(Inked, Screen[None]):
         below = not self.transcript.at_end
         words = "new text below" if self.busy else "more below"
         title = f"{self.glyphs.down} {words}: Ctrl+End" if below else ""
-        if title != self.prompt.border_title:  # setting it draws the screen anew
+        if title != self.prompt.border_title:
             self.prompt.border_title = title
 
     def refresh_top(self) -> None:
