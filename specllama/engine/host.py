@@ -16,13 +16,14 @@ child ends itself when the pipe closes: a dead parent leaves nothing behind.
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from specllama.cancel import Cancel
-from specllama.engine.process import Child
+from specllama.engine.process import Child, Tell
 from specllama.engine.serving import EngineFactory as EngineFactory
 from specllama.engine.serving import OnEvent
 from specllama.errors import EngineError, SpecllamaError
@@ -151,41 +152,57 @@ class EngineHost:
         assert child is not None
         if fresh:
             yield Notice("The engine was started again.", topic="engine")
-        request = child.ask("generate", prompt, params)
-        finished = False
+        inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        request_id = child.ask(inbox.put, "generate", prompt, params)
         try:
             # through the inbox, so that whoever sets it (perhaps a signal handler) need not wait
-            with (cancel or Cancel()).calling(lambda: request.inbox.put(("cancel", None))):
+            with (cancel or Cancel()).calling(lambda: inbox.put(("cancel", None))):
                 while True:
-                    kind, payload = request.inbox.get()
+                    kind, payload = inbox.get()
                     if kind == "cancel":
-                        child.cancel(request.id)
+                        child.cancel(request_id)
                     elif kind == "events":
                         yield from payload
                     elif kind == "end":
-                        finished = True
                         return
                     else:
-                        finished = True
                         raise payload
         finally:
             # The child serves requests in order, so there is no need to wait for an abandoned one.
-            if not finished:
-                child.cancel(request.id)
-            child.forget(request.id)
+            if child.forget(request_id):
+                child.cancel(request_id)
+
+    def submit(self, prompt: Prompt, params: GenerateParams, tell: Tell) -> Callable[[], None]:
+        """Begin a request of a healthy child; ``tell`` is called by another thread.
+
+        Returns what cancels it: its last event comes all the same.
+
+        Raises:
+            EngineError: there is no child, see ``start``.
+        """
+        child = self._healthy()
+        request_id = child.ask(tell, "generate", prompt, params)
+        return lambda: child.cancel(request_id)
+
+    def ask(self, method: str, *args: Any, tell: Tell) -> None:
+        """Call a method of the child's engine that answers and changes nothing."""
+        child = self._healthy()
+        child.ask(tell, "call", method, args)
 
     def count_tokens(self, prompt: str | Sequence[Message]) -> int:
         self.start()
-        child = self._child
-        assert child is not None
-        request = child.ask("count", prompt)
-        try:
-            kind, payload = request.inbox.get()
-        finally:
-            child.forget(request.id)
+        inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self.ask("count_tokens", prompt, tell=inbox.put)
+        kind, payload = inbox.get()
         if kind == "result":
             return int(payload)
         raise payload
+
+    def _healthy(self) -> Child:
+        child = self._child
+        if child is None:
+            raise EngineError("no engine is running")
+        return child
 
     def close(self) -> None:
         """Ask, then terminate, then kill. Idempotent, callable from any thread, also mid-load."""

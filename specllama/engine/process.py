@@ -6,12 +6,11 @@ import contextlib
 import itertools
 import multiprocessing
 import os
-import queue
 import signal
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,10 +24,8 @@ REAP_S = 5.0
 LAST_WORDS_BYTES = 8192
 
 
-@dataclass(slots=True)
-class Request:
-    id: int
-    inbox: queue.SimpleQueue[tuple[str, Any]]
+Tell = Callable[[tuple[str, Any]], object]
+"""Takes (kind, payload): ("events", list) any number of times, then "end", "result" or "error"."""
 
 
 class Child:
@@ -39,7 +36,7 @@ class Child:
         self.death: SpecllamaError | None = None
         self._on_event = on_event
         self._ids = itertools.count(1)
-        self._inboxes: dict[int, queue.SimpleQueue[tuple[str, Any]]] = {}
+        self._tells: dict[int, Tell] = {}
         self._ready = threading.Event()
         self._send_lock = threading.Lock()
         self._reap_lock = threading.Lock()
@@ -67,18 +64,26 @@ class Child:
             raise self.death or EngineError("the engine was closed while loading")
         return self.info
 
-    def ask(self, verb: str, *args: Any) -> Request:
-        request = Request(next(self._ids), queue.SimpleQueue())
-        self._inboxes[request.id] = request.inbox
-        if not self._send((verb, request.id, *args)) or self.death is not None:
-            request.inbox.put(("error", self.death or EngineDied("the engine process ended")))
-        return request
+    def ask(self, tell: Tell, verb: str, *args: Any) -> int:
+        """Send a request; ``tell`` is called with what comes of it, mostly by the reader thread."""
+        request_id = next(self._ids)
+        self._tells[request_id] = tell
+        if not self._send((verb, request_id, *args)) or self.death is not None:
+            self._answer(request_id, "error", self.death or EngineDied("the engine process ended"))
+        return request_id
+
+    def _answer(self, request_id: int, kind: str, payload: Any) -> None:
+        """Tell of it; all but events is the last word."""
+        take = self._tells.get if kind == "events" else self._tells.pop
+        if (tell := take(request_id, None)) is not None:
+            tell((kind, payload))
 
     def cancel(self, request_id: int) -> None:
         self._send(("cancel", request_id))
 
-    def forget(self, request_id: int) -> None:
-        self._inboxes.pop(request_id, None)
+    def forget(self, request_id: int) -> bool:
+        """Tell nothing more of it; whether it was still going on."""
+        return self._tells.pop(request_id, None) is not None
 
     def stop(self, grace_s: float) -> None:
         self._stopping = True
@@ -122,9 +127,7 @@ class Child:
                     if self._on_event is not None:
                         self._on_event(payload)
                 else:
-                    inbox = self._inboxes.get(request_id)
-                    if inbox is not None:
-                        inbox.put((kind, payload))
+                    self._answer(request_id, kind, payload)
         except (EOFError, OSError):
             pass
         finally:
@@ -141,8 +144,8 @@ class Child:
         else:
             self.death = _obituary(self.process.exitcode, self._log, loading=self.info is None)
         self._ready.set()
-        for inbox in list(self._inboxes.values()):
-            inbox.put(("error", self.death))
+        for request_id in list(self._tells):
+            self._answer(request_id, "error", self.death)
         with contextlib.suppress(OSError):
             self._conn.close()
         with contextlib.suppress(OSError):

@@ -159,8 +159,8 @@ def _pump(engine: Stepped, link: Link) -> None:
             if work is None:
                 return
             verb, request_id, *args = work
-            if verb == "count":
-                _count(engine, link, request_id, args[0])
+            if verb == "call":
+                _call(engine, link, request_id, *args)
             else:
                 waiting.append((request_id, *args))
         while waiting and engine.free:
@@ -187,9 +187,11 @@ def _pump(engine: Stepped, link: Link) -> None:
                 link.event(request_id, said)
 
 
-def _count(engine: Stepped, link: Link, request_id: int, prompt: Prompt) -> None:
+def _call(
+    engine: Stepped, link: Link, request_id: int, method: str, args: tuple[Any, ...]
+) -> None:
     try:
-        link.send("result", request_id, engine.count_tokens(prompt))  # type: ignore[arg-type]
+        link.send("result", request_id, getattr(engine, method)(*args))
         link.forget(request_id)
     except Exception as error:
         link.end(request_id, error)
