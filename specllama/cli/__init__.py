@@ -29,6 +29,7 @@ SUMMARIES = {
     "prove": "Prove that speculation does not change the text.",
     "tune": "Measure this machine and choose the best settings.",
     "bench": "Measure speed with and without speculation.",
+    "serve": "Answer clients over HTTP, many at once.",
     "quantize": "Make a model file smaller.",
     "convert": "Turn published draft heads into loadable files.",
     "doctor": "Check the installation and the machine.",

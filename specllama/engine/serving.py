@@ -187,9 +187,7 @@ def _pump(engine: Stepped, link: Link) -> None:
                 link.event(request_id, said)
 
 
-def _call(
-    engine: Stepped, link: Link, request_id: int, method: str, args: tuple[Any, ...]
-) -> None:
+def _call(engine: Stepped, link: Link, request_id: int, method: str, args: tuple[Any, ...]) -> None:
     try:
         link.send("result", request_id, getattr(engine, method)(*args))
         link.forget(request_id)

@@ -1,0 +1,133 @@
+"""``specllama serve``: many clients, one engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import click
+
+from specllama import signals
+from specllama.cli import diagnostics, loading
+from specllama.cli.options import GroupedCommand, grouped, read_text, resolve, settings_options
+from specllama.errors import SpecllamaError, UsageError
+
+PARALLEL = 4
+KEY_VARIABLE = "SPECLLAMA_API_KEY"
+
+EPILOG = """\b
+Examples:
+  specllama serve                            the bundled pair at http://127.0.0.1:8484
+  specllama serve -m qwen3-8b --parallel 8   eight conversations at once
+  specllama serve --host 0.0.0.0 --api-key-file keys.txt
+
+Clients: OpenAI's at http://127.0.0.1:8484/v1. GET /health answers 200 when the
+model is loaded. Ctrl-C lets replies end (--drain); a second one stops at once.
+"""
+
+
+@click.command("serve", cls=GroupedCommand, epilog=EPILOG)
+@settings_options()
+@grouped("--host", default="127.0.0.1", show_default=True, group="Server",
+         help="Address to listen at. Another than loopback needs a key.")  # fmt: skip
+@grouped("--port", type=click.IntRange(0, 65535), default=8484, show_default=True, group="Server",
+         help="0 takes a free one.")  # fmt: skip
+@grouped("--parallel", type=click.IntRange(1, 64), default=PARALLEL, show_default=True,
+         group="Server", metavar="N",
+         help="Conversations at once; they share the context.")  # fmt: skip
+@grouped("--alias", metavar="NAME", group="Server", help="What the model is called in answers.")
+@grouped("--api-key-file", type=click.Path(path_type=Path), group="Server",
+         help=f"Keys that let clients in, one a line; {KEY_VARIABLE} gives one, too.")  # fmt: skip
+@grouped("--insecure", is_flag=True, group="Server",
+         help="Listen at another address than loopback without a key.")  # fmt: skip
+@grouped("--allow-host", multiple=True, metavar="NAME", group="Server",
+         help="Another name that clients call this server by; repeatable.")  # fmt: skip
+@grouped("--cors-origin", multiple=True, metavar="ORIGIN", group="Server",
+         help="Let pages of this origin ask, such as https://example.org; repeatable.")  # fmt: skip
+@grouped("--queue", type=click.IntRange(0), default=64, show_default=True, group="Server",
+         metavar="N", help="Requests that may wait; further ones hear 429.")  # fmt: skip
+@grouped("--drain", type=click.FloatRange(0), default=30.0, show_default=True, group="Server",
+         metavar="SECONDS",
+         help="How long replies may go on once the server is to end.")  # fmt: skip
+@grouped("-q", "--quiet", is_flag=True, group="Output", help="Only the line with the address.")
+def command(
+    host: str,
+    port: int,
+    parallel: int,
+    alias: str | None,
+    api_key_file: Path | None,
+    insecure: bool,
+    allow_host: Sequence[str],
+    cors_origin: Sequence[str],
+    queue: int,
+    drain: float,
+    quiet: bool,
+    **flags: Any,
+) -> int:
+    """Answer clients over HTTP.
+
+    Several conversations share the passes of one engine; each writes what it would write alone.
+    """
+    for needed in ("starlette", "uvicorn"):
+        if importlib.util.find_spec(needed) is None:
+            raise SpecllamaError(
+                f"serve needs {needed}, which is not installed",
+                'install it with: pip install "specllama[serve]"',
+            )
+    from specllama.engine.host import EngineHost, LoadEngine
+    from specllama.server.desk import Desk
+    from specllama.server.guard import Access, hosts_of, is_loopback
+    from specllama.server.running import bind, run, url_of
+    from specllama.server.service import Service
+
+    settings = resolve(flags)
+    keys = _keys(api_key_file)
+    if not (is_loopback(host) or keys or insecure):
+        raise UsageError(
+            f"anybody who reaches {host} could use this server",
+            "give --api-key-file, or --insecure if that is meant",
+        )
+    model = settings["model"]
+    if model is None:
+        model = loading.DEFAULT_MODEL
+        if not quiet:
+            diagnostics.note("no model given: using the bundled tiny pair (choose one with -m)")
+    options = replace(settings.engine_options(), parallel=parallel)
+    listening = bind(host, port)
+    engine = EngineHost(LoadEngine(model, settings["draft-model"], options))
+    service = Service(
+        Desk(engine, lanes=parallel, most=queue),
+        alias or _name(model),
+        Access(hosts_of(host, allow_host), tuple(cors_origin), keys),
+        settings.generate_params(),
+    )
+    stop = Event()
+    with signals.stop_on_signals(stop):
+        run(
+            service,
+            listening,
+            stop=stop,
+            ready=lambda: diagnostics.note(f"{service.model} is served at {url_of(listening)}"),
+            drain_s=drain,
+        )
+    return diagnostics.Exit.OK
+
+
+def _keys(file: Path | None) -> tuple[str, ...]:
+    lines = [] if file is None else read_text(file, "the key file").splitlines()
+    keys = [key.strip() for key in [*lines, os.environ.get(KEY_VARIABLE, "")]]
+    keys = [key for key in keys if key and not key.startswith("#")]
+    if file is not None and not keys:
+        raise UsageError(f"the key file {file} holds no key")
+    return tuple(keys)
+
+
+def _name(model: str) -> str:
+    """What a reference is called by clients: without a folder or an ending."""
+    path = Path(model)
+    return path.stem if path.suffix in (".gguf", ".table") else model

@@ -1,0 +1,46 @@
+"""The routes of a server, and what is common to all of them."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from specllama.server import openai
+from specllama.server.dialect import openai_error
+from specllama.server.exchange import Json
+from specllama.server.guard import Guard
+from specllama.server.refusals import Refusal, loading
+from specllama.server.service import Service, guarded
+
+
+def make_app(service: Service) -> Starlette:
+    """The ASGI application of a server; the model may still be loading."""
+
+    async def health(request: Request) -> Response:
+        if not service.desk.ready:
+            raise loading()
+        return Json({"status": "ok"})
+
+    routes = [
+        Route("/health", guarded(health), methods=["GET"]),
+        Route("/v1/health", guarded(health), methods=["GET"]),
+        *openai.routes(service),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, access=service.access)],
+        exception_handlers={HTTPException: _unknown},
+    )
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    said = {404: f"there is no route {request.url.path[:200]!r}"}.get(
+        error.status_code, f"{request.method} is not for {request.url.path[:200]!r}"
+    )
+    refused = Refusal(error.status_code, said, code="unknown_route")
+    return Json(openai_error(refused), error.status_code, error.headers)

@@ -1,0 +1,177 @@
+"""OpenAI's ``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from specllama.params import GenerateParams
+from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire, now, openai_error
+from specllama.server.figures import finish_reason, metrics, timings, usage
+from specllama.server.refusals import Refusal, wrong
+from specllama.server.sampling import Sampling, params_of, schema_text
+from specllama.server.turns import Turn, messages_of
+
+MOST_REPLIES = 16
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class SchemaFormat(msgspec.Struct):
+    schema: dict[str, Any] | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    type: str
+    json_schema: SchemaFormat | None = None
+    schema: dict[str, Any] | None = None  # llama-server's place for it
+
+
+class ChatRequest(Sampling, kw_only=True):
+    messages: list[Turn]
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    timings_per_token: bool | None = None
+
+
+def schema_of(asked: ResponseFormat | None) -> str | None:
+    """The JSON schema that a reply has to fit.
+
+    Raises:
+        Refusal, UsageError: it is of no kind that we know, or cannot be enforced.
+    """
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type not in ("json_object", "json_schema"):
+        raise wrong("response_format.type", f"response_format: unknown type {asked.type!r}")
+    schema = asked.schema if asked.json_schema is None else asked.json_schema.schema
+    if schema is None and asked.type == "json_schema":
+        raise wrong("response_format.json_schema", "response_format: json_schema has no schema")
+    return schema_text(schema or {"type": "object"})
+
+
+EFFORTS = {"none": "off", "minimal": "low", "xhigh": "high"}
+
+
+def think_of(effort: str | None) -> str | None:
+    return None if effort is None else EFFORTS.get(effort, effort)
+
+
+def arguments(given: Mapping[str, Any] | None) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    return tuple(f"{name}={msgspec.json.encode(value).decode()}" for name, value in given.items())
+
+
+def wanted(body: ChatRequest, base: GenerateParams) -> Wanted:
+    """Raises Refusal, UsageError: a field is wrong."""
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= MOST_REPLIES:
+        raise wrong("n", f"n must be from 1 to {MOST_REPLIES}, got {n}")
+    params = params_of(
+        body,
+        base,
+        max_tokens=_limit(body.max_completion_tokens, body.max_tokens),
+        json_schema=schema_of(body.response_format),
+        think=think_of(body.reasoning_effort),
+        template_args=arguments(body.chat_template_kwargs),
+    )
+    return Wanted((tuple(messages_of(body.messages)),), params, n=n, stream=bool(body.stream))
+
+
+def _limit(*given: int | None) -> int | None:
+    """The first that was given; -1 means none."""
+    limit = next((one for one in given if one is not None), None)
+    return None if limit == -1 else limit
+
+
+class ChatDialect:
+    """One answer in the words of OpenAI."""
+
+    wire: Wire = "sse"
+
+    def __init__(self, body: ChatRequest, model: str) -> None:
+        self._model = model
+        self._usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        self._timings = bool(body.timings_per_token)
+        self._id = f"chatcmpl-{secrets.token_hex(12)}"
+        self._created = now()
+
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> Frame:
+        return Frame(
+            {
+                "id": self._id,
+                "object": "chat.completion.chunk",
+                "created": self._created,
+                "model": self._model,
+                "choices": choices,
+                **more,
+            }
+        )
+
+    def _delta(self, reply: Reply, delta: dict[str, Any], reason: str | None = None) -> Any:
+        return {"index": reply.index, "delta": delta, "finish_reason": reason}
+
+    def begun(self, replies: list[Reply]) -> Iterable[Frame]:
+        for reply in replies:
+            yield self._chunk([self._delta(reply, {"role": "assistant", "content": ""})])
+
+    def said(self, piece: Piece) -> Iterable[Frame]:
+        if piece.reasoning:
+            yield self._chunk([self._delta(piece.reply, {"reasoning_content": piece.reasoning})])
+        if piece.text:
+            yield self._chunk([self._delta(piece.reply, {"content": piece.text})])
+
+    def finished(self, reply: Reply) -> Iterable[Frame]:
+        yield self._chunk(
+            [self._delta(reply, {}, finish_reason(reply.finished))],
+            timings=timings([reply]),
+            metrics=metrics([reply]),
+        )
+
+    def ended(self, replies: list[Reply]) -> Iterable[Frame]:
+        if self._usage:
+            yield self._chunk(
+                [],
+                usage=usage(replies, n=len(replies)),
+                timings=timings(replies),
+                metrics=metrics(replies),
+            )
+        yield Frame("[DONE]")
+
+    def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
+        return {
+            "id": self._id,
+            "object": "chat.completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": [self._choice(reply) for reply in replies],
+            "usage": usage(replies, n=len(replies)),
+            "timings": timings(replies),
+            "metrics": metrics(replies),
+        }
+
+    def _choice(self, reply: Reply) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text}
+        if reply.reasoning:
+            message["reasoning_content"] = reply.reasoning
+        return {
+            "index": reply.index,
+            "message": message,
+            "finish_reason": finish_reason(reply.finished),
+        }
+
+    def failed(self, refusal: Refusal) -> Iterable[Frame]:
+        yield Frame(openai_error(refusal))

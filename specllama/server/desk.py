@@ -1,0 +1,277 @@
+"""Where requests wait for the engine, and hear from it: everything here runs in one event loop.
+
+The engine's process takes as many requests as it has lanes; the others wait here, by client, and
+clients take turns. A request that is over, however it ends, makes room for the next one at once.
+An engine that died is started again once somebody waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic, perf_counter
+from typing import Any, Protocol
+
+from specllama.errors import EngineDied, EngineError, SpecllamaError
+from specllama.events import Event
+from specllama.interface import EngineInfo, Prompt
+from specllama.params import GenerateParams
+from specllama.server.refusals import Refusal, loading
+
+POISON_S = 60.0  # a request that was there twice within so long when the engine died is refused
+
+Tell = Callable[[tuple[str, Any]], object]
+
+
+class Host(Protocol):
+    """What runs the engine: ``EngineHost``."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    def start(self) -> EngineInfo: ...
+
+    def submit(self, prompt: Prompt, params: GenerateParams, tell: Tell) -> Callable[[], None]: ...
+
+    def ask(self, method: str, *args: Any, tell: Tell) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """One request.
+
+    Attributes:
+        hear: called in the event loop with ("events", list), then with ("end", None) or
+            ("error", exception).
+        arrived_s, sent_s: ``perf_counter`` when it came, and when the engine got it.
+    """
+
+    prompt: Prompt
+    params: GenerateParams
+    client: str
+    hear: Tell
+    desk: Desk
+    arrived_s: float = field(default_factory=perf_counter)
+    sent_s: float = 0.0
+    stop: Callable[[], None] | None = None
+    over: bool = False
+    left: bool = False
+
+    @property
+    def queue_ms(self) -> float:
+        return ((self.sent_s or perf_counter()) - self.arrived_s) * 1e3
+
+    def cancel(self) -> None:
+        """Nobody listens any more; the lane is free before its next pass."""
+        if not self.over and not self.left:
+            self.left = True
+            if self.stop is not None:
+                self.stop()
+            else:
+                self.desk.withdraw(self)
+
+
+class Watcher(Protocol):
+    """Who sees everything that happens at the desk."""
+
+    def sent(self, ticket: Ticket) -> None: ...
+
+    def said(self, ticket: Ticket, events: list[Event]) -> None: ...
+
+    def ended(self, ticket: Ticket, error: BaseException | None) -> None: ...
+
+
+class Desk:
+    """The requests of one engine.
+
+    Args:
+        lanes: how many the engine takes at once.
+        most: how many may wait.
+    """
+
+    def __init__(self, host: Host, *, lanes: int, most: int = 64) -> None:
+        self.host = host
+        self.lanes = lanes
+        self.most = most
+        self.watchers: list[Watcher] = []
+        self.running: dict[Ticket, None] = {}
+        self.restarts = 0
+        self.closing = False
+        self._waiting: dict[str, deque[Ticket]] = {}  # by client, whose turn it is first
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting: asyncio.Task[None] | None = None
+        # what ran when the engine died: when, and until when it is refused
+        self._suspects: dict[int, tuple[float, float]] = {}
+        self._loaded = False
+
+    @property
+    def ready(self) -> bool:
+        return self._loaded and self.host.ready
+
+    @property
+    def n_waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    async def start(self) -> EngineInfo:
+        """Load; raises what ``EngineHost.start`` raises."""
+        self._loop = asyncio.get_running_loop()
+        info = await asyncio.to_thread(self.host.start)
+        self._loaded = True
+        return info
+
+    def submit(self, prompt: Prompt, params: GenerateParams, client: str, hear: Tell) -> Ticket:
+        """Take a request; ``hear`` is not called before this returns.
+
+        Raises:
+            Refusal: the model is loading, the server is about to end, or too many wait.
+        """
+        if self.closing:
+            raise Refusal(503, "the server is shutting down", "unavailable_error", "shutting_down")
+        if not self._loaded:
+            raise loading()
+        if self.n_waiting >= self.most:
+            raise Refusal(
+                429,
+                f"{self.most} requests wait already",
+                "rate_limit_error",
+                "queue_full",
+                headers={"Retry-After": "2"},
+            )
+        ticket = Ticket(prompt, params, client, hear, self)
+        if monotonic() < self._suspects.get(_fingerprint(ticket), (0, 0.0))[1]:
+            raise Refusal(500, "this request ended the engine twice", "server_error", "engine_died")
+        self._waiting.setdefault(client, deque()).append(ticket)
+        self._serve()
+        return ticket
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Take back one that waits."""
+        queue = self._waiting.get(ticket.client, deque())
+        with contextlib.suppress(ValueError):
+            queue.remove(ticket)
+            if not queue:
+                del self._waiting[ticket.client]
+            self._end(ticket, "end", None)
+
+    async def ask(self, method: str, *args: Any) -> Any:
+        """What a method of the engine returns.
+
+        Raises:
+            SpecllamaError: what it raised. Refusal: there is no engine yet.
+        """
+        if not self._loaded:
+            raise loading()
+        if not self.host.ready:
+            await asyncio.to_thread(self.host.start)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+
+        def hear(said: tuple[str, Any]) -> None:
+            kind, payload = said
+            if answer.done():
+                return
+            if kind == "result":
+                answer.set_result(payload)
+            else:
+                answer.set_exception(payload)
+
+        self.host.ask(method, *args, tell=lambda said: self._soon(hear, said))
+        return await answer
+
+    def cancel_all(self) -> None:
+        for ticket in [*self.running, *(t for queue in self._waiting.values() for t in queue)]:
+            ticket.cancel()
+
+    # -- inside --
+
+    def _soon(self, call: Callable[..., object], *args: Any) -> None:
+        """From any thread: call it in the loop."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is over, and so is whoever listened
+            self._loop.call_soon_threadsafe(call, *args)
+
+    def _serve(self) -> None:
+        """Send what the engine can take; clients take turns."""
+        while self._waiting and len(self.running) < self.lanes and not self._starting:
+            if not self.host.ready:
+                self._starting = asyncio.get_running_loop().create_task(self._restart())
+                return
+            client = next(iter(self._waiting))
+            queue = self._waiting.pop(client)
+            ticket = queue.popleft()
+            if queue:
+                self._waiting[client] = queue  # behind the others
+            self._send(ticket)
+
+    def _send(self, ticket: Ticket) -> None:
+        self.running[ticket] = None
+        ticket.sent_s = perf_counter()
+        for watcher in self.watchers:
+            watcher.sent(ticket)
+
+        def tell(said: tuple[str, Any]) -> None:
+            self._soon(self._heard, ticket, *said)
+
+        try:
+            ticket.stop = self.host.submit(ticket.prompt, ticket.params, tell)
+        except EngineError as error:
+            self._soon(self._heard, ticket, "error", error)
+
+    def _heard(self, ticket: Ticket, kind: str, payload: Any) -> None:
+        if ticket.over:
+            return
+        if kind == "events":
+            for watcher in self.watchers:
+                watcher.said(ticket, payload)
+            if not ticket.left:
+                ticket.hear((kind, payload))
+            return
+        if isinstance(payload, EngineDied):
+            self._suspect(ticket)
+        self._end(ticket, kind, payload)
+        self._serve()
+
+    def _end(self, ticket: Ticket, kind: str, payload: Any) -> None:
+        ticket.over = True
+        sent = self.running.pop(ticket, ticket) is None
+        for watcher in self.watchers if sent else ():
+            watcher.ended(ticket, payload)
+        if not ticket.left:
+            ticket.hear((kind, payload))
+
+    def _suspect(self, ticket: Ticket) -> None:
+        """Remember who was there when the engine died."""
+        what, now = _fingerprint(ticket), monotonic()
+        died, _ = self._suspects.pop(what, (-POISON_S, 0.0))
+        self._suspects[what] = now, now + POISON_S if now - died < POISON_S else 0.0
+        while len(self._suspects) > 256:
+            del self._suspects[next(iter(self._suspects))]
+
+    async def _restart(self) -> None:
+        error: SpecllamaError | None = None
+        try:
+            self.restarts += 1
+            await asyncio.to_thread(self.host.start)
+        except SpecllamaError as refused:
+            error = refused
+        finally:
+            self._starting = None
+        if error is not None:  # nobody is kept waiting for what does not come
+            waiting, self._waiting = self._waiting, {}
+            for queue in waiting.values():
+                for ticket in queue:
+                    self._end(ticket, "error", error)
+        self._serve()
+
+
+def _fingerprint(ticket: Ticket) -> int:
+    prompt = ticket.prompt
+    return hash((prompt if isinstance(prompt, str) else tuple(prompt), repr(ticket.params)))

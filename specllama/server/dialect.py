@@ -1,0 +1,138 @@
+"""What every API family translates to and from: a request as the engine takes it, and a reply.
+
+A family reads its own JSON into ``Wanted`` and spells what comes as frames; the way between
+(``exchange``) is the same for all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from specllama.events import Event, Finished, RoundDone, Started, TextDelta
+from specllama.events import ReasoningDelta as ReasoningDelta
+from specllama.interface import Prompt
+from specllama.params import GenerateParams
+from specllama.server.refusals import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a client asks for.
+
+    Attributes:
+        prompts: answered one by one, each ``n`` times.
+        n: replies to each prompt; the first has the seed of ``params``.
+        stream: send text as it comes.
+        client: who asks, for fairness.
+        slice: label of the workload; arm: of an experiment.
+    """
+
+    prompts: tuple[Prompt, ...]
+    params: GenerateParams
+    n: int = 1
+    stream: bool = False
+    client: str = ""
+    slice: str = ""
+    arm: str = ""
+
+
+@dataclass(slots=True)
+class Reply:
+    """One reply, as far as it came."""
+
+    index: int
+    text: str = ""
+    reasoning: str = ""
+    started: Started | None = None
+    finished: Finished | None = None
+    rounds: list[RoundDone] = field(default_factory=list)
+    queue_ms: float = 0.0
+
+    def take(self, events: Iterable[Event]) -> Piece:
+        """Add what came; what of it is to be said."""
+        piece = Piece(self)
+        for event in events:
+            if isinstance(event, TextDelta):
+                piece.text += event.text
+            elif isinstance(event, ReasoningDelta):
+                piece.reasoning += event.text
+            elif isinstance(event, RoundDone):
+                piece.rounds.append(event)
+            elif isinstance(event, Started):
+                self.started = event
+            elif isinstance(event, Finished):
+                self.finished = event
+        self.text += piece.text
+        self.reasoning += piece.reasoning
+        self.rounds += piece.rounds
+        return piece
+
+
+@dataclass(slots=True)
+class Piece:
+    """What came of a reply at once."""
+
+    reply: Reply
+    text: str = ""
+    reasoning: str = ""
+    rounds: list[RoundDone] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message of a stream; ``data`` is JSON, or a text as it is."""
+
+    data: Mapping[str, Any] | str
+    event: str = ""
+
+
+Wire = Literal["sse", "ndjson"]
+
+
+class Dialect(Protocol):
+    """How one family spells one answer."""
+
+    wire: Wire
+
+    def begun(self, replies: list[Reply]) -> Iterable[Frame]:
+        """The request was taken."""
+        ...
+
+    def said(self, piece: Piece) -> Iterable[Frame]:
+        """Some of a reply came."""
+        ...
+
+    def finished(self, reply: Reply) -> Iterable[Frame]:
+        """One reply is over."""
+        ...
+
+    def ended(self, replies: list[Reply]) -> Iterable[Frame]:
+        """All are."""
+        ...
+
+    def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
+        """The answer to a client that does not want a stream."""
+        ...
+
+    def failed(self, refusal: Refusal) -> Iterable[Frame]:
+        """An error in the middle of a stream."""
+        ...
+
+
+def now() -> int:
+    """Seconds since 1970."""
+    return int(time.time())
+
+
+def openai_error(refusal: Refusal) -> dict[str, Any]:
+    return {
+        "error": {
+            "message": refusal.message,
+            "type": refusal.kind,
+            "code": refusal.code,
+            "param": refusal.param,
+        }
+    }

@@ -1,0 +1,250 @@
+"""From a request to its answer: submit, listen, send, and stop when the client has left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from specllama.errors import SpecllamaError
+from specllama.events import Event
+from specllama.params import SEED_LIMIT
+from specllama.server.desk import Desk, Ticket
+from specllama.server.dialect import Dialect, Frame, Reply, Wanted
+from specllama.server.refusals import Refusal, refusal
+
+logger = logging.getLogger("specllama.server")
+
+HEAD_S = 8.0  # a stream begins after so long, even if the engine has not said a word
+PING_S = 15.0
+STALL_S = 30.0  # a client that takes nothing for so long has left
+
+_json = msgspec.json.Encoder()
+_TYPES = {"sse": "text/event-stream; charset=utf-8", "ndjson": "application/x-ndjson"}
+
+
+class Json(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return _json.encode(content)
+
+
+def encode(wire: str, frames: Iterable[Frame]) -> bytes:
+    parts: list[bytes] = []
+    for frame in frames:
+        data = frame.data.encode() if isinstance(frame.data, str) else _json.encode(frame.data)
+        if wire == "ndjson":
+            parts += (data, b"\n")
+        else:
+            if frame.event:
+                parts += (b"event: ", frame.event.encode(), b"\n")
+            parts += (b"data: ", data, b"\n\n")
+    return b"".join(parts)
+
+
+def seed_of(seed: int, index: int) -> int:
+    """The seed of a further reply to the same request; reply 0 has the seed itself."""
+    return (seed + index * 0x9E3779B97F4A7C15) % SEED_LIMIT if index else seed
+
+
+class Exchange:
+    """The replies to one request, while they are written."""
+
+    def __init__(self, desk: Desk, wanted: Wanted) -> None:
+        self.replies = [Reply(i) for i in range(len(wanted.prompts) * wanted.n)]
+        self._heard: deque[tuple[int, str, Any]] = deque()
+        self._something = asyncio.Event()
+        self._tickets: list[Ticket] = []
+        self._left = len(self.replies)
+        try:
+            for i in range(self._left):
+                params = wanted.params
+                if i % wanted.n:
+                    assert params.seed is not None
+                    params = params.replace(seed=seed_of(params.seed, i % wanted.n))
+                self._tickets.append(
+                    desk.submit(wanted.prompts[i // wanted.n], params, wanted.client, self._hear(i))
+                )
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _hear(self, index: int) -> Any:
+        def hear(said: tuple[str, Any]) -> None:
+            self._heard.append((index, *said))
+            self._something.set()
+
+        return hear
+
+    def cancel(self) -> None:
+        for ticket in self._tickets:
+            ticket.cancel()
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Until something was said, or so long; whether there was."""
+        if not self._heard:
+            self._something.clear()
+            try:
+                await asyncio.wait_for(self._something.wait(), seconds)
+            except TimeoutError:
+                return False
+        return True
+
+    def take(self) -> list[tuple[Reply, list[Event]]]:
+        """What was said, by reply.
+
+        Raises:
+            SpecllamaError: what ended one of them; the others were cancelled.
+        """
+        said: dict[int, list[Event]] = {}
+        while self._heard:
+            index, kind, payload = self._heard.popleft()
+            if kind == "error":
+                self.cancel()
+                raise payload
+            if kind == "end":
+                self._left -= 1
+            else:
+                said.setdefault(index, []).extend(payload)
+                self.replies[index].queue_ms = self._tickets[index].queue_ms
+        return [(self.replies[index], events) for index, events in said.items()]
+
+    @property
+    def done(self) -> bool:
+        return self._left == 0
+
+
+async def answer(request: Request, desk: Desk, wanted: Wanted, dialect: Dialect) -> Response:
+    """The answer to a request: whole, or a stream.
+
+    Raises:
+        Refusal, SpecllamaError: before anything was sent.
+    """
+    exchange = Exchange(desk, wanted)
+    try:
+        if not wanted.stream:
+            whole = await _unless_gone(request, _collect(exchange))
+            if whole is None:
+                exchange.cancel()
+                return Response(status_code=499)
+            return Json(dialect.whole(exchange.replies))
+        early = await _unless_gone(request, _early(exchange))
+        if early is None:
+            exchange.cancel()
+            return Response(status_code=499)
+        return Stream(exchange, dialect, early)
+    except BaseException:
+        exchange.cancel()
+        raise
+
+
+async def _collect(exchange: Exchange) -> bool:
+    while not exchange.done:
+        await exchange.wait(None)
+        for reply, events in exchange.take():
+            reply.take(events)
+    return True
+
+
+async def _early(exchange: Exchange) -> list[tuple[Reply, list[Event]]]:
+    """Wait for the first word, so that what cannot be served has a status of its own."""
+    await exchange.wait(HEAD_S)
+    return exchange.take()
+
+
+async def _unless_gone(request: Request, work: Any) -> Any:
+    """The result, or None if the client left before it was there."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Stream(Response):
+    """Frames as they come. Whoever leaves, or stops reading, ends the replies."""
+
+    def __init__(
+        self, exchange: Exchange, dialect: Dialect, early: list[tuple[Reply, list[Event]]]
+    ) -> None:
+        self._exchange = exchange
+        self._dialect = dialect
+        self._early = early
+        super().__init__(
+            media_type=_TYPES[dialect.wire],
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def write() -> None:
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await _within(send, start)
+            async for body in self._bodies():
+                await _within(send, {"type": "http.response.body", "body": body, "more_body": True})
+            await _within(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+        writing = asyncio.ensure_future(write())
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            error = writing.exception() if writing.done() else None
+            if error is not None and not isinstance(error, (OSError, TimeoutError)):
+                raise error
+        finally:
+            writing.cancel()
+            gone.cancel()
+            self._exchange.cancel()
+
+    async def _bodies(self) -> AsyncIterator[bytes]:
+        exchange, dialect = self._exchange, self._dialect
+        wire = dialect.wire
+        try:
+            yield encode(wire, dialect.begun(exchange.replies))
+            said = self._early
+            while True:
+                frames: list[Frame] = []
+                for reply, events in said:
+                    piece = reply.take(events)
+                    if piece.text or piece.reasoning or piece.rounds:
+                        frames += dialect.said(piece)
+                    if reply.finished is not None:
+                        frames += dialect.finished(reply)
+                if frames:
+                    yield encode(wire, frames)
+                if exchange.done:
+                    break
+                while not await exchange.wait(PING_S):
+                    if wire == "sse":
+                        yield b": still here\n\n"
+                said = exchange.take()
+            yield encode(wire, dialect.ended(exchange.replies))
+        except Exception as error:
+            if not isinstance(error, (SpecllamaError, Refusal)):
+                logger.exception("a stream failed")
+            yield encode(wire, dialect.failed(refusal(error)))
+
+
+async def _within(send: Send, message: Message) -> None:
+    """Send; a client that takes nothing for long has left.
+
+    Raises:
+        TimeoutError: it has.
+    """
+    await asyncio.wait_for(send(message), STALL_S)

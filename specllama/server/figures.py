@@ -1,0 +1,111 @@
+"""What a reply cost and how drafting went, under the names of llama-server and of vLLM."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from specllama.events import Finished
+from specllama.server.dialect import Reply
+
+
+def timings(replies: Sequence[Reply]) -> dict[str, Any]:
+    """llama-server's ``timings`` of one reply, or of several together, and what we know beyond."""
+    ends = [reply.finished for reply in replies if reply.finished is not None]
+    if not ends:
+        return {}
+    cached = sum(end.cached_n for end in ends)
+    prompt = sum(end.prompt_n for end in ends) - cached
+    prompt_ms = sum(end.timings.prefill_ms for end in ends)
+    predicted = sum(len(end.token_ids) for end in ends)
+    predicted_ms = sum(end.timings.decode_ms + end.timings.first_decode_ms for end in ends)
+    out: dict[str, Any] = {
+        "cache_n": cached,
+        **_speed("prompt", prompt, prompt_ms),
+        **_speed("predicted", predicted, predicted_ms),
+    }
+    if drafted := sum(end.draft_n for end in ends):
+        out["draft_n"] = drafted
+        out["draft_n_accepted"] = sum(end.draft_n_accepted for end in ends)
+    first = ends[0]
+    return {
+        **out,
+        "queue_ms": sum(reply.queue_ms for reply in replies),
+        "ttft_ms": first.timings.ttft_ms,
+        "rounds": sum(end.rounds for end in ends),
+        "seed": first.seed,
+        "near_ties": sum(end.near_ties for end in ends),
+        "exactness": first.exactness,
+        "proposer": first.proposer,
+        "verify": first.verify,
+        "accepted_per_position": _added([end.accepted_per_position for end in ends]),
+    }
+
+
+def _speed(what: str, n: int, ms: float) -> dict[str, float | int | None]:
+    return {
+        f"{what}_n": n,
+        f"{what}_ms": ms,
+        f"{what}_per_token_ms": ms / n if n else None,
+        f"{what}_per_second": n / ms * 1e3 if ms > 0 else None,
+    }
+
+
+def _added(rows: Sequence[Sequence[int]]) -> list[int]:
+    width = max(map(len, rows), default=0)
+    return [sum(row[i] for row in rows if i < len(row)) for i in range(width)]
+
+
+def metrics(replies: Sequence[Reply]) -> dict[str, Any]:
+    """vLLM's per-request metrics: rounds with a draft, by how much of it was accepted."""
+    drafted = [r for reply in replies for r in reply.rounds if r.drafted]
+    proposed = sum(len(r.drafted) for r in drafted)
+    accepted = sum(r.accepted for r in drafted)
+    longest = max((len(r.drafted) for r in drafted), default=0)
+    by_accepted = Counter(r.accepted for r in drafted)
+    by_length: dict[int, Counter[int]] = {}
+    for r in drafted:
+        by_length.setdefault(len(r.drafted), Counter())[r.accepted] += 1
+    return {
+        "speculative_decoding": {
+            "mean_acceptance_length": 1 + accepted / len(drafted) if drafted else None,
+            "draft_acceptance_rate": accepted / proposed if proposed else None,
+            "acceptance_histogram": [by_accepted[i] for i in range(longest + 1)],
+            "acceptance_histogram_by_draft_length": {
+                str(n): [counts[i] for i in range(n + 1)] for n, counts in sorted(by_length.items())
+            },
+            "num_spec_steps": len(drafted),
+            "num_draft_tokens": proposed,
+            "num_accepted_draft_tokens": accepted,
+            "num_spec_tokens": longest,
+        }
+    }
+
+
+def usage(replies: Sequence[Reply], *, n: int = 1) -> dict[str, Any]:
+    """OpenAI's: the prompt counts once for all its ``n`` replies."""
+    ends = [reply.finished for reply in replies if reply.finished is not None]
+    prompt = sum(end.prompt_n for end in ends[::n])
+    written = sum(len(end.token_ids) for end in ends)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": sum(end.cached_n for end in ends[::n])},
+    }
+
+
+_REASONS = {
+    "stop_token": "stop",
+    "stop_string": "stop",
+    "length": "length",
+    "context": "length",
+    "cancelled": "stop",
+    "error": "stop",
+}
+
+
+def finish_reason(finished: Finished | None) -> str:
+    """OpenAI's words for it."""
+    return "stop" if finished is None else _REASONS[finished.reason]

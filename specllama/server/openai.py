@@ -1,0 +1,88 @@
+"""OpenAI's routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from specllama.server.chat_completions import ChatDialect, ChatRequest
+from specllama.server.chat_completions import wanted as chat_wanted
+from specllama.server.exchange import Json
+from specllama.server.refusals import Refusal, not_offered
+from specllama.server.service import Handler, Service, guarded
+
+NOT_OFFERED = {
+    "embeddings": "models are loaded to write, not to embed",
+    "images/generations": "models here write text",
+    "audio/transcriptions": "models here read text",
+    "audio/translations": "models here read text",
+    "audio/speech": "models here write text",
+    "moderations": "there is no model for it",
+    "fine_tuning/jobs": "no route changes a model",
+    "files": "no route writes files",
+    "batches": "send the requests beside each other: they share passes",
+    "rerank": "models are loaded to write, not to rank",
+}
+
+
+def model_card(service: Service) -> dict[str, Any]:
+    target = service.info.target
+    return {
+        "id": service.model,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "specllama",
+        "max_model_len": target.n_ctx,
+        "context_length": target.n_ctx,
+        "meta": {
+            "vocab_type": None,
+            "n_vocab": target.n_vocab,
+            "n_ctx": target.n_ctx,
+            "n_ctx_train": target.n_ctx_train,
+            "n_params": target.n_params,
+            "size": target.file_bytes,
+        },
+    }
+
+
+def routes(service: Service) -> list[Route]:
+    async def models(request: Request) -> Response:
+        return Json({"object": "list", "data": [model_card(service)]})
+
+    async def model(request: Request) -> Response:
+        wanted = request.path_params["id"]
+        if wanted != service.model:
+            raise Refusal(
+                404, f"there is no model {wanted!r} here, only {service.model!r}",
+                code="model_not_found", param="model",
+            )  # fmt: skip
+        return Json(model_card(service))
+
+    async def chat(request: Request) -> Response:
+        body = await service.read(request, ChatRequest)
+        wanted = chat_wanted(body, service.base)
+        return await service.answer(request, wanted, ChatDialect(body, service.model))
+
+    def refuse(what: str, reason: str) -> Handler:
+        async def refused(request: Request) -> Response:
+            raise not_offered(what, reason)
+
+        return refused
+
+    both = [
+        Route(f"{prefix}{path}", guarded(handler), methods=methods)
+        for prefix in ("/v1", "")
+        for path, handler, methods in (
+            ("/chat/completions", chat, ["POST"]),
+            ("/models", models, ["GET"]),
+            ("/models/{id:path}", model, ["GET"]),
+            *(
+                (f"/{what}", refuse(what, reason), ["GET", "POST"])
+                for what, reason in NOT_OFFERED.items()
+            ),
+        )
+    ]
+    return both

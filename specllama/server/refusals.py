@@ -1,0 +1,86 @@
+"""What a client hears when its request cannot be served: one type, spelled by every API family."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specllama.errors import (
+    ContextFull,
+    EngineDied,
+    PromptTooLong,
+    SpecllamaError,
+    UsageError,
+)
+
+_AT = re.compile(r" - at `\$\.?([^`]*)`$")
+_FIRST = re.compile(r"^(?:unknown )?([a-z_-]+)")
+
+
+@dataclass(frozen=True)
+class Refusal(Exception):
+    """An answer that is an error.
+
+    Attributes:
+        status: of HTTP.
+        kind: what OpenAI calls the type of an error.
+        code: for programs.
+        param: the field of the request that is wrong.
+    """
+
+    status: int
+    message: str
+    kind: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def wrong(param: str, message: str) -> Refusal:
+    """A field has a value that it cannot have."""
+    return Refusal(400, message, param=param)
+
+
+def not_offered(what: str, reason: str, param: str | None = None) -> Refusal:
+    return Refusal(501, f"{what}: {reason}", "not_supported_error", "not_supported", param)
+
+
+def malformed(message: str) -> Refusal:
+    """From what msgspec says of a body, which names the place at its end."""
+    found = _AT.search(message)
+    if found is None:
+        return Refusal(400, message)
+    place = found[1] or "the body"
+    return Refusal(400, f"{place}: {message[: found.start()]}", param=found[1] or None)
+
+
+def refusal(error: BaseException, fields: Mapping[str, str] | None = None) -> Refusal:
+    """What an error of ours means to a client.
+
+    Args:
+        fields: names of settings, as messages of UsageError begin with them, and those that the
+            client used.
+    """
+    if isinstance(error, Refusal):
+        return error
+    if not isinstance(error, SpecllamaError):
+        return Refusal(500, "the server failed", "server_error", "internal_error")
+    said = error.message if error.hint is None else f"{error.message}; {error.hint}"
+    if isinstance(error, PromptTooLong):
+        return Refusal(400, error.message, code="context_length_exceeded", param="messages")
+    if isinstance(error, UsageError):
+        first = _FIRST.match(error.message)
+        name = first[1].rstrip("-") if first is not None else ""
+        return Refusal(400, error.message, param=(fields or {}).get(name))
+    if isinstance(error, EngineDied):
+        return Refusal(500, error.message, "server_error", "engine_died")
+    if isinstance(error, ContextFull):
+        return Refusal(503, said, "server_error", "context_full", headers={"Retry-After": "1"})
+    return Refusal(500, said, "server_error", "engine_error")
+
+
+def loading() -> Refusal:
+    return Refusal(
+        503, "Loading model", "unavailable_error", "loading", headers={"Retry-After": "1"}
+    )

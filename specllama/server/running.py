@@ -1,0 +1,127 @@
+"""A server from its socket to its last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event
+
+import uvicorn
+
+from specllama.errors import SpecllamaError, UsageError
+from specllama.server.app import make_app
+from specllama.server.service import Service
+
+DRAIN_S = 30.0
+_LOOK_S = 0.1
+_LAST_S = 2.0  # for what was cancelled to say so
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        UsageError: the address is taken, or not of this machine.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, address = found[0]
+        return socket.create_server(address[:2], family=family, backlog=512)
+    except OSError as error:
+        said = error.strerror or str(error)
+        raise UsageError(
+            f"cannot listen at {host}:{port}: {said}", "choose another --port"
+        ) from None
+
+
+def url_of(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the command line's."""
+        yield
+
+
+def run(
+    service: Service,
+    listening: socket.socket,
+    *,
+    stop: Event,
+    ready: Callable[[], None],
+    drain_s: float = DRAIN_S,
+) -> None:
+    """Serve until ``stop`` is set, then let what is being written end, for so long.
+
+    Raises:
+        SpecllamaError: the model cannot be loaded.
+    """
+    asyncio.run(_run(service, listening, stop, ready, drain_s))
+
+
+async def _run(
+    service: Service,
+    listening: socket.socket,
+    stop: Event,
+    ready: Callable[[], None],
+    drain_s: float,
+) -> None:
+    config = uvicorn.Config(
+        make_app(service),
+        http="h11",
+        loop="asyncio",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=75,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    load = asyncio.create_task(service.desk.start())
+    failed: SpecllamaError | None = None
+    try:
+        while not stop.is_set() and not serving.done():
+            if load.done() and not load.cancelled() and failed is None:
+                try:
+                    load.result()
+                except SpecllamaError as error:
+                    failed = error
+                    break
+                if not server.started:
+                    await asyncio.sleep(_LOOK_S)
+                    continue
+                ready()
+                break
+            await asyncio.sleep(_LOOK_S)
+        while not stop.is_set() and not serving.done() and failed is None:
+            await asyncio.sleep(_LOOK_S)
+        await _drained(service, drain_s)
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        await asyncio.to_thread(service.desk.host.close)
+        await serving
+    if failed is not None:
+        raise failed
+
+
+async def _drained(service: Service, seconds: float) -> None:
+    """Let requests end; those that are left then are cancelled."""
+    desk = service.desk
+    desk.closing = True
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    while (desk.running or desk.n_waiting) and loop.time() < until:
+        await asyncio.sleep(_LOOK_S)
+    desk.cancel_all()
+    until = loop.time() + _LAST_S
+    while desk.running and loop.time() < until:
+        await asyncio.sleep(_LOOK_S)
+    await asyncio.sleep(_LOOK_S)  # the last words cross the network

@@ -1,0 +1,115 @@
+"""What every route needs: the desk, what the server was started with, and how to answer."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from specllama.errors import SpecllamaError
+from specllama.interface import EngineInfo
+from specllama.params import GenerateParams
+from specllama.server.desk import Desk
+from specllama.server.dialect import Dialect, Wanted, now, openai_error
+from specllama.server.exchange import Json, answer
+from specllama.server.guard import Access, read_body
+from specllama.server.refusals import Refusal, loading, malformed, refusal
+
+logger = logging.getLogger("specllama.server")
+
+Body = TypeVar("Body")
+Handler = Callable[[Request], Awaitable[Response]]
+SLICES = 16  # labels that clients may give
+
+
+@dataclass(slots=True)
+class Service:
+    """One server.
+
+    Attributes:
+        model: what the model is called in answers.
+        params: of requests that say nothing else.
+        experiment: (arm, share) of requests, by conversation; shares add up to 100.
+    """
+
+    desk: Desk
+    model: str
+    access: Access = field(default_factory=Access)
+    params: GenerateParams = field(default_factory=GenerateParams)
+    experiment: tuple[tuple[str, int], ...] = ()
+    expose_text: bool = False
+    started: int = field(default_factory=now)
+    slices: set[str] = field(default_factory=set)
+
+    @property
+    def info(self) -> EngineInfo:
+        """Raises Refusal while the model is loading."""
+        if not self.desk.ready and not self.desk.restarts:
+            raise loading()
+        return self.desk.host.info
+
+    @property
+    def base(self) -> GenerateParams:
+        return self.params.on_card(self.info.target.card)
+
+    async def read(self, request: Request, kind: type[Body]) -> Body:
+        """The body of a request, of this type.
+
+        Raises:
+            Refusal: it is not, or too large.
+        """
+        body = await read_body(request, self.access.body)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.DecodeError as error:
+            raise malformed(str(error)) from None
+        except (RecursionError, UnicodeDecodeError):
+            raise Refusal(400, "the body cannot be read") from None
+
+    async def answer(self, request: Request, wanted: Wanted, dialect: Dialect) -> Response:
+        """See ``exchange.answer``; books the request under its client, slice and arm."""
+        label = request.headers.get("x-specllama-slice", "")[:64]
+        if label and (label in self.slices or len(self.slices) < SLICES):
+            self.slices.add(label)
+        else:
+            label = "other" if label else ""
+        arm, params = self._assigned(wanted)
+        client = self.access.key_of(request)
+        wanted = replace(wanted, params=params, client=client, slice=label, arm=arm)
+        return await answer(request, self.desk, wanted, dialect)
+
+    def _assigned(self, wanted: Wanted) -> tuple[str, GenerateParams]:
+        """The arm of the experiment, by a hash of the conversation's beginning."""
+        if not self.experiment:
+            return "", wanted.params
+        prompt = wanted.prompts[0]
+        first = prompt if isinstance(prompt, str) else prompt[:2]
+        at = int.from_bytes(hashlib.sha256(repr(first).encode()).digest()[:8], "big") % 100
+        for arm, share in self.experiment:
+            at -= share
+            if at < 0:
+                return arm, wanted.params.replace(proposer=arm)
+        return "", wanted.params
+
+
+def guarded(
+    handler: Handler, spelled: Callable[[Refusal], dict[str, Any]] = openai_error
+) -> Handler:
+    """A route whose errors are answers, in the words of its family."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Exception as error:
+            if not isinstance(error, (Refusal, SpecllamaError)):
+                logger.exception("%s failed", request.url.path)
+            refused = refusal(error)
+            return Json(spelled(refused), refused.status, dict(refused.headers))
+
+    return handle
