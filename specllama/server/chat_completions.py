@@ -11,6 +11,7 @@ import msgspec
 from specllama.params import GenerateParams
 from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire, now, openai_error
 from specllama.server.figures import finish_reason, metrics, timings, usage
+from specllama.server.likelihood import chances_of, in_chat
 from specllama.server.refusals import Refusal, wrong
 from specllama.server.sampling import Sampling, params_of, schema_text
 from specllama.server.turns import Turn, messages_of
@@ -44,6 +45,8 @@ class ChatRequest(Sampling, kw_only=True):
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     timings_per_token: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
 
 def schema_of(asked: ResponseFormat | None) -> str | None:
@@ -83,15 +86,24 @@ def wanted(body: ChatRequest, base: GenerateParams) -> Wanted:
     params = params_of(
         body,
         base,
-        max_tokens=_limit(body.max_completion_tokens, body.max_tokens),
+        max_tokens=limit_of(body.max_completion_tokens, body.max_tokens),
         json_schema=schema_of(body.response_format),
         think=think_of(body.reasoning_effort),
         template_args=arguments(body.chat_template_kwargs),
+        chances=_chances(body),
     )
     return Wanted((tuple(messages_of(body.messages)),), params, n=n, stream=bool(body.stream))
 
 
-def _limit(*given: int | None) -> int | None:
+def _chances(body: ChatRequest) -> int | None:
+    if not body.logprobs:
+        if body.top_logprobs:
+            raise wrong("top_logprobs", "top_logprobs needs logprobs to be true")
+        return None
+    return body.top_logprobs or 0
+
+
+def limit_of(*given: int | None) -> int | None:
     """The first that was given; -1 means none."""
     limit = next((one for one in given if one is not None), None)
     return None if limit == -1 else limit
@@ -106,6 +118,7 @@ class ChatDialect:
         self._model = model
         self._usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         self._timings = bool(body.timings_per_token)
+        self._logprobs = bool(body.logprobs)
         self._id = f"chatcmpl-{secrets.token_hex(12)}"
         self._created = now()
 
@@ -131,8 +144,12 @@ class ChatDialect:
     def said(self, piece: Piece) -> Iterable[Frame]:
         if piece.reasoning:
             yield self._chunk([self._delta(piece.reply, {"reasoning_content": piece.reasoning})])
-        if piece.text:
-            yield self._chunk([self._delta(piece.reply, {"content": piece.text})])
+        chances = chances_of(piece.rounds)
+        if piece.text or chances:
+            choice = self._delta(piece.reply, {"content": piece.text})
+            if chances:
+                choice["logprobs"] = {"content": in_chat(chances)}
+            yield self._chunk([choice])
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
         yield self._chunk(
@@ -167,11 +184,14 @@ class ChatDialect:
         message: dict[str, Any] = {"role": "assistant", "content": reply.text}
         if reply.reasoning:
             message["reasoning_content"] = reply.reasoning
-        return {
+        choice = {
             "index": reply.index,
             "message": message,
             "finish_reason": finish_reason(reply.finished),
         }
+        if self._logprobs:
+            choice["logprobs"] = {"content": in_chat(chances_of(reply.rounds))}
+        return choice
 
     def failed(self, refusal: Refusal) -> Iterable[Frame]:
         yield Frame(openai_error(refusal))

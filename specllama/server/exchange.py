@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
@@ -15,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from specllama.errors import SpecllamaError
 from specllama.events import Event
-from specllama.params import SEED_LIMIT
+from specllama.params import SEED_DRAWN
 from specllama.server.desk import Desk, Ticket
 from specllama.server.dialect import Dialect, Frame, Reply, Wanted
 from specllama.server.refusals import Refusal, refusal
@@ -52,7 +53,10 @@ def encode(wire: str, frames: Iterable[Frame]) -> bytes:
 
 def seed_of(seed: int, index: int) -> int:
     """The seed of a further reply to the same request; reply 0 has the seed itself."""
-    return (seed + index * 0x9E3779B97F4A7C15) % SEED_LIMIT if index else seed
+    if not index:
+        return seed
+    mixed = hashlib.blake2b(f"{seed} {index}".encode(), digest_size=8)
+    return int.from_bytes(mixed.digest(), "big") % SEED_DRAWN
 
 
 class Exchange:

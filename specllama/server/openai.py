@@ -10,6 +10,8 @@ from starlette.routing import Route
 
 from specllama.server.chat_completions import ChatDialect, ChatRequest
 from specllama.server.chat_completions import wanted as chat_wanted
+from specllama.server.completions import CompletionDialect, CompletionRequest
+from specllama.server.completions import wanted as completion_wanted
 from specllama.server.exchange import Json
 from specllama.server.refusals import Refusal, not_offered
 from specllama.server.service import Handler, Service, guarded
@@ -66,17 +68,23 @@ def routes(service: Service) -> list[Route]:
         wanted = chat_wanted(body, service.base)
         return await service.answer(request, wanted, ChatDialect(body, service.model))
 
+    async def completions(request: Request) -> Response:
+        body = await service.read(request, CompletionRequest)
+        wanted = completion_wanted(body, service.base)
+        return await service.answer(request, wanted, CompletionDialect(body, service.model))
+
     def refuse(what: str, reason: str) -> Handler:
         async def refused(request: Request) -> Response:
             raise not_offered(what, reason)
 
         return refused
 
-    both = [
+    return [
         Route(f"{prefix}{path}", guarded(handler), methods=methods)
         for prefix in ("/v1", "")
         for path, handler, methods in (
             ("/chat/completions", chat, ["POST"]),
+            ("/completions", completions, ["POST"]),
             ("/models", models, ["GET"]),
             ("/models/{id:path}", model, ["GET"]),
             *(
@@ -85,4 +93,3 @@ def routes(service: Service) -> list[Route]:
             ),
         )
     ]
-    return both

@@ -84,6 +84,7 @@ FIELDS = {
     "draft-min": "specllama.draft_min",
     "draft-p-min": "specllama.draft_p_min",
     "think": "reasoning_effort",
+    "chances": "top_logprobs",
 }
 """As settings are called in errors, and the fields of requests that give them."""
 

@@ -1,0 +1,143 @@
+"""OpenAI's ``/v1/completions``: prompts as they are, without a chat template."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from specllama.interface import Prompt
+from specllama.params import GenerateParams
+from specllama.server.chat_completions import MOST_REPLIES, StreamOptions, limit_of
+from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire, now, openai_error
+from specllama.server.figures import finish_reason, metrics, timings, usage
+from specllama.server.likelihood import chances_of, in_completions
+from specllama.server.refusals import Refusal, not_offered, wrong
+from specllama.server.sampling import Sampling, params_of
+
+MOST_PROMPTS = 64
+
+Given = str | list[str | int | list[int]]
+
+
+class CompletionRequest(Sampling, kw_only=True):
+    prompt: Given
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    best_of: int | None = None
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+
+def prompts_of(given: Given) -> tuple[Prompt, ...]:
+    """Raises Refusal if there are none, or too many."""
+    if isinstance(given, str):
+        return (given,)
+    ids = [one for one in given if isinstance(one, int)]
+    if ids and len(ids) == len(given):
+        return (tuple(ids),)
+    prompts = [one for one in given if not isinstance(one, int)]
+    if ids or not 0 < len(prompts) <= MOST_PROMPTS:
+        raise wrong("prompt", f"prompt: token ids, or from 1 to {MOST_PROMPTS} prompts")
+    return tuple(one if isinstance(one, str) else tuple(one) for one in prompts)
+
+
+def wanted(body: CompletionRequest, base: GenerateParams) -> Wanted:
+    """Raises Refusal, UsageError: a field is wrong."""
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= MOST_REPLIES:
+        raise wrong("n", f"n must be from 1 to {MOST_REPLIES}, got {n}")
+    if body.best_of not in (None, n):
+        raise not_offered("best_of", "every reply that is written is returned", "best_of")
+    if body.suffix:
+        raise not_offered("suffix", "no model here fills in the middle", "suffix")
+    if body.echo and body.logprobs:
+        raise not_offered("echo with logprobs", "prompts are read without their rows", "echo")
+    prompts = prompts_of(body.prompt)
+    if body.echo and not all(isinstance(one, str) for one in prompts):
+        raise not_offered("echo of token ids", "their text is what was sent", "echo")
+    limit = limit_of(body.max_tokens) if body.max_tokens is not None else 16
+    params = params_of(body, base, chances=body.logprobs)
+    return Wanted(prompts, params.replace(max_tokens=limit), n=n, stream=bool(body.stream))
+
+
+class CompletionDialect:
+    """One answer in the words of OpenAI."""
+
+    wire: Wire = "sse"
+
+    def __init__(self, body: CompletionRequest, model: str) -> None:
+        self._model = model
+        self._usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        self._logprobs = body.logprobs is not None
+        self._n = body.n or 1
+        self._prompts = prompts_of(body.prompt) if body.echo else ()
+        self._id = f"cmpl-{secrets.token_hex(12)}"
+        self._created = now()
+        self._written: dict[int, int] = {}
+
+    def _echo(self, reply: Reply) -> str:
+        return str(self._prompts[reply.index // self._n]) if self._prompts else ""
+
+    def _object(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+            **more,
+        }
+
+    def begun(self, replies: list[Reply]) -> Iterable[Frame]:
+        for reply in replies if self._prompts else ():
+            choice = {"index": reply.index, "text": self._echo(reply), "finish_reason": None}
+            yield Frame(self._object([choice]))
+
+    def said(self, piece: Piece) -> Iterable[Frame]:
+        index, text = piece.reply.index, piece.reasoning + piece.text
+        chances = chances_of(piece.rounds)
+        if not text and not chances:
+            return
+        choice: dict[str, Any] = {"index": index, "text": text, "finish_reason": None}
+        if self._logprobs:
+            choice["logprobs"] = in_completions(chances, self._written.get(index, 0))
+        self._written[index] = self._written.get(index, 0) + len(text)
+        yield Frame(self._object([choice]))
+
+    def finished(self, reply: Reply) -> Iterable[Frame]:
+        choice = {"index": reply.index, "text": "", "finish_reason": finish_reason(reply.finished)}
+        yield Frame(self._object([choice], timings=timings([reply]), metrics=metrics([reply])))
+
+    def ended(self, replies: list[Reply]) -> Iterable[Frame]:
+        if self._usage:
+            more = {"timings": timings(replies), "metrics": metrics(replies)}
+            yield Frame(self._object([], usage=usage(replies, n=self._n), **more))
+        yield Frame("[DONE]")
+
+    def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
+        choices = []
+        for reply in replies:
+            echo = self._echo(reply)
+            choice: dict[str, Any] = {
+                "index": reply.index,
+                "text": echo + reply.reasoning + reply.text,
+                "logprobs": None,
+                "finish_reason": finish_reason(reply.finished),
+            }
+            if self._logprobs:
+                choice["logprobs"] = in_completions(chances_of(reply.rounds), len(echo))
+            choices.append(choice)
+        return self._object(
+            choices,
+            usage=usage(replies, n=self._n),
+            timings=timings(replies),
+            metrics=metrics(replies),
+        )
+
+    def failed(self, refusal: Refusal) -> Iterable[Frame]:
+        yield Frame(openai_error(refusal))

@@ -1,0 +1,54 @@
+"""Log probabilities as clients read them: OpenAI's two shapes, and llama-server's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from specllama.events import Chance, Chances, RoundDone
+
+_NEVER = -9999.0  # JSON has no minus infinity
+
+
+def chances_of(rounds: Iterable[RoundDone]) -> list[Chances]:
+    """Of every token that was emitted, accepted drafts among them."""
+    return [chance for done in rounds for chance in done.chances]
+
+
+def in_chat(chances: Sequence[Chances]) -> list[dict[str, Any]]:
+    """``logprobs.content`` of chat completions; llama-server's ``completion_probabilities``."""
+    return [
+        {**_one(chance), "top_logprobs": [_one(other) for other in chance.top]}
+        for chance in chances
+    ]
+
+
+def _one(chance: Chance) -> dict[str, Any]:
+    return {
+        "id": chance.token,
+        "token": text_of(chance),
+        "bytes": list(chance.bytes),
+        "logprob": max(chance.logprob, _NEVER),
+    }
+
+
+def text_of(chance: Chance) -> str:
+    return bytes(chance.bytes).decode("utf-8", "replace")
+
+
+def in_completions(chances: Sequence[Chances], offset: int) -> dict[str, Any]:
+    """``logprobs`` of completions; ``offset``: characters of the text before the first."""
+    texts = [text_of(chance) for chance in chances]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": texts,
+        "token_logprobs": [max(chance.logprob, _NEVER) for chance in chances],
+        "top_logprobs": [
+            {text_of(other): max(other.logprob, _NEVER) for other in chance.top}
+            for chance in chances
+        ],
+        "text_offset": offsets,
+    }

@@ -1,0 +1,256 @@
+"""``/v1/chat/completions``: whole, streamed, several at once, refused."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+from servers import LANES, Serving, serving, table
+
+from specllama.engine.engine import Engine
+from specllama.events import Finished
+from specllama.interface import Message
+from specllama.params import GenerateParams, SamplingParams
+
+
+def body(text: str = "the rain", **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 24, "seed": 1, **fields}
+
+
+def wait_until(true: Any, limit_s: float = 10.0) -> None:
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.01)
+
+
+def test_a_reply(server: Serving) -> None:
+    reply = server.chat(seed=7)
+    assert reply["object"] == "chat.completion"
+    assert reply["model"] == "table"
+    [choice] = reply["choices"]
+    assert choice["index"] == 0
+    assert choice["message"]["role"] == "assistant"
+    assert choice["message"]["content"]
+    assert choice["finish_reason"] in ("stop", "length")
+    used, took = reply["usage"], reply["timings"]
+    assert used["total_tokens"] == used["prompt_tokens"] + used["completion_tokens"]
+    assert took["predicted_n"] == used["completion_tokens"]
+    assert took["cache_n"] + took["prompt_n"] == used["prompt_tokens"]
+    assert took["seed"] == 7
+    assert took["rounds"] + took.get("draft_n_accepted", 0) >= took["predicted_n"]
+
+
+def test_a_stream_says_what_the_whole_says(server: Serving) -> None:
+    asked = body(stream_options={"include_usage": True}, specllama={"proposer": "draft"})
+    whole = server.post("/v1/chat/completions", asked).json()
+    *chunks, done = server.frames("/v1/chat/completions", {**asked, "stream": True})
+    assert done == "[DONE]"
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    *chunks, last = chunks
+    assert last["choices"] == []
+    for field in ("completion_tokens", "prompt_tokens"):
+        assert last["usage"][field] == whole["usage"][field]
+    assert "usage" not in chunks[-1]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    text = "".join(delta.get("content", "") for delta in deltas)
+    assert text == whole["choices"][0]["message"]["content"]
+    ends = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert ends[:-1] == [None] * (len(ends) - 1)
+    assert ends[-1] == whole["choices"][0]["finish_reason"]
+    assert chunks[-1]["timings"]["seed"] == 1
+    assert "speculative_decoding" in chunks[-1]["metrics"]
+
+
+def test_the_seed_is_told_and_gives_the_reply_again(server: Serving) -> None:
+    asked = {"temperature": 1.0, "logit_bias": {"0": -100}}
+    first = server.chat(**asked)
+    again = server.chat(**asked, seed=first["timings"]["seed"])
+    other = server.chat(**asked, seed=first["timings"]["seed"] + 1)
+    assert again["choices"] == first["choices"]
+    assert other["choices"] != first["choices"]
+
+
+def test_several_replies_and_the_first_of_them_is_the_only_one(server: Serving) -> None:
+    alone = server.chat(seed=3, temperature=1.0, logit_bias={"0": -100})
+    five = server.chat(seed=3, temperature=1.0, n=5, logit_bias={"0": -100})
+    texts = [choice["message"]["content"] for choice in five["choices"]]
+    assert texts[0] == alone["choices"][0]["message"]["content"]
+    assert len(set(texts)) == 5
+    assert [choice["index"] for choice in five["choices"]] == [0, 1, 2, 3, 4]
+    assert five["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+
+
+def test_stop_strings(server: Serving) -> None:
+    text = server.chat(seed=5, temperature=1.0)["choices"][0]["message"]["content"]
+    stop = text[5:7]
+    cut = server.chat(seed=5, temperature=1.0, stop=[stop, "\u2603"])["choices"][0]
+    assert cut["message"]["content"] == text[: text.index(stop)]
+    assert cut["finish_reason"] == "stop"
+
+
+def test_samplers_and_biases_reach_the_engine(server: Serving) -> None:
+    assert server.chat(temperature=0, logit_bias={"5": 100.0})["choices"][0]["message"][
+        "content"
+    ] == ("i" * 24)
+    assert server.chat(temperature=0, logit_bias=[[5, 100.0], [0, False]])["choices"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_under_load_every_reply_is_the_one_of_the_request_alone(
+    server: Serving, tmp_path: Any, temperature: float
+) -> None:
+    """More requests than lanes, from several clients, some of whom leave."""
+    asked = [
+        body(
+            f"tell of {word}",
+            seed=seed,
+            temperature=temperature,
+            max_tokens=40,
+            specllama={"proposer": proposer},
+        )
+        for seed in (1, 2)
+        for word in ("the rain", "a ship", "the sea", "a house")
+        for proposer in ("auto", "draft", "none")
+    ]
+
+    def ask(one: dict[str, Any]) -> tuple[str, int]:
+        if one["seed"] == 2 and one["specllama"]["proposer"] == "none":
+            with server.http.stream("POST", "/v1/chat/completions", json={**one, "stream": True}):
+                return "", 0  # leaves
+        reply = server.post("/v1/chat/completions", one).json()
+        return reply["choices"][0]["message"]["content"], reply["usage"]["completion_tokens"]
+
+    with ThreadPoolExecutor(12) as pool:
+        replies = list(pool.map(ask, asked))
+    factory = table(tmp_path, parallel=1)
+    with Engine.load(factory.target, factory.draft, factory.options) as alone:
+        for one, (text, n) in zip(asked, replies, strict=True):
+            if n:
+                params = GenerateParams(
+                    seed=one["seed"],
+                    max_tokens=40,
+                    proposer="none",
+                    sampling=SamplingParams(temperature=temperature),
+                )
+                alone.reset()
+                prompt = [Message("user", one["messages"][0]["content"])]
+                *_, last = alone.generate(prompt, params)
+                assert isinstance(last, Finished)
+                assert (text, n) == (last.text, len(last.token_ids))
+    wait_until(lambda: not server.service.desk.running)
+
+
+def test_whoever_leaves_frees_the_lane(server: Serving) -> None:
+    long = body(max_tokens=1500, logit_bias={"0": -100.0})
+    for _ in range(3 * LANES):
+        with server.http.stream(
+            "POST", "/v1/chat/completions", json={**long, "stream": True}
+        ) as answer:
+            next(answer.iter_lines())
+    with pytest.raises(httpx2.ReadTimeout):
+        server.post("/v1/chat/completions", long, timeout=0.05)
+    wait_until(lambda: not server.service.desk.running and not server.service.desk.n_waiting)
+    assert server.chat()["choices"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 1000}, "n"),
+        ({"seed": -5}, "seed"),
+        ({"logit_bias": {"ship": 1}}, "logit_bias"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "king", "content": ""}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"specllama": {"proposer": "magic"}}, "specllama.proposer"),
+        ({"specllama": {"draft_max": 1000}}, "specllama.draft_max"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(
+    server: Serving, fields: dict[str, Any], param: str
+) -> None:
+    answer = server.post("/v1/chat/completions", body(**fields))
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_unknown_fields_mean_nothing(server: Serving) -> None:
+    known = server.chat(seed=1)
+    assert server.chat(seed=1, frobnicate=[1], user="me")["choices"] == known["choices"]
+
+
+def test_bodies_that_are_none(server: Serving) -> None:
+    for content in (b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"messages": null}'):
+        answer = server.http.post(
+            "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 400, content[:20]
+        assert answer.json()["error"]["message"]
+
+
+def test_images_are_not_offered(server: Serving) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:,"}}
+    asked = body()
+    asked["messages"][0]["content"] = [{"type": "text", "text": "look"}, picture]
+    answer = server.post("/v1/chat/completions", asked)
+    assert answer.status_code == 501
+    assert "text only" in answer.json()["error"]["message"]
+
+
+def test_a_prompt_that_does_not_fit(server: Serving) -> None:
+    for stream in (False, True):
+        answer = server.post("/v1/chat/completions", body("x" * 3000, stream=stream))
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_models(server: Serving) -> None:
+    [model] = server.http.get("/v1/models").json()["data"]
+    assert model["id"] == "table"
+    assert model["context_length"] == model["max_model_len"] == 2048
+    assert server.http.get("/v1/models/table").json() == model
+    assert server.http.get("/v1/models/other").status_code == 404
+    assert server.http.get("/models").json()["data"] == [model]
+
+
+def test_what_is_not_offered_says_why(server: Serving) -> None:
+    answer = server.post("/v1/embeddings", {"input": "x"})
+    assert answer.status_code == 501
+    assert "embed" in answer.json()["error"]["message"]
+    assert server.http.get("/v1/nothing").status_code == 404
+    assert server.http.get("/v1/chat/completions").status_code == 405
+
+
+def test_a_full_queue(tmp_path: Any) -> None:
+    with serving(table(tmp_path), most=2) as server:
+        long = body(max_tokens=400, logit_bias={"0": -100.0})
+        answers: list[int] = []
+
+        def ask() -> None:
+            answers.append(server.post("/v1/chat/completions", long).status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(LANES + 2)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: server.service.desk.n_waiting == 2)
+        refused = server.post("/v1/chat/completions", body())
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        for thread in threads:
+            thread.join()
+        assert set(answers) == {200}

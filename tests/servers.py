@@ -1,0 +1,110 @@
+"""A real server on a free port, over an engine in a child process."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from specllama.engine.host import EngineFactory, EngineHost, LoadEngine
+from specllama.params import EngineOptions, GenerateParams
+from specllama.server.desk import Desk
+from specllama.server.guard import Access
+from specllama.server.running import bind, run, url_of
+from specllama.server.service import Service
+
+LANES = 4
+
+
+@dataclass
+class Serving:
+    """A server and a client of it."""
+
+    url: str
+    service: Service
+    host: EngineHost
+    http: httpx2.Client
+
+    def post(self, path: str, body: Any, **more: Any) -> httpx2.Response:
+        return self.http.post(path, json=body, **more)
+
+    def chat(self, text: str = "the rain", **fields: Any) -> dict[str, Any]:
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 24, **fields}
+        answer = self.post("/v1/chat/completions", body)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def frames(self, path: str, body: Any) -> list[Any]:
+        """What a stream of events says; texts that are no JSON stay texts."""
+        with self.http.stream("POST", path, json=body) as answer:
+            text = answer.read().decode()
+        assert answer.status_code == 200, text
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        out: list[Any] = []
+        for block in text.split("\n\n"):
+            for line in block.splitlines():
+                if line.startswith("data: "):
+                    data = line[6:]
+                    out.append(json.loads(data) if data.startswith("{") else data)
+        return out
+
+
+def table(folder: Path, **options: Any) -> LoadEngine:
+    """A target and a draft that agree somewhat, without weights."""
+    for name, more in (("target", {}), ("draft", {"agreement": 0.9})):
+        (folder / f"{name}.table").write_text(
+            json.dumps({"sharpness": 3.0, "eog_bias": 2.0, **more}), "utf-8"
+        )
+    options = {"parallel": LANES, "n_ctx": 2048, **options}
+    return LoadEngine(
+        str(folder / "target.table"), str(folder / "draft.table"), EngineOptions(**options)
+    )
+
+
+@contextmanager
+def serving(
+    factory: EngineFactory,
+    *,
+    access: Access | None = None,
+    params: GenerateParams | None = None,
+    most: int = 64,
+    wait: bool = True,
+    drain_s: float = 2.0,
+    **more: Any,
+) -> Iterator[Serving]:
+    host = EngineHost(factory, close_grace_s=1.0)
+    service = Service(
+        Desk(host, lanes=LANES, most=most), "table", access or Access(), params or GenerateParams(),
+        **more,
+    )  # fmt: skip
+    listening = bind("127.0.0.1", 0)
+    stop, ready = threading.Event(), threading.Event()
+    url = url_of(listening)
+    failed: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            run(service, listening, stop=stop, ready=ready.set, drain_s=drain_s)
+        except BaseException as error:
+            failed.append(error)
+            ready.set()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        assert not wait or ready.wait(30)
+        if failed:
+            raise failed[0]
+        with httpx2.Client(base_url=url, timeout=30) as http:
+            yield Serving(url, service, host, http)
+    finally:
+        stop.set()
+        thread.join(20)
+        assert not thread.is_alive(), "the server did not end"
