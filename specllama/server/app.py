@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from specllama.server import openai
@@ -25,9 +25,15 @@ def make_app(service: Service) -> Starlette:
             raise loading()
         return Json({"status": "ok"})
 
+    async def metrics(request: Request) -> Response:
+        return PlainTextResponse(
+            service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
     routes = [
         Route("/health", guarded(health), methods=["GET"]),
         Route("/v1/health", guarded(health), methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
         *openai.routes(service),
     ]
     return Starlette(

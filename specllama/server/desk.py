@@ -49,6 +49,7 @@ class Ticket:
     """One request.
 
     Attributes:
+        label, arm: of the workload and of an experiment, for the figures.
         hear: called in the event loop with ("events", list), then with ("end", None) or
             ("error", exception).
         arrived_s, sent_s: ``perf_counter`` when it came, and when the engine got it.
@@ -59,6 +60,8 @@ class Ticket:
     client: str
     hear: Tell
     desk: Desk
+    label: str = ""
+    arm: str = ""
     arrived_s: float = field(default_factory=perf_counter)
     sent_s: float = 0.0
     stop: Callable[[], None] | None = None
@@ -110,11 +113,11 @@ class Desk:
         self._starting: asyncio.Task[None] | None = None
         # what ran when the engine died: when, and until when it is refused
         self._suspects: dict[int, tuple[float, float]] = {}
-        self._loaded = False
+        self.loaded = False
 
     @property
     def ready(self) -> bool:
-        return self._loaded and self.host.ready
+        return self.loaded and self.host.ready
 
     @property
     def n_waiting(self) -> int:
@@ -124,10 +127,19 @@ class Desk:
         """Load; raises what ``EngineHost.start`` raises."""
         self._loop = asyncio.get_running_loop()
         info = await asyncio.to_thread(self.host.start)
-        self._loaded = True
+        self.loaded = True
         return info
 
-    def submit(self, prompt: Prompt, params: GenerateParams, client: str, hear: Tell) -> Ticket:
+    def submit(
+        self,
+        prompt: Prompt,
+        params: GenerateParams,
+        client: str,
+        hear: Tell,
+        *,
+        label: str = "",
+        arm: str = "",
+    ) -> Ticket:
         """Take a request; ``hear`` is not called before this returns.
 
         Raises:
@@ -135,7 +147,7 @@ class Desk:
         """
         if self.closing:
             raise Refusal(503, "the server is shutting down", "unavailable_error", "shutting_down")
-        if not self._loaded:
+        if not self.loaded:
             raise loading()
         if self.n_waiting >= self.most:
             raise Refusal(
@@ -145,7 +157,7 @@ class Desk:
                 "queue_full",
                 headers={"Retry-After": "2"},
             )
-        ticket = Ticket(prompt, params, client, hear, self)
+        ticket = Ticket(prompt, params, client, hear, self, label, arm)
         if monotonic() < self._suspects.get(_fingerprint(ticket), (0, 0.0))[1]:
             raise Refusal(500, "this request ended the engine twice", "server_error", "engine_died")
         self._waiting.setdefault(client, deque()).append(ticket)
@@ -167,7 +179,7 @@ class Desk:
         Raises:
             SpecllamaError: what it raised. Refusal: there is no engine yet.
         """
-        if not self._loaded:
+        if not self.loaded:
             raise loading()
         if not self.host.ready:
             await asyncio.to_thread(self.host.start)

@@ -27,7 +27,7 @@ class Wanted:
         n: replies to each prompt; the first has the seed of ``params``.
         stream: send text as it comes.
         client: who asks, for fairness.
-        slice: label of the workload; arm: of an experiment.
+        label: of the workload; arm: of an experiment.
     """
 
     prompts: tuple[Prompt, ...]
@@ -35,7 +35,7 @@ class Wanted:
     n: int = 1
     stream: bool = False
     client: str = ""
-    slice: str = ""
+    label: str = ""
     arm: str = ""
 
 

@@ -75,7 +75,14 @@ class Exchange:
                     assert params.seed is not None
                     params = params.replace(seed=seed_of(params.seed, i % wanted.n))
                 self._tickets.append(
-                    desk.submit(wanted.prompts[i // wanted.n], params, wanted.client, self._hear(i))
+                    desk.submit(
+                        wanted.prompts[i // wanted.n],
+                        params,
+                        wanted.client,
+                        self._hear(i),
+                        label=wanted.label,
+                        arm=wanted.arm,
+                    )
                 )
         except BaseException:
             self.cancel()

@@ -19,6 +19,7 @@ from specllama.server.desk import Desk
 from specllama.server.dialect import Dialect, Wanted, now, openai_error
 from specllama.server.exchange import Json, answer
 from specllama.server.guard import Access, read_body
+from specllama.server.prometheus import Metrics
 from specllama.server.refusals import Refusal, loading, malformed, refusal
 
 logger = logging.getLogger("specllama.server")
@@ -45,12 +46,16 @@ class Service:
     experiment: tuple[tuple[str, int], ...] = ()
     expose_text: bool = False
     started: int = field(default_factory=now)
+    metrics: Metrics = field(init=False)
     slices: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.desk, self.model)
 
     @property
     def info(self) -> EngineInfo:
         """Raises Refusal while the model is loading."""
-        if not self.desk.ready and not self.desk.restarts:
+        if not self.desk.loaded:
             raise loading()
         return self.desk.host.info
 
@@ -81,7 +86,7 @@ class Service:
             label = "other" if label else ""
         arm, params = self._assigned(wanted)
         client = self.access.key_of(request)
-        wanted = replace(wanted, params=params, client=client, slice=label, arm=arm)
+        wanted = replace(wanted, params=params, client=client, label=label, arm=arm)
         return await answer(request, self.desk, wanted, dialect)
 
     def _assigned(self, wanted: Wanted) -> tuple[str, GenerateParams]:

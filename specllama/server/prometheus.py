@@ -1,0 +1,175 @@
+"""``/metrics`` for Prometheus: vLLM's names, over what happens at the desk."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+
+from specllama.events import Event, Finished, RoundDone
+from specllama.server.desk import Desk, Ticket
+
+PREFIX = "specllama:"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
+
+Labels = tuple[tuple[str, str], ...]
+
+COUNTERS = {
+    "spec_decode_num_drafts_total": "Rounds that had a draft.",
+    "spec_decode_num_draft_tokens_total": "Tokens that were drafted and sent to the target.",
+    "spec_decode_num_accepted_tokens_total": "Drafted tokens that were emitted.",
+    "spec_decode_num_accepted_tokens_per_pos_total": "The same, by place in the draft.",
+    "prompt_tokens_total": "Tokens of prompts.",
+    "prompt_tokens_cached_total": "Of these, tokens that had not to be read.",
+    "generation_tokens_total": "Tokens that were written.",
+    "request_success_total": "Requests that ended, by reason.",
+    "request_failure_total": "Requests that an error ended.",
+    "draft_seconds_total": "Time of drafting.",
+    "verify_seconds_total": "Time of the target's passes.",
+    "own_seconds_total": "Time of rounds that neither model took.",
+    "near_ties_total": "Rounds whose token could flip by rounding.",
+}
+HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
+    "time_to_first_token_seconds": ("From arrival to the first token.", _SECONDS),
+    "request_queue_time_seconds": ("From arrival to the engine.", _SECONDS),
+    "time_per_output_token_seconds": ("Time of a token behind the first.", _SECONDS),
+    "e2e_request_latency_seconds": ("From arrival to the end.", _SECONDS),
+    "pass_rows": ("Drafted tokens and the pending one of a round.", _ROWS),
+}
+
+
+class _Histogram:
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+class Metrics:
+    """Counts what happens at the desk; a ``Watcher``."""
+
+    def __init__(self, desk: Desk, model: str) -> None:
+        self._desk = desk
+        self._model = model
+        self._counts: dict[str, dict[Labels, float]] = {
+            name: defaultdict(float) for name in COUNTERS
+        }
+        self._spread: dict[str, dict[Labels, _Histogram]] = {name: {} for name in HISTOGRAMS}
+        self._first: dict[Ticket, float] = {}
+        desk.watchers.append(self)
+
+    # -- what happens --
+
+    def sent(self, ticket: Ticket) -> None:
+        self._observe("request_queue_time_seconds", ticket, ticket.queue_ms / 1e3)
+
+    def said(self, ticket: Ticket, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, RoundDone):
+                self._round(ticket, event)
+            elif isinstance(event, Finished):
+                self._finished(ticket, event)
+
+    def ended(self, ticket: Ticket, error: BaseException | None) -> None:
+        self._first.pop(ticket, None)
+        if error is not None:
+            self._add("request_failure_total", ticket, 1, error=type(error).__name__)
+
+    def _round(self, ticket: Ticket, done: RoundDone) -> None:
+        if ticket not in self._first:
+            self._first[ticket] = now = perf_counter()
+            self._observe("time_to_first_token_seconds", ticket, now - ticket.arrived_s)
+        add = self._add
+        source = done.source or "none"
+        add("generation_tokens_total", ticket, len(done.emitted))
+        add("verify_seconds_total", ticket, done.verify_ms / 1e3)
+        add("draft_seconds_total", ticket, done.draft_ms / 1e3, source=source)
+        add("own_seconds_total", ticket, done.other_ms / 1e3)
+        add("near_ties_total", ticket, done.near_tie)
+        self._observe("pass_rows", ticket, len(done.drafted) + 1)
+        if not done.drafted:
+            return
+        add("spec_decode_num_drafts_total", ticket, 1, source=source)
+        add("spec_decode_num_draft_tokens_total", ticket, len(done.drafted), source=source)
+        add("spec_decode_num_accepted_tokens_total", ticket, done.accepted, source=source)
+        for position in range(done.accepted):
+            add(
+                "spec_decode_num_accepted_tokens_per_pos_total",
+                ticket,
+                1,
+                source=source,
+                position=str(position),
+            )
+
+    def _finished(self, ticket: Ticket, end: Finished) -> None:
+        self._add("prompt_tokens_total", ticket, end.prompt_n)
+        self._add("prompt_tokens_cached_total", ticket, end.cached_n)
+        self._add("request_success_total", ticket, 1, finished_reason=end.reason)
+        took = perf_counter() - ticket.arrived_s
+        self._observe("e2e_request_latency_seconds", ticket, took)
+        if len(end.token_ids) > 1:
+            per_token = end.timings.decode_ms / 1e3 / (len(end.token_ids) - 1)
+            self._observe("time_per_output_token_seconds", ticket, per_token)
+
+    def _labels(self, ticket: Ticket, more: dict[str, str]) -> Labels:
+        told = {"model_name": self._model, "slice": ticket.label, "arm": ticket.arm, **more}
+        return tuple(told.items())
+
+    def _add(self, name: str, ticket: Ticket, n: float, **more: str) -> None:
+        self._counts[name][self._labels(ticket, more)] += n
+
+    def _observe(self, name: str, ticket: Ticket, value: float) -> None:
+        labels = self._labels(ticket, {})
+        found = self._spread[name].get(labels)
+        if found is None:
+            found = self._spread[name][labels] = _Histogram(HISTOGRAMS[name][1])
+        found.add(value)
+
+    # -- what is shown --
+
+    def text(self) -> str:
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        here: Labels = (("model_name", self._model),)
+        for name, help_text in COUNTERS.items():
+            yield from _head(name, "counter", help_text)
+            for labels, value in self._counts[name].items():
+                yield _line(name, labels, value)
+        for name, (help_text, _) in HISTOGRAMS.items():
+            yield from _head(name, "histogram", help_text)
+            for labels, spread in self._spread[name].items():
+                total = 0
+                for bound, count in zip((*spread.bounds, "+Inf"), spread.counts, strict=True):
+                    total += count
+                    yield _line(f"{name}_bucket", (*labels, ("le", str(bound))), total)
+                yield _line(f"{name}_sum", labels, spread.sum)
+                yield _line(f"{name}_count", labels, total)
+        for name, help_text, value in (
+            ("num_requests_running", "Requests that are being written.", len(self._desk.running)),
+            ("num_requests_waiting", "Requests that wait for a lane.", self._desk.n_waiting),
+        ):
+            yield from _head(name, "gauge", help_text)
+            yield _line(name, here, value)
+        yield from _head("engine_restarts_total", "counter", "Engines that were started again.")
+        yield _line("engine_restarts_total", here, self._desk.restarts)
+
+
+def _head(name: str, kind: str, help_text: str) -> tuple[str, str]:
+    return f"# HELP {PREFIX}{name} {help_text}", f"# TYPE {PREFIX}{name} {kind}"
+
+
+def _line(name: str, labels: Labels, value: float) -> str:
+    told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
+    shown = repr(value) if isinstance(value, float) and value % 1 else str(int(value))
+    return f"{PREFIX}{name}{{{told}}} {shown}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,198 @@
+"""Who is let in, and what is counted: hosts, origins, keys, sizes, failures, /metrics."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fakes import AbortingRecipe
+from servers import Serving, serving, table
+
+from specllama.errors import EngineDied
+from specllama.server.guard import Access, is_loopback
+
+CHAT = "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "the rain"}], "max_tokens": 4, "seed": 1}
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
+def test_a_name_that_was_made_to_point_here_is_refused(server: Serving, host: str) -> None:
+    answer = server.http.get("/v1/models", headers={"host": host})
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "bad_host"
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:1234", "127.0.0.1", "[::1]:9", "10.0.0.7"]
+)
+def test_addresses_and_loopback_are_not_names(server: Serving, host: str) -> None:
+    assert server.http.get("/v1/models", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://localhost.evil.example"]
+)
+def test_pages_of_others_are_refused(server: Serving, origin: str) -> None:
+    for answer in (
+        server.post(CHAT, HELLO, headers={"origin": origin}),
+        server.http.options(CHAT, headers={"origin": origin}),
+    ):
+        assert answer.status_code == 403
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_pages_of_this_machine_may_ask(server: Serving) -> None:
+    page = {"origin": "http://localhost:3000"}
+    asked = {**page, "access-control-request-headers": "content-type, x-stainless-os"}
+    preflight = server.http.options(CHAT, headers=asked)
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == page["origin"]
+    assert "x-stainless-os" in preflight.headers["access-control-allow-headers"]
+    answer = server.post(CHAT, HELLO, headers=page)
+    assert answer.headers["access-control-allow-origin"] == page["origin"]
+    assert "access-control-allow-credentials" not in answer.headers
+
+
+def test_a_form_cannot_ask(server: Serving) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        answer = server.http.post(CHAT, content=b"{}", headers={"content-type": kind})
+        assert answer.status_code == 415
+
+
+def test_a_body_has_a_limit(tmp_path: Path) -> None:
+    with serving(table(tmp_path), access=Access(body=1000)) as server:
+        assert server.post(CHAT, HELLO).status_code == 200
+        assert server.post(CHAT, {**HELLO, "pad": "x" * 2000}).status_code == 413
+        chunks = (b" " * 600 for _ in range(4))  # of no known length
+        kind = {"content-type": "application/json"}
+        assert server.http.post(CHAT, content=chunks, headers=kind).status_code == 413
+
+
+def test_keys(tmp_path: Path) -> None:
+    with serving(table(tmp_path), access=Access(keys=("first", "sécond"))) as server:
+        assert server.http.get("/health").status_code == 200
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "first"},
+            {"x-api-key": ""},
+        ):
+            answer = server.post(CHAT, HELLO, headers=headers)
+            assert answer.status_code == 401, headers
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+        for headers in ({"authorization": "Bearer first"}, {"x-api-key": "first"}):
+            assert server.post(CHAT, HELLO, headers=headers).status_code == 200
+        assert server.http.get("/metrics").status_code == 401
+
+
+def test_loopback() -> None:
+    names = ("localhost", "LOCALHOST.", "a.localhost", "127.0.0.1", "127.9.9.9", "::1", "[::1]")
+    assert all(map(is_loopback, names))
+    assert not any(map(is_loopback, ("", "0.0.0.0", "localhost.evil.example", "128.0.0.1")))
+
+
+def test_headers_without_end_are_cut_off(server: Serving) -> None:
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as line:
+        line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
+        with pytest.raises(OSError):  # noqa: PT012
+            for i in range(10_000):
+                line.sendall(f"X-{i}: {'x' * 100}\r\n".encode())
+            raise ConnectionError(line.recv(100))
+    assert server.http.get("/health").status_code == 200
+
+
+def test_whoever_stopped_reading_costs_the_others_nothing(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specllama.server.exchange.STALL_S", 0.3)
+    lines = []
+    asked = b'{"messages": [{"role": "user", "content": "the rain"}], "max_tokens": 2000,'
+    asked += b'"stream": true, "n": 1, "logprobs": true, "top_logprobs": 60,'
+    asked += b'"logit_bias": {"0": -100}}'
+    for _ in range(3):
+        line = socket.socket()
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        line.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        line.sendall(f"{head}Content-Length: {len(asked)}\r\n\r\n".encode() + asked)
+        lines.append(line)
+    assert server.chat()["choices"]
+    end = time.monotonic() + 20
+    while server.service.desk.running:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    for line in lines:
+        line.close()
+
+
+def test_a_killed_engine_is_one_error_a_request_and_one_restart(tmp_path: Path) -> None:
+    with serving(table(tmp_path)) as server:
+        long = {**HELLO, "max_tokens": 1500, "logit_bias": {"0": -100}}
+        whole: list[httpx2.Response] = []
+        said: list[Any] = []
+
+        def ask() -> None:
+            whole.append(server.post(CHAT, long))
+
+        def stream() -> None:
+            said.extend(server.frames(CHAT, {**long, "stream": True}))
+
+        threads = [threading.Thread(target=ask), threading.Thread(target=stream)]
+        for thread in threads:
+            thread.start()
+        while len(server.service.desk.running) < 2:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        os.kill(server.host.pid or 0, signal.SIGKILL)
+        for thread in threads:
+            thread.join()
+        [answer] = whole
+        assert answer.status_code == 500
+        assert answer.json()["error"]["code"] == "engine_died"
+        assert said[-1]["error"]["code"] == "engine_died"
+        assert server.post(CHAT, HELLO).status_code == 200
+        assert server.service.desk.restarts == 1
+
+
+def test_a_model_that_does_not_load_ends_the_server() -> None:
+    with pytest.raises(EngineDied, match="while loading"), serving(AbortingRecipe()):
+        pass
+
+
+def test_figures_for_prometheus(tmp_path: Path) -> None:
+    with serving(table(tmp_path)) as server:
+        reply = server.post(
+            CHAT,
+            {**HELLO, "max_tokens": 60, "specllama": {"proposer": "draft"}},
+            headers={"x-specllama-slice": 'co"de'},
+        ).json()
+        text = server.http.get("/metrics").text
+        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+        found = {re.sub(r"\{.*", "", name): float(value) for name, value in values.items()}
+        assert found["specllama:generation_tokens_total"] == reply["usage"]["completion_tokens"]
+        assert found["specllama:prompt_tokens_total"] == reply["usage"]["prompt_tokens"]
+        drafted = found.get("specllama:spec_decode_num_draft_tokens_total", 0)
+        assert drafted == reply["timings"].get("draft_n", 0)
+        assert found["specllama:request_success_total"] == 1
+        assert found["specllama:e2e_request_latency_seconds_count"] == 1
+        assert found["specllama:num_requests_running"] == 0
+        assert any(r'slice="co\"de"' in name for name in values)
+
+
+def test_an_experiment_splits_conversations(tmp_path: Path) -> None:
+    shares = (("draft", 50), ("none", 50))
+    with serving(table(tmp_path), experiment=shares) as server:
+        arms = [server.chat(f"tell of {i}", max_tokens=9)["timings"]["proposer"] for i in range(20)]
+        again = [
+            server.chat(f"tell of {i}", max_tokens=9)["timings"]["proposer"] for i in range(20)
+        ]
+        assert arms == again
+        assert 2 < arms.count("none") < 18
