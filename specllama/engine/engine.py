@@ -18,9 +18,9 @@ from specllama.engine.conversation import Conversation
 from specllama.engine.loaded import Loaded
 from specllama.engine.profiles import Windows
 from specllama.engine.scheduler import Scheduler
-from specllama.errors import EngineError
+from specllama.errors import EngineError, UsageError
 from specllama.events import Event
-from specllama.interface import EngineInfo, Prompt
+from specllama.interface import EngineInfo, Message, Prompt
 from specllama.params import EngineOptions, GenerateParams
 from specllama.speculative.asking import grant
 from specllama.speculative.drafting.drafter import Drafter
@@ -139,6 +139,31 @@ class Engine:
 
     def count_tokens(self, prompt: Prompt) -> int:
         return len(self.encode(prompt)[0])
+
+    # -- what a server is asked --
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        return self.vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """The bytes of every token; those of control tokens are their names.
+
+        Raises:
+            UsageError: one is outside the vocabulary.
+        """
+        bad = next((t for t in tokens if not 0 <= t < self.vocab.n_tokens), None)
+        if bad is not None:
+            raise UsageError(f"token {bad} is outside the vocabulary")
+        return [self.vocab.piece(token, special=True) for token in tokens]
+
+    def render(self, messages: Sequence[Message], params: GenerateParams) -> str:
+        """A conversation as the text of a prompt."""
+        return self._loaded.prompting.render(messages, params)[0].text
+
+    def template(self) -> tuple[str, str, str]:
+        """The chat template ("" if there is none) and the texts of its begin and end tokens."""
+        prompting = self._loaded.prompting
+        return prompting.template or "", prompting.bos, prompting.eos
 
     def chain(self, params: GenerateParams, seed: int, tokens: Sequence[int]) -> SamplerChain:
         """See ``SamplerChains.chain``."""

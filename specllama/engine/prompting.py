@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specllama.backend.base import Vocab
@@ -80,16 +81,7 @@ class Prompting:
         return prepared or Prepared(ids)
 
     def _chat(self, messages: list[Message], params: GenerateParams) -> Prepared:
-        variables, unthinking, why = self._variables(params)
-        rendered = render(
-            self.template,
-            messages,
-            bos=self.bos,
-            eos=self.eos,
-            continue_last=messages[-1].role == "assistant",
-            variables=variables,
-            unthinking=unthinking,
-        )
+        rendered, why = self.render(messages, params)
         ids = encode_segments(
             self.vocab, rendered.segments, bos=self.bos, template=self.template or ""
         )
@@ -102,6 +94,20 @@ class Prompting:
         one = reader(self._spellings[marks], rendered.state)
         one.resume(rendered.begun)
         return Prepared(ids, notices, one, self._limit(rendered, one, params))
+
+    def render(self, messages: Sequence[Message], params: GenerateParams) -> tuple[Rendered, str]:
+        """A conversation as text, and what the user asked of its thoughts in vain."""
+        variables, unthinking, why = self._variables(params)
+        rendered = render(
+            self.template,
+            messages,
+            bos=self.bos,
+            eos=self.eos,
+            continue_last=messages[-1].role == "assistant",
+            variables=variables,
+            unthinking=unthinking,
+        )
+        return rendered, why
 
     def _variables(self, params: GenerateParams) -> tuple[dict[str, object], bool, str]:
         """Variables of the template; whether an empty thought has to stand in for its switch; and

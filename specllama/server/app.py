@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from specllama.server import openai
+from specllama.server import anthropic, lmstudio, native, ollama, openai
 from specllama.server.dialect import openai_error
 from specllama.server.exchange import Json
 from specllama.server.guard import Guard
@@ -34,7 +34,11 @@ def make_app(service: Service) -> Starlette:
         Route("/health", guarded(health), methods=["GET"]),
         Route("/v1/health", guarded(health), methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
-        *openai.routes(service),
+        *(
+            route
+            for family in (openai, anthropic, native, ollama, lmstudio)
+            for route in family.routes(service)
+        ),
     ]
     return Starlette(
         routes=routes,

@@ -1,0 +1,234 @@
+"""Anthropic's ``/v1/messages``."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from specllama.interface import Message
+from specllama.params import GenerateParams
+from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire
+from specllama.server.exchange import Json
+from specllama.server.figures import metrics, timings
+from specllama.server.refusals import Refusal, not_offered, wrong
+from specllama.server.sampling import Sampling, params_of
+from specllama.server.service import Service, guarded
+
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_STOPS = {"stop_token": "end_turn", "stop_string": "stop_sequence", "length": "max_tokens",
+          "context": "max_tokens"}  # fmt: skip
+
+
+class Block(msgspec.Struct):
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    content: str | list[Block] | None = None
+
+
+class Turn(msgspec.Struct):
+    role: str
+    content: str | list[Block]
+
+
+class Thinking(msgspec.Struct):
+    type: str
+    budget_tokens: int | None = None
+
+
+class MessagesRequest(Sampling, kw_only=True):
+    messages: list[Turn]
+    max_tokens: int | None = None
+    model: str | None = None
+    system: str | list[Block] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    thinking: Thinking | None = None
+
+
+def error_of(refusal: Refusal) -> dict[str, Any]:
+    kind = _KINDS.get(refusal.status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": refusal.message}}
+
+
+def _text(content: str | list[Block], where: str) -> tuple[str, str]:
+    """The text of a content, and its thought."""
+    if isinstance(content, str):
+        return content, ""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    for block in content:
+        if block.type == "text":
+            texts.append(block.text or "")
+        elif block.type == "thinking":
+            thoughts.append(block.thinking or "")
+        elif block.type != "redacted_thinking":
+            raise not_offered(f"{where}: {block.type}", "models here read text only", "messages")
+    return "\n".join(texts), "".join(thoughts)
+
+
+def messages_of(body: MessagesRequest) -> list[Message]:
+    """Raises Refusal: a role or a content cannot be read."""
+    if not body.messages:
+        raise wrong("messages", "messages: the conversation is empty")
+    out: list[Message] = []
+    if body.system:
+        out.append(Message("system", _text(body.system, "system")[0]))
+    for i, turn in enumerate(body.messages):
+        if turn.role not in ("user", "assistant", "system"):
+            raise wrong(f"messages[{i}].role", f"messages[{i}]: unknown role {turn.role!r}")
+        text, thought = _text(turn.content, f"messages[{i}]")
+        out.append(Message(turn.role, text, thought))
+    return out
+
+
+def wanted(body: MessagesRequest, base: GenerateParams) -> Wanted:
+    """Raises Refusal: a field is wrong."""
+    if body.max_tokens is None:
+        raise wrong("max_tokens", "max_tokens is needed")
+    body.stop = body.stop_sequences
+    think = None
+    if body.thinking is not None:
+        think = "off" if body.thinking.type == "disabled" else "on"
+    budget = body.thinking.budget_tokens if body.thinking is not None and think == "on" else None
+    params = params_of(body, base, max_tokens=body.max_tokens, think=think, think_budget=budget)
+    return Wanted((tuple(messages_of(body)),), params, stream=bool(body.stream))
+
+
+class MessagesDialect:
+    """One answer in the words of Anthropic."""
+
+    wire: Wire = "sse"
+
+    def __init__(self, body: MessagesRequest, model: str) -> None:
+        self._model = model
+        self._stops = body.stop_sequences or []
+        self._id = f"msg_{secrets.token_hex(12)}"
+        self._open: str = ""  # the kind of the block that is being written
+        self._index = -1
+
+    def _message(self, content: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            **more,
+        }
+
+    def begun(self, replies: list[Reply]) -> Iterable[Frame]:
+        started = replies[0].started
+        used = {"input_tokens": 0 if started is None else started.prompt_n, "output_tokens": 0}
+        message = self._message([], stop_reason=None, stop_sequence=None, usage=used)
+        yield Frame({"type": "message_start", "message": message}, "message_start")
+        yield Frame({"type": "ping"}, "ping")
+
+    def _block(self, kind: str) -> Iterable[Frame]:
+        """Begin a block of a kind, unless it is begun; "" only ends the last."""
+        if kind == self._open:
+            return
+        if self._open:
+            yield _frame("content_block_stop", index=self._index)
+        self._open = kind
+        if kind:
+            self._index += 1
+            empty = {"type": kind, "signature" if kind == "thinking" else "text": ""}
+            empty.setdefault(kind, "")
+            yield _frame("content_block_start", index=self._index, content_block=empty)
+
+    def said(self, piece: Piece) -> Iterable[Frame]:
+        for kind, text in (("thinking", piece.reasoning), ("text", piece.text)):
+            if text:
+                yield from self._block(kind)
+                delta = {"type": f"{kind}_delta", kind: text}
+                yield _frame("content_block_delta", index=self._index, delta=delta)
+
+    def finished(self, reply: Reply) -> Iterable[Frame]:
+        if self._index < 0:
+            yield from self._block("text")
+        yield from self._block("")
+        reason, sequence = self._end(reply)
+        yield _frame(
+            "message_delta",
+            delta={"stop_reason": reason, "stop_sequence": sequence},
+            usage=_usage(reply),
+            timings=timings([reply]),
+            metrics=metrics([reply]),
+        )
+
+    def ended(self, replies: list[Reply]) -> Iterable[Frame]:
+        yield _frame("message_stop")
+
+    def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
+        [reply] = replies
+        content: list[dict[str, Any]] = []
+        if reply.reasoning:
+            content.append({"type": "thinking", "thinking": reply.reasoning, "signature": ""})
+        content.append({"type": "text", "text": reply.text})
+        reason, sequence = self._end(reply)
+        return self._message(
+            content,
+            stop_reason=reason,
+            stop_sequence=sequence,
+            usage=_usage(reply),
+            timings=timings(replies),
+            metrics=metrics(replies),
+        )
+
+    def failed(self, refusal: Refusal) -> Iterable[Frame]:
+        yield Frame(error_of(refusal), "error")
+
+    def _end(self, reply: Reply) -> tuple[str, str | None]:
+        finished = reply.finished
+        reason = _STOPS.get("" if finished is None else finished.reason, "end_turn")
+        # which of several it was, nobody kept
+        sequence = self._stops[0] if reason == "stop_sequence" and len(self._stops) == 1 else None
+        return reason, sequence
+
+
+def _frame(name: str, **fields: Any) -> Frame:
+    return Frame({"type": name, **fields}, name)
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    finished = reply.finished
+    if finished is None:
+        return {"input_tokens": 0, "output_tokens": 0}
+    return {
+        "input_tokens": finished.prompt_n - finished.cached_n,
+        "cache_read_input_tokens": finished.cached_n,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": len(finished.token_ids),
+    }
+
+
+def routes(service: Service) -> list[Route]:
+    async def messages(request: Request) -> Response:
+        body = await service.read(request, MessagesRequest)
+        asked = wanted(body, service.base)
+        return await service.answer(request, asked, MessagesDialect(body, service.model))
+
+    async def count(request: Request) -> Response:
+        body = await service.read(request, MessagesRequest)
+        n = await service.desk.ask("count_tokens", messages_of(body))
+        return Json({"input_tokens": n})
+
+    return [
+        Route("/v1/messages", guarded(messages, error_of), methods=["POST"]),
+        Route("/v1/messages/count_tokens", guarded(count, error_of), methods=["POST"]),
+    ]

@@ -1,0 +1,250 @@
+"""Ollama's routes: what editors ask to find a model, chat and generate, in lines of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from specllama import __version__
+from specllama.interface import Prompt
+from specllama.params import GenerateParams
+from specllama.server.chat_completions import think_of
+from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire
+from specllama.server.exchange import Json
+from specllama.server.figures import finish_reason, metrics, timings
+from specllama.server.refusals import Refusal, not_offered, wrong
+from specllama.server.sampling import Sampling, Speculation, params_of, schema_text
+from specllama.server.service import Handler, Service, guarded
+from specllama.server.turns import Turn, messages_of
+
+VERSION = "0.12.0"  # what clients take for new enough
+_NO_MODELS = "no route brings, makes or removes models: specllama hub does"
+
+
+class Options(Sampling, kw_only=True):
+    num_predict: int | None = None
+    num_ctx: int | None = None
+
+
+class OllamaTurn(Turn):
+    images: list[str] | None = None
+    thinking: str | None = None
+
+
+class _Asked(msgspec.Struct, kw_only=True):
+    model: str = ""
+    stream: bool = True
+    options: Options = msgspec.field(default_factory=Options)
+    format: str | dict[str, Any] | None = None
+    think: bool | str | None = None
+    specllama: Speculation | None = None
+
+
+class ChatRequest(_Asked, kw_only=True):
+    messages: list[OllamaTurn] = []
+
+
+class GenerateRequest(_Asked, kw_only=True):
+    prompt: str = ""
+    system: str = ""
+    raw: bool = False
+    suffix: str = ""
+    images: list[str] | None = None
+
+
+class ShowRequest(msgspec.Struct):
+    model: str = ""
+    name: str = ""
+
+
+def error_of(refusal: Refusal) -> dict[str, Any]:
+    return {"error": refusal.message}
+
+
+def wanted(body: _Asked, prompt: Prompt, base: GenerateParams) -> Wanted:
+    """Raises Refusal: a field is wrong."""
+    options = body.options
+    options.specllama = body.specllama
+    limit = options.num_predict
+    schema = None
+    if body.format == "json":
+        schema = schema_text({"type": "object"})
+    elif body.format:
+        schema = schema_text(body.format)
+    think = {True: "on", False: "off"}.get(body.think, body.think)  # type: ignore[arg-type]
+    params = params_of(options, base, json_schema=schema, think=think_of(think))
+    if limit is not None:
+        params = params.replace(max_tokens=limit if limit > 0 else None)
+    return Wanted((prompt,), params, stream=body.stream)
+
+
+class OllamaDialect:
+    """One answer in the words of Ollama; ``chat`` or ``generate``."""
+
+    wire: Wire = "ndjson"
+
+    def __init__(self, model: str, *, chat: bool) -> None:
+        self._model = model
+        self._chat = chat
+
+    def _line(self, text: str, thought: str, **more: Any) -> dict[str, Any]:
+        said: dict[str, Any]
+        if self._chat:
+            said = {"message": {"role": "assistant", "content": text}}
+            if thought:
+                said["message"]["thinking"] = thought
+        else:
+            said = {"response": text, **({"thinking": thought} if thought else {})}
+        return {"model": self._model, "created_at": _time(), **said, "done": False, **more}
+
+    def begun(self, replies: list[Reply]) -> Iterable[Frame]:
+        return ()
+
+    def said(self, piece: Piece) -> Iterable[Frame]:
+        if piece.text or piece.reasoning:
+            yield Frame(self._line(piece.text, piece.reasoning))
+
+    def finished(self, reply: Reply) -> Iterable[Frame]:
+        yield Frame(self._line("", "", **self._end(reply)))
+
+    def ended(self, replies: list[Reply]) -> Iterable[Frame]:
+        return ()
+
+    def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
+        [reply] = replies
+        return self._line(reply.text, reply.reasoning, **self._end(reply))
+
+    def _end(self, reply: Reply) -> dict[str, Any]:
+        finished = reply.finished
+        assert finished is not None
+        took = finished.timings
+        return {
+            "done": True,
+            "done_reason": finish_reason(finished),
+            "total_duration": int((reply.queue_ms + took.ttft_ms + took.decode_ms) * 1e6),
+            "load_duration": 0,
+            "prompt_eval_count": finished.prompt_n,
+            "prompt_eval_duration": int(took.prefill_ms * 1e6),
+            "eval_count": len(finished.token_ids),
+            "eval_duration": int((took.decode_ms + took.first_decode_ms) * 1e6),
+            "timings": timings([reply]),
+            "metrics": metrics([reply]),
+        }
+
+    def failed(self, refusal: Refusal) -> Iterable[Frame]:
+        yield Frame(error_of(refusal))
+
+
+def _time(seconds: float | None = None) -> str:
+    now = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return now.isoformat().replace("+00:00", "Z")
+
+
+def routes(service: Service) -> list[Route]:
+    def details() -> dict[str, Any]:
+        target = service.info.target
+        return {
+            "parent_model": "",
+            "format": "gguf",
+            "family": target.architecture,
+            "families": [target.architecture],
+            "parameter_size": f"{target.n_params / 1e9:.1f}B",
+            "quantization_level": target.quantization,
+        }
+
+    def card() -> dict[str, Any]:
+        target = service.info.target
+        return {
+            "name": service.model,
+            "model": service.model,
+            "modified_at": _time(service.started),
+            "size": target.file_bytes,
+            "digest": target.sha256 or "",
+            "details": details(),
+        }
+
+    async def version(request: Request) -> Response:
+        return Json({"version": VERSION, "specllama": __version__})
+
+    async def tags(request: Request) -> Response:
+        return Json({"models": [card()]})
+
+    async def running(request: Request) -> Response:
+        target = service.info.target
+        more = {"expires_at": _time(2**31), "size_vram": 0, "context_length": target.n_ctx}
+        return Json({"models": [{**card(), **more}]})
+
+    async def show(request: Request) -> Response:
+        await service.read(request, ShowRequest)
+        target = service.info.target
+        template, _, _ = await service.desk.ask("template")
+        return Json(
+            {
+                "license": "",
+                "modelfile": "",
+                "parameters": "",
+                "template": template,
+                "details": details(),
+                "model_info": {
+                    "general.architecture": target.architecture,
+                    "general.parameter_count": target.n_params,
+                    f"{target.architecture}.context_length": target.n_ctx,
+                },
+                "capabilities": ["completion"],
+                "modified_at": _time(service.started),
+            }
+        )
+
+    async def chat(request: Request) -> Response:
+        body = await service.read(request, ChatRequest)
+        if any(turn.images for turn in body.messages):
+            raise not_offered("images", "models here read text only", "messages")
+        for turn in body.messages:
+            turn.reasoning_content = turn.reasoning_content or turn.thinking
+        asked = wanted(body, tuple(messages_of(body.messages)), service.base)
+        return await service.answer(request, asked, OllamaDialect(service.model, chat=True))
+
+    async def generate(request: Request) -> Response:
+        body = await service.read(request, GenerateRequest)
+        if body.suffix:
+            raise not_offered("suffix", "no model here fills in the middle", "suffix")
+        if body.images:
+            raise not_offered("images", "models here read text only", "images")
+        if not body.prompt:
+            raise wrong("prompt", "the prompt is empty")
+        head = [Turn("system", body.system)] if body.system else []
+        prompt: Prompt = tuple(messages_of([*head, Turn("user", body.prompt)]))
+        asked = wanted(body, body.prompt if body.raw else prompt, service.base)
+        return await service.answer(request, asked, OllamaDialect(service.model, chat=False))
+
+    def refuse(what: str, reason: str) -> Handler:
+        async def refused(request: Request) -> Response:
+            raise not_offered(what, reason)
+
+        return refused
+
+    return [
+        Route(f"/api/{path}", guarded(handler, error_of), methods=methods)
+        for path, handler, methods in (
+            ("version", version, ["GET"]),
+            ("tags", tags, ["GET"]),
+            ("ps", running, ["GET"]),
+            ("show", show, ["POST"]),
+            ("chat", chat, ["POST"]),
+            ("generate", generate, ["POST"]),
+            *(
+                (name, refuse(name, _NO_MODELS), ["POST", "DELETE"])
+                for name in ("pull", "push", "create", "copy", "delete")
+            ),
+            *(
+                (name, refuse(name, "models are loaded to write, not to embed"), ["POST"])
+                for name in ("embed", "embeddings")
+            ),
+        )
+    ]
