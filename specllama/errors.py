@@ -11,6 +11,7 @@
     │   └── DoesNotFit             exit 5   more memory than the machine has
     ├── PromptTooLong              exit 2   the prompt does not fit the context
     ├── ContextFull                exit 1   the context ran out while generating
+    │   └── PoolFull               exit 1   other conversations hold the cells that one needs
     ├── EngineError                exit 1   llama.cpp refused or returned nonsense
     │   ├── Cancelled              exit 130 a pass or a load was stopped on request
     │   └── EngineDied             exit 1   the engine process ended
@@ -78,6 +79,10 @@ class DoesNotFit(CannotLoad):
 
 
 class ContextFull(SpecllamaError):
+    pass
+
+
+class PoolFull(ContextFull):
     pass
 
 

@@ -282,6 +282,7 @@ class EngineOptions:
         keep_texts: let the suffix proposer keep this machine's texts (as token ids, on disk) and
             copy from them in later runs.
         parallel: conversations that can be written at once, in one context that they share.
+        kv_ram: MiB for what conversations left in the context that others have to share.
         check_memory: refuse a pair that needs more memory than is free.
     """
 
@@ -305,6 +306,7 @@ class EngineOptions:
     max_leaves: int = 16
     heads: tuple[str, ...] = ()
     parallel: int = 1
+    kv_ram: int = 1024
     allow_other_vocab: bool = False
     keep_texts: bool = False
     use_mmap: bool = True
@@ -385,5 +387,6 @@ class EngineOptions:
         _whole("max rows", self.max_rows, 1, 4096)
         _whole("max leaves", self.max_leaves, 1, 256)
         _whole("parallel", self.parallel, 1, 64)
+        _whole("kv-ram", self.kv_ram, 0, 2**24)
         if any(not head for head in self.heads):
             raise UsageError("--head needs a file, not an empty name")

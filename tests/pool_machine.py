@@ -108,6 +108,8 @@ class Machine:
         if self.talks and len(self.parked) < 3:
             talk = self.talks.pop(rng.randrange(len(self.talks)))
             self.parked.append((self.pool.park(talk.lane), talk))
+            assert not talk.lane.tokens
+            talk.lane.close()
 
     def resume(self, rng: random.Random) -> None:
         if self.parked and len(self.talks) < self.pool.lanes:

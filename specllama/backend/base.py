@@ -187,6 +187,11 @@ class Lane(Context, Protocol):
         """Hidden states that passes left, by position; follows every rollback."""
         ...
 
+    def alike(self, keep: int, n: int) -> int:
+        """How many of the first ``keep`` tokens have the cells that they would have in a text of
+        ``n`` tokens that is read afresh, behind which the rest of it is read alike, too."""
+        ...
+
     def capture(self, need: HiddenNeed) -> None:
         """Keep this state of the passes from here on, "nothing" to stop.
 
@@ -223,6 +228,10 @@ class Blob(Protocol):
         """Memory that it takes."""
         ...
 
+    def alike(self, keep: int, n: int) -> int:
+        """See ``Lane.alike``."""
+        ...
+
 
 class Pool(Protocol):
     """One KV cache of one model, with room for several conversations."""
@@ -253,6 +262,11 @@ class Pool(Protocol):
         ...
 
     @property
+    def room(self) -> int:
+        """Cells that no lane holds."""
+        ...
+
+    @property
     def free_leaves(self) -> int:
         """Branches that trees of one pass may have, beside one a tree."""
         ...
@@ -265,12 +279,13 @@ class Pool(Protocol):
         """
         ...
 
-    def fork(self, lane: Lane, keep: int) -> Lane:
-        """A lane with the first ``keep`` tokens of another, whose cells they share.
+    def fork(self, lane: Lane, keep: int, into: Lane | None = None) -> Lane:
+        """A lane with the first ``keep`` tokens of another, whose cells they share: a new one, or
+        ``into``, which must be empty.
 
         Raises:
             EngineError: every lane is taken.
-            ValueError: there are fewer tokens.
+            ValueError: there are fewer tokens, or ``into`` holds some.
         """
         ...
 
@@ -287,19 +302,20 @@ class Pool(Protocol):
         ...
 
     def park(self, lane: Lane) -> Blob:
-        """Take a lane out of the pool; it is closed.
+        """Take what a lane holds out of the pool; it is empty then.
 
         Raises:
             EngineError: the library does not give its state away. The lane stays.
         """
         ...
 
-    def resume(self, blob: Blob) -> Lane:
-        """A lane as it was when it was parked. A blob can be resumed more than once.
+    def resume(self, blob: Blob, into: Lane | None = None) -> Lane:
+        """A lane as it was when it was parked: a new one, or ``into``, which must be empty. A blob
+        can be resumed more than once.
 
         Raises:
             EngineError: every lane is taken, or the library refused.
-            ContextFull: no room for its tokens.
+            PoolFull: no room for its tokens.
         """
         ...
 

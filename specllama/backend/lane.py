@@ -16,6 +16,7 @@ from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.base import Outputs, Part, Pool
 from specllama.backend.cells import Places
 from specllama.backend.hidden import HiddenRows
+from specllama.backend.kernels import TILE
 from specllama.backend.layout import Layout
 from specllama.errors import EngineError
 from specllama.history import History
@@ -87,6 +88,22 @@ class TreePass:
         return True
 
 
+def alike(tiled: Sequence[tuple[int, int]], keep: int, n: int) -> int:
+    """See ``base.Lane.alike``, where long texts are read in tiles.
+
+    A text of so many tokens is read in tiles up to its last token, or not at all if it is short.
+    """
+    end = 0
+    if n - 1 < TILE:
+        return min(keep, tiled[0][0]) if tiled else keep
+    for begin, until in tiled:
+        if begin > end:
+            break
+        end = until
+    keep = min(keep, end)
+    return n - 1 - TILE if 0 < n - 1 - keep < TILE else keep
+
+
 @dataclass(frozen=True, slots=True)
 class Parked:
     """A lane outside its pool; see ``base.Blob``."""
@@ -95,6 +112,11 @@ class Parked:
     state: bytes
     hidden: HiddenRows = field(default_factory=HiddenRows)
     need: HiddenNeed = "nothing"
+    tiled: Sequence[tuple[int, int]] = ()  # cells that were read in tiles, from and to
+    tiles: bool = False  # whether the pool reads long texts so
+
+    def alike(self, keep: int, n: int) -> int:
+        return alike(self.tiled, keep, n) if self.tiles else keep
 
     @property
     def n_bytes(self) -> int:
@@ -112,6 +134,7 @@ class CellLane:
         self.tokens = History()
         self.places: Places = np.empty(pool.n_ctx, np.int64)  # of the cells, by position
         self.n_cells = 0  # of them that the cache holds, a tree apart
+        self.tiled: list[tuple[int, int]] = []  # cells that were read in tiles, from and to
         self.tree: TreePass | None = None
         self.hidden = HiddenRows()
         self.need: HiddenNeed = "nothing"
@@ -128,6 +151,9 @@ class CellLane:
         self.pool.require_open()
         if self.closed:
             raise EngineError("the lane is closed")
+
+    def alike(self, keep: int, n: int) -> int:
+        return alike(self.tiled, keep, n) if self.pool.kernels.tiles else keep
 
     # -- passes and what stays of them --
 

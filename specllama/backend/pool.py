@@ -81,6 +81,11 @@ class CellPool(Settling):
         return self.cells.ghosts
 
     @property
+    def room(self) -> int:
+        self.settle()
+        return self.cells.n - self.cells.held
+
+    @property
     def free_leaves(self) -> int:
         self.settle()
         return min(self.max_leaves - 1, len(self._free))
@@ -122,20 +127,29 @@ class CellPool(Settling):
     def seat(self, lane: CellLane) -> None:
         self._lanes.append(lane)
 
-    def fork(self, lane: Lane, keep: int) -> CellLane:
+    def fork(self, lane: Lane, keep: int, into: Lane | None = None) -> CellLane:
         mine = self._mine(lane)
         if not 0 <= keep <= len(mine.tokens):
             raise ValueError(f"cannot fork behind {keep} of {len(mine.tokens)} tokens")
-        new = self.open()
+        new = self.open() if into is None else self._emptied(into)
+        self.settle()
         if keep:
             self.cache.copy(mine.sequence, new.sequence, 0, keep)
             self.cells.share(mine.places[:keep])
             new.places[:keep] = mine.places[:keep]
         new.n_cells = keep
         new.tokens.extend(mine.tokens[:keep])
+        new.tiled = [(begin, min(end, keep)) for begin, end in mine.tiled if begin < keep]
         new.need, new.hidden = mine.need, mine.hidden.copy()
         new.hidden.cut(keep)
         return new
+
+    def _emptied(self, lane: Lane) -> CellLane:
+        """A lane of ours that holds nothing."""
+        mine = self._mine(lane)
+        if mine.tokens:
+            raise ValueError(f"the lane still holds {len(mine.tokens)} tokens")
+        return mine
 
     def park(self, lane: Lane) -> Parked:
         mine = self._mine(lane)
@@ -143,14 +157,18 @@ class CellPool(Settling):
         state = self.cache.state(mine.sequence) if mine.n_cells else b""
         if mine.n_cells and not state:
             raise EngineError("the library does not give the state of a lane away")
-        parked = Parked(list(mine.tokens), state, mine.hidden, mine.need)
+        parked = Parked(
+            list(mine.tokens), state, mine.hidden, mine.need, tuple(mine.tiled), self.kernels.tiles
+        )
         mine.hidden = type(mine.hidden)()
-        mine.close()
+        mine.rollback(0)
+        self.settle()
         return parked
 
-    def resume(self, blob: Blob) -> CellLane:
+    def resume(self, blob: Blob, into: Lane | None = None) -> CellLane:
         parked = cast(Parked, blob)
-        lane = self.open()
+        lane = self.open() if into is None else self._emptied(into)
+        self.settle()
         try:
             n = len(parked.tokens)
             if n:
@@ -163,12 +181,14 @@ class CellPool(Settling):
                 lane.places[:n] = places
                 lane.n_cells = n
                 lane.tokens.extend(parked.tokens)
+            lane.tiled = list(parked.tiled)
             lane.hidden = parked.hidden.copy()
             if parked.need != "nothing":
                 lane.need = parked.need
                 self.choose_states()
         except BaseException:
-            lane.close()
+            if into is None:
+                lane.close()
             raise
         return lane
 
@@ -346,7 +366,7 @@ class CellPool(Settling):
                 raise
             finally:
                 batch.n_sequences[:n] = 1
-            self._take(pieces, at, places)
+            self._take(pieces, at, places, tiled)
 
     def _address(self, piece: Piece, rows: slice | Places) -> None:
         """Say in the batch which sequences the tokens of a piece are for."""
@@ -374,7 +394,13 @@ class CellPool(Settling):
                 self._free.append(leaf)
             self.cache.remove(piece.lane.sequence, len(piece.lane.tokens))
 
-    def _take(self, pieces: Sequence[Piece], at: Sequence[slice | Places], places: Places) -> None:
+    def _take(
+        self,
+        pieces: Sequence[Piece],
+        at: Sequence[slice | Places],
+        places: Places,
+        tiled: bool,
+    ) -> None:
         """Enter a pass into the books."""
         batch = self.cache.batch
         n = batch.n
@@ -399,6 +425,8 @@ class CellPool(Settling):
                     tokens, piece.parents, piece.laid, list(piece.sequences), places[rows]
                 )
             else:
+                if tiled:
+                    lane.tiled.append((past, past + size))
                 lane.places[past : past + size] = places[rows]
                 lane.n_cells += size
                 lane.tokens.extend(tokens)
@@ -420,6 +448,7 @@ class CellPool(Settling):
         self.cache.remove(self._spare, 0)
         lane.places[past : past + n] = places
         lane.n_cells += n
+        lane.tiled.append((past, past + n))
         lane.tokens.extend(int(token) for token in piece.tokens)
         if (states := hidden.rows(past, past + n)) is not None:
             lane.hidden.add(past, states)

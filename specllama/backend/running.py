@@ -37,7 +37,7 @@ class ForgettingPool(CellPool):
 
     forgets: ClassVar[bool] = True
 
-    def fork(self, lane: Any, keep: int) -> CellLane:
+    def fork(self, lane: Any, keep: int, into: Any = None) -> CellLane:
         raise EngineError("this model's cache cannot be shared")
 
     def park(self, lane: Any) -> Any:
@@ -57,6 +57,7 @@ class ForgettingPool(CellPool):
 
     def _cut(self, lane: CellLane, keep: int) -> None:
         lane.n_cells = keep
+        lane.tiled.clear()  # nobody asks: one lane shares nothing
         self._set_back(lane)
 
     def _set_back(self, lane: CellLane, *, replay: bool = True) -> None:

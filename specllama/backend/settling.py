@@ -15,7 +15,7 @@ from specllama.arrays import HiddenNeed
 from specllama.backend.cache import Cache, Shape
 from specllama.backend.cells import Cells, Places
 from specllama.backend.lane import CellLane
-from specllama.errors import ContextFull, EngineError
+from specllama.errors import EngineError, PoolFull
 from specllama.history import common_prefix
 
 _HAUNTED = 256  # ghosts that are always worth their keep
@@ -145,6 +145,7 @@ class Settling:
     def _cut(self, lane: CellLane, keep: int) -> None:
         """Cut the cache of a lane to its first ``keep`` tokens."""
         lane.n_cells = keep
+        lane.tiled = [(begin, min(end, keep)) for begin, end in lane.tiled if begin < keep]
         if not self.cache.remove(lane.sequence, keep):
             self._lose()
             raise EngineError("llama.cpp refused to roll the KV cache back; it was cleared")
@@ -159,6 +160,7 @@ class Settling:
                 self._free += lane.tree.sequences[1:]
             lane.tokens.clear()
             lane.hidden.clear()
+            lane.tiled = []
             lane.n_cells, lane.tree = 0, None
 
     # -- room --
@@ -184,7 +186,7 @@ class Settling:
         if cells.haunted and (cells.room < n or cells.ghosts > max(_HAUNTED, cells.held)):
             self.compact()
         if cells.room < n:
-            raise ContextFull(
+            raise PoolFull(
                 f"no room left in the KV cache of {cells.n} tokens",
                 "start a new chat, raise --ctx-size, or use --on-full shift",
             )

@@ -14,6 +14,7 @@ from specllama import verdict
 from specllama.arrays import Row, Rows
 from specllama.cancel import Cancel
 from specllama.engine.loaded import Loaded
+from specllama.engine.prompting import Prepared
 from specllama.engine.reply import Reply
 from specllama.engine.slot import Slot
 from specllama.errors import Cancelled, ContextFull, PromptTooLong
@@ -32,7 +33,6 @@ from specllama.events import (
     Timings,
 )
 from specllama.history import common_prefix
-from specllama.interface import Prompt
 from specllama.params import SEED_DRAWN, GenerateParams
 from specllama.speculative.asking import Ask, Asking, Cut, Pass
 from specllama.speculative.drafting.drafter import Request
@@ -121,9 +121,15 @@ class Clock:
 
 
 class Conversation:
-    """One request from prompt to Finished, in the place that ``slot`` is."""
+    """One request from prompt to Finished, in the place that ``slot`` is.
 
-    def __init__(self, loaded: Loaded, slot: Slot, params: GenerateParams, cancel: Cancel) -> None:
+    Args:
+        clock: runs since the request came.
+    """
+
+    def __init__(
+        self, loaded: Loaded, slot: Slot, params: GenerateParams, cancel: Cancel, clock: Clock
+    ) -> None:
         self._loaded = loaded
         self._slot = slot
         self._target = slot.target
@@ -134,10 +140,10 @@ class Conversation:
         self._seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
         self._stats = SpecStats()
         self._passes: list[verdict.Pass] = []  # behind the first token
-        self._clock = Clock()
+        self._clock = clock
         self._window: Window = FixedWindow(0)
 
-    def run(self, prompt: Prompt) -> Saying[None]:
+    def run(self, prepared: Prepared) -> Saying[None]:
         """Events of a request.
 
         Raises:
@@ -145,7 +151,6 @@ class Conversation:
         """
         loaded, params, target = self._loaded, self._params, self._target
         prompting = loaded.prompting
-        prepared = prompting.prepare(prompt, params)
         ids = prepared.ids
         if len(ids) > target.n_ctx:
             raise PromptTooLong(

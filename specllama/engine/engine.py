@@ -14,10 +14,11 @@ from pathlib import Path
 
 from specllama.backend.base import Lane, Vocab
 from specllama.cancel import Cancel, StopFlag
-from specllama.engine.conversation import Conversation
+from specllama.engine.conversation import Clock, Conversation
 from specllama.engine.loaded import Loaded
 from specllama.engine.profiles import Windows
 from specllama.engine.scheduler import Scheduler
+from specllama.engine.seating import Seating
 from specllama.errors import EngineError, UsageError
 from specllama.events import Event
 from specllama.interface import EngineInfo, Message, Prompt
@@ -34,7 +35,9 @@ class Engine:
         self._loaded = loaded
         self._slots = loaded.slots
         self._free = list(loaded.slots)
-        self._scheduler = Scheduler(self.target.pool)
+        pool = self.target.pool
+        self._seating = Seating(pool, self._slots, loaded.kv_ram)
+        self._scheduler = Scheduler(pool, lambda: self._seating.vacate(self._free))
         self._ids = itertools.count()
         self._cancels: dict[int, Cancel] = {}
         self._obeying = ExitStack()
@@ -86,7 +89,7 @@ class Engine:
     @property
     def free(self) -> bool:
         """Whether a slot is free for a further request."""
-        return bool(self._free)
+        return bool(self._free) and not self._scheduler.crowded
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -130,6 +133,7 @@ class Engine:
         """Forget every text, so that the next request reads its prompt afresh."""
         for slot in self._slots:
             slot.reset()
+        self._seating.forget()
 
     # -- prompts --
 
@@ -178,13 +182,16 @@ class Engine:
 
         Raises:
             EngineError: the engine is closed, or every slot is taken.
+            UsageError: the prompt is empty, or cannot be read.
         """
         if self._closed:
             raise EngineError("the engine is closed")
         if not self._free:
             raise EngineError("the engine is busy with another request")
-        slot, id, cancel = self._free.pop(0), next(self._ids), cancel or Cancel()
-        conversation = Conversation(self._loaded, slot, params or GenerateParams(), cancel)
+        params, cancel, clock = params or GenerateParams(), cancel or Cancel(), Clock()
+        prepared = self._loaded.prompting.prepare(prompt, params)
+        slot, id = self._seating.seat(prepared.ids, self._free), next(self._ids)
+        conversation = Conversation(self._loaded, slot, params, cancel, clock)
 
         def end() -> None:
             del self._cancels[id]
@@ -197,7 +204,7 @@ class Engine:
 
         self._cancels[id] = cancel
         self._obey()
-        self._scheduler.add(id, conversation.run(prompt), end)
+        self._scheduler.add(id, conversation.run(prepared), end, slot.target, cancel)
         return id
 
     def step(self) -> list[tuple[int, Event | Exception]]:

@@ -28,6 +28,7 @@ class Loaded:
         chains: the sampler chain of a request.
         windows: the draft window of a request.
         stop: what every pass looks at; the cancel of a request that runs alone sets it.
+        kv_ram: bytes for parked texts.
         close: frees the models.
     """
 
@@ -37,4 +38,5 @@ class Loaded:
     chains: SamplerChains
     windows: Windows
     stop: StopFlag = field(default_factory=StopFlag)
+    kv_ram: int = 0
     close: Callable[[], None] = _nothing

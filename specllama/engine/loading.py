@@ -85,6 +85,7 @@ def load(
         chains=SamplerChains(vocab, opened.constraint),
         windows=Windows(open_profile(info), info),
         stop=stop,
+        kv_ram=options.kv_ram << 20,
         close=opened.close,
     )
 

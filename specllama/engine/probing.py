@@ -89,7 +89,9 @@ def _measure(model: LlamaModel, target: LlamaPool, options: EngineOptions) -> Ex
     lane = pool.open()
 
     def fill(copies: int) -> None:
-        copy = pool.park(pool.fork(lane, lane.n_past))
+        twin = pool.fork(lane, lane.n_past)
+        copy = pool.park(twin)
+        twin.close()
         for _ in range(copies):
             pool.resume(copy)
 

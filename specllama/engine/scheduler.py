@@ -3,7 +3,8 @@
 A pass is run only when nobody has anything to say and everybody's next wish is known, those of
 drafting models first: lanes of one pool share it. Drafts wait for the target's pass that they are
 for. Every conversation in it has the row of its pending token; the other rows go where they gain
-most (``budget.allocate``). Who found no room in a pass is the first in the next one.
+most (``budget.allocate``). Who found no room in a pass is the first in the next one. Where the
+target's cells run out, the youngest is parked in memory and goes on later as if nothing had been.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from typing import cast
 
 import numpy as np
 
-from specllama.backend.base import Lane, Part, Pool
+from specllama.backend.base import Blob, Lane, Part, Pool
+from specllama.cancel import Cancel
 from specllama.engine.conversation import Saying
-from specllama.errors import ContextFull, EngineError
+from specllama.errors import Cancelled, ContextFull, EngineError, PoolFull, SpecllamaError
 from specllama.events import Event, Finished
 from specllama.speculative.asking import Ask, Offer, Pass, Shared, grant
 from specllama.speculative.policy.budget import allocate
 
 Said = tuple[int, Event | Exception]
+
+_AHEAD = 64  # cells that each conversation should find free when one comes back
 
 
 @dataclass(slots=True)
@@ -30,7 +34,10 @@ class _Running:
     id: int
     saying: Saying[None]
     on_end: Callable[[], None]
+    lane: Lane
+    cancel: Cancel
     ask: Ask | None = None
+    parked: Blob | None = None  # what its lane held, while others have the cells
 
 
 class Scheduler:
@@ -38,10 +45,13 @@ class Scheduler:
 
     Args:
         target: the pool that is asked last, when every draft is ready.
+        vacate: frees cells that no running conversation holds; whether there were any.
     """
 
-    def __init__(self, target: Pool) -> None:
+    def __init__(self, target: Pool, vacate: Callable[[], bool] = lambda: False) -> None:
         self._target = target
+        self._vacate = vacate
+        self.preemptions = 0
         self._running: dict[int, _Running] = {}
 
     def __len__(self) -> int:
@@ -50,9 +60,17 @@ class Scheduler:
     def __contains__(self, id: int) -> bool:
         return id in self._running
 
-    def add(self, id: int, saying: Saying[None], on_end: Callable[[], None]) -> None:
-        """A conversation begins; ``on_end`` is called once when it is over, however it ends."""
-        self._running[id] = _Running(id, saying, on_end)
+    def add(
+        self,
+        id: int,
+        saying: Saying[None],
+        on_end: Callable[[], None],
+        lane: Lane,
+        cancel: Cancel,
+    ) -> None:
+        """A conversation begins in a lane of the target; ``on_end`` is called once when it is over,
+        however it ends."""
+        self._running[id] = _Running(id, saying, on_end, lane, cancel)
 
     def step(self) -> list[Said]:
         """Go on until somebody says something: at most one event of each conversation.
@@ -62,7 +80,11 @@ class Scheduler:
         while self._running:
             if len(self._running) == 1:
                 [one] = self._running.values()
-                saying = self._resume(one, None if one.ask is None else _tried(one.ask))
+                if one.parked is not None:
+                    if (lost := self._unpark(one)) is not None:
+                        return [(one.id, lost)]
+                    continue
+                saying = self._resume(one, None if one.ask is None else self._tried(one.ask))
                 if saying is not None:
                     return [(one.id, saying)]
                 continue
@@ -71,16 +93,19 @@ class Scheduler:
                 for one in list(self._running.values())
                 if one.ask is None and (saying := self._resume(one, None)) is not None
             ]
+            said = said or self._unparked()
             if said := said or list(self._answers()):
                 return said
         return []
 
     def _answers(self) -> Iterator[Said]:
         """Answer what can be answered now; what is said to it."""
-        asking = [(one, self._pool_of(one.ask)) for one in self._running.values()]
+        asking = [
+            (one, self._pool_of(one.ask)) for one in self._running.values() if one.parked is None
+        ]
         alone = [one for one, pool in asking if pool is None]
         # one by one: what a head says is good until it is asked again
-        answers: Iterable[tuple[_Running, object]] = ((one, _tried(one.ask)) for one in alone)
+        answers: Iterable[tuple[_Running, object]] = ((one, self._tried(one.ask)) for one in alone)
         if not alone:
             # drafting models first: the target's pass is the one that all wait for
             pools = [pool for _, pool in asking if pool is not None]
@@ -90,13 +115,122 @@ class Scheduler:
             if offering:
                 answers = list(zip(offering, _granted(pool, together), strict=True))
             else:
-                answers = _passed(pool, together)
-                for one in together:  # who had to wait comes first in the next pass
+                answers = self._passed(pool, together)
+                for one, _ in answers:  # who had to wait comes first in the next pass
                     self._running[one.id] = self._running.pop(one.id)
         for one, answer in answers:
             saying = self._resume(one, answer)
             if saying is not None:
                 yield one.id, saying
+
+    def _passed(self, pool: Pool, together: list[_Running]) -> list[tuple[_Running, object]]:
+        """Run passes of one pool together, and tell of it."""
+        begin = perf_counter()
+        together, answers = self._rows(pool, together)
+        asks = [cast(Pass, one.ask) for one in together]
+        ms, tokens = (perf_counter() - begin) * 1e3, sum(len(ask.tokens) for ask in asks)
+        for i, ask in enumerate(asks):
+            if ask.tell is not None:
+                ask.tell(Shared(len(asks), tokens, ms, i == 0))
+        return list(zip(together, answers, strict=True))
+
+    def _rows(self, pool: Pool, together: list[_Running]) -> tuple[list[_Running], list[object]]:
+        """Those who got their pass, and the rows for each or the error that it ends with."""
+        while together:
+            asks = [cast(Pass, one.ask) for one in together]
+            try:
+                for ask in asks:
+                    if ask.keep is not None:
+                        cast(Lane, ask.lane).rollback(ask.keep)
+                parts = [Part(cast(Lane, a.lane), a.tokens, a.outputs, a.parents) for a in asks]
+                return together, list(pool.run(parts))
+            except PoolFull as full:
+                if self._vacate() or (pool is self._target and self._preempt()):
+                    together = [one for one in together if one.parked is None]
+                    continue
+                error: BaseException = full
+            except BaseException as failed:
+                error = failed
+            if len(together) == 1:
+                return together, [error]
+            if not isinstance(error, (SpecllamaError, ValueError)):
+                raise error
+            # one of them cannot have it: each hears for itself;
+            # rows are good until the next pass, and another follows
+            answers = (self._tried(one.ask) for one in together)
+            return together, [x.copy() if isinstance(x, np.ndarray) else x for x in answers]
+        return [], []
+
+    def _tried(self, ask: Ask | None) -> object:
+        """The answer to it, or the error that it ended with."""
+        assert ask is not None
+        while True:
+            try:
+                return grant(ask)
+            except PoolFull as full:
+                if not self._vacate():
+                    return full
+            except BaseException as error:
+                return error
+
+    # -- who has to wait for cells --
+
+    @property
+    def crowded(self) -> bool:
+        """Whether somebody waits for cells."""
+        return any(one.parked is not None for one in self._running.values())
+
+    def _preempt(self) -> bool:
+        """Park the youngest conversation that waits for a pass of the target; whether there was one
+        beside the last."""
+        active = [one for one in self._running.values() if one.parked is None]
+        waiting = [
+            one
+            for one in active
+            if one.ask is not None and self._pool_of(one.ask) is self._target
+        ]
+        if len(active) < 2 or not waiting:
+            return False
+        youngest = max(waiting, key=lambda one: one.id)
+        try:
+            youngest.parked = self._target.park(youngest.lane)
+        except EngineError:  # its tree is not settled, or the library does not give it away
+            return False
+        self.preemptions += 1
+        return True
+
+    def _unparked(self) -> list[Said]:
+        """Bring back who was parked, the oldest first, where there is room; what those say who
+        were cancelled."""
+        said: list[Said] = []
+        for one in sorted(self._running.values(), key=lambda one: one.id):
+            if one.parked is None:
+                continue
+            if one.cancel.is_set():
+                one.parked = None
+                saying = self._resume(one, Cancelled("the request was cancelled"))
+                if saying is not None:
+                    said.append((one.id, saying))
+                continue
+            active = sum(other.parked is None for other in self._running.values())
+            need = len(one.parked.tokens) + _AHEAD * (active + 1)
+            if active and self._target.room < need and not self._vacate():
+                break
+            if (not active or self._target.room >= need) and (lost := self._unpark(one)):
+                said.append((one.id, lost))
+        return said
+
+    def _unpark(self, one: _Running) -> Event | Exception | None:
+        """Give a conversation its cells back; what it says if they are lost."""
+        blob, one.parked = one.parked, None
+        assert blob is not None
+        while True:
+            try:
+                self._target.resume(blob, one.lane)
+                return None
+            except (PoolFull, EngineError) as error:
+                if not (isinstance(error, PoolFull) and self._vacate()):
+                    return self._resume(one, error)
 
     def _pool_of(self, ask: Ask | None) -> Pool | None:
         """Where an answer could be shared with others."""
@@ -146,15 +280,6 @@ class Scheduler:
             one.on_end()
 
 
-def _tried(ask: Ask | None) -> object:
-    """The answer to it, or the error that it ended with."""
-    assert ask is not None
-    try:
-        return grant(ask)
-    except BaseException as error:
-        return error
-
-
 def _widest(pool: Pool) -> int:
     """Most tokens of a pass that several share: each has the rows that it has alone."""
     exact = pool.kernels.exact_rows
@@ -201,32 +326,3 @@ def _granted(pool: Pool, together: Sequence[_Running]) -> list[int]:
     # attention is dearest to the longest text
     v = max((offer.bidder.passes(tokens + left) for offer in offers), key=lambda v: v[-1])
     return allocate([offer.bidder.bid(offer) for offer in offers], v, taken=tokens)[0]
-
-
-def _passed(pool: Pool, together: Sequence[_Running]) -> list[tuple[_Running, object]]:
-    """Run passes of one pool together, and tell of it."""
-    asks = [cast(Pass, one.ask) for one in together]
-    begin = perf_counter()
-    answers = _rows(pool, asks)
-    ms, tokens = (perf_counter() - begin) * 1e3, sum(len(ask.tokens) for ask in asks)
-    for i, ask in enumerate(asks):
-        if ask.tell is not None:
-            ask.tell(Shared(len(asks), tokens, ms, i == 0))
-    return list(zip(together, answers, strict=True))
-
-
-def _rows(pool: Pool, asks: Sequence[Pass]) -> Sequence[object]:
-    """The rows for each of some passes, or the error that it ends with."""
-    if len(asks) == 1:
-        return [_tried(asks[0])]
-    try:
-        for ask in asks:
-            if ask.keep is not None:
-                cast(Lane, ask.lane).rollback(ask.keep)
-        parts = [Part(cast(Lane, a.lane), a.tokens, a.outputs, a.parents) for a in asks]
-        return pool.run(parts)
-    except (ContextFull, EngineError, ValueError):
-        pass  # one of them cannot have it: each hears for itself
-    # rows are good until the next pass, and another follows
-    answers = (_tried(ask) for ask in asks)
-    return [rows.copy() if isinstance(rows, np.ndarray) else rows for rows in answers]

@@ -97,6 +97,11 @@ class Slot:
             self._rounded = None
 
     @property
+    def rounded_at(self) -> int | None:
+        """From where on; None if nowhere."""
+        return self._rounded
+
+    @property
     def may_round(self) -> bool:
         """Whether a row can differ from that of plain decoding by rounding."""
         return self._rounded is not None

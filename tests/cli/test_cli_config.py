@@ -52,7 +52,7 @@ def test_defaults_are_those_of_the_parameters() -> None:
 def test_every_field_that_should_be_is_a_setting() -> None:
     fields = {setting.field for setting in SCHEMA}
     for room, kind, left_out in (
-        ("engine", EngineOptions, {"max_rows", "parallel", *ENGINE_PARTS}),
+        ("engine", EngineOptions, {"max_rows", "parallel", "kv_ram", *ENGINE_PARTS}),
         ("place", PlaceOptions, set()),
         ("cpu", CpuOptions, set()),
         ("rope", RopeOptions, set()),

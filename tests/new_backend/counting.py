@@ -116,6 +116,9 @@ class CountLane:
     def reach(self, keep_len: int) -> int:
         return keep_len
 
+    def alike(self, keep: int, n: int) -> int:
+        return keep
+
     def capture(self, need: HiddenNeed) -> None:
         if need != "nothing":
             raise EngineError("nothing is hidden here")
@@ -133,12 +136,16 @@ class Kept:
     tokens: Sequence[int]
     n_bytes: int = 0
 
+    def alike(self, keep: int, n: int) -> int:
+        return keep
+
 
 class CountPool:
     """See ``base.Pool``. Nothing is shared, so nothing has to be settled or compacted."""
 
     n_batch, max_rows = CountLane.n_batch, CountLane.max_rows
     ghosts = free_leaves = 0
+    room = 10_000
 
     def __init__(self, counts: Counts, lanes: int, stop: StopFlag) -> None:
         self.kernels = Kernels(exact_rows=self.max_rows)
@@ -154,8 +161,8 @@ class CountPool:
         self._lanes.append(CountLane(self))
         return self._lanes[-1]
 
-    def fork(self, lane: Lane, keep: int) -> Lane:
-        return self.resume(Kept(lane.tokens[:keep]))
+    def fork(self, lane: Lane, keep: int, into: Lane | None = None) -> Lane:
+        return self.resume(Kept(lane.tokens[:keep]), into)
 
     def run(self, parts: Sequence[Part]) -> list[Rows]:
         if self._stop.is_set():
@@ -182,11 +189,11 @@ class CountPool:
 
     def park(self, lane: Lane) -> Blob:
         kept = Kept(list(lane.tokens))
-        lane.close()
+        lane.rollback(0)
         return kept
 
-    def resume(self, blob: Blob) -> Lane:
-        lane = self.open()
+    def resume(self, blob: Blob, into: Lane | None = None) -> Lane:
+        lane = into or self.open()
         lane.tokens.extend(blob.tokens)
         return lane
 

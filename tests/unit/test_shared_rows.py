@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from oracle import Oracle, Tokens, Toy, bias
 from windows import Pair
 
+from specllama.backend.base import Lane
 from specllama.backend.fake import FakeContext, FakePool, FakeTable
+from specllama.cancel import Cancel
 from specllama.engine.scheduler import Scheduler
 from specllama.params import SamplingParams, VerifyRule
 from specllama.speculative.asking import Offer, Shared
@@ -77,8 +79,9 @@ def written(
 
     loop = begin(FULL, rule, coins, 3)
     loop._peek |= peek
-    scheduler.add(0, say(loop), lambda: None)
-    scheduler.add(1, say(begin(GREEDY, "match", RandomCoins(1), 1)), lambda: None)
+    other = begin(GREEDY, "match", RandomCoins(1), 1)
+    for id, one in enumerate((loop, other)):
+        scheduler.add(id, say(one), lambda: None, cast(Lane, one.target), Cancel())
     assert scheduler.step() == []
     return tuple(loop.tokens[len(PROMPT) :])
 

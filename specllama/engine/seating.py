@@ -1,0 +1,144 @@
+"""Which lane a conversation gets, and what becomes of the text that lies there.
+
+A new prompt goes on from the longest beginning that any lane holds, busy or idle, or that was
+parked; nothing of it is read again. What an idle lane holds is parked in memory before somebody
+else takes the lane, or its cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specllama.backend.base import Blob, Lane, Pool
+from specllama.engine.slot import Slot
+from specllama.errors import EngineError, PoolFull
+from specllama.history import common_prefix
+from specllama.speculative.asking import Cut, grant
+
+_WORTH = 64  # fewer tokens are as soon read as found
+
+
+@dataclass(eq=False, slots=True)
+class _Parked:
+    blob: Blob
+    rounded: int | None  # see ``Slot.rounded``
+
+
+class Seating:
+    """The lanes of a pool that takes several conversations.
+
+    Args:
+        slots: all of them.
+        most_bytes: of parked texts, the oldest of which are forgotten.
+    """
+
+    def __init__(self, pool: Pool, slots: Sequence[Slot], most_bytes: int) -> None:
+        self._pool = pool
+        self._slots = slots
+        self._most_bytes = most_bytes
+        self._lot: list[_Parked] = []  # the oldest first
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that parked texts take."""
+        return sum(parked.blob.n_bytes for parked in self._lot)
+
+    def forget(self) -> None:
+        self._lot.clear()
+
+    def seat(self, ids: Sequence[int], free: list[Slot]) -> Slot:
+        """Take a slot out of ``free``, which has the one that was used last in front; its lane
+        holds as much of the prompt as need not be read."""
+        if self._pool.lanes == 1:
+            return free.pop(0)
+        nearest = max(free, key=lambda slot: self._usable(slot.target, ids))
+        keep = self._usable(nearest.target, ids)
+        tail = len(nearest.target.tokens) - keep
+        elsewhere = [
+            *(self._usable(slot.target, ids) for slot in self._slots if slot is not nearest),
+            *(self._usable(parked.blob, ids) for parked in self._lot),
+        ]
+        if (tail < _WORTH or not self._most_bytes) and keep >= max(elsewhere, default=0):
+            free.remove(nearest)
+            nearest.target.rollback(keep)
+            nearest.kept(keep)
+            return nearest
+        slot = next((one for one in free if not one.target.tokens), free[-1])
+        free.remove(slot)
+        self._empty(slot)
+        while not self._fill(slot, ids) and self.vacate(free):
+            pass
+        return slot
+
+    def vacate(self, free: Sequence[Slot]) -> bool:
+        """Take the cells of an idle text; whether there was one."""
+        slot = next((slot for slot in reversed(free) if slot.target.tokens), None)
+        if slot is None:
+            return False
+        self._empty(slot)
+        for drafter in slot.drafters.values():
+            for lane in drafter.lanes:
+                grant(Cut(lane, 0))
+        return True
+
+    def _usable(self, held: Lane | Blob, ids: Sequence[int]) -> int:
+        """How many tokens of a prompt need not be read where this is held.
+
+        A text that the prompt goes on from is taken as it was written; of others, what a fresh
+        reading would have left, so that nobody's text depends on who was here before.
+        """
+        known = min(common_prefix(held.tokens, ids), len(ids) - 1)
+        return known if known == len(held.tokens) else held.alike(known, len(ids))
+
+    def _empty(self, slot: Slot) -> None:
+        if self._most_bytes and len(slot.target.tokens) >= _WORTH:
+            try:
+                self._keep(_Parked(self._pool.park(slot.target), slot.rounded_at))
+            except EngineError:  # the library does not give it away
+                slot.target.rollback(0)
+        else:
+            slot.target.rollback(0)
+        slot.kept(0)
+
+    def _keep(self, parked: _Parked) -> None:
+        tokens = parked.blob.tokens
+        self._lot = [
+            other
+            for other in self._lot
+            if common_prefix(other.blob.tokens, tokens) < len(other.blob.tokens)
+        ]
+        self._lot.append(parked)
+        while self._lot and self.n_bytes > self._most_bytes:
+            del self._lot[0]
+
+    def _fill(self, slot: Slot, ids: Sequence[int]) -> bool:
+        """Give an empty lane the longest beginning of a prompt that is held anywhere; False where
+        there was no room for it."""
+        others = [other for other in self._slots if other is not slot]
+        found: list[tuple[int, Slot | _Parked]] = [
+            *((self._usable(other.target, ids), other) for other in others),
+            *((self._usable(parked.blob, ids), parked) for parked in self._lot),
+        ]
+        keep, source = max(found, key=lambda one: one[0], default=(0, None))
+        if not keep or source is None:
+            return True
+        try:
+            if isinstance(source, Slot):
+                self._pool.fork(source.target, keep, slot.target)
+                rounded = source.rounded_at
+            else:
+                self._pool.resume(source.blob, slot.target)
+                slot.target.rollback(keep)
+                rounded = source.rounded
+                if len(source.blob.tokens) - keep < _WORTH:
+                    self._lot.remove(source)
+        except PoolFull:
+            return False
+        except EngineError:  # a tree that is not settled, or a state that is not taken: read afresh
+            slot.target.rollback(0)
+            return True
+        if rounded is not None and rounded < keep:
+            slot.rounded(rounded)
+        return True
+

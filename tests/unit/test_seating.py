@@ -1,0 +1,177 @@
+"""Where cells are scarce: conversations are parked and come back, prompts go on from what others
+hold, and each text is the one that it would be alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from engines import loaded
+
+from specllama.backend.fake import FakePool, FakeTable, FakeVocab, fake_info
+from specllama.engine.drafters import Drafters
+from specllama.engine.engine import Engine
+from specllama.engine.slot import Slot
+from specllama.events import Finished, Started
+from specllama.params import GenerateParams, SamplingParams
+
+V = 24
+N_CTX = 300
+TABLE = FakeTable(V, seed=3, sharpness=2.0, eog_bias=-4.0)
+DRAFT = FakeTable(V, seed=4, sharpness=2.0, of=TABLE, agreement=0.7)
+
+
+def engine_of(slots: int, *, tiles: bool = False, kv_ram: int = 1 << 30) -> Engine:
+    pool = FakePool(TABLE, n_ctx=N_CTX, lanes=slots, tiles=tiles)
+    beside = FakePool(DRAFT, n_ctx=N_CTX, lanes=slots, in_order=False, by_order=False)
+
+    def slot() -> Slot:
+        lane = pool.open()
+        return Slot(lane, Drafters(lane, beside.open()).all())
+
+    first, *more = [slot() for _ in range(slots)]
+    parts = loaded(first.target, FakeVocab(V), info=fake_info(N_CTX, V), more=more)
+    return Engine(replace(parts, slots=(first, *more), kv_ram=kv_ram))
+
+
+def params(seed: int, *, method: str = "none", most: int = 24) -> GenerateParams:
+    return GenerateParams(
+        proposer=method,
+        seed=seed,
+        window="fixed",
+        draft_max=4,
+        max_tokens=most,
+        ignore_eos=True,
+        sampling=SamplingParams(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0),
+    )
+
+
+def ends(engine: Engine) -> dict[int, Finished]:
+    """The last words of all that are running."""
+    said = [one for events in iter(engine.step, []) for one in events]
+    assert not [event for _, event in said if isinstance(event, Exception)]
+    return {id: event for id, event in said if isinstance(event, Finished)}
+
+
+def alone(prompt: list[int], asked: GenerateParams, *, tiles: bool = False) -> tuple[int, ...]:
+    *_, last = engine_of(1, tiles=tiles).generate(prompt, asked)
+    assert isinstance(last, Finished)
+    return last.token_ids
+
+
+@pytest.mark.parametrize("method", ["none", "draft", "tree", "lookahead"])
+def test_who_finds_no_cells_is_parked_and_goes_on(method: str) -> None:
+    """Three conversations of 200 tokens in 300 cells: none is cut short."""
+    engine = engine_of(3)
+    asked = [params(seed, method=method, most=190) for seed in range(3)]
+    prompts = [[1 + i, 2, 3] for i in range(3)]
+    ids = [engine.submit(p, a) for p, a in zip(prompts, asked, strict=True)]
+    found = ends(engine)
+    assert engine._scheduler.preemptions > 0
+    for id, prompt, one in zip(ids, prompts, asked, strict=True):
+        assert found[id].reason == "length"
+        assert found[id].token_ids == alone(prompt, one)
+
+
+def test_while_somebody_waits_for_cells_nobody_else_begins() -> None:
+    engine = engine_of(3)
+    for seed in range(2):
+        engine.submit([1 + seed] * 130, params(seed, most=100))
+    while not engine._scheduler.crowded:
+        assert engine.free
+        assert engine.step()
+    assert not engine.free
+    ends(engine)
+    assert engine.free
+
+
+def test_one_that_is_parked_can_be_cancelled() -> None:
+    engine = engine_of(2)
+    first, second = (engine.submit([1 + i] * 130, params(i, most=160)) for i in range(2))
+    said: list[tuple[int, Any]] = []
+    while not engine._scheduler.crowded:
+        said += engine.step()
+    engine.cancel(second)
+    said += [one for events in iter(engine.step, []) for one in events]
+    last = {id: event for id, event in said if isinstance(event, Finished)}
+    assert last[second].reason == "cancelled"
+    assert last[first].token_ids == alone([1] * 130, params(0, most=160))
+
+
+def test_idle_texts_make_room_and_come_back_unread() -> None:
+    engine = engine_of(2)
+    rng = random.Random(1)
+    prompts = [[rng.randrange(1, V) for _ in range(130)] for _ in range(4)]
+    for prompt in prompts:
+        engine.submit(prompt, params(1))
+        ends(engine)
+    for prompt in prompts:
+        events = list(engine.generate(prompt, params(2)))
+        assert isinstance(events[0], Started)
+        assert events[0].cached_n == len(prompt) - 1
+        assert isinstance(events[-1], Finished)
+        assert events[-1].token_ids == alone(prompt, params(2))
+    assert engine._seating.n_bytes > 0
+
+
+def test_without_memory_idle_texts_are_forgotten() -> None:
+    engine = engine_of(2, kv_ram=0)
+    for i in range(4):
+        list(engine.generate([1 + i] * 130, params(1)))
+    first = next(iter(engine.generate([1] * 130, params(1))))
+    assert isinstance(first, Started)
+    assert first.cached_n == 0
+    assert engine._seating.n_bytes == 0
+
+
+def test_a_prompt_goes_on_from_that_of_a_busy_lane() -> None:
+    engine = engine_of(3)
+    head = [random.Random(2).randrange(1, V) for _ in range(100)]
+    first = engine.submit([*head, 1, 2], params(1, most=60))
+    for _ in range(10):
+        engine.step()
+    second = engine.submit([*head, 3, 4], params(2, most=60))
+    said = [one for events in iter(engine.step, []) for one in events]
+    started = {id: event for id, event in said if isinstance(event, Started)}
+    found = {id: event for id, event in said if isinstance(event, Finished)}
+    assert started[second].cached_n == len(head)
+    assert found[first].token_ids == alone([*head, 1, 2], params(1, most=60))
+    assert found[second].token_ids == alone([*head, 3, 4], params(2, most=60))
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_no_text_depends_on_who_was_here_before(tiles: bool, seed: int) -> None:
+    """Prompts that share beginnings, at random, in a pool that is too small for them."""
+    rng = random.Random(seed)
+    engine = engine_of(3, tiles=tiles, kv_ram=rng.choice((0, 20_000, 1 << 30)))
+    heads = [[rng.randrange(1, V) for _ in range(n)] for n in (30, 130)]
+    texts: dict[int, tuple[list[int], GenerateParams]] = {}
+    found: dict[int, Finished] = {}
+    cached = 0
+    for _ in range(40):
+        while engine.free and rng.random() < 0.8:
+            head = rng.choice(heads)
+            tail = [rng.randrange(1, V) for _ in range(rng.choice((1, 5, 70)))]
+            prompt = [*head[: rng.randrange(len(head) // 2, len(head))], *tail]
+            asked = params(
+                rng.randrange(3), method=rng.choice(("none", "draft", "mixed")), most=40
+            )
+            texts[engine.submit(prompt, asked)] = prompt, asked
+        for _ in range(rng.randrange(30)):
+            for id, event in engine.step():
+                assert not isinstance(event, Exception), event
+                cached += isinstance(event, Started) and event.cached_n
+                if isinstance(event, Finished):
+                    found[id] = event
+        if texts and rng.random() < 0.1:
+            engine.cancel(rng.choice(list(texts)))
+    found.update(ends(engine))
+    assert set(found) == set(texts)
+    assert cached > 100
+    for id, (prompt, asked) in texts.items():
+        end = found[id]
+        n = len(end.token_ids) if end.reason == "cancelled" else None
+        assert end.token_ids == alone(prompt, asked, tiles=tiles)[:n], id
