@@ -40,6 +40,8 @@ model is loaded. Ctrl-C lets replies end (--drain); a second one stops at once.
 @grouped("--parallel", type=click.IntRange(1, 64), default=PARALLEL, show_default=True,
          group="Server", metavar="N",
          help="Conversations at once; they share the context.")  # fmt: skip
+@grouped("--kv-ram", type=click.IntRange(0), default=1024, show_default=True, group="Server",
+         metavar="MIB", help="Memory for idle conversations whose place others need.")  # fmt: skip
 @grouped("--alias", metavar="NAME", group="Server", help="What the model is called in answers.")
 @grouped("--api-key-file", type=click.Path(path_type=Path), group="Server",
          help=f"Keys that let clients in, one a line; {KEY_VARIABLE} gives one, too.")  # fmt: skip
@@ -59,6 +61,7 @@ def command(
     host: str,
     port: int,
     parallel: int,
+    kv_ram: int,
     alias: str | None,
     api_key_file: Path | None,
     insecure: bool,
@@ -97,7 +100,7 @@ def command(
         model = loading.DEFAULT_MODEL
         if not quiet:
             diagnostics.note("no model given: using the bundled tiny pair (choose one with -m)")
-    options = replace(settings.engine_options(), parallel=parallel)
+    options = replace(settings.engine_options(), parallel=parallel, kv_ram=kv_ram)
     listening = bind(host, port)
     engine = EngineHost(LoadEngine(model, settings["draft-model"], options))
     service = Service(

@@ -6,12 +6,13 @@ A generator: it yields events for people, and asks (``speculative.asking``) for 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from time import perf_counter
 from typing import Any, TypeVar
 
 from specllama import verdict
 from specllama.arrays import Row, Rows
+from specllama.backend.kernels import TILE
 from specllama.cancel import Cancel
 from specllama.engine.loaded import Loaded
 from specllama.engine.prompting import Prepared
@@ -49,6 +50,7 @@ from specllama.text import passage_ending
 NEAR_TIE = 0.1
 
 PREFILL_CHUNK = 512
+CHUNK_AMONG = 2 * TILE  # where others wait for the next pass
 _SAID_AGAIN = 8  # reading fewer tokens again than this is not worth a word
 
 T = TypeVar("T")
@@ -125,10 +127,17 @@ class Conversation:
 
     Args:
         clock: runs since the request came.
+        among: whether others are being written now.
     """
 
     def __init__(
-        self, loaded: Loaded, slot: Slot, params: GenerateParams, cancel: Cancel, clock: Clock
+        self,
+        loaded: Loaded,
+        slot: Slot,
+        params: GenerateParams,
+        cancel: Cancel,
+        clock: Clock,
+        among: Callable[[], bool],
     ) -> None:
         self._loaded = loaded
         self._slot = slot
@@ -141,6 +150,7 @@ class Conversation:
         self._stats = SpecStats()
         self._passes: list[verdict.Pass] = []  # behind the first token
         self._clock = clock
+        self._among = among
         self._window: Window = FixedWindow(0)
 
     def run(self, prepared: Prepared) -> Saying[None]:
@@ -325,7 +335,11 @@ class Conversation:
 
         With ``row`` also the row behind the last of all, once it is there.
         """
-        part = ids[done : done + min(PREFILL_CHUNK, self._target.n_batch)]
+        size = min(CHUNK_AMONG if self._among() else PREFILL_CHUNK, self._target.n_batch)
+        left = len(ids) - row - done
+        if TILE < size < left < size + TILE:  # what is left is read in tiles, too
+            size = left - TILE
+        part = ids[done : done + size]
         end = done + len(part)
         last = row and end == len(ids)
         rows: Rows = yield Pass(self._target, part, "last" if last else "none")

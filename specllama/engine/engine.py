@@ -191,7 +191,9 @@ class Engine:
         params, cancel, clock = params or GenerateParams(), cancel or Cancel(), Clock()
         prepared = self._loaded.prompting.prepare(prompt, params)
         slot, id = self._seating.seat(prepared.ids, self._free), next(self._ids)
-        conversation = Conversation(self._loaded, slot, params, cancel, clock)
+        conversation = Conversation(
+            self._loaded, slot, params, cancel, clock, lambda: len(self._scheduler) > 1
+        )
 
         def end() -> None:
             del self._cancels[id]

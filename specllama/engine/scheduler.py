@@ -19,7 +19,7 @@ import numpy as np
 from specllama.backend.base import Blob, Lane, Part, Pool
 from specllama.cancel import Cancel
 from specllama.engine.conversation import Saying
-from specllama.errors import Cancelled, ContextFull, EngineError, PoolFull, SpecllamaError
+from specllama.errors import Cancelled, EngineError, PoolFull, SpecllamaError
 from specllama.events import Event, Finished
 from specllama.speculative.asking import Ask, Offer, Pass, Shared, grant
 from specllama.speculative.policy.budget import allocate
@@ -185,9 +185,7 @@ class Scheduler:
         beside the last."""
         active = [one for one in self._running.values() if one.parked is None]
         waiting = [
-            one
-            for one in active
-            if one.ask is not None and self._pool_of(one.ask) is self._target
+            one for one in active if one.ask is not None and self._pool_of(one.ask) is self._target
         ]
         if len(active) < 2 or not waiting:
             return False

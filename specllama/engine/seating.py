@@ -141,4 +141,3 @@ class Seating:
         if rounded is not None and rounded < keep:
             slot.rounded(rounded)
         return True
-

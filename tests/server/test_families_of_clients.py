@@ -93,7 +93,7 @@ def test_llama_server(server: Serving) -> None:
     assert "".join(frame["content"] for frame in frames) == whole["content"]
     assert [frame["stop"] for frame in frames] == [False] * (len(frames) - 1) + [True]
     many = server.post("/completion", {**asked, "prompt": ["the rain", "a ship"]}).json()
-    assert [one["content"] for one in many][0] == whole["content"]
+    assert many[0]["content"] == whole["content"]
     endless = server.post("/completion", {**asked, "n_predict": -1, "logit_bias": []}).json()
     assert endless["stop_type"] == "eos"
     assert server.post("/completion", {**asked, "n_predict": 0}).status_code == 501

@@ -156,9 +156,7 @@ def test_no_text_depends_on_who_was_here_before(tiles: bool, seed: int) -> None:
             head = rng.choice(heads)
             tail = [rng.randrange(1, V) for _ in range(rng.choice((1, 5, 70)))]
             prompt = [*head[: rng.randrange(len(head) // 2, len(head))], *tail]
-            asked = params(
-                rng.randrange(3), method=rng.choice(("none", "draft", "mixed")), most=40
-            )
+            asked = params(rng.randrange(3), method=rng.choice(("none", "draft", "mixed")), most=40)
             texts[engine.submit(prompt, asked)] = prompt, asked
         for _ in range(rng.randrange(30)):
             for id, event in engine.step():
