@@ -19,6 +19,16 @@ from specllama.server.figures import metrics, timings
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling import Sampling, params_of
 from specllama.server.service import Service, guarded
+from specllama.server.tools import (
+    Call,
+    Tool,
+    ToolUse,
+    bound,
+    call_text,
+    result_text,
+    told,
+    tool_use,
+)
 
 _KINDS = {
     400: "invalid_request_error",
@@ -38,6 +48,20 @@ class Block(msgspec.Struct):
     text: str | None = None
     thinking: str | None = None
     content: str | list[Block] | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+
+
+class ToolSpec(msgspec.Struct):
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    type: str
+    name: str | None = None
 
 
 class Turn(msgspec.Struct):
@@ -58,6 +82,8 @@ class MessagesRequest(Sampling, kw_only=True):
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     thinking: Thinking | None = None
+    tools: list[ToolSpec] | None = None
+    tool_choice: ToolChoice | None = None
 
 
 def error_of(refusal: Refusal) -> dict[str, Any]:
@@ -76,6 +102,11 @@ def _text(content: str | list[Block], where: str) -> tuple[str, str]:
             texts.append(block.text or "")
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
+        elif block.type == "tool_use":
+            arguments = msgspec.json.encode(block.input or {}).decode()
+            texts.append(call_text([Call(block.name or "", arguments)]))
+        elif block.type == "tool_result":
+            texts.append(result_text(_text(block.content or "", where)[0]))
         elif block.type != "redacted_thinking":
             raise not_offered(f"{where}: {block.type}", "models here read text only", "messages")
     return "\n".join(texts), "".join(thoughts)
@@ -106,7 +137,19 @@ def wanted(body: MessagesRequest, base: GenerateParams) -> Wanted:
         think = "off" if body.thinking.type == "disabled" else "on"
     budget = body.thinking.budget_tokens if body.thinking is not None and think == "on" else None
     params = params_of(body, base, max_tokens=body.max_tokens, think=think, think_budget=budget)
-    return Wanted((tuple(messages_of(body)),), params, stream=bool(body.stream))
+    tools = tools_of(body)
+    messages = tuple(told(messages_of(body), tools))
+    return Wanted((messages,), bound(params, tools), stream=bool(body.stream), tools=tools)
+
+
+def tools_of(body: MessagesRequest) -> ToolUse | None:
+    """Raises Refusal: a tool has no proper name, or the chosen one is not there."""
+    tools = [
+        Tool(spec.name, spec.description or "", spec.input_schema or {"type": "object"})
+        for spec in body.tools or ()
+    ]
+    choice = body.tool_choice
+    return tool_use(tools, None if choice is None else choice.name or choice.type)
 
 
 class MessagesDialect:
@@ -159,9 +202,16 @@ class MessagesDialect:
                 yield _frame("content_block_delta", index=self._index, delta=delta)
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
-        if self._index < 0:
+        if self._index < 0 and not reply.calls:
             yield from self._block("text")
         yield from self._block("")
+        for call in reply.calls:
+            self._index += 1
+            empty = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            yield _frame("content_block_start", index=self._index, content_block=empty)
+            delta = {"type": "input_json_delta", "partial_json": call.arguments}
+            yield _frame("content_block_delta", index=self._index, delta=delta)
+            yield _frame("content_block_stop", index=self._index)
         reason, sequence = self._end(reply)
         yield _frame(
             "message_delta",
@@ -179,7 +229,17 @@ class MessagesDialect:
         content: list[dict[str, Any]] = []
         if reply.reasoning:
             content.append({"type": "thinking", "thinking": reply.reasoning, "signature": ""})
-        content.append({"type": "text", "text": reply.text})
+        if reply.text or not reply.calls:
+            content.append({"type": "text", "text": reply.text})
+        for call in reply.calls:
+            content.append(
+                {
+                    "type": "tool_use",
+                    "id": call.id,
+                    "name": call.name,
+                    "input": msgspec.json.decode(call.arguments),
+                }
+            )
         reason, sequence = self._end(reply)
         return self._message(
             content,
@@ -195,6 +255,8 @@ class MessagesDialect:
 
     def _end(self, reply: Reply) -> tuple[str, str | None]:
         finished = reply.finished
+        if reply.calls:
+            return "tool_use", None
         reason = _STOPS.get("" if finished is None else finished.reason, "end_turn")
         # which of several it was, nobody kept
         sequence = self._stops[0] if reason == "stop_sequence" and len(self._stops) == 1 else None
@@ -225,7 +287,7 @@ def routes(service: Service) -> list[Route]:
 
     async def count(request: Request) -> Response:
         body = await service.read(request, MessagesRequest)
-        n = await service.desk.ask("count_tokens", messages_of(body))
+        n = await service.desk.ask("count_tokens", told(messages_of(body), tools_of(body)))
         return Json({"input_tokens": n})
 
     return [

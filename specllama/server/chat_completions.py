@@ -14,7 +14,8 @@ from specllama.server.figures import finish_reason, metrics, timings, usage
 from specllama.server.likelihood import chances_of, in_chat
 from specllama.server.refusals import Refusal, wrong
 from specllama.server.sampling import Sampling, params_of, schema_text
-from specllama.server.turns import Turn, messages_of
+from specllama.server.tools import Call, bound, told
+from specllama.server.turns import NamedTool, ToolSpec, Turn, messages_of, tools_of
 
 MOST_REPLIES = 16
 
@@ -47,6 +48,8 @@ class ChatRequest(Sampling, kw_only=True):
     timings_per_token: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[ToolSpec] | None = None
+    tool_choice: str | NamedTool | None = None
 
 
 def schema_of(asked: ResponseFormat | None) -> str | None:
@@ -83,6 +86,7 @@ def wanted(body: ChatRequest, base: GenerateParams) -> Wanted:
     n = 1 if body.n is None else body.n
     if not 1 <= n <= MOST_REPLIES:
         raise wrong("n", f"n must be from 1 to {MOST_REPLIES}, got {n}")
+    tools = tools_of(body.tools, body.tool_choice)
     params = params_of(
         body,
         base,
@@ -92,7 +96,10 @@ def wanted(body: ChatRequest, base: GenerateParams) -> Wanted:
         template_args=arguments(body.chat_template_kwargs),
         chances=_chances(body),
     )
-    return Wanted((tuple(messages_of(body.messages)),), params, n=n, stream=bool(body.stream))
+    messages = told(messages_of(body.messages), tools)
+    return Wanted(
+        (tuple(messages),), bound(params, tools), n=n, stream=bool(body.stream), tools=tools
+    )
 
 
 def _chances(body: ChatRequest) -> int | None:
@@ -107,6 +114,11 @@ def limit_of(*given: int | None) -> int | None:
     """The first that was given; -1 means none."""
     limit = next((one for one in given if one is not None), None)
     return None if limit == -1 else limit
+
+
+def _spelled(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 class ChatDialect:
@@ -152,8 +164,11 @@ class ChatDialect:
             yield self._chunk([choice])
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
+        if reply.calls:
+            calls = [{"index": i, **_spelled(call)} for i, call in enumerate(reply.calls)]
+            yield self._chunk([self._delta(reply, {"tool_calls": calls})])
         yield self._chunk(
-            [self._delta(reply, {}, finish_reason(reply.finished))],
+            [self._delta(reply, {}, finish_reason(reply))],
             timings=timings([reply]),
             metrics=metrics([reply]),
         )
@@ -184,10 +199,13 @@ class ChatDialect:
         message: dict[str, Any] = {"role": "assistant", "content": reply.text}
         if reply.reasoning:
             message["reasoning_content"] = reply.reasoning
+        if reply.calls:
+            message["tool_calls"] = [_spelled(call) for call in reply.calls]
+            message["content"] = reply.text or None
         choice = {
             "index": reply.index,
             "message": message,
-            "finish_reason": finish_reason(reply.finished),
+            "finish_reason": finish_reason(reply),
         }
         if self._logprobs:
             choice["logprobs"] = {"content": in_chat(chances_of(reply.rounds))}

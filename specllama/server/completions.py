@@ -110,7 +110,7 @@ class CompletionDialect:
         yield Frame(self._object([choice]))
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
-        choice = {"index": reply.index, "text": "", "finish_reason": finish_reason(reply.finished)}
+        choice = {"index": reply.index, "text": "", "finish_reason": finish_reason(reply)}
         yield Frame(self._object([choice], timings=timings([reply]), metrics=metrics([reply])))
 
     def ended(self, replies: list[Reply]) -> Iterable[Frame]:
@@ -127,7 +127,7 @@ class CompletionDialect:
                 "index": reply.index,
                 "text": echo + reply.reasoning + reply.text,
                 "logprobs": None,
-                "finish_reason": finish_reason(reply.finished),
+                "finish_reason": finish_reason(reply),
             }
             if self._logprobs:
                 choice["logprobs"] = in_completions(chances_of(reply.rounds), len(echo))

@@ -16,6 +16,7 @@ from specllama.events import ReasoningDelta as ReasoningDelta
 from specllama.interface import Prompt
 from specllama.params import GenerateParams
 from specllama.server.refusals import Refusal
+from specllama.server.tools import Call, ToolReader, ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Wanted:
         stream: send text as it comes.
         client: who asks, for fairness.
         label: of the workload; arm: of an experiment.
+        tools: what the model may call.
     """
 
     prompts: tuple[Prompt, ...]
@@ -37,26 +39,33 @@ class Wanted:
     client: str = ""
     label: str = ""
     arm: str = ""
+    tools: ToolUse | None = None
 
 
 @dataclass(slots=True)
 class Reply:
-    """One reply, as far as it came."""
+    """One reply, as far as it came.
+
+    Attributes:
+        calls: of tools, once the reply is over; ``text`` is without them.
+    """
 
     index: int
+    reader: ToolReader | None = None
     text: str = ""
     reasoning: str = ""
     started: Started | None = None
     finished: Finished | None = None
     rounds: list[RoundDone] = field(default_factory=list)
     queue_ms: float = 0.0
+    calls: list[Call] = field(default_factory=list)
 
     def take(self, events: Iterable[Event]) -> Piece:
         """Add what came; what of it is to be said."""
         piece = Piece(self)
         for event in events:
             if isinstance(event, TextDelta):
-                piece.text += event.text
+                piece.text += self.reader.feed(event.text) if self.reader else event.text
             elif isinstance(event, ReasoningDelta):
                 piece.reasoning += event.text
             elif isinstance(event, RoundDone):
@@ -65,6 +74,9 @@ class Reply:
                 self.started = event
             elif isinstance(event, Finished):
                 self.finished = event
+                if self.reader is not None:
+                    left, self.calls = self.reader.finish()
+                    piece.text += left
         self.text += piece.text
         self.reasoning += piece.reasoning
         self.rounds += piece.rounds

@@ -20,6 +20,7 @@ from specllama.params import SEED_DRAWN
 from specllama.server.desk import Desk, Ticket
 from specllama.server.dialect import Dialect, Frame, Reply, Wanted
 from specllama.server.refusals import Refusal, refusal
+from specllama.server.tools import ToolReader
 
 logger = logging.getLogger("specllama.server")
 
@@ -63,7 +64,10 @@ class Exchange:
     """The replies to one request, while they are written."""
 
     def __init__(self, desk: Desk, wanted: Wanted) -> None:
-        self.replies = [Reply(i) for i in range(len(wanted.prompts) * wanted.n)]
+        self.replies = [
+            Reply(i, None if wanted.tools is None else ToolReader(wanted.tools))
+            for i in range(len(wanted.prompts) * wanted.n)
+        ]
         self._heard: deque[tuple[int, str, Any]] = deque()
         self._something = asyncio.Event()
         self._tickets: list[Ticket] = []

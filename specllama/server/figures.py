@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from specllama.events import Finished
 from specllama.server.dialect import Reply
 
 
@@ -106,6 +105,8 @@ _REASONS = {
 }
 
 
-def finish_reason(finished: Finished | None) -> str:
-    """OpenAI's words for it."""
-    return "stop" if finished is None else _REASONS[finished.reason]
+def finish_reason(reply: Reply) -> str:
+    """OpenAI's words for why it ended."""
+    if reply.calls:
+        return "tool_calls"
+    return "stop" if reply.finished is None else _REASONS[reply.finished.reason]

@@ -70,7 +70,7 @@ def routes(service: Service) -> list[Route]:
             "state": "loaded",
             "max_context_length": target.n_ctx_train,
             "loaded_context_length": target.n_ctx,
-            "capabilities": [],
+            "capabilities": ["tool_use"],
         }
 
     async def models(request: Request) -> Response:

@@ -21,7 +21,8 @@ from specllama.server.figures import finish_reason, metrics, timings
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling import Sampling, Speculation, params_of, schema_text
 from specllama.server.service import Handler, Service, guarded
-from specllama.server.turns import Turn, messages_of
+from specllama.server.tools import ToolUse, told
+from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
 
 VERSION = "0.12.0"  # what clients take for new enough
 _NO_MODELS = "no route brings, makes or removes models: specllama hub does"
@@ -48,6 +49,7 @@ class _Asked(msgspec.Struct, kw_only=True):
 
 class ChatRequest(_Asked, kw_only=True):
     messages: list[OllamaTurn] = []
+    tools: list[ToolSpec] | None = None
 
 
 class GenerateRequest(_Asked, kw_only=True):
@@ -67,7 +69,9 @@ def error_of(refusal: Refusal) -> dict[str, Any]:
     return {"error": refusal.message}
 
 
-def wanted(body: _Asked, prompt: Prompt, base: GenerateParams) -> Wanted:
+def wanted(
+    body: _Asked, prompt: Prompt, base: GenerateParams, tools: ToolUse | None = None
+) -> Wanted:
     """Raises Refusal: a field is wrong."""
     options = body.options
     options.specllama = body.specllama
@@ -81,7 +85,7 @@ def wanted(body: _Asked, prompt: Prompt, base: GenerateParams) -> Wanted:
     params = params_of(options, base, json_schema=schema, think=think_of(think))
     if limit is not None:
         params = params.replace(max_tokens=limit if limit > 0 else None)
-    return Wanted((prompt,), params, stream=body.stream)
+    return Wanted((prompt,), params, stream=body.stream, tools=tools)
 
 
 class OllamaDialect:
@@ -111,14 +115,23 @@ class OllamaDialect:
             yield Frame(self._line(piece.text, piece.reasoning))
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
-        yield Frame(self._line("", "", **self._end(reply)))
+        yield Frame(self._ending(reply, "", ""))
 
     def ended(self, replies: list[Reply]) -> Iterable[Frame]:
         return ()
 
     def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
         [reply] = replies
-        return self._line(reply.text, reply.reasoning, **self._end(reply))
+        return self._ending(reply, reply.text, reply.reasoning)
+
+    def _ending(self, reply: Reply, text: str, thought: str) -> dict[str, Any]:
+        line = self._line(text, thought, **self._end(reply))
+        if reply.calls:
+            line["message"]["tool_calls"] = [
+                {"function": {"name": c.name, "arguments": msgspec.json.decode(c.arguments)}}
+                for c in reply.calls
+            ]
+        return line
 
     def _end(self, reply: Reply) -> dict[str, Any]:
         finished = reply.finished
@@ -126,7 +139,7 @@ class OllamaDialect:
         took = finished.timings
         return {
             "done": True,
-            "done_reason": finish_reason(finished),
+            "done_reason": finish_reason(reply).replace("tool_calls", "stop"),
             "total_duration": int((reply.queue_ms + took.ttft_ms + took.decode_ms) * 1e6),
             "load_duration": 0,
             "prompt_eval_count": finished.prompt_n,
@@ -196,7 +209,7 @@ def routes(service: Service) -> list[Route]:
                     "general.parameter_count": target.n_params,
                     f"{target.architecture}.context_length": target.n_ctx,
                 },
-                "capabilities": ["completion"],
+                "capabilities": ["completion", "tools"],
                 "modified_at": _time(service.started),
             }
         )
@@ -207,7 +220,9 @@ def routes(service: Service) -> list[Route]:
             raise not_offered("images", "models here read text only", "messages")
         for turn in body.messages:
             turn.reasoning_content = turn.reasoning_content or turn.thinking
-        asked = wanted(body, tuple(messages_of(body.messages)), service.base)
+        tools = tools_of(body.tools, None)
+        messages = tuple(told(messages_of(body.messages), tools))
+        asked = wanted(body, messages, service.base, tools)
         return await service.answer(request, asked, OllamaDialect(service.model, chat=True))
 
     async def generate(request: Request) -> Response:

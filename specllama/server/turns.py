@@ -9,9 +9,13 @@ import msgspec
 
 from specllama.interface import Message
 from specllama.server.refusals import not_offered, wrong
+from specllama.server.tools import Call, Tool, ToolUse, call_text, result_text, tool_use
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
-          "tool": "tool"}  # fmt: skip
+          "tool": "user"}  # fmt: skip
+
+
+RESPONSE = "<tool_response>"
 
 
 class Part(msgspec.Struct):
@@ -19,12 +23,54 @@ class Part(msgspec.Struct):
     text: str | None = None
 
 
+class Function(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class ToolCall(msgspec.Struct):
+    function: Function
+    id: str | None = None
+
+
+class FunctionTool(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ToolSpec(msgspec.Struct):
+    """A tool in a request; kinds that we do not know have no function and are left out."""
+
+    type: str = "function"
+    function: FunctionTool | None = None
+
+
+class NamedFunction(msgspec.Struct):
+    name: str
+
+
+class NamedTool(msgspec.Struct):
+    function: NamedFunction
+
+
+def tools_of(specs: Sequence[ToolSpec] | None, choice: str | NamedTool | None) -> ToolUse | None:
+    """Raises Refusal: a tool has no proper name, or the chosen one is not there."""
+    tools = [
+        Tool(spec.function.name, spec.function.description or "",
+             spec.function.parameters or {"type": "object"})
+        for spec in specs or ()
+        if spec.function is not None
+    ]  # fmt: skip
+    return tool_use(tools, choice if isinstance(choice, str | None) else choice.function.name)
+
+
 class Turn(msgspec.Struct):
     role: str
     content: str | list[Part] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -53,5 +99,19 @@ def messages_of(turns: Sequence[Turn]) -> list[Message]:
         if turn.role not in _ROLES:
             raise wrong(f"{where}.role", f"{where}: unknown role {turn.role!r}")
         thought = turn.reasoning_content or turn.reasoning or ""
-        out.append(Message(_ROLES[turn.role], text_of(turn.content, where), thought))
+        text = text_of(turn.content, where)
+        if turn.tool_calls:
+            text = "\n".join(filter(None, (text, call_text([_call(c) for c in turn.tool_calls]))))
+        if turn.role == "tool":  # templates without tools know no such role
+            text = result_text(text)
+            if out and out[-1].role == "user" and out[-1].content.startswith(RESPONSE):
+                text = f"{out.pop().content}\n{text}"
+        out.append(Message(_ROLES[turn.role], text, thought))
     return out
+
+
+def _call(call: ToolCall) -> Call:
+    arguments = call.function.arguments
+    if not isinstance(arguments, str):
+        arguments = msgspec.json.encode(arguments).decode()
+    return Call(call.function.name, arguments)

@@ -138,7 +138,7 @@ def test_ollama_models(server: Serving) -> None:
     [model] = server.http.get("/api/ps").json()["models"]
     assert model["context_length"] == 2048
     shown = server.post("/api/show", {"model": "table"}).json()
-    assert shown["capabilities"] == ["completion"]
+    assert shown["capabilities"] == ["completion", "tools"]
     assert server.post("/api/pull", {"model": "x"}).status_code == 501
     wrong = server.post("/api/chat", {"messages": [{"role": "king", "content": ""}]})
     assert wrong.status_code == 400

@@ -1,0 +1,172 @@
+"""Tools: calls in texts of three families, calls that are demanded, and every API's words."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fakes import Reply, ScriptedRecipe
+from servers import Serving, serving
+
+from specllama.interface import Message
+from specllama.params import GenerateParams
+from specllama.server.refusals import Refusal
+from specllama.server.tools import Tool, ToolReader, ToolUse, bound, told, tool_use
+
+WEATHER = Tool("weather", "Of a town.", {"type": "object", "properties": {"town": {}}})
+USE = ToolUse((WEATHER, Tool("clock")))
+CALL = '{"name": "weather", "arguments": {"town": "Ulm"}}'
+HERMES = f"<tool_call>\n{CALL}\n</tool_call>"
+
+CALLS = {
+    HERMES: ("", 1),
+    f"Let me see.\n{HERMES}\n{HERMES}": ("Let me see.", 2),
+    f"[TOOL_CALLS][{CALL}, {CALL}]": ("", 2),
+    f"<|python_tag|>{CALL}": ("", 1),
+    '{"name": "weather", "parameters": {"town": "Ulm"}}': ("", 1),
+    '{"name": "weather", "arguments": "{\\"town\\": \\"Ulm\\"}"}': ("", 1),
+}
+NO_CALLS = (
+    "No call here.",
+    "a < b and <tool",
+    '{"name": "nothing", "arguments": {}}',
+    '{"name": "weather", "arguments": 5}',
+    '{"name": "weather", "arguments": "{"}',
+    "{1, 2} is a set",
+    "<tool_call>not JSON</tool_call>",
+    "Text, then " + CALL,
+)
+
+
+def read(text: str, rng: random.Random) -> tuple[str, list[dict[str, Any]]]:
+    reader = ToolReader(USE)
+    shown, at = "", 0
+    while at < len(text):
+        n = rng.randrange(1, 9)
+        shown += reader.feed(text[at : at + n])
+        at += n
+    left, calls = reader.finish()
+    return shown + left, [json.loads(call.arguments) for call in calls]
+
+
+@pytest.mark.parametrize("text", CALLS)
+def test_calls_are_found_wherever_the_text_is_cut(text: str) -> None:
+    shown, n = CALLS[text]
+    for seed in range(20):
+        assert read(text, random.Random(seed)) == (shown, [{"town": "Ulm"}] * n)
+
+
+@pytest.mark.parametrize("text", NO_CALLS)
+def test_what_is_no_call_is_text(text: str) -> None:
+    for seed in range(20):
+        assert read(text, random.Random(seed)) == (text, [])
+
+
+def test_what_the_model_is_told() -> None:
+    [system, user] = told([Message("user", "Hi")], USE)
+    assert system.role == "system"
+    assert '"weather"' in system.content
+    assert user.content == "Hi"
+    [both, _] = told([Message("system", "Be short."), user], USE)
+    assert both.content.startswith("Be short.\n\n")
+    assert told([user], None) == [user]
+
+
+def test_choices() -> None:
+    assert tool_use([WEATHER], "none") is None
+    assert tool_use([], None) is None
+    assert tool_use([WEATHER], None) == ToolUse((WEATHER,), "auto")
+    assert tool_use([WEATHER], "required") == ToolUse((WEATHER,), "any")
+    for tools, choice in (([WEATHER], "clock"), ([Tool("a b")], None)):
+        with pytest.raises(Refusal):
+            tool_use(tools, choice)
+
+
+def test_a_demanded_call_leaves_the_model_nothing_else() -> None:
+    base = GenerateParams()
+    assert bound(base, USE) is base
+    one = json.loads(bound(base, ToolUse(USE.tools, "clock")).json_schema or "")
+    assert one["properties"]["name"] == {"const": "clock"}
+    both = json.loads(bound(base, ToolUse(USE.tools, "any")).json_schema or "")
+    assert len(both["anyOf"]) == 2
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    with serving(ScriptedRecipe((Reply(f"Let me see.\n{HERMES}"),))) as running:
+        yield running
+
+
+FUNCTION = {"name": "weather", "description": "Of a town.", "parameters": WEATHER.schema}
+TURNS = [
+    {"role": "user", "content": "And in Ulm?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "rain"},
+]
+
+
+def test_calls_in_openais_words(server: Serving) -> None:
+    asked = {"messages": TURNS, "tools": [{"type": "function", "function": FUNCTION}]}
+    [choice] = server.post("/v1/chat/completions", asked).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Let me see."
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "weather"
+    assert json.loads(call["function"]["arguments"]) == {"town": "Ulm"}
+    *chunks, _ = server.frames("/v1/chat/completions", {**asked, "stream": True})
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("content", "") for delta in deltas) == "Let me see."
+    [told] = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
+    assert told[0]["index"] == 0
+    assert told[0]["function"] == call["function"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    none = server.post("/v1/chat/completions", {**asked, "tool_choice": "none"}).json()
+    assert HERMES in none["choices"][0]["message"]["content"]
+    wrong = {**asked, "tool_choice": {"type": "function", "function": {"name": "x"}}}
+    assert server.post("/v1/chat/completions", wrong).json()["error"]["param"] == "tool_choice"
+
+
+def test_calls_in_anthropics_words(server: Serving) -> None:
+    asked = {
+        "max_tokens": 100,
+        "tools": [{"name": "weather", "input_schema": WEATHER.schema}],
+        "messages": [
+            {"role": "user", "content": "And in Ulm?"},
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "1", "name": "weather", "input": {}}],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "1", "content": "rain"}],
+            },
+        ],
+    }
+    reply = server.post("/v1/messages", asked).json()
+    assert reply["stop_reason"] == "tool_use"
+    text, call = reply["content"]
+    assert text["text"] == "Let me see."
+    assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {"town": "Ulm"})
+    events = server.frames("/v1/messages", {**asked, "stream": True})
+    begun = [e["content_block"]["type"] for e in events if e["type"] == "content_block_start"]
+    assert begun == ["text", "tool_use"]
+    parts = [e["delta"].get("partial_json", "") for e in events if "index" in e and "delta" in e]
+    assert json.loads("".join(parts)) == {"town": "Ulm"}
+    assert server.post("/v1/messages/count_tokens", asked).json()["input_tokens"] > 10
+
+
+def test_calls_in_ollamas_words(server: Serving) -> None:
+    asked = {"messages": TURNS, "tools": [{"type": "function", "function": FUNCTION}]}
+    reply = server.post("/api/chat", {**asked, "stream": False}).json()
+    [call] = reply["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": {"town": "Ulm"}}
+    assert reply["message"]["content"] == "Let me see."
