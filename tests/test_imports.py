@@ -47,6 +47,8 @@ RESTRICTED = {
     ),
     "huggingface_hub": ("specllama.models.hub",),
     "textual": ("specllama.tui",),
+    "starlette": ("specllama.server",),
+    "uvicorn": ("specllama.server.running",),
     "click": ("specllama.cli",),
     "torch": ("specllama.models.recipe",),
     "tokenizers": ("specllama.models.recipe",),
@@ -85,6 +87,13 @@ FORBIDDEN = {
     "specllama.session": ("specllama.engine", "specllama.cli", "specllama.tui"),
     "specllama.store": ("specllama.engine", "specllama.session", "specllama.cli", "specllama.tui"),
     "specllama.tui": ("specllama.cli",),
+    "specllama.server": (
+        "specllama.backend",
+        "specllama.cli",
+        "specllama.tui",
+        "specllama.session",
+        "specllama.store",
+    ),
     **{
         f"specllama.{name}": ("specllama",)
         for name in ("errors",)  # the root of everything imports nothing of ours

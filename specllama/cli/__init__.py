@@ -30,6 +30,7 @@ SUMMARIES = {
     "tune": "Measure this machine and choose the best settings.",
     "bench": "Measure speed with and without speculation.",
     "serve": "Answer clients over HTTP, many at once.",
+    "top": "Watch the lanes of a running server.",
     "quantize": "Make a model file smaller.",
     "convert": "Turn published draft heads into loadable files.",
     "doctor": "Check the installation and the machine.",

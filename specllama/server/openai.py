@@ -14,6 +14,8 @@ from specllama.server.completions import CompletionDialect, CompletionRequest
 from specllama.server.completions import wanted as completion_wanted
 from specllama.server.exchange import Json
 from specllama.server.refusals import Refusal, not_offered
+from specllama.server.responses import ResponsesDialect, ResponsesRequest
+from specllama.server.responses import wanted as responses_wanted
 from specllama.server.service import Handler, Service, guarded
 
 NOT_OFFERED = {
@@ -73,6 +75,11 @@ def routes(service: Service) -> list[Route]:
         wanted = completion_wanted(body, service.base)
         return await service.answer(request, wanted, CompletionDialect(body, service.model))
 
+    async def responses(request: Request) -> Response:
+        body = await service.read(request, ResponsesRequest)
+        wanted = responses_wanted(body, service.base)
+        return await service.answer(request, wanted, ResponsesDialect(body, service.model))
+
     def refuse(what: str, reason: str) -> Handler:
         async def refused(request: Request) -> Response:
             raise not_offered(what, reason)
@@ -85,6 +92,7 @@ def routes(service: Service) -> list[Route]:
         for path, handler, methods in (
             ("/chat/completions", chat, ["POST"]),
             ("/completions", completions, ["POST"]),
+            ("/responses", responses, ["POST"]),
             ("/models", models, ["GET"]),
             ("/models/{id:path}", model, ["GET"]),
             *(

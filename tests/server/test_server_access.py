@@ -16,6 +16,7 @@ import pytest
 from fakes import AbortingRecipe
 from servers import Serving, serving, table
 
+from specllama.cli.top import Board, events_of
 from specllama.errors import EngineDied
 from specllama.server.guard import Access, is_loopback
 
@@ -114,7 +115,7 @@ def test_whoever_stopped_reading_costs_the_others_nothing(
 ) -> None:
     monkeypatch.setattr("specllama.server.exchange.STALL_S", 0.3)
     lines = []
-    asked = b'{"messages": [{"role": "user", "content": "the rain"}], "max_tokens": 2000,'
+    asked = b'{"messages": [{"role": "user", "content": "the rain"}], "max_tokens": 600,'
     asked += b'"stream": true, "n": 1, "logprobs": true, "top_logprobs": 60,'
     asked += b'"logit_bias": {"0": -100}}'
     for _ in range(3):
@@ -125,7 +126,7 @@ def test_whoever_stopped_reading_costs_the_others_nothing(
         line.sendall(f"{head}Content-Length: {len(asked)}\r\n\r\n".encode() + asked)
         lines.append(line)
     assert server.chat()["choices"]
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while server.service.desk.running:
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -196,3 +197,22 @@ def test_an_experiment_splits_conversations(tmp_path: Path) -> None:
         ]
         assert arms == again
         assert 2 < arms.count("none") < 18
+
+
+def test_every_round_can_be_watched_without_its_text(server: Serving) -> None:
+    with server.http.stream("GET", "/specllama/events") as answer:
+        lines = answer.iter_lines()
+        board = Board()
+        board.take(next(events_of(lines)))
+        reply = server.chat(max_tokens=40, specllama={"proposer": "draft"})
+        for event in events_of(lines):
+            assert "emitted_text" not in event
+            assert "text" not in event
+            board.take(event)
+            if event["type"] == "over":
+                break
+    [lane] = board.seen.values()
+    assert lane.tokens == reply["usage"]["completion_tokens"]
+    assert lane.drafted == reply["timings"].get("draft_n", 0)
+    assert lane.proposer == "draft"
+    assert "of 4 lanes" in board.lines(80)[0]

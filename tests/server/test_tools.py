@@ -170,3 +170,46 @@ def test_calls_in_ollamas_words(server: Serving) -> None:
     [call] = reply["message"]["tool_calls"]
     assert call["function"] == {"name": "weather", "arguments": {"town": "Ulm"}}
     assert reply["message"]["content"] == "Let me see."
+
+
+def test_calls_as_items_of_output(server: Serving) -> None:
+    asked = {
+        "instructions": "Be short.",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "And in Ulm?"}]},
+            {"type": "function_call", "call_id": "1", "name": "weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "rain"},
+        ],
+        "tools": [{"type": "function", **FUNCTION}, {"type": "web_search"}],
+    }
+    reply = server.post("/v1/responses", asked).json()
+    assert reply["status"] == "completed"
+    message, call = reply["output"]
+    assert message["content"][0]["text"] == "Let me see."
+    assert (call["type"], call["name"]) == ("function_call", "weather")
+    events = server.frames("/v1/responses", {**asked, "stream": True})
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    kinds = [event["type"] for event in events]
+    assert kinds[0] == "response.created"
+    assert kinds[-1] == "response.completed"
+    assert kinds.count("response.output_item.added") == 2
+    assert kinds.count("response.output_item.done") == 2
+    said = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+    assert said == "Let me see."
+    final = events[-1]["response"]["output"]
+    assert [item["type"] for item in final] == ["message", "function_call"]
+    assert final[0]["content"][0]["text"] == "Let me see."
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"previous_response_id": "resp_1"}, 400),
+        ({"input": []}, 400),
+        ({"input": [{"type": "computer_call"}]}, 501),
+        ({"background": True}, 501),
+    ],
+)
+def test_responses_that_cannot_be(server: Serving, fields: Any, status: int) -> None:
+    answer = server.post("/v1/responses", {"input": "Hi", **fields})
+    assert answer.status_code == status, answer.text

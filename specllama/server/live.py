@@ -1,0 +1,100 @@
+"""``GET /specllama/events``: every round of every lane, as it happens, for whoever watches."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from specllama.events import Event, Finished, RoundDone, Started
+from specllama.server.desk import Ticket
+from specllama.server.dialect import Frame
+from specllama.server.exchange import encode
+from specllama.server.service import Service, guarded
+
+_MOST = 2000  # events that somebody who reads slowly may be behind; older ones are dropped
+_TEXTS = ("drafted_text", "target_text", "emitted_text", "text", "reasoning", "seams",
+          "drafted", "target_token", "emitted", "token_ids", "chances")  # fmt: skip
+
+
+class Live:
+    """Tells watchers what happens at the desk; a ``Watcher`` itself."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._ids = itertools.count(1)
+        self._numbers: dict[Ticket, int] = {}
+        self._watching: dict[asyncio.Event, deque[dict[str, Any]]] = {}
+        service.desk.watchers.append(self)
+
+    def sent(self, ticket: Ticket) -> None:
+        self._numbers[ticket] = next(self._ids)
+
+    def said(self, ticket: Ticket, events: list[Event]) -> None:
+        for event in events if self._watching else ():
+            if isinstance(event, (Started, RoundDone, Finished)):
+                self._tell(ticket, self._shown(event))
+
+    def ended(self, ticket: Ticket, error: BaseException | None) -> None:
+        if self._watching:
+            self._tell(ticket, {"type": "over", "error": None if error is None else str(error)})
+        self._numbers.pop(ticket, None)
+
+    def _shown(self, event: Event) -> dict[str, Any]:
+        told = event.to_dict()
+        if not self._service.expose_text:
+            if isinstance(event, RoundDone):
+                told["drafted_n"], told["emitted_n"] = len(event.drafted), len(event.emitted)
+            for name in _TEXTS:
+                told.pop(name, None)
+        return told
+
+    def _tell(self, ticket: Ticket, told: dict[str, Any]) -> None:
+        desk = self._service.desk
+        told = {
+            "lane": self._numbers.get(ticket, 0),
+            "slice": ticket.label,
+            "arm": ticket.arm,
+            "running": len(desk.running),
+            "waiting": desk.n_waiting,
+            **told,
+        }
+        for something, queue in self._watching.items():
+            queue.append(told)
+            something.set()
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        something, queue = asyncio.Event(), deque[dict[str, Any]](maxlen=_MOST)
+        self._watching[something] = queue
+        try:
+            desk = self._service.desk
+            yield encode("sse", [Frame({"type": "hello", "model": self._service.model,
+                                        "lanes": desk.lanes})])  # fmt: skip
+            while not desk.closing:
+                try:
+                    await asyncio.wait_for(something.wait(), 1.0)
+                except TimeoutError:
+                    yield b": still here\n\n"
+                    continue
+                something.clear()
+                told, n = [], len(queue)
+                for _ in range(n):
+                    told.append(Frame(queue.popleft()))
+                yield encode("sse", told)
+        finally:
+            del self._watching[something]
+
+
+def routes(service: Service) -> list[Route]:
+    live = Live(service)
+
+    async def events(request: Request) -> Response:
+        return StreamingResponse(live.frames(), media_type="text/event-stream")
+
+    return [Route("/specllama/events", guarded(events), methods=["GET"])]

@@ -1,0 +1,326 @@
+"""OpenAI's ``/v1/responses``, which keeps nothing: every request brings its conversation."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from specllama.interface import Message
+from specllama.params import GenerateParams
+from specllama.server.chat_completions import think_of
+from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire, now
+from specllama.server.figures import metrics, timings
+from specllama.server.refusals import Refusal, not_offered, wrong
+from specllama.server.sampling import Sampling, params_of, schema_text
+from specllama.server.tools import (
+    Call,
+    Tool,
+    ToolUse,
+    bound,
+    call_text,
+    result_text,
+    told,
+    tool_use,
+)
+
+_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_SKIPPED = ("item_reference", "web_search_call", "file_search_call")
+
+
+class Content(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class Item(msgspec.Struct):
+    type: str = "message"
+    role: str | None = None
+    content: str | list[Content] | None = None
+    summary: list[Content] | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[Content] | None = None
+
+
+class ToolSpec(msgspec.Struct):
+    """Tools of kinds that we do not know are left out."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Named(msgspec.Struct):
+    type: str
+    name: str | None = None
+
+
+class Reasoning(msgspec.Struct):
+    effort: str | None = None
+
+
+class Format(msgspec.Struct):
+    type: str
+    schema: dict[str, Any] | None = None
+
+
+class TextOptions(msgspec.Struct):
+    format: Format | None = None
+
+
+class ResponsesRequest(Sampling, kw_only=True):
+    input: str | list[Item] = ""
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    stream: bool | None = None
+    previous_response_id: str | None = None
+    background: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    tools: list[ToolSpec] | None = None
+    tool_choice: str | Named | None = None
+    top_logprobs: int | None = None
+
+
+def _text(content: str | list[Content] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if part.text is None:
+            raise not_offered(f"{where}: {part.type}", "models here read text only", "input")
+    return "\n".join(part.text or "" for part in content)
+
+
+def messages_of(body: ResponsesRequest) -> list[Message]:
+    """Raises Refusal: an item cannot be read."""
+    out = [Message("system", body.instructions)] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*out, Message("user", body.input)]
+    thought = ""
+    for i, item in enumerate(body.input):
+        where = f"input[{i}]"
+        if item.type == "message":
+            if item.role not in _ROLES:
+                raise wrong(f"{where}.role", f"{where}: unknown role {item.role!r}")
+            out.append(Message(_ROLES[item.role], _text(item.content, where), thought))
+            thought = ""
+        elif item.type == "reasoning":
+            thought = _text(item.content, where)
+        elif item.type in ("function_call", "custom_tool_call"):
+            call = Call(item.name or "", item.arguments or "{}")
+            out.append(Message("assistant", call_text([call]), thought))
+            thought = ""
+        elif item.type in ("function_call_output", "custom_tool_call_output"):
+            out.append(Message("user", result_text(_text(item.output, where))))
+        elif item.type not in _SKIPPED:
+            raise not_offered(f"{where}: {item.type}", "there is no such item here", "input")
+    if not out:
+        raise wrong("input", "input: there is nothing to answer")
+    return out
+
+
+def wanted(body: ResponsesRequest, base: GenerateParams) -> Wanted:
+    """Raises Refusal, UsageError: a field is wrong."""
+    if body.previous_response_id:
+        raise wrong(
+            "previous_response_id", "previous_response_id: nothing is kept; send the conversation"
+        )
+    if body.background:
+        raise not_offered("background", "nothing is kept", "background")
+    schema = None
+    asked = body.text.format if body.text is not None else None
+    if asked is not None and asked.type != "text":
+        schema = schema_text(asked.schema or {"type": "object"})
+    tools = tools_of(body)
+    params = params_of(
+        body,
+        base,
+        max_tokens=body.max_output_tokens,
+        json_schema=schema,
+        think=think_of(body.reasoning.effort if body.reasoning is not None else None),
+    )
+    messages = tuple(told(messages_of(body), tools))
+    return Wanted((messages,), bound(params, tools), stream=bool(body.stream), tools=tools)
+
+
+def tools_of(body: ResponsesRequest) -> ToolUse | None:
+    """Raises Refusal: a tool has no proper name, or the chosen one is not there."""
+    tools = [
+        Tool(spec.name, spec.description or "", spec.parameters or {"type": "object"})
+        for spec in body.tools or ()
+        if spec.type == "function" and spec.name
+    ]
+    choice = body.tool_choice
+    return tool_use(tools, choice if isinstance(choice, str | None) else choice.name or choice.type)
+
+
+class ResponsesDialect:
+    """One answer as items of output."""
+
+    wire: Wire = "sse"
+
+    def __init__(self, body: ResponsesRequest, model: str) -> None:
+        self._body = body
+        self._model = model
+        self._id = f"resp_{secrets.token_hex(12)}"
+        self._created = now()
+        self._number = -1
+        self._items: list[dict[str, Any]] = []
+        self._open = ""  # the kind of the item that is being written
+        self._written = ""
+
+    def _response(self, status: str, output: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": self._body.instructions,
+            "model": self._model,
+            "output": output,
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "store": False,
+            "tool_choice": "auto",
+            "tools": [],
+            "usage": None,
+            **more,
+        }
+
+    def _frame(self, kind: str, **fields: Any) -> Frame:
+        self._number += 1
+        return Frame({"type": kind, "sequence_number": self._number, **fields}, kind)
+
+    def begun(self, replies: list[Reply]) -> Iterable[Frame]:
+        yield self._frame("response.created", response=self._response("in_progress", []))
+        yield self._frame("response.in_progress", response=self._response("in_progress", []))
+
+    def said(self, piece: Piece) -> Iterable[Frame]:
+        for kind, text in (("reasoning", piece.reasoning), ("message", piece.text)):
+            if text:
+                yield from self._begin(kind)
+                self._written += text
+                name = "reasoning_text" if kind == "reasoning" else "output_text"
+                yield self._frame(f"response.{name}.delta", delta=text, **self._place())
+
+    def _place(self) -> dict[str, Any]:
+        return {
+            "item_id": self._items[-1]["id"],
+            "output_index": len(self._items) - 1,
+            "content_index": 0,
+        }
+
+    def _begin(self, kind: str) -> Iterable[Frame]:
+        """Begin an item of a kind, unless it is begun; "" only ends the last."""
+        if kind == self._open:
+            return
+        if self._open:
+            item = self._items[-1]
+            part = {"type": _PARTS[self._open], "text": self._written}
+            item.update(_item(self._open, self._written, item["id"]))
+            yield self._frame(
+                f"response.{_PARTS[self._open]}.done", text=self._written, **self._place()
+            )
+            if self._open == "message":
+                yield self._frame("response.content_part.done", part=part, **self._place())
+            yield self._frame(
+                "response.output_item.done", output_index=len(self._items) - 1, item=item
+            )
+        self._open, self._written = kind, ""
+        if kind:
+            item = _item(kind, "", _id(kind))
+            item.update(status="in_progress", content=[])
+            self._items.append(item)
+            yield self._frame(
+                "response.output_item.added", output_index=len(self._items) - 1, item=dict(item)
+            )
+            if kind == "message":
+                part = {"type": "output_text", "text": "", "annotations": []}
+                yield self._frame("response.content_part.added", part=part, **self._place())
+
+    def finished(self, reply: Reply) -> Iterable[Frame]:
+        yield from self._begin("")
+        for call in reply.calls:
+            item = _called(call)
+            self._items.append(item)
+            at = len(self._items) - 1
+            begun = {**item, "arguments": "", "status": "in_progress"}
+            yield self._frame("response.output_item.added", output_index=at, item=begun)
+            place = {"item_id": item["id"], "output_index": at}
+            name = "response.function_call_arguments"
+            yield self._frame(f"{name}.delta", delta=call.arguments, **place)
+            yield self._frame(f"{name}.done", arguments=call.arguments, **place)
+            yield self._frame("response.output_item.done", output_index=at, item=item)
+
+    def ended(self, replies: list[Reply]) -> Iterable[Frame]:
+        response = self._end(replies, self._items)
+        yield self._frame(f"response.{response['status']}", response=response)
+
+    def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
+        [reply] = replies
+        items = [
+            _item(kind, text, _id(kind))
+            for kind, text in (("reasoning", reply.reasoning), ("message", reply.text))
+            if text
+        ]
+        return self._end(replies, [*items, *map(_called, reply.calls)])
+
+    def _end(self, replies: list[Reply], items: list[dict[str, Any]]) -> dict[str, Any]:
+        finished = replies[0].finished
+        assert finished is not None
+        cut = finished.reason in ("length", "context")
+        written = len(finished.token_ids)
+        return self._response(
+            "incomplete" if cut else "completed",
+            items,
+            incomplete_details={"reason": "max_output_tokens"} if cut else None,
+            usage={
+                "input_tokens": finished.prompt_n,
+                "input_tokens_details": {"cached_tokens": finished.cached_n},
+                "output_tokens": written,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": finished.prompt_n + written,
+            },
+            timings=timings(replies),
+            metrics=metrics(replies),
+        )
+
+    def failed(self, refusal: Refusal) -> Iterable[Frame]:
+        error = {"code": refusal.code or "server_error", "message": refusal.message}
+        yield self._frame("error", **error)
+        response = self._response("failed", self._items, error=error)
+        yield self._frame("response.failed", response=response)
+
+
+_PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
+
+
+def _id(kind: str) -> str:
+    return f"{'msg' if kind == 'message' else 'rs'}_{secrets.token_hex(12)}"
+
+
+def _item(kind: str, text: str, id: str) -> dict[str, Any]:
+    part: dict[str, Any] = {"type": _PARTS[kind], "text": text}
+    item: dict[str, Any] = {"id": id, "type": kind, "status": "completed", "content": [part]}
+    if kind == "reasoning":
+        return {**item, "summary": []}
+    part["annotations"] = []
+    return {**item, "role": "assistant"}
+
+
+def _called(call: Call) -> dict[str, Any]:
+    return {
+        "id": f"fc_{call.id}",
+        "type": "function_call",
+        "status": "completed",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+    }
