@@ -122,21 +122,12 @@ def prove(
     for n, prompt in enumerate(prompts):
         engine.reset()
         for temperature in temperatures:
-            params = base.replace(
-                sampling=dataclasses.replace(base.sampling, temperature=temperature),
-                max_tokens=max_tokens,
-                seed=seed + n,
-                speculate=True,
-                proposer="none",
-                verify="match",
-                min_speculative_tokens=0,
-                window=window,
-            )
-            plain, _ = _finish(engine, prompt, params)
+            params = wish_of(base, temperature, max_tokens, seed + n, window)
+            plain, _ = finish(engine, prompt, params)
             for proposer in tuple(left):
                 for width in draft_max:
                     try:
-                        spec, bitwise = _finish(
+                        spec, bitwise = finish(
                             engine, prompt, params.replace(proposer=proposer, draft_max=width)
                         )
                     except (CannotLoad, DoesNotFit) as error:
@@ -145,26 +136,57 @@ def prove(
                         left.remove(proposer)
                         on_skip(proposer, error.message)
                         break
-                    yield Case(
-                        prompt=prompt.id,
-                        slice=prompt.slice,
-                        proposer=proposer,
-                        temperature=temperature,
-                        draft_max=width,
-                        seed=seed + n,
-                        prompt_n=spec.prompt_n,
-                        tokens=len(spec.token_ids),
-                        drafted=spec.draft_n,
-                        accepted=spec.draft_n_accepted,
-                        rounds=spec.rounds,
-                        law_holds=len(spec.token_ids)
-                        == spec.draft_n_accepted + spec.rounds - spec.cut,
-                        bitwise=bitwise,
-                        difference=_difference(engine, prompt, params, plain, spec),
-                    )
+                    wish = params.replace(proposer=proposer, draft_max=width)
+                    yield compared(engine, prompt, wish, plain, spec, bitwise=bitwise)
 
 
-def _finish(engine: Engine, prompt: Prompt, params: GenerateParams) -> tuple[Finished, bool]:
+def compared(
+    engine: Engine,
+    prompt: Prompt,
+    params: GenerateParams,
+    plain: Finished,
+    spec: Finished,
+    *,
+    bitwise: bool,
+) -> Case:
+    """A reply against the plain one; the engine scores their first difference again."""
+    assert params.seed is not None
+    assert params.draft_max is not None
+    return Case(
+        prompt=prompt.id,
+        slice=prompt.slice,
+        proposer=params.proposer,
+        temperature=params.sampling.temperature,
+        draft_max=params.draft_max,
+        seed=params.seed,
+        prompt_n=spec.prompt_n,
+        tokens=len(spec.token_ids),
+        drafted=spec.draft_n,
+        accepted=spec.draft_n_accepted,
+        rounds=spec.rounds,
+        law_holds=len(spec.token_ids) == spec.draft_n_accepted + spec.rounds - spec.cut,
+        bitwise=bitwise,
+        difference=_difference(engine, prompt, params, plain, spec),
+    )
+
+
+def wish_of(
+    base: GenerateParams, temperature: float, max_tokens: int, seed: int, window: WindowKind
+) -> GenerateParams:
+    """A request for plain decoding that others are compared with."""
+    return base.replace(
+        sampling=dataclasses.replace(base.sampling, temperature=temperature),
+        max_tokens=max_tokens,
+        seed=seed,
+        speculate=True,
+        proposer="none",
+        verify="match",
+        min_speculative_tokens=0,
+        window=window,
+    )
+
+
+def finish(engine: Engine, prompt: Prompt, params: GenerateParams) -> tuple[Finished, bool]:
     """The reply, and whether every row of it was computed as a single step would have."""
     last = None
     for event in engine.generate(prompt.content, params):

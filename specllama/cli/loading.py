@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "tiny"
 
 
-def open_engine(settings: Settings, *, quiet: bool) -> Engine:
+def open_engine(settings: Settings, *, quiet: bool, parallel: int = 1) -> Engine:
     """The engine for ``--model`` and ``--draft-model``; the bundled pair if no model is named.
+
+    Args:
+        parallel: conversations that it takes at once.
 
     Raises:
         SpecllamaError: as ``Engine.load``.
@@ -33,9 +37,8 @@ def open_engine(settings: Settings, *, quiet: bool) -> Engine:
             diagnostics.note("no model given: using the bundled tiny pair (choose one with -m)")
     progress = _Progress(shown=not quiet and sys.stderr.isatty())
     try:
-        engine = load(
-            model, settings["draft-model"], settings.engine_options(), on_progress=progress
-        )
+        options = dataclasses.replace(settings.engine_options(), parallel=parallel)
+        engine = load(model, settings["draft-model"], options, on_progress=progress)
     finally:
         progress.clear()
     return engine

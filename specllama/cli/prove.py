@@ -41,6 +41,7 @@ Examples:
   specllama prove -n 200 --proposer all        every method there is
   specllama prove --window auto --pauses 3     the clock must not change a token
   specllama prove -n 50 --skip 150             prompts 151 to 200
+  specllama prove --parallel 8                 eight replies side by side
   specllama prove --json > proof.jsonl
 
 The pair, and how it is loaded and sampled, come from the settings, as for run.
@@ -83,6 +84,14 @@ Those that come from variables and files are named first.
     metavar="MS",
     help="Make passes and drafts take up to MS milliseconds longer, at random.",
 )
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Write N replies side by side, with arrivals and cancels at random.",
+)
 @seed_option
 @settings_options(only=(*LOADING, "exact"))
 @click.option("--json", "as_json", is_flag=True, help="JSON Lines: cases, then a summary.")
@@ -96,6 +105,7 @@ def command(
     widths: tuple[int, ...],
     window: WindowKind | None,
     pauses_ms: float,
+    parallel: int,
     seed: int,
     as_json: bool,
     **flags: Any,
@@ -114,6 +124,7 @@ def command(
     explained.
     """
     from specllama.bench.proof import available, probe_stated_rows, prove, random_pauses
+    from specllama.bench.together import prove_together
     from specllama.cli.prove_views import (
         Watch,
         headline,
@@ -143,7 +154,9 @@ def command(
     finished = False
     with contextlib.ExitStack() as stack:
         say_settings(settings)
-        engine = stack.enter_context(loading.open_engine(settings, quiet=as_json))
+        engine = stack.enter_context(
+            loading.open_engine(settings, quiet=as_json, parallel=parallel)
+        )
         base = base.on_card(engine.info.target.card)
         widths = widths or most or _usual(window, engine.info.exact_rows)
         names, skipped = available(engine, _wanted(proposers))
@@ -166,18 +179,20 @@ def command(
             skipped[name] = reason
             watch.say(f"skipped {name}: {reason}")
 
+        wishes: dict[str, Any] = {
+            "proposers": names,
+            "temperatures": temperatures,
+            "draft_max": widths,
+            "max_tokens": max_tokens,
+            "seed": seed + skip,  # the seed belongs to the prompt, wherever the run begins
+            "base": base,
+            "window": window,
+        }
         try:
-            for case in prove(
-                engine,
-                chosen,
-                proposers=names,
-                temperatures=temperatures,
-                draft_max=widths,
-                max_tokens=max_tokens,
-                seed=seed + skip,  # the seed belongs to the prompt, wherever the run begins
-                base=base,
-                window=window,
-                on_skip=leave_out,
+            for case in (
+                prove_together(engine, chosen, **wishes)
+                if parallel > 1
+                else prove(engine, chosen, **wishes, on_skip=leave_out)
             ):
                 cases.append(case)
                 if as_json:

@@ -223,7 +223,7 @@ class ResponsesDialect:
             return
         if self._open:
             item = self._items[-1]
-            part = {"type": _PARTS[self._open], "text": self._written}
+            part: dict[str, Any] = {"type": _PARTS[self._open], "text": self._written}
             item.update(_item(self._open, self._written, item["id"]))
             yield self._frame(
                 f"response.{_PARTS[self._open]}.done", text=self._written, **self._place()

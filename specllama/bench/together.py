@@ -1,0 +1,92 @@
+"""Losslessness beside others: replies written side by side against the same requests alone.
+
+Requests arrive at random and share passes, cells and the beginnings of their prompts; some are
+cancelled, and what they wrote until then has to be the beginning of what they write alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from specllama.bench.proof import Case, compared, finish, wish_of
+from specllama.engine.engine import Engine
+from specllama.events import Finished
+from specllama.params import GenerateParams, WindowKind
+from specllama.prompts import Prompt
+
+_ARRIVES = 0.3  # chance of a further request between two steps
+_LEAVES = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    prompt: Prompt
+    params: GenerateParams
+
+
+def prove_together(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    *,
+    proposers: Sequence[str],
+    temperatures: Sequence[float],
+    draft_max: Sequence[int],
+    max_tokens: int,
+    seed: int,
+    base: GenerateParams,
+    window: WindowKind,
+) -> Iterator[Case]:
+    """Write all replies side by side, then each prompt alone and plainly, and compare.
+
+    Prompt number n (from 0) is drawn with ``seed + n``.
+    """
+    rng = random.Random(seed)
+    asked = [
+        _Asked(
+            prompt,
+            wish_of(base, temperature, max_tokens, seed + n, window).replace(
+                proposer=proposer, draft_max=width
+            ),
+        )
+        for (n, prompt), temperature, proposer, width in product(
+            enumerate(prompts), temperatures, proposers, draft_max
+        )
+    ]
+    rng.shuffle(asked)
+    written = _written(engine, asked, rng)
+    written.sort(key=lambda one: (one[0].prompt.id, one[0].params.sampling.temperature))
+    bitwise = engine.info.exact_rows > 1 and engine.info.exact_trees
+    plain: dict[tuple[str, float], Finished] = {}
+    for one, reply in written:
+        key = one.prompt.id, one.params.sampling.temperature
+        if key not in plain:
+            engine.reset()
+            plain[key], _ = finish(engine, one.prompt, one.params.replace(proposer="none"))
+        alone = plain[key]
+        if reply.reason == "cancelled":
+            alone = replace(alone, token_ids=alone.token_ids[: len(reply.token_ids)], text="")
+            reply = replace(reply, text="")
+        yield compared(engine, one.prompt, one.params, alone, reply, bitwise=bitwise)
+
+
+def _written(
+    engine: Engine, asked: Sequence[_Asked], rng: random.Random
+) -> list[tuple[_Asked, Finished]]:
+    """Replies to all, as they came."""
+    waiting, out = list(asked), list[tuple[_Asked, Finished]]()
+    running: dict[int, _Asked] = {}
+    while waiting or running:
+        while waiting and engine.free and (not running or rng.random() < _ARRIVES):
+            one = waiting.pop()
+            running[engine.submit(one.prompt.content, one.params)] = one
+        for id, said in engine.step():
+            if isinstance(said, Exception):
+                raise said
+            if isinstance(said, Finished):
+                out.append((running.pop(id), said))
+        if running and rng.random() < _LEAVES:
+            engine.cancel(rng.choice(list(running)))
+    return out
