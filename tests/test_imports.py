@@ -92,7 +92,14 @@ FORBIDDEN = {
         "specllama.cli",
         "specllama.tui",
         "specllama.session",
-        "specllama.store",
+    ),
+    "specllama.remote": (
+        "specllama.backend",
+        "specllama.engine",
+        "specllama.cli",
+        "specllama.tui",
+        "specllama.session",
+        "specllama.server",
     ),
     **{
         f"specllama.{name}": ("specllama",)

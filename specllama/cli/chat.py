@@ -10,7 +10,13 @@ from typing import Any
 import click
 
 from specllama.cli import completing, diagnostics, loading
-from specllama.cli.options import GroupedCommand, grouped, resolve, settings_options
+from specllama.cli.options import (
+    GroupedCommand,
+    grouped,
+    resolve,
+    server_option,
+    settings_options,
+)
 from specllama.config import Settings
 from specllama.errors import UsageError
 from specllama.store.sessions import SessionStore
@@ -31,6 +37,7 @@ In a plain chat, /help lists the commands; a \\ at the end of a line or a pair o
 
 @click.command("chat", cls=GroupedCommand, epilog=EPILOG)
 @settings_options()
+@server_option
 @grouped("--plain", is_flag=True, group="Output", help="Line by line, without the terminal app.")
 @grouped(
     "--resume",
@@ -49,7 +56,14 @@ In a plain chat, /help lists the commands; a \\ at the end of a line or a pair o
     help="Keep nothing: no conversation, no round log, no typed lines. Line by line.",
 )
 @grouped("-q", "--quiet", is_flag=True, group="Output", help="No statistics after each reply.")
-def command(plain: bool, resume: str | None, unstored: bool, quiet: bool, **flags: Any) -> int:
+def command(
+    plain: bool,
+    resume: str | None,
+    unstored: bool,
+    quiet: bool,
+    server: str | None,
+    **flags: Any,
+) -> int:
     """Chat with a model.
 
     Conversations are stored and can be resumed, even after a crash. --unstored keeps nothing;
@@ -63,14 +77,18 @@ def command(plain: bool, resume: str | None, unstored: bool, quiet: bool, **flag
             )
         settings = settings.with_flags({"log": False, "keep-texts": False})
     params = settings.generate_params()
-    if not (plain or unstored) and _can_draw():
+    if not (plain or unstored or server) and _can_draw():
         return _terminal_app(settings, resume)
     from specllama.cli.lines import open_lines
     from specllama.cli.repl import COMMANDS, Repl
     from specllama.session import Session
 
     with (
-        loading.open_engine(settings, quiet=quiet) as engine,
+        (
+            loading.open_server(server)
+            if server is not None
+            else loading.open_engine(settings, quiet=quiet)
+        ) as engine,
         SessionStore.unstored() if unstored else SessionStore.open() as store,
     ):
         session = Session(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +18,10 @@ from specllama.text import sanitize_line
 
 if TYPE_CHECKING:
     from specllama.engine.engine import Engine
+    from specllama.remote.engine import RemoteEngine
 
 DEFAULT_MODEL = "tiny"
+KEY_VARIABLE = "SPECLLAMA_API_KEY"
 
 
 def open_engine(settings: Settings, *, quiet: bool, parallel: int = 1) -> Engine:
@@ -62,6 +65,17 @@ def load(
         engine = Engine.load(target, draft, options, on_progress=on_progress, cancel=cancel)
     signals.stops(engine.abort)
     return engine
+
+
+def open_server(url: str) -> RemoteEngine:
+    """The engine of a running ``specllama serve``.
+
+    Raises:
+        SpecllamaError: as ``RemoteEngine``.
+    """
+    from specllama.remote.engine import RemoteEngine
+
+    return RemoteEngine(url, os.environ.get(KEY_VARIABLE, ""))
 
 
 class _Progress:

@@ -137,6 +137,15 @@ def constraint_options(function: Decorated) -> Decorated:
     return function
 
 
+server_option = grouped(
+    "--server",
+    metavar="URL",
+    group="Model",
+    help="Use the engine of a running specllama serve instead of loading a model.",
+)
+"""For commands that any engine serves."""
+
+
 prompts_option = click.option(
     "--prompts", type=click.Path(path_type=Path), help="A file of prompts: one a line, or .jsonl."
 )

@@ -20,6 +20,7 @@ from specllama.cli.options import (
     read_text,
     request_params,
     resolve,
+    server_option,
     settings_options,
 )
 from specllama.cli.printer import Printer
@@ -47,6 +48,7 @@ reply and keeps what was written (exit status 130).
 @click.argument("prompt", required=False)
 @settings_options()
 @constraint_options
+@server_option
 @grouped(
     "-p", "--prompt", "typed", metavar="PROMPT", group="Prompt", help="The prompt, as an option."
 )
@@ -81,6 +83,7 @@ def command(
     raw: bool,
     as_json: bool,
     quiet: bool,
+    server: str | None,
     **flags: Any,
 ) -> int:
     """Answer PROMPT and print the text.
@@ -100,7 +103,11 @@ def command(
         system = settings["system"]
         head = [Message("system", system)] if system else []
         request = [*head, Message("user", text)]
-    with loading.open_engine(settings, quiet=quiet) as engine:
+    with (
+        loading.open_server(server)
+        if server is not None
+        else loading.open_engine(settings, quiet=quiet)
+    ) as engine:
         params = params.on_card(engine.info.target.card)
         log = RoundLog.open(engine.info, params, command="run") if settings["log"] else None
         printer = Printer(

@@ -14,11 +14,11 @@ import click
 
 from specllama import signals
 from specllama.cli import diagnostics, loading
+from specllama.cli.loading import KEY_VARIABLE
 from specllama.cli.options import GroupedCommand, grouped, read_text, resolve, settings_options
 from specllama.errors import SpecllamaError, UsageError
 
 PARALLEL = 4
-KEY_VARIABLE = "SPECLLAMA_API_KEY"
 
 EPILOG = """\b
 Examples:

@@ -108,7 +108,7 @@ def _events(url: str) -> Iterator[dict[str, Any]]:
     """Raises SpecllamaError where nobody answers."""
     import httpx2
 
-    from specllama.cli.serve import KEY_VARIABLE
+    from specllama.cli.loading import KEY_VARIABLE
 
     key = os.environ.get(KEY_VARIABLE, "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}

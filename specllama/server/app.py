@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from specllama.server import anthropic, live, lmstudio, native, ollama, openai
+from specllama.server import anthropic, direct, live, lmstudio, native, ollama, openai
 from specllama.server.dialect import openai_error
 from specllama.server.exchange import Json
 from specllama.server.guard import Guard
@@ -36,7 +36,7 @@ def make_app(service: Service) -> Starlette:
         Route("/metrics", metrics, methods=["GET"]),
         *(
             route
-            for family in (openai, anthropic, native, ollama, lmstudio, live)
+            for family in (openai, anthropic, native, ollama, lmstudio, live, direct)
             for route in family.routes(service)
         ),
     ]

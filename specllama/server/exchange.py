@@ -103,6 +103,14 @@ class Exchange:
         for ticket in self._tickets:
             ticket.cancel()
 
+    def stop(self) -> None:
+        """End the replies, and go on hearing: each has a last word."""
+        for ticket in self._tickets:
+            if ticket.stop is not None:
+                ticket.stop()
+            else:
+                ticket.desk.withdraw(ticket)
+
     async def wait(self, seconds: float | None) -> bool:
         """Until something was said, or so long; whether there was."""
         if not self._heard:

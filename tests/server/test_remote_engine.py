@@ -1,0 +1,76 @@
+"""``RemoteEngine``: a server is an engine like any other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from servers import Serving
+
+from specllama.cancel import Cancel
+from specllama.errors import EngineError, PromptTooLong, UsageError
+from specllama.events import Event, Finished, RoundDone, Timings
+from specllama.interface import Message
+from specllama.params import GenerateParams, SamplingParams
+from specllama.remote.engine import RemoteEngine
+
+PARAMS = GenerateParams(
+    seed=4, max_tokens=30, sampling=SamplingParams(temperature=0.7, logit_bias={0: -100.0})
+)
+TURNS = [Message("user", "the rain")]
+
+
+def untimed(event: Event) -> Any:
+    if isinstance(event, Finished):
+        return replace(event, timings=Timings(), cached_n=0)
+    return event if not isinstance(event, RoundDone) else event.emitted
+
+
+def test_a_server_says_what_the_engine_says(server: Serving) -> None:
+    with RemoteEngine(server.url) as engine:
+        assert engine.info == server.host.info
+        assert engine.count_tokens(TURNS) == engine.count_tokens("the rain") == 8
+        plain = PARAMS.replace(proposer="none")
+        remote = list(engine.generate(TURNS, plain))
+        here = list(server.host.generate(TURNS, plain))
+        ids = list(engine.generate([2, 9, 1, 7, 10, 3, 5, 6], plain))
+    assert [untimed(e) for e in remote[2:]] == [untimed(e) for e in here[2:]]
+    assert isinstance(ids[-1], Finished)
+    assert isinstance(here[-1], Finished)
+    assert ids[-1].token_ids == here[-1].token_ids
+
+
+def test_cancelling_keeps_what_was_written(server: Serving) -> None:
+    cancel = Cancel()
+    with RemoteEngine(server.url) as engine:
+        events: list[Event] = []
+        for event in engine.generate(TURNS, PARAMS.replace(max_tokens=1500), cancel=cancel):
+            events.append(event)
+            if isinstance(event, RoundDone):
+                cancel.set()
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason == "cancelled"
+    assert 0 < len(events[-1].token_ids) < 1500
+
+
+def test_errors_keep_their_kind(server: Serving) -> None:
+    with RemoteEngine(server.url) as engine:
+        with pytest.raises(PromptTooLong):
+            list(engine.generate("x" * 5000, PARAMS))
+        with pytest.raises(UsageError):
+            list(engine.generate("", PARAMS))
+    with pytest.raises(EngineError, match="no specllama answers"):
+        RemoteEngine("http://127.0.0.1:9")
+    with pytest.raises(UsageError, match="no address"):
+        RemoteEngine("here")
+
+
+def test_it_is_an_engine_for_every_front_end(server: Serving) -> None:
+    from specllama.interface import EngineLike
+
+    def takes(engine: EngineLike) -> None:
+        assert engine.info.target.name
+
+    with RemoteEngine(server.url) as engine:
+        takes(engine)
