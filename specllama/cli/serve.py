@@ -17,6 +17,7 @@ from specllama.cli import diagnostics, loading
 from specllama.cli.loading import KEY_VARIABLE
 from specllama.cli.options import GroupedCommand, grouped, read_text, resolve, settings_options
 from specllama.errors import SpecllamaError, UsageError
+from specllama.params import PROPOSERS
 
 PARALLEL = 4
 
@@ -53,6 +54,10 @@ model is loaded. Ctrl-C lets replies end (--drain); a second one stops at once.
          help="Let pages of this origin ask, such as https://example.org; repeatable.")  # fmt: skip
 @grouped("--queue", type=click.IntRange(0), default=64, show_default=True, group="Server",
          metavar="N", help="Requests that may wait; further ones hear 429.")  # fmt: skip
+@grouped("--experiment", metavar="METHOD=SHARE,…", group="Server",
+         help="Let methods share the conversations, such as auto=50,none=50.")  # fmt: skip
+@grouped("--expose-text", is_flag=True, group="Server",
+         help="Show texts in /specllama/events, not only how rounds went.")  # fmt: skip
 @grouped("--drain", type=click.FloatRange(0), default=30.0, show_default=True, group="Server",
          metavar="SECONDS",
          help="How long replies may go on once the server is to end.")  # fmt: skip
@@ -68,6 +73,8 @@ def command(
     allow_host: Sequence[str],
     cors_origin: Sequence[str],
     queue: int,
+    experiment: str | None,
+    expose_text: bool,
     drain: float,
     quiet: bool,
     **flags: Any,
@@ -108,6 +115,8 @@ def command(
         alias or _name(model),
         Access(hosts_of(host, allow_host), tuple(cors_origin), keys),
         settings.generate_params(),
+        experiment=_shares(experiment),
+        expose_text=expose_text,
     )
     stop = Event()
     with signals.stop_on_signals(stop):
@@ -128,6 +137,21 @@ def _keys(file: Path | None) -> tuple[str, ...]:
     if file is not None and not keys:
         raise UsageError(f"the key file {file} holds no key")
     return tuple(keys)
+
+
+def _shares(text: str | None) -> tuple[tuple[str, int], ...]:
+    """The arms of an experiment, in percent."""
+    arms: list[tuple[str, int]] = []
+    for part in text.split(",") if text else ():
+        method, _, share = part.strip().partition("=")
+        if method not in PROPOSERS or not share.isdigit():
+            raise UsageError(
+                f"cannot read the experiment {part!r}", "for example --experiment auto=50,none=50"
+            )
+        arms.append((method, int(share)))
+    if arms and sum(share for _, share in arms) != 100:
+        raise UsageError("the shares of an experiment add up to 100")
+    return tuple(arms)
 
 
 def _name(model: str) -> str:

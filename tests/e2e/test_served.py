@@ -1,0 +1,89 @@
+"""The bundled pair behind HTTP: replies under load are those of the same requests alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from servers import LANES, Serving, serving
+
+from specllama.engine.engine import Engine
+from specllama.engine.host import LoadEngine
+from specllama.events import Finished
+from specllama.interface import Message
+from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.prompts import load_prompts
+
+pytestmark = pytest.mark.e2e
+LENGTH = 24
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
+        options = EngineOptions(n_ctx=1024, threads=1, parallel=LANES)
+        with serving(LoadEngine("tiny", None, options)) as running:
+            yield running
+
+
+def test_replies_under_load_are_those_of_requests_alone(served: Serving) -> None:
+    asked: list[dict[str, Any]] = [
+        {
+            "messages": [{"role": m.role, "content": m.content} for m in prompt.messages],
+            "seed": seed,
+            "temperature": temperature,
+            "max_tokens": LENGTH,
+            "specllama": {"proposer": proposer, "window": "fixed", "draft_max": 4},
+        }
+        for prompt in load_prompts()[1::41][:4]
+        for seed, temperature, proposer in ((1, 0.0, "draft"), (2, 0.9, "mixed"))
+    ]
+
+    def ask(body: dict[str, Any]) -> tuple[str, int, int]:
+        reply = served.post("/v1/chat/completions", body, timeout=120).json()
+        took = reply["timings"]
+        return reply["choices"][0]["message"]["content"], took["predicted_n"], took["near_ties"]
+
+    with ThreadPoolExecutor(len(asked)) as pool:
+        replies = list(pool.map(ask, asked))
+    with Engine.load("tiny", None, EngineOptions(n_ctx=1024, threads=1)) as alone:
+        for body, (text, n, near_ties) in zip(asked, replies, strict=True):
+            params = GenerateParams(
+                seed=body["seed"],
+                max_tokens=LENGTH,
+                proposer="none",
+                sampling=SamplingParams(temperature=body["temperature"]),
+            )
+            alone.reset()
+            turns = [Message(**turn) for turn in body["messages"]]
+            *_, last = alone.generate(turns, params.on_card(alone.info.target.card))
+            assert isinstance(last, Finished)
+            assert (text, n) == (last.text, len(last.token_ids))
+            assert near_ties == 0
+
+
+def test_json_that_fits_a_schema(served: Serving) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    shape = {"type": "json_schema", "json_schema": {"schema": schema}}
+    body = {
+        "messages": [{"role": "user", "content": "How many?"}],
+        "max_tokens": 60,
+        "seed": 1,
+        "response_format": shape,
+    }
+
+    text = served.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+    assert isinstance(json.loads(text)["n"], int)
+    tools = [{"type": "function", "function": {"name": "count", "parameters": schema}}]
+    forced = {**body, "response_format": None, "tools": tools, "tool_choice": "required"}
+    [choice] = served.post("/v1/chat/completions", forced).json()["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert isinstance(json.loads(call["function"]["arguments"])["n"], int)
