@@ -89,6 +89,7 @@ class EngineInfo:
         exactness: for people, such as "bitwise up to 65 rows"; measured: what that rests on.
         exact_rows: widest pass whose rows equal single steps bit for bit.
         exact_trees: whether the rows of branches do, too.
+        lanes: conversations that it writes at once.
     """
 
     target: ModelInfo
@@ -103,6 +104,7 @@ class EngineInfo:
     exact_trees: bool = False
     measured: str = ""
     methods: tuple[MethodInfo, ...] = ()
+    lanes: int = 1
 
     def alike(self, rows: int, *, line: bool) -> bool:
         """Whether each row of a pass equals a single step; ``line``: the pass has no branches."""

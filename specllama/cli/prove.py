@@ -157,6 +157,10 @@ def command(
         engine = stack.enter_context(
             loading.open_engine(settings, quiet=as_json, parallel=parallel)
         )
+        if engine.info.lanes < parallel:
+            raise UsageError(
+                f"this model writes {engine.info.lanes} at once", "prove it without --parallel"
+            )
         base = base.on_card(engine.info.target.card)
         widths = widths or most or _usual(window, engine.info.exact_rows)
         names, skipped = available(engine, _wanted(proposers))

@@ -124,10 +124,16 @@ def command(
             service,
             listening,
             stop=stop,
-            ready=lambda: diagnostics.note(f"{service.model} is served at {url_of(listening)}"),
+            ready=lambda: _say_ready(service, url_of(listening), parallel),
             drain_s=drain,
         )
     return diagnostics.Exit.OK
+
+
+def _say_ready(service: Service, url: str, parallel: int) -> None:
+    diagnostics.note(f"{service.model} is served at {url}")
+    if service.desk.lanes < parallel:
+        diagnostics.note("this model writes one reply at a time: further requests wait")
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:

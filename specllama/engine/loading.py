@@ -17,7 +17,7 @@ from specllama.engine.profiles import Windows, open_profile
 from specllama.engine.prompting import Prompting
 from specllama.engine.sampler_chains import SamplerChains
 from specllama.engine.slot import Slot
-from specllama.errors import CannotLoad, StoreError
+from specllama.errors import StoreError
 from specllama.events import Event
 from specllama.interface import EngineInfo
 from specllama.models.refs import resolve_pair
@@ -52,13 +52,9 @@ def load(
     opened = _opener(path)(path, draft_path, options, on_progress, stop)
     pool, vocab = opened.target.pool, opened.target.vocab
     try:
-        for one, file in ((opened.target, path), (opened.draft, draft_path)):
-            if one is not None and file is not None and options.parallel > one.pool.lanes:
-                raise CannotLoad(
-                    f"{file.name} takes one conversation at a time",
-                    "load it without parallel conversations",
-                )
-        drafters = _drafters(opened, options.parallel)
+        pools = [pool] if opened.draft is None else [pool, opened.draft.pool]
+        lanes = min(options.parallel, *(one.lanes for one in pools))
+        drafters = _drafters(opened, lanes)
         slots = tuple(Slot(made.target, made.all()) for made in drafters)
     except BaseException:
         opened.close()
@@ -77,6 +73,7 @@ def load(
         load_ms=(perf_counter() - begin) * 1e3,
         has_chat_template=opened.template is not None,
         methods=methods(drafters[0].facts),
+        lanes=lanes,
     )
     return Loaded(
         info=info,

@@ -96,7 +96,7 @@ class Desk:
     """The requests of one engine.
 
     Args:
-        lanes: how many the engine takes at once.
+        lanes: how many the engine is to take at once; it may take fewer.
         most: how many may wait.
     """
 
@@ -127,6 +127,7 @@ class Desk:
         """Load; raises what ``EngineHost.start`` raises."""
         self._loop = asyncio.get_running_loop()
         info = await asyncio.to_thread(self.host.start)
+        self.lanes = min(self.lanes, info.lanes)
         self.loaded = True
         return info
 
