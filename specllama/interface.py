@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from specllama.cancel import Cancel
 from specllama.events import Event, Finished
+from specllama.histogram import Histogram
 from specllama.params import GenerateParams
 
 
@@ -109,6 +110,28 @@ class EngineInfo:
     def alike(self, rows: int, *, line: bool) -> bool:
         """Whether each row of a pass equals a single step; ``line``: the pass has no branches."""
         return rows <= self.exact_rows and (line or self.exact_trees)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """What an engine counted since it was loaded.
+
+    Attributes:
+        live, dead, free: cells of the target's cache: held, ghosts, the others.
+        compactions: of the cache.
+        preemptions: conversations that had to wait for cells.
+        parked_bytes: memory of idle texts outside the cache.
+        pass_rows, pass_seconds: of the target's passes.
+    """
+
+    live: int
+    dead: int
+    free: int
+    compactions: int
+    preemptions: int
+    parked_bytes: int
+    pass_rows: Histogram
+    pass_seconds: Histogram
 
 
 class EngineLike(Protocol):

@@ -262,8 +262,18 @@ class Pool(Protocol):
         ...
 
     @property
+    def held(self) -> int:
+        """Cells that lanes hold; a shared one counts once."""
+        ...
+
+    @property
     def room(self) -> int:
         """Cells that no lane holds."""
+        ...
+
+    @property
+    def compactions(self) -> int:
+        """How often ghosts were freed by ``compact``."""
         ...
 
     @property

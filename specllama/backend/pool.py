@@ -81,9 +81,13 @@ class CellPool(Settling):
         return self.cells.ghosts
 
     @property
-    def room(self) -> int:
+    def held(self) -> int:
         self.settle()
-        return self.cells.n - self.cells.held
+        return self.cells.held
+
+    @property
+    def room(self) -> int:
+        return self.cells.n - self.held
 
     @property
     def free_leaves(self) -> int:

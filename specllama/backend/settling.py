@@ -41,6 +41,7 @@ class Settling:
         # the only lane, while its cells are the first ones and the books need not name them
         self._only: CellLane | None = None
         self._needs: set[HiddenNeed] = set()
+        self.compactions = 0
         self._lock = threading.RLock()  # two passes at once abort the process
 
     def decided(self, lane: CellLane) -> None:
@@ -169,6 +170,7 @@ class Settling:
         self.settle()
         if not self.cells.ghosts:
             return
+        self.compactions += 1
         with self._lock:
             self.cache.remove(self._ghost, 0)
             if not self.cache.rewrite():

@@ -130,7 +130,7 @@ def command(
     return diagnostics.Exit.OK
 
 
-def _say_ready(service: Service, url: str, parallel: int) -> None:
+def _say_ready(service: Any, url: str, parallel: int) -> None:
     diagnostics.note(f"{service.model} is served at {url}")
     if service.desk.lanes < parallel:
         diagnostics.note("this model writes one reply at a time: further requests wait")

@@ -49,8 +49,6 @@ from specllama.text import passage_ending
 # differently (measured: up to 0.1 on CPUs).
 NEAR_TIE = 0.1
 
-PREFILL_CHUNK = 512
-CHUNK_AMONG = 2 * TILE  # where others wait for the next pass
 _SAID_AGAIN = 8  # reading fewer tokens again than this is not worth a word
 
 T = TypeVar("T")
@@ -127,7 +125,7 @@ class Conversation:
 
     Args:
         clock: runs since the request came.
-        among: whether others are being written now.
+        chunk: how many tokens of the prompt are read at once, now.
     """
 
     def __init__(
@@ -137,7 +135,7 @@ class Conversation:
         params: GenerateParams,
         cancel: Cancel,
         clock: Clock,
-        among: Callable[[], bool],
+        chunk: Callable[[], int],
     ) -> None:
         self._loaded = loaded
         self._slot = slot
@@ -150,7 +148,7 @@ class Conversation:
         self._stats = SpecStats()
         self._passes: list[verdict.Pass] = []  # behind the first token
         self._clock = clock
-        self._among = among
+        self._chunk = chunk
         self._window: Window = FixedWindow(0)
 
     def run(self, prepared: Prepared) -> Saying[None]:
@@ -232,6 +230,7 @@ class Conversation:
 
     def _read_prompt(self) -> Saying[Row]:
         """Read what is not in the cache; the row behind the prompt."""
+        self._go_on()
         cached, total = self._started.cached_n, self._started.prompt_n
         yield from self._cut(cached)
         self._clock.reading()
@@ -335,10 +334,11 @@ class Conversation:
 
         With ``row`` also the row behind the last of all, once it is there.
         """
-        size = min(CHUNK_AMONG if self._among() else PREFILL_CHUNK, self._target.n_batch)
-        left = len(ids) - row - done
-        if TILE < size < left < size + TILE:  # what is left is read in tiles, too
-            size = left - TILE
+        size, left = self._target.n_batch, len(ids) - row - done
+        if size >= 2 * TILE:
+            size = min(self._chunk(), size)
+            if size < left < size + TILE:  # what is left is read in tiles, too
+                size = left if left < 2 * TILE else left - TILE
         part = ids[done : done + size]
         end = done + len(part)
         last = row and end == len(ids)

@@ -21,7 +21,7 @@ from specllama.engine.scheduler import Scheduler
 from specllama.engine.seating import Seating
 from specllama.errors import EngineError, UsageError
 from specllama.events import Event
-from specllama.interface import EngineInfo, Message, Prompt
+from specllama.interface import EngineFigures, EngineInfo, Message, Prompt
 from specllama.params import EngineOptions, GenerateParams
 from specllama.speculative.asking import grant
 from specllama.speculative.drafting.drafter import Drafter
@@ -169,6 +169,19 @@ class Engine:
         prompting = self._loaded.prompting
         return prompting.template or "", prompting.bos, prompting.eos
 
+    def figures(self) -> EngineFigures:
+        pool, scheduler = self.target.pool, self._scheduler
+        return EngineFigures(
+            live=pool.held,
+            dead=pool.ghosts,
+            free=pool.room - pool.ghosts,
+            compactions=pool.compactions,
+            preemptions=scheduler.preemptions,
+            parked_bytes=self._seating.n_bytes,
+            pass_rows=scheduler.pace.rows,
+            pass_seconds=scheduler.pace.seconds,
+        )
+
     def chain(self, params: GenerateParams, seed: int, tokens: Sequence[int]) -> SamplerChain:
         """See ``SamplerChains.chain``."""
         return self._loaded.chains.chain(params, seed, tokens)
@@ -192,7 +205,7 @@ class Engine:
         prepared = self._loaded.prompting.prepare(prompt, params)
         slot, id = self._seating.seat(prepared.ids, self._free), next(self._ids)
         conversation = Conversation(
-            self._loaded, slot, params, cancel, clock, lambda: len(self._scheduler) > 1
+            self._loaded, slot, params, cancel, clock, self._scheduler.chunk
         )
 
         def end() -> None:
@@ -206,7 +219,8 @@ class Engine:
 
         self._cancels[id] = cancel
         self._obey()
-        self._scheduler.add(id, conversation.run(prepared), end, slot.target, cancel)
+        unread = len(prepared.ids) - len(slot.target.tokens)
+        self._scheduler.add(id, conversation.run(prepared), end, slot.target, cancel, unread)
         return id
 
     def step(self) -> list[tuple[int, Event | Exception]]:

@@ -19,6 +19,7 @@ import numpy as np
 from specllama.backend.base import Blob, Lane, Part, Pool
 from specllama.cancel import Cancel
 from specllama.engine.conversation import Saying
+from specllama.engine.pace import CHUNK, Pace
 from specllama.errors import Cancelled, EngineError, PoolFull, SpecllamaError
 from specllama.events import Event, Finished
 from specllama.speculative.asking import Ask, Offer, Pass, Shared, grant
@@ -38,6 +39,11 @@ class _Running:
     cancel: Cancel
     ask: Ask | None = None
     parked: Blob | None = None  # what its lane held, while others have the cells
+    unread: int = 0  # tokens of its prompt, while there is no room for them
+
+    @property
+    def waits(self) -> bool:
+        return self.parked is not None or self.unread > 0
 
 
 class Scheduler:
@@ -52,6 +58,7 @@ class Scheduler:
         self._target = target
         self._vacate = vacate
         self.preemptions = 0
+        self.pace = Pace()
         self._running: dict[int, _Running] = {}
 
     def __len__(self) -> int:
@@ -60,6 +67,10 @@ class Scheduler:
     def __contains__(self, id: int) -> bool:
         return id in self._running
 
+    def chunk(self) -> int:
+        """How many tokens of a prompt are read at once."""
+        return self.pace.chunk() if len(self._running) > 1 else CHUNK
+
     def add(
         self,
         id: int,
@@ -67,10 +78,13 @@ class Scheduler:
         on_end: Callable[[], None],
         lane: Lane,
         cancel: Cancel,
+        unread: int = 0,
     ) -> None:
-        """A conversation begins in a lane of the target; ``on_end`` is called once when it is over,
-        however it ends."""
-        self._running[id] = _Running(id, saying, on_end, lane, cancel)
+        """A conversation begins in a lane of the target, among others not before there is room for
+        the ``unread`` tokens of its prompt; ``on_end`` is called once when it is over, however it
+        ends."""
+        unread = 0 if self._fits(unread) else unread
+        self._running[id] = _Running(id, saying, on_end, lane, cancel, unread=unread)
 
     def step(self) -> list[Said]:
         """Go on until somebody says something: at most one event of each conversation.
@@ -80,29 +94,29 @@ class Scheduler:
         while self._running:
             if len(self._running) == 1:
                 [one] = self._running.values()
+                one.unread = 0
                 if one.parked is not None:
                     if (lost := self._unpark(one)) is not None:
                         return [(one.id, lost)]
                     continue
-                saying = self._resume(one, None if one.ask is None else self._tried(one.ask))
+                saying = self._resume(one, None if one.ask is None else self._alone(one.ask))
                 if saying is not None:
                     return [(one.id, saying)]
                 continue
-            said = [
+            said = self._unparked() if self.crowded else []
+            said += [
                 (one.id, saying)
                 for one in list(self._running.values())
-                if one.ask is None and (saying := self._resume(one, None)) is not None
+                if one.ask is None and not one.waits
+                if (saying := self._resume(one, None)) is not None
             ]
-            said = said or self._unparked()
             if said := said or list(self._answers()):
                 return said
         return []
 
     def _answers(self) -> Iterator[Said]:
         """Answer what can be answered now; what is said to it."""
-        asking = [
-            (one, self._pool_of(one.ask)) for one in self._running.values() if one.parked is None
-        ]
+        asking = [(one, self._pool_of(one.ask)) for one in self._running.values() if not one.waits]
         alone = [one for one, pool in asking if pool is None]
         # one by one: what a head says is good until it is asked again
         answers: Iterable[tuple[_Running, object]] = ((one, self._tried(one.ask)) for one in alone)
@@ -123,12 +137,23 @@ class Scheduler:
             if saying is not None:
                 yield one.id, saying
 
+    def _alone(self, ask: Ask) -> object:
+        """The answer to the only conversation."""
+        if not isinstance(ask, Pass) or cast(Lane, ask.lane).pool is not self._target:
+            return self._tried(ask)
+        begin = perf_counter()
+        answer = self._tried(ask)
+        self.pace.passed(len(ask.tokens), perf_counter() - begin)
+        return answer
+
     def _passed(self, pool: Pool, together: list[_Running]) -> list[tuple[_Running, object]]:
         """Run passes of one pool together, and tell of it."""
         begin = perf_counter()
         together, answers = self._rows(pool, together)
         asks = [cast(Pass, one.ask) for one in together]
         ms, tokens = (perf_counter() - begin) * 1e3, sum(len(ask.tokens) for ask in asks)
+        if asks and pool is self._target:
+            self.pace.passed(tokens, ms / 1e3)
         for i, ask in enumerate(asks):
             if ask.tell is not None:
                 ask.tell(Shared(len(asks), tokens, ms, i == 0))
@@ -178,12 +203,12 @@ class Scheduler:
     @property
     def crowded(self) -> bool:
         """Whether somebody waits for cells."""
-        return any(one.parked is not None for one in self._running.values())
+        return any(one.waits for one in self._running.values())
 
     def _preempt(self) -> bool:
         """Park the youngest conversation that waits for a pass of the target; whether there was one
         beside the last."""
-        active = [one for one in self._running.values() if one.parked is None]
+        active = [one for one in self._running.values() if not one.waits]
         waiting = [
             one for one in active if one.ask is not None and self._pool_of(one.ask) is self._target
         ]
@@ -198,25 +223,36 @@ class Scheduler:
         return True
 
     def _unparked(self) -> list[Said]:
-        """Bring back who was parked, the oldest first, where there is room; what those say who
-        were cancelled."""
+        """Bring back who was parked, and let others begin, the oldest first, where there is room;
+        what those say who were cancelled."""
         said: list[Said] = []
         for one in sorted(self._running.values(), key=lambda one: one.id):
-            if one.parked is None:
+            if not one.waits:
                 continue
             if one.cancel.is_set():
-                one.parked = None
-                saying = self._resume(one, Cancelled("the request was cancelled"))
-                if saying is not None:
-                    said.append((one.id, saying))
+                one.unread = 0  # it says so itself
+                if one.parked is not None:
+                    one.parked = None
+                    saying = self._resume(one, Cancelled("the request was cancelled"))
+                    if saying is not None:
+                        said.append((one.id, saying))
                 continue
-            active = sum(other.parked is None for other in self._running.values())
-            need = len(one.parked.tokens) + _AHEAD * (active + 1)
-            if active and self._target.room < need and not self._vacate():
+            back = 0 if one.parked is None else len(one.parked.tokens) + _AHEAD
+            if not self._fits(one.unread + back, _AHEAD if back else 0):
                 break
-            if (not active or self._target.room >= need) and (lost := self._unpark(one)):
+            one.unread = 0
+            if one.parked is not None and (lost := self._unpark(one)):
                 said.append((one.id, lost))
         return said
+
+    def _fits(self, cells: int, ahead: int = 0) -> bool:
+        """Whether a further conversation finds so many cells, and every other one ``ahead``; one
+        that would be alone always does."""
+        active = sum(not one.waits for one in self._running.values())
+        while active and self._target.room < cells + ahead * active:
+            if not self._vacate():
+                return False
+        return True
 
     def _unpark(self, one: _Running) -> Event | Exception | None:
         """Give a conversation its cells back; what it says if they are lost."""

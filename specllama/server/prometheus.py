@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 
 from specllama.events import Event, Finished, RoundDone
+from specllama.histogram import SECONDS, Histogram
+from specllama.interface import EngineFigures
 from specllama.server.desk import Desk, Ticket
 
 PREFIX = "specllama:"
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-_ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -32,23 +31,11 @@ COUNTERS = {
     "near_ties_total": "Rounds whose token could flip by rounding.",
 }
 HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
-    "time_to_first_token_seconds": ("From arrival to the first token.", _SECONDS),
-    "request_queue_time_seconds": ("From arrival to the engine.", _SECONDS),
-    "time_per_output_token_seconds": ("Time of a token behind the first.", _SECONDS),
-    "e2e_request_latency_seconds": ("From arrival to the end.", _SECONDS),
-    "pass_rows": ("Drafted tokens and the pending one of a round.", _ROWS),
+    "time_to_first_token_seconds": ("From arrival to the first token.", SECONDS),
+    "request_queue_time_seconds": ("From arrival to the engine.", SECONDS),
+    "time_per_output_token_seconds": ("Time of a token behind the first.", SECONDS),
+    "e2e_request_latency_seconds": ("From arrival to the end.", SECONDS),
 }
-
-
-class _Histogram:
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
 
 
 class Metrics:
@@ -60,7 +47,7 @@ class Metrics:
         self._counts: dict[str, dict[Labels, float]] = {
             name: defaultdict(float) for name in COUNTERS
         }
-        self._spread: dict[str, dict[Labels, _Histogram]] = {name: {} for name in HISTOGRAMS}
+        self._spread: dict[str, dict[Labels, Histogram]] = {name: {} for name in HISTOGRAMS}
         self._first: dict[Ticket, float] = {}
         desk.watchers.append(self)
 
@@ -92,7 +79,6 @@ class Metrics:
         add("draft_seconds_total", ticket, done.draft_ms / 1e3, source=source)
         add("own_seconds_total", ticket, done.other_ms / 1e3)
         add("near_ties_total", ticket, done.near_tie)
-        self._observe("pass_rows", ticket, len(done.drafted) + 1)
         if not done.drafted:
             return
         add("spec_decode_num_drafts_total", ticket, 1, source=source)
@@ -128,13 +114,15 @@ class Metrics:
         labels = self._labels(ticket, {})
         found = self._spread[name].get(labels)
         if found is None:
-            found = self._spread[name][labels] = _Histogram(HISTOGRAMS[name][1])
+            found = self._spread[name][labels] = Histogram(HISTOGRAMS[name][1])
         found.add(value)
 
     # -- what is shown --
 
-    def text(self) -> str:
-        return "\n".join(self._lines()) + "\n"
+    def text(self, engine: EngineFigures | None) -> str:
+        """``engine``: what it says of itself, if it can be asked."""
+        told = self._engine(engine) if engine is not None else ()
+        return "\n".join([*self._lines(), *told]) + "\n"
 
     def _lines(self) -> Iterator[str]:
         here: Labels = (("model_name", self._model),)
@@ -145,12 +133,7 @@ class Metrics:
         for name, (help_text, _) in HISTOGRAMS.items():
             yield from _head(name, "histogram", help_text)
             for labels, spread in self._spread[name].items():
-                total = 0
-                for bound, count in zip((*spread.bounds, "+Inf"), spread.counts, strict=True):
-                    total += count
-                    yield _line(f"{name}_bucket", (*labels, ("le", str(bound))), total)
-                yield _line(f"{name}_sum", labels, spread.sum)
-                yield _line(f"{name}_count", labels, total)
+                yield from _spread(name, labels, spread)
         for name, help_text, value in (
             ("num_requests_running", "Requests that are being written.", len(self._desk.running)),
             ("num_requests_waiting", "Requests that wait for a lane.", self._desk.n_waiting),
@@ -159,6 +142,26 @@ class Metrics:
             yield _line(name, here, value)
         yield from _head("engine_restarts_total", "counter", "Engines that were started again.")
         yield _line("engine_restarts_total", here, self._desk.restarts)
+
+    def _engine(self, figures: EngineFigures) -> Iterator[str]:
+        here: Labels = (("model_name", self._model),)
+        yield from _head("kv_cells", "gauge", "Cells of the target's cache.")
+        for state in ("live", "dead", "free"):
+            yield _line("kv_cells", (*here, ("state", state)), getattr(figures, state))
+        for name, kind, help_text, value in (
+            ("kv_compactions_total", "counter", "Compactions of it.", figures.compactions),
+            ("preemptions_total", "counter", "Requests parked for lack of cells.",
+             figures.preemptions),
+            ("kv_parked_bytes", "gauge", "Memory of idle texts.", figures.parked_bytes),
+        ):  # fmt: skip
+            yield from _head(name, kind, help_text)
+            yield _line(name, here, value)
+        for name, help_text, spread in (
+            ("pass_rows", "Tokens of a pass of the target.", figures.pass_rows),
+            ("pass_seconds", "Time of a pass of the target.", figures.pass_seconds),
+        ):
+            yield from _head(name, "histogram", help_text)
+            yield from _spread(name, here, spread)
 
 
 def _head(name: str, kind: str, help_text: str) -> tuple[str, str]:
@@ -169,6 +172,13 @@ def _line(name: str, labels: Labels, value: float) -> str:
     told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
     shown = repr(value) if isinstance(value, float) and value % 1 else str(int(value))
     return f"{PREFIX}{name}{{{told}}} {shown}"
+
+
+def _spread(name: str, labels: Labels, spread: Histogram) -> Iterator[str]:
+    for bound, count in spread:
+        yield _line(f"{name}_bucket", (*labels, ("le", bound)), count)
+    yield _line(f"{name}_sum", labels, spread.sum)
+    yield _line(f"{name}_count", labels, spread.count)
 
 
 def _escaped(text: str) -> str:

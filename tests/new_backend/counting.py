@@ -144,7 +144,7 @@ class CountPool:
     """See ``base.Pool``. Nothing is shared, so nothing has to be settled or compacted."""
 
     n_batch, max_rows = CountLane.n_batch, CountLane.max_rows
-    ghosts = free_leaves = 0
+    ghosts = held = compactions = free_leaves = 0
     room = 10_000
 
     def __init__(self, counts: Counts, lanes: int, stop: StopFlag) -> None:

@@ -186,6 +186,21 @@ def test_figures_for_prometheus(tmp_path: Path) -> None:
         assert found["specllama:e2e_request_latency_seconds_count"] == 1
         assert found["specllama:num_requests_running"] == 0
         assert any(r'slice="co\"de"' in name for name in values)
+        # what the engine's process counts
+        cells = {s: float(values[f'specllama:kv_cells{{model_name="table",state="{s}"}}'])
+                 for s in ("live", "dead", "free")}  # fmt: skip
+        assert sum(cells.values()) == server.service.info.target.n_ctx
+        assert cells["live"] >= reply["usage"]["prompt_tokens"]
+        passes = found["specllama:pass_seconds_count"]
+        assert passes == found["specllama:pass_rows_count"] > 1
+        assert found["specllama:pass_rows_sum"] >= passes
+        assert found["specllama:preemptions_total"] == 0
+        pid = server.host.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        while server.service.desk.ready:
+            time.sleep(0.01)
+        assert "kv_cells" not in server.http.get("/metrics").text, "an engine that is gone"
 
 
 def test_an_experiment_splits_conversations(tmp_path: Path) -> None:

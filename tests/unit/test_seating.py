@@ -87,6 +87,31 @@ def test_while_somebody_waits_for_cells_nobody_else_begins() -> None:
     assert engine.free
 
 
+def test_a_prompt_that_finds_no_room_waits_unread() -> None:
+    """300 cells: 200 are held when one of 130 tokens comes, and another that is cancelled."""
+    engine = engine_of(3)
+    first = engine.submit([1] * 130, params(0, most=100))
+    while not engine.target.tokens or len(engine.target.tokens) < 180:
+        engine.step()
+    second = engine.submit([2] * 130, params(1, most=20))
+    assert not engine.free
+    said = engine.step()
+    assert {id for id, _ in said} == {first}
+    engine.cancel(second)
+    said += [one for events in iter(engine.step, []) for one in events]
+    last = {id: event for id, event in said if isinstance(event, Finished)}
+    assert last[second].reason == "cancelled"
+    assert not last[second].token_ids
+    assert engine._scheduler.preemptions == 0
+
+    first = engine.submit([1] * 130, params(0, most=60))
+    second = engine.submit([2] * 190, params(1, most=20))
+    assert not engine.free
+    found = ends(engine)
+    assert found[second].token_ids == alone([2] * 190, params(1, most=20))
+    assert found[first].token_ids == alone([1] * 130, params(0, most=60))
+
+
 def test_one_that_is_parked_can_be_cancelled() -> None:
     engine = engine_of(2)
     first, second = (engine.submit([1 + i] * 130, params(i, most=160)) for i in range(2))
