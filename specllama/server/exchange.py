@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from specllama.errors import SpecllamaError
-from specllama.events import Event
+from specllama.events import Event, RoundDone
 from specllama.params import SEED_DRAWN
 from specllama.server.desk import Desk, Ticket
 from specllama.server.dialect import Dialect, Frame, Reply, Wanted
@@ -61,36 +61,45 @@ def seed_of(seed: int, index: int) -> int:
 
 
 class Exchange:
-    """The replies to one request, while they are written."""
+    """The replies to one request, while they are written.
+
+    Further replies to a prompt begin when the first has read it: they go on from there.
+    """
 
     def __init__(self, desk: Desk, wanted: Wanted) -> None:
+        self._desk = desk
+        self._wanted = wanted
         self.replies = [
             Reply(i, None if wanted.tools is None else ToolReader(wanted.tools))
             for i in range(len(wanted.prompts) * wanted.n)
         ]
         self._heard: deque[tuple[int, str, Any]] = deque()
         self._something = asyncio.Event()
-        self._tickets: list[Ticket] = []
+        self._tickets: dict[int, Ticket] = {}
+        self._later: dict[int, range] = {}  # replies that begin after the one with this index
         self._left = len(self.replies)
         try:
-            for i in range(self._left):
-                params = wanted.params
-                if i % wanted.n:
-                    assert params.seed is not None
-                    params = params.replace(seed=seed_of(params.seed, i % wanted.n))
-                self._tickets.append(
-                    desk.submit(
-                        wanted.prompts[i // wanted.n],
-                        params,
-                        wanted.client,
-                        self._hear(i),
-                        label=wanted.label,
-                        arm=wanted.arm,
-                    )
-                )
+            for first in range(0, self._left, wanted.n):
+                self._submit(first)
+                self._later[first] = range(first + 1, first + wanted.n)
         except BaseException:
             self.cancel()
             raise
+
+    def _submit(self, index: int) -> None:
+        wanted, (prompt, nth) = self._wanted, divmod(index, self._wanted.n)
+        params = wanted.params
+        if nth:
+            assert params.seed is not None
+            params = params.replace(seed=seed_of(params.seed, nth))
+        self._tickets[index] = self._desk.submit(
+            wanted.prompts[prompt],
+            params,
+            wanted.client,
+            self._hear(index),
+            label=wanted.label,
+            arm=wanted.arm,
+        )
 
     def _hear(self, index: int) -> Any:
         def hear(said: tuple[str, Any]) -> None:
@@ -100,12 +109,13 @@ class Exchange:
         return hear
 
     def cancel(self) -> None:
-        for ticket in self._tickets:
+        self._later.clear()
+        for ticket in self._tickets.values():
             ticket.cancel()
 
     def stop(self) -> None:
         """End the replies, and go on hearing: each has a last word."""
-        for ticket in self._tickets:
+        for ticket in self._tickets.values():
             if ticket.stop is not None:
                 ticket.stop()
             else:
@@ -126,6 +136,7 @@ class Exchange:
 
         Raises:
             SpecllamaError: what ended one of them; the others were cancelled.
+            Refusal: a further one is not taken; neither are the others then.
         """
         said: dict[int, list[Event]] = {}
         while self._heard:
@@ -138,6 +149,9 @@ class Exchange:
             else:
                 said.setdefault(index, []).extend(payload)
                 self.replies[index].queue_ms = self._tickets[index].queue_ms
+            if kind == "end" or any(isinstance(event, RoundDone) for event in payload):
+                for later in self._later.pop(index, ()):
+                    self._submit(later)
         return [(self.replies[index], events) for index, events in said.items()]
 
     @property

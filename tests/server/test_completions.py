@@ -101,3 +101,17 @@ def test_refusals(server: Serving, fields: dict[str, Any], status: int, param: s
     answer = server.post("/v1/completions", {"prompt": "x", **fields})
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+def test_further_replies_go_on_from_where_the_first_has_read(server: Serving) -> None:
+    prompt = "it rained on the harbour " * 12
+    body = {"prompt": prompt, "n": 3, "max_tokens": 12, "temperature": 1.0, "seed": 5}
+    three = server.post("/v1/completions", body).json()
+    read = three["usage"]["prompt_tokens"]
+    cached = three["timings"]["cache_n"]
+    assert read > 100
+    assert cached >= 2 * (read - 1)
+    again = server.post("/v1/completions", body).json()
+    assert [c["text"] for c in again["choices"]] == [c["text"] for c in three["choices"]]
+    one = server.post("/v1/completions", {**body, "n": 1}).json()
+    assert one["choices"][0]["text"] == three["choices"][0]["text"]
