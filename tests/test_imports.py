@@ -48,7 +48,10 @@ RESTRICTED = {
     "huggingface_hub": ("specllama.models.hub",),
     "textual": ("specllama.tui",),
     "starlette": ("specllama.server",),
-    "uvicorn": ("specllama.server.running",),
+    "uvicorn": (
+        "specllama.server.connections",
+        "specllama.server.running",
+    ),
     "click": ("specllama.cli",),
     "torch": ("specllama.models.recipe",),
     "tokenizers": ("specllama.models.recipe",),

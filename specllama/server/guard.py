@@ -7,6 +7,7 @@ let in unless it was named when the server was started.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from specllama.server.dialect import openai_error
 from specllama.server.exchange import Json
 from specllama.server.refusals import Refusal
 
+BODY_S = 60.0  # for the whole of a body
 OPEN = ("/health", "/v1/health")  # without a key
 _METHODS = "GET, POST, OPTIONS"
 
@@ -43,12 +45,14 @@ class Access:
         origins: of pages beside those of this machine that may read answers; "*" is every one.
         keys: one of them has to be sent; none: nobody is asked.
         body: most bytes of a request.
+        connections: most of one address.
     """
 
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     body: int = 8 << 20
+    connections: int = 256  # the queue, the lanes, and as many that only look
 
     def refused(self, method: str, path: str, headers: Headers) -> Refusal | None:
         """Why not, if not."""
@@ -172,15 +176,19 @@ async def read_body(request: Request, most: int) -> bytes:
     """The body of a request.
 
     Raises:
-        Refusal: it is too long.
+        Refusal: it is too long, or takes too long to come.
     """
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise too_large(most)
-        parts.append(part)
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise too_large(most)
+                parts.append(part)
+    except TimeoutError:
+        raise Refusal(408, f"the body did not come within {BODY_S:g} s", code="slow") from None
     return b"".join(parts)
 
 

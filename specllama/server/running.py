@@ -12,6 +12,7 @@ import uvicorn
 
 from specllama.errors import SpecllamaError, UsageError
 from specllama.server.app import make_app
+from specllama.server.connections import protocol
 from specllama.server.service import Service
 
 DRAIN_S = 30.0
@@ -73,7 +74,7 @@ async def _run(
 ) -> None:
     config = uvicorn.Config(
         make_app(service),
-        http="h11",
+        http=protocol(service.access.connections),
         loop="asyncio",
         lifespan="off",
         access_log=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from servers import Serving, serving, table
 
 from specllama.cli.top import Board, events_of
 from specllama.errors import EngineDied
+from specllama.server import connections, guard
 from specllama.server.guard import Access, is_loopback
 
 CHAT = "/v1/chat/completions"
@@ -201,6 +203,50 @@ def test_figures_for_prometheus(tmp_path: Path) -> None:
         while server.service.desk.ready:
             time.sleep(0.01)
         assert "kv_cells" not in server.http.get("/metrics").text, "an engine that is gone"
+
+
+def _line(server: Serving) -> socket.socket:
+    line = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    line.settimeout(10)
+    return line
+
+
+def test_whoever_dawdles_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_S", 0.3)
+    monkeypatch.setattr(guard, "BODY_S", 0.3)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    with serving(table(tmp_path)) as server:
+        with _line(server) as silent, _line(server) as slow:
+            slow.sendall(head)
+            for _ in range(6):  # a header now and then does not help
+                time.sleep(0.1)
+                with contextlib.suppress(OSError):
+                    slow.sendall(b"x-more: 1\r\n")
+            for line in (silent, slow):
+                with contextlib.suppress(ConnectionError):
+                    assert line.recv(100) == b""
+        with _line(server) as slow:
+            slow.sendall(head + b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
+            assert b" 408 " in slow.recv(1000)
+        with _line(server) as line:  # an answer may take as long as it likes
+            body = b'{"messages":[{"role":"user","content":"the rain"}],"max_tokens":60}'
+            line.sendall(head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+                         % len(body) + body)  # fmt: skip
+            assert b" 200 " in line.recv(1000)
+        assert server.post(CHAT, HELLO).status_code == 200
+
+
+def test_an_address_has_so_many_connections(tmp_path: Path) -> None:
+    with serving(table(tmp_path), access=Access(connections=3)) as server:
+        server.http.get("/health")  # one, which is kept
+        with _line(server), _line(server):
+            with _line(server) as more:
+                assert b" 429 " in more.recv(1000)
+            assert server.post(CHAT, HELLO).status_code == 200
+        time.sleep(0.1)
+        with _line(server) as again:
+            again.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b" 200 " in again.recv(1000)
 
 
 def test_an_experiment_splits_conversations(tmp_path: Path) -> None:
