@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from specllama.cancel import Cancel
 from specllama.events import Event, Finished
@@ -80,6 +80,10 @@ class MethodInfo:
     reason: str = ""
     short: str = ""
     letter: str = ""
+
+
+# how calls look as a chat template tells the model: "" where it does not, or in another way
+ToolSyntax = Literal["", "json", "xml"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +189,8 @@ class Stepped(EngineLike, Protocol):
         """Begin a request; its events come from ``step`` under this id."""
         ...
 
+    def tool_syntax(self) -> ToolSyntax: ...
+
     def step(self) -> list[tuple[int, Event | Exception]]:
         """Go on until a request has something to say; an exception ended its request. [] when none
         is left."""
@@ -200,6 +206,9 @@ class OneAtATime:
     @property
     def free(self) -> bool:
         return self._events is None
+
+    def tool_syntax(self) -> ToolSyntax:
+        return ""
 
     def submit(
         self,

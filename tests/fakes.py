@@ -149,7 +149,9 @@ class ScriptedEngine(OneAtATime):
     def close(self) -> None:
         self.closed = True
 
-    def count_tokens(self, prompt: str | Sequence[Message]) -> int:
+    def count_tokens(
+        self, prompt: str | Sequence[Message], params: GenerateParams | None = None
+    ) -> int:
         return count_tokens(prompt, pieces)
 
     def generate(

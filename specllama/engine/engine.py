@@ -21,7 +21,7 @@ from specllama.engine.scheduler import Scheduler
 from specllama.engine.seating import Seating
 from specllama.errors import EngineError, UsageError
 from specllama.events import Event
-from specllama.interface import EngineFigures, EngineInfo, Message, Prompt
+from specllama.interface import EngineFigures, EngineInfo, Message, Prompt, ToolSyntax
 from specllama.params import EngineOptions, GenerateParams
 from specllama.speculative.asking import grant
 from specllama.speculative.drafting.drafter import Drafter
@@ -141,8 +141,8 @@ class Engine:
         """See ``Prompting.encode``."""
         return self._loaded.prompting.encode(prompt)
 
-    def count_tokens(self, prompt: Prompt) -> int:
-        return len(self.encode(prompt)[0])
+    def count_tokens(self, prompt: Prompt, params: GenerateParams | None = None) -> int:
+        return len(self._loaded.prompting.prepare(prompt, params or GenerateParams()).ids)
 
     # -- what a server is asked --
 
@@ -163,6 +163,9 @@ class Engine:
     def render(self, messages: Sequence[Message], params: GenerateParams) -> str:
         """A conversation as the text of a prompt."""
         return self._loaded.prompting.render(messages, params)[0].text
+
+    def tool_syntax(self) -> ToolSyntax:
+        return self._loaded.prompting.tool_syntax()
 
     def template(self) -> tuple[str, str, str]:
         """The chat template ("" if there is none) and the texts of its begin and end tokens."""

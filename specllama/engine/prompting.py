@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,11 +11,17 @@ from specllama.chat import Rendered, render
 from specllama.engine.encoding import encode_segments
 from specllama.engine.thought_limit import ThoughtLimit
 from specllama.errors import UsageError
-from specllama.interface import Message, Prompt
+from specllama.interface import Message, Prompt, ToolSyntax
 from specllama.marks import Marks, derive
 from specllama.params import GenerateParams, template_arguments
 from specllama.switches import switch
 from specllama.thoughts import Reader, Spelling, reader
+
+_PROBE = "tool_that_nobody_has"
+_LOOKS: dict[ToolSyntax, re.Pattern[str]] = {
+    "xml": re.compile(r"<tool_call>\s*<function="),
+    "json": re.compile(r"<tool_call>(?:\s|\\n)*\{\s*\\?[\"']name"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +116,38 @@ class Prompting:
         )
         return rendered, why
 
+    def tool_syntax(self) -> ToolSyntax:
+        """How the template tells of calls, where it has a place for tools."""
+        if self.template is None:
+            return ""
+        function = {"name": _PROBE, "description": "", "parameters": {"type": "object"}}
+        variables = {"tools": [{"type": "function", "function": function}]}
+        told = render(
+            self.template, [Message("user", "")], bos=self.bos, eos=self.eos, variables=variables
+        )
+        if told.notice is not None or _PROBE not in told.text:
+            return ""
+        syntaxes = (s for s, looks in _LOOKS.items() if looks.search(told.text))
+        return next(syntaxes, "")
+
     def _variables(self, params: GenerateParams) -> tuple[dict[str, object], bool, str]:
         """Variables of the template; whether an empty thought has to stand in for its switch; and
         what the user asked in vain.
 
         A grammar leaves no room for thoughts.
+
+        Raises:
+            UsageError: a tool holds a control token.
         """
         think = params.think
         if think == "auto" and params.constrained:
             think = "off"
         given = template_arguments(params.template_args)
+        if "tools" in given:
+            tools = str(given["tools"])
+            named = next((s for s in self.vocab.specials if s.control and s.text in tools), None)
+            if named is not None:
+                raise UsageError(f"the tools hold {named.text}, which only the template may write")
         if self.template is None:
             return given, False, ""
         switched, why = switch(self.template, think)

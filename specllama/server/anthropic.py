@@ -23,10 +23,8 @@ from specllama.server.tools import (
     Call,
     Tool,
     ToolUse,
-    bound,
     call_text,
     result_text,
-    told,
     tool_use,
 )
 
@@ -138,8 +136,7 @@ def wanted(body: MessagesRequest, base: GenerateParams) -> Wanted:
     budget = body.thinking.budget_tokens if body.thinking is not None and think == "on" else None
     params = params_of(body, base, max_tokens=body.max_tokens, think=think, think_budget=budget)
     tools = tools_of(body)
-    messages = tuple(told(messages_of(body), tools))
-    return Wanted((messages,), bound(params, tools), stream=bool(body.stream), tools=tools)
+    return Wanted((tuple(messages_of(body)),), params, stream=bool(body.stream), tools=tools)
 
 
 def tools_of(body: MessagesRequest) -> ToolUse | None:
@@ -287,7 +284,9 @@ def routes(service: Service) -> list[Route]:
 
     async def count(request: Request) -> Response:
         body = await service.read(request, MessagesRequest)
-        n = await service.desk.ask("count_tokens", told(messages_of(body), tools_of(body)))
+        body.max_tokens = 1  # it may be left out here
+        asked = service.equipped(wanted(body, service.base))
+        n = await service.desk.ask("count_tokens", asked.prompts[0], asked.params)
         return Json({"input_tokens": n})
 
     return [

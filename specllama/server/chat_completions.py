@@ -14,7 +14,7 @@ from specllama.server.figures import finish_reason, metrics, timings, usage
 from specllama.server.likelihood import chances_of, in_chat
 from specllama.server.refusals import Refusal, wrong
 from specllama.server.sampling import Sampling, params_of, schema_text
-from specllama.server.tools import Call, bound, told
+from specllama.server.tools import Call
 from specllama.server.turns import NamedTool, ToolSpec, Turn, messages_of, tools_of
 
 MOST_REPLIES = 16
@@ -96,10 +96,8 @@ def wanted(body: ChatRequest, base: GenerateParams) -> Wanted:
         template_args=arguments(body.chat_template_kwargs),
         chances=_chances(body),
     )
-    messages = told(messages_of(body.messages), tools)
-    return Wanted(
-        (tuple(messages),), bound(params, tools), n=n, stream=bool(body.stream), tools=tools
-    )
+    messages = tuple(messages_of(body.messages))
+    return Wanted((messages,), params, n=n, stream=bool(body.stream), tools=tools)
 
 
 def _chances(body: ChatRequest) -> int | None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from specllama.errors import EngineDied, EngineError, SpecllamaError
 from specllama.events import Event
-from specllama.interface import EngineInfo, Prompt
+from specllama.interface import EngineInfo, Prompt, ToolSyntax
 from specllama.params import GenerateParams
 from specllama.server.refusals import Refusal, loading
 
@@ -114,6 +114,7 @@ class Desk:
         # what ran when the engine died: when, and until when it is refused
         self._suspects: dict[int, tuple[float, float]] = {}
         self.loaded = False
+        self.tool_syntax: ToolSyntax = ""
 
     @property
     def ready(self) -> bool:
@@ -129,6 +130,7 @@ class Desk:
         info = await asyncio.to_thread(self.host.start)
         self.lanes = min(self.lanes, info.lanes)
         self.loaded = True
+        self.tool_syntax = await self.ask("tool_syntax")
         return info
 
     def submit(

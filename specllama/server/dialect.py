@@ -48,6 +48,7 @@ class Reply:
 
     Attributes:
         calls: of tools, once the reply is over; ``text`` is without them.
+        reasoning_n: tokens of the thought.
     """
 
     index: int
@@ -59,17 +60,23 @@ class Reply:
     rounds: list[RoundDone] = field(default_factory=list)
     queue_ms: float = 0.0
     calls: list[Call] = field(default_factory=list)
+    reasoning_n: int = 0
+    _said: int = 0  # characters of the answer
+    _answering: bool = False
 
     def take(self, events: Iterable[Event]) -> Piece:
         """Add what came; what of it is to be said."""
         piece = Piece(self)
         for event in events:
             if isinstance(event, TextDelta):
+                self._said += len(event.text)
                 piece.text += self.reader.feed(event.text) if self.reader else event.text
             elif isinstance(event, ReasoningDelta):
                 piece.reasoning += event.text
             elif isinstance(event, RoundDone):
                 piece.rounds.append(event)
+                if self.reasoning or piece.reasoning:
+                    self._think(event)
             elif isinstance(event, Started):
                 self.started = event
             elif isinstance(event, Finished):
@@ -81,6 +88,16 @@ class Reply:
         self.reasoning += piece.reasoning
         self.rounds += piece.rounds
         return piece
+
+    def _think(self, done: RoundDone) -> None:
+        """Count the tokens of a round that belong to the thought: all but those of an answer."""
+        tokens = list(done.emitted_text)
+        if self._answering:
+            return
+        self._answering = self._said > 0
+        while tokens and self._said > 0:
+            self._said -= len(tokens.pop())
+        self.reasoning_n += len(tokens)
 
 
 @dataclass(slots=True)

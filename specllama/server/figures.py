@@ -91,6 +91,7 @@ def usage(replies: Sequence[Reply], *, n: int = 1) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": written,
         "total_tokens": prompt + written,
+        "completion_tokens_details": {"reasoning_tokens": sum(r.reasoning_n for r in replies)},
         "prompt_tokens_details": {"cached_tokens": sum(end.cached_n for end in ends[::n])},
     }
 

@@ -20,7 +20,7 @@ from specllama.server.likelihood import chances_of, in_chat
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling import SAMPLERS, Sampling, params_of
 from specllama.server.service import Service, guarded
-from specllama.server.turns import Turn, messages_of
+from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
 
 _STOP_TYPES = {"stop_token": "eos", "stop_string": "word", "length": "limit", "context": "limit"}
 
@@ -48,6 +48,7 @@ class DetokenizeRequest(msgspec.Struct):
 
 class TemplateRequest(msgspec.Struct):
     messages: list[Turn]
+    tools: list[ToolSpec] | None = None
 
 
 def wanted(body: CompletionRequest, base: GenerateParams) -> Wanted:
@@ -218,7 +219,9 @@ def routes(service: Service) -> list[Route]:
 
     async def template(request: Request) -> Response:
         body = await service.read(request, TemplateRequest)
-        prompt = await desk.ask("render", messages_of(body.messages), service.base)
+        messages, tools = tuple(messages_of(body.messages)), tools_of(body.tools, None)
+        asked = service.equipped(Wanted((messages,), service.base, tools=tools))
+        prompt = await desk.ask("render", asked.prompts[0], asked.params)
         return Json({"prompt": prompt})
 
     return [

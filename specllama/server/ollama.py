@@ -21,7 +21,7 @@ from specllama.server.figures import finish_reason, metrics, timings
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling import Sampling, Speculation, params_of, schema_text
 from specllama.server.service import Handler, Service, guarded
-from specllama.server.tools import ToolUse, told
+from specllama.server.tools import ToolUse
 from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
 
 VERSION = "0.12.0"  # what clients take for new enough
@@ -221,7 +221,7 @@ def routes(service: Service) -> list[Route]:
         for turn in body.messages:
             turn.reasoning_content = turn.reasoning_content or turn.thinking
         tools = tools_of(body.tools, None)
-        messages = tuple(told(messages_of(body.messages), tools))
+        messages = tuple(messages_of(body.messages))
         asked = wanted(body, messages, service.base, tools)
         return await service.answer(request, asked, OllamaDialect(service.model, chat=True))
 

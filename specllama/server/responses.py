@@ -19,10 +19,8 @@ from specllama.server.tools import (
     Call,
     Tool,
     ToolUse,
-    bound,
     call_text,
     result_text,
-    told,
     tool_use,
 )
 
@@ -144,8 +142,7 @@ def wanted(body: ResponsesRequest, base: GenerateParams) -> Wanted:
         json_schema=schema,
         think=think_of(body.reasoning.effort if body.reasoning is not None else None),
     )
-    messages = tuple(told(messages_of(body), tools))
-    return Wanted((messages,), bound(params, tools), stream=bool(body.stream), tools=tools)
+    return Wanted((tuple(messages_of(body)),), params, stream=bool(body.stream), tools=tools)
 
 
 def tools_of(body: ResponsesRequest) -> ToolUse | None:
@@ -285,7 +282,7 @@ class ResponsesDialect:
                 "input_tokens": finished.prompt_n,
                 "input_tokens_details": {"cached_tokens": finished.cached_n},
                 "output_tokens": written,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": replies[0].reasoning_n},
                 "total_tokens": finished.prompt_n + written,
             },
             timings=timings(replies),

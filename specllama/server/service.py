@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specllama.errors import SpecllamaError
-from specllama.interface import EngineInfo
+from specllama.interface import EngineInfo, Message
 from specllama.params import GenerateParams
 from specllama.server.desk import Desk
 from specllama.server.dialect import Dialect, Wanted, now, openai_error
@@ -21,6 +21,7 @@ from specllama.server.exchange import Json, answer
 from specllama.server.guard import Access, read_body
 from specllama.server.prometheus import Metrics
 from specllama.server.refusals import Refusal, loading, malformed, refusal
+from specllama.server.tools import equipped
 
 logger = logging.getLogger("specllama.server")
 
@@ -87,7 +88,16 @@ class Service:
         arm, params = self._assigned(wanted)
         client = self.access.key_of(request)
         wanted = replace(wanted, params=params, client=client, label=label, arm=arm)
+        wanted = self.equipped(wanted)
         return await answer(request, self.desk, wanted, dialect)
+
+    def equipped(self, wanted: Wanted) -> Wanted:
+        """With what the model has to know of the tools that it may call."""
+        if wanted.tools is None:
+            return wanted
+        messages = [turn for turn in wanted.prompts[0] if isinstance(turn, Message)]
+        messages, params = equipped(messages, wanted.params, wanted.tools, self.desk.tool_syntax)
+        return replace(wanted, prompts=(tuple(messages),), params=params)
 
     def _assigned(self, wanted: Wanted) -> tuple[str, GenerateParams]:
         """The arm of the experiment, by a hash of the conversation's beginning."""

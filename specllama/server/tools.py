@@ -1,17 +1,20 @@
 """Tools: how a model is told of them, is made to call one, and what calls look like in its text.
 
-The tools stand in the system prompt as JSON, calls and results in the conversation as text, in the
-way of Hermes and Qwen, so that any model that follows instructions can use them. Where a call is
-demanded, a grammar leaves nothing else. Where it is up to the model, its text is read for the
-syntaxes of three families:
+A template that has a place for tools is given them, if it has calls written in a way that we know
+(see ``ToolSyntax``). For others they stand in the system prompt as JSON, so that any model
+that follows instructions can use them. Calls and results of earlier turns stand in the conversation
+as text, in the way of Hermes and Qwen. Where a call is demanded, a grammar leaves nothing else.
+Where it is up to the model, its text is read for the syntaxes of four families:
 
 - ``<tool_call>{"name": …, "arguments": …}</tool_call>``: Hermes, Qwen;
+- ``<tool_call><function=NAME><parameter=NAME>VALUE</parameter></function></tool_call>``: Qwen 3.5;
 - ``[TOOL_CALLS][{"name": …, "arguments": …}]``: Mistral;
 - ``<|python_tag|>{…}``, or nothing but ``{"name": …, "parameters": …}``: Llama 3.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 from collections.abc import Sequence
@@ -20,13 +23,16 @@ from typing import Any
 
 import msgspec
 
-from specllama.interface import Message
+from specllama.interface import Message, ToolSyntax
 from specllama.params import GenerateParams
 from specllama.server.refusals import wrong
 from specllama.server.sampling import schema_text
 
 OPENINGS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
 _CLOSING = "</tool_call>"
+_WRITTEN = re.compile(rf"{OPENINGS[0]}\n(.*?)\n{_CLOSING}", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
@@ -80,10 +86,43 @@ def tool_use(tools: Sequence[Tool], choice: str | None) -> ToolUse | None:
     return ToolUse(tuple(tools), choice)
 
 
-def told(messages: Sequence[Message], use: ToolUse | None) -> list[Message]:
-    """The conversation with what the model has to know of its tools."""
-    if use is None:
-        return list(messages)
+def given(use: ToolUse) -> str:
+    """The tools as a variable of the chat template (see ``GenerateParams.template_args``)."""
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.schema,
+            },
+        }
+        for tool in use.tools
+    ]
+    return f"tools={msgspec.json.encode(tools).decode()}"
+
+
+def respelled(message: Message) -> Message:
+    """With its calls in the way of Qwen 3.5."""
+
+    def respell(found: re.Match[str]) -> str:
+        try:
+            call = msgspec.json.decode(found[1])
+            lines = [f"<function={call['name']}>"]
+            for name, value in call["arguments"].items():
+                text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+                lines.append(f"<parameter={name}>\n{text}\n</parameter>")
+        except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+            return found[0]
+        return "\n".join([OPENINGS[0], *lines, "</function>", _CLOSING])
+
+    if message.role != "assistant":
+        return message
+    return replace(message, content=_WRITTEN.sub(respell, message.content))
+
+
+def told(messages: Sequence[Message], use: ToolUse) -> list[Message]:
+    """The conversation with what the model has to know of its tools in front."""
     lines = [
         msgspec.json.encode(
             {"name": tool.name, "description": tool.description, "parameters": tool.schema}
@@ -122,13 +161,13 @@ def result_text(content: str) -> str:
     return f"<tool_response>\n{content}\n</tool_response>"
 
 
-def bound(params: GenerateParams, use: ToolUse | None) -> GenerateParams:
+def bound(params: GenerateParams, use: ToolUse) -> GenerateParams:
     """The parameters of a request that has to call.
 
     Raises:
         UsageError: the schema of a tool cannot be enforced.
     """
-    if use is None or not use.forced:
+    if not use.forced:
         return params
     forms = [
         {
@@ -142,6 +181,24 @@ def bound(params: GenerateParams, use: ToolUse | None) -> GenerateParams:
     # one form alone needs no choice, and every grammar begins with an object
     schema = {"type": "object", **forms[0]} if len(forms) == 1 else {"anyOf": forms}
     return params.replace(json_schema=schema_text(schema), grammar=None)
+
+
+def equipped(
+    messages: Sequence[Message], params: GenerateParams, use: ToolUse, syntax: ToolSyntax
+) -> tuple[list[Message], GenerateParams]:
+    """A conversation and its parameters for a model that may call, or has to.
+
+    Args:
+        syntax: of calls in the model's template, which is given the tools then.
+
+    Raises:
+        UsageError: the schema of a tool cannot be enforced.
+    """
+    params = bound(params, use)
+    if not syntax:
+        return told(messages, use), params
+    params = params.replace(template_args=(*params.template_args, given(use)))
+    return [respelled(m) if syntax == "xml" else m for m in messages], params
 
 
 class ToolReader:
@@ -196,6 +253,9 @@ class ToolReader:
             body = part.partition(_CLOSING)[0].strip()
             if not body:
                 continue
+            if (function := _FUNCTION.match(body)) is not None:
+                out += filter(None, [self._function(function[1], function[2])])
+                continue
             try:
                 said = decoder.decode(body)
             except (msgspec.DecodeError, RecursionError):
@@ -203,6 +263,21 @@ class ToolReader:
             out += [call for one in (said if isinstance(said, list) else [said])
                     if (call := self._call(one)) is not None]  # fmt: skip
         return out
+
+    def _function(self, name: str, body: str) -> Call | None:
+        """A call whose values are JSON only where the schema does not ask for a text."""
+        tool = next((tool for tool in self._use.tools if tool.name == name.strip()), None)
+        if tool is None:
+            return None
+        kinds = tool.schema.get("properties", {})
+        arguments: dict[str, Any] = {}
+        for key, text in _PARAMETER.findall(body):
+            kind = kinds.get(key)
+            arguments[key] = text
+            if not (isinstance(kind, dict) and kind.get("type") == "string"):
+                with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                    arguments[key] = msgspec.json.decode(text)
+        return Call(tool.name, msgspec.json.encode(arguments).decode())
 
     def _call(self, said: Any) -> Call | None:
         if not isinstance(said, dict) or said.get("name") not in self._names:

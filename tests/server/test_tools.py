@@ -12,14 +12,26 @@ from fakes import Reply, ScriptedRecipe
 from servers import Serving, serving
 
 from specllama.interface import Message
-from specllama.params import GenerateParams
+from specllama.params import GenerateParams, template_arguments
 from specllama.server.refusals import Refusal
-from specllama.server.tools import Tool, ToolReader, ToolUse, bound, told, tool_use
+from specllama.server.tools import (
+    Tool,
+    ToolReader,
+    ToolUse,
+    bound,
+    equipped,
+    respelled,
+    told,
+    tool_use,
+)
 
 WEATHER = Tool("weather", "Of a town.", {"type": "object", "properties": {"town": {}}})
+FUNCTION = {"name": "weather", "description": "Of a town.", "parameters": WEATHER.schema}
 USE = ToolUse((WEATHER, Tool("clock")))
 CALL = '{"name": "weather", "arguments": {"town": "Ulm"}}'
 HERMES = f"<tool_call>\n{CALL}\n</tool_call>"
+PARAMETER = "<parameter=town>\nUlm\n</parameter>"
+FUNCTION_CALL = f"<tool_call>\n<function=weather>\n{PARAMETER}\n</function>\n</tool_call>"
 
 CALLS = {
     HERMES: ("", 1),
@@ -27,6 +39,7 @@ CALLS = {
     f"[TOOL_CALLS][{CALL}, {CALL}]": ("", 2),
     f"<|python_tag|>{CALL}": ("", 1),
     '{"name": "weather", "parameters": {"town": "Ulm"}}': ("", 1),
+    f"Well.\n{FUNCTION_CALL}\n{FUNCTION_CALL}": ("Well.", 2),
     '{"name": "weather", "arguments": "{\\"town\\": \\"Ulm\\"}"}': ("", 1),
 }
 NO_CALLS = (
@@ -37,6 +50,7 @@ NO_CALLS = (
     '{"name": "weather", "arguments": "{"}',
     "{1, 2} is a set",
     "<tool_call>not JSON</tool_call>",
+    "<tool_call>\n<function=nothing>\n</function>\n</tool_call>",
     "Text, then " + CALL,
 )
 
@@ -72,7 +86,31 @@ def test_what_the_model_is_told() -> None:
     assert user.content == "Hi"
     [both, _] = told([Message("system", "Be short."), user], USE)
     assert both.content.startswith("Be short.\n\n")
-    assert told([user], None) == [user]
+
+
+def test_a_template_that_knows_of_tools_is_given_them() -> None:
+    base = GenerateParams(template_args=("a=1",))
+    turns = [Message("user", "Hi"), Message("assistant", f"Well.\n{HERMES}"), Message("user", "?")]
+    assert equipped(turns, base, USE, "")[1] == base
+    same, params = equipped(turns, base, USE, "json")
+    assert same == turns
+    [weather, clock] = template_arguments(params.template_args)["tools"]
+    assert weather == {"type": "function", "function": FUNCTION}
+    assert clock["function"]["name"] == "clock"
+    other, _ = equipped(turns, base, USE, "xml")
+    assert other == [turns[0], Message("assistant", f"Well.\n{FUNCTION_CALL}"), turns[2]]
+    for text in ("<tool_call>\n[1]\n</tool_call>", "<tool_call>\n{\n</tool_call>"):
+        assert respelled(Message("assistant", text)).content == text
+
+
+def test_values_are_what_the_schema_says() -> None:
+    tool = Tool("f", "", {"properties": {"zip": {"type": "string"}, "n": {"type": "integer"}}})
+    reader = ToolReader(ToolUse((tool,)))
+    parts = {"zip": "08845", "n": "3", "more": "{1"}
+    body = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in parts.items())
+    reader.feed(f"<tool_call>\n<function=f>\n{body}</function>\n</tool_call>")
+    [call] = reader.finish()[1]
+    assert json.loads(call.arguments) == {"zip": "08845", "n": 3, "more": "{1"}
 
 
 def test_choices() -> None:
@@ -100,7 +138,6 @@ def server() -> Iterator[Serving]:
         yield running
 
 
-FUNCTION = {"name": "weather", "description": "Of a town.", "parameters": WEATHER.schema}
 TURNS = [
     {"role": "user", "content": "And in Ulm?"},
     {

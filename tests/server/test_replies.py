@@ -1,0 +1,35 @@
+"""What is known of a reply from its events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specllama.events import ReasoningDelta, RoundDone, TextDelta
+from specllama.server.dialect import Reply
+from specllama.server.figures import usage
+
+ROUND = RoundDone(
+    index=0, t_s=0.0, n_past=1, source="", draft_max=0, window_reason="", drafted=(), parents=(),
+    drafted_text=(), confidence=(), p=(), q=(), accepted=0, accepted_path=(), target_token=1,
+    target_text="", target_kind="plain", emitted=(1,), emitted_text=("",), cut=0, draft_ms=0.0,
+    verify_ms=0.0, other_ms=0.0,
+)  # fmt: skip
+
+
+def wrote(*pieces: str) -> RoundDone:
+    return replace(ROUND, emitted=tuple(range(len(pieces))), emitted_text=pieces)
+
+
+def test_tokens_of_a_thought_are_counted() -> None:
+    reply = Reply(0)
+    reply.take([wrote("<think>")])
+    assert reply.reasoning_n == 0, "nobody knows yet"
+    reply.take([ReasoningDelta("Rain"), wrote("Ra", "in")])
+    reply.take([ReasoningDelta("."), TextDelta("It rains"), wrote(".", "</think>", "It", " rains")])
+    assert reply.reasoning_n == 4
+    reply.take([TextDelta(" here"), wrote(" here")])
+    assert reply.reasoning_n == 4
+    assert usage([reply])["completion_tokens_details"] == {"reasoning_tokens": 4}
+    plain = Reply(0)
+    plain.take([TextDelta("It"), wrote("It"), TextDelta(" rains"), wrote(" rains")])
+    assert plain.reasoning_n == 0
