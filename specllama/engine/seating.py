@@ -7,15 +7,17 @@ else takes the lane, or its cells.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specllama.backend.base import Blob, Lane, Pool
 from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PoolFull
 from specllama.history import common_prefix
+from specllama.models.memory import available_memory
 from specllama.speculative.asking import Cut, grant
 
+_SPARE = 256 << 20  # bytes of memory that parked texts leave to others
 _WORTH = 64  # fewer tokens are as soon read as found
 
 
@@ -30,13 +32,22 @@ class Seating:
 
     Args:
         slots: all of them.
-        most_bytes: of parked texts, the oldest of which are forgotten.
+        most_bytes: of parked texts, the oldest of which are forgotten; so they are where the
+            machine runs out of memory.
+        free: bytes of it that are left; 0 if nobody knows.
     """
 
-    def __init__(self, pool: Pool, slots: Sequence[Slot], most_bytes: int) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        slots: Sequence[Slot],
+        most_bytes: int,
+        free: Callable[[], int] = available_memory,
+    ) -> None:
         self._pool = pool
         self._slots = slots
         self._most_bytes = most_bytes
+        self._free_memory = free
         self._lot: list[_Parked] = []  # the oldest first
 
     @property
@@ -109,7 +120,7 @@ class Seating:
             if common_prefix(other.blob.tokens, tokens) < len(other.blob.tokens)
         ]
         self._lot.append(parked)
-        while self._lot and self.n_bytes > self._most_bytes:
+        while self._lot and (self.n_bytes > self._most_bytes or 0 < self._free_memory() < _SPARE):
             del self._lot[0]
 
     def _fill(self, slot: Slot, ids: Sequence[int]) -> bool:

@@ -151,6 +151,18 @@ def test_without_memory_idle_texts_are_forgotten() -> None:
     assert engine._seating.n_bytes == 0
 
 
+def test_where_memory_runs_out_parked_texts_are_forgotten() -> None:
+    engine = engine_of(2)
+    free = [8 << 30]
+    engine._seating._free_memory = lambda: free[0]
+    for i in range(4):
+        list(engine.generate([1 + i] * 130, params(1)))
+    assert engine._seating.n_bytes > 0
+    free[0] = 1 << 20
+    list(engine.generate([6] * 130, params(1)))
+    assert engine._seating.n_bytes == 0
+
+
 def test_a_prompt_goes_on_from_that_of_a_busy_lane() -> None:
     engine = engine_of(3)
     head = [random.Random(2).randrange(1, V) for _ in range(100)]
