@@ -19,6 +19,7 @@ from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile
 from specllama.errors import EngineError
 from specllama.events import Finished, RoundDone
+from specllama.interface import EngineLike
 from specllama.params import GenerateParams
 from specllama.prompts import Prompt
 from specllama.store.rounds import RoundLog, logged
@@ -95,7 +96,7 @@ class EngineArm:
     """specllama itself under some parameters.
 
     Every run reads its prompt afresh, in the target and in the draft model, so that the time to
-    the first token counts.
+    the first token counts. What a server holds is not ours to forget: there it does not.
 
     Args:
         name: label in reports.
@@ -112,7 +113,7 @@ class EngineArm:
     def __init__(
         self,
         name: str,
-        engine: Engine,
+        engine: EngineLike,
         params: GenerateParams,
         *,
         watch: Callable[[RoundDone], None] | None = None,
@@ -138,11 +139,13 @@ class EngineArm:
             return
         if self._profile is None or repetition != self._repetition:
             self._profile, self._repetition = self._begin(), repetition
+        assert isinstance(self._engine, Engine), "a server learns for all its clients"
         self._engine.windows.use(self._profile)
 
     def run(self, task: Task, repetition: int) -> Run:
         engine = self._engine
-        engine.reset()
+        if isinstance(engine, Engine):
+            engine.reset()
         self._know(repetition)
         params = self._params.replace(
             sampling=dataclasses.replace(self._params.sampling, temperature=task.temperature),

@@ -20,6 +20,7 @@ from specllama.cli.options import (
     resolve,
     say_settings,
     seed_option,
+    server_option,
     settings_options,
     temperatures_option,
 )
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
     from specllama.prompts import Prompt
+    from specllama.remote.engine import RemoteEngine
 
 EPILOG = """\b
 Examples:
@@ -50,6 +52,7 @@ Examples:
     --against "llama-speculative-simple ./llama-speculative-simple"
   specllama bench run --proposer draft --proposer tree     methods side by side
   specllama bench run --out report                      report.json, .md and .html
+  specllama bench run --server http://127.0.0.1:8484    over a running specllama serve
 """
 
 
@@ -98,6 +101,7 @@ def command() -> None:
     '"llama-server PATH [ARG…]", "llama-cli PATH", "llama-speculative-simple PATH [ARG…]".',
 )
 @settings_options(only=(*LOADING, "verify", "window", "draft-max"))
+@server_option
 @click.option(
     "--useless-draft",
     is_flag=True,
@@ -128,6 +132,7 @@ def run(
     spent: bool,
     out: Path | None,
     as_json: bool,
+    server: str | None,
     **flags: Any,
 ) -> None:
     """Time plain decoding, speculation and peers.
@@ -145,6 +150,9 @@ def run(
     With --window auto each method has two arms. "cold" begins every repetition knowing nothing of
     the pair; "warm" begins with what was learnt before, best with `specllama tune`, which learns on
     the other half of the shipped prompts. What a bench learns is not kept.
+
+    With --server the arms run there, in one process with its other clients: each method has one
+    arm, and the server goes on learning.
     """
     from specllama.bench.arms import EngineArm, Task, make_useless
     from specllama.bench.checked import of_comparison
@@ -168,18 +176,25 @@ def run(
         parse_peer(peer)
     if out is not None and (why := why_not_writable(out.parent)):
         raise UsageError(f"cannot write to {out.parent}: {why}", "name another place with --out")
+    if server is not None and (useless_draft or any(peer != "plain" for peer in peers)):
+        raise UsageError("--useless-draft and peers need a model that is loaded here, no --server")
     say_settings(settings)
     with contextlib.ExitStack() as stack:
-        engine = stack.enter_context(loading.open_engine(settings, quiet=as_json))
+        engine: Engine | RemoteEngine
+        if server is not None:
+            engine = stack.enter_context(loading.open_server(server))
+            states: dict[str, Callable[[], Profile] | None] = {"": None}
+        else:
+            engine = here = stack.enter_context(loading.open_engine(settings, quiet=as_json))
+            states = _states(here) if base.window == "auto" else {"": None}
+            tuned = _tuned(here)
+            if useless_draft:
+                make_useless(here)
         base = base.on_card(engine.info.target.card)
-        if useless_draft:
-            make_useless(engine)
         # replies are logged as a user's are: the log costs time
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
         arms: list[Arm] = [EngineArm("plain", engine, base.replace(speculate=False), logs=logs)]
         tried: dict[str, list[Arm]] = {"speed": [], "length": [], "methods": []}
-        tuned = _tuned(engine)
-        states = _states(engine) if base.window == "auto" else {"": None}
         for proposer in proposers:
             own = base.replace(proposer=proposer)
             several = len(proposers) > 1
@@ -197,7 +212,7 @@ def run(
                 tried["length"].append(arms[-1])
         for peer in peers:
             if peer != "plain":
-                arms += make_peers(peer, engine, base.sampling, lengths)
+                arms += make_peers(peer, here, base.sampling, lengths)
         for arm in arms:
             stack.callback(arm.close)
         _tell_apart(arms)
@@ -213,7 +228,7 @@ def run(
         result.provenance = {**provenance(engine.info), "prompts": [p.id for p in chosen]}
         if "warm" in states:
             result.provenance["tuned"] = tuned
-        if not useless_draft:
+        if server is None and not useless_draft:
             checks.add(engine.info, "bench", of_comparison(result, tried))
     _show(result, out, as_json, spent)
 

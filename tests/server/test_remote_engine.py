@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from servers import Serving
 
 from specllama.cancel import Cancel
+from specllama.cli import invoke
 from specllama.errors import EngineError, PromptTooLong, UsageError
 from specllama.events import Event, Finished, RoundDone, Timings
 from specllama.interface import Message
@@ -74,3 +76,14 @@ def test_it_is_an_engine_for_every_front_end(server: Serving) -> None:
 
     with RemoteEngine(server.url) as engine:
         takes(engine)
+
+
+def test_a_bench_runs_over_a_server(server: Serving, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["bench", "run", "--server", server.url, "-n", "2", "-r", "1", "--max-tokens", "12",
+             "--temperature", "0", "--proposer", "draft", "--json"]  # fmt: skip
+    assert invoke(asked) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {run["arm"] for run in report["runs"]} == {"plain", "specllama"}
+    [arm] = [s for s in report["summaries"] if s["arm"] == "specllama" and s["group"] == "all"]
+    assert arm["equal"] == arm["compared"] == 2
+    assert invoke([*asked, "--useless-draft"]) == 2
