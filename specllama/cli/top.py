@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import click
@@ -16,6 +17,8 @@ from specllama.errors import SpecllamaError, UsageError
 from specllama.text import sanitize_line
 
 URL = "http://127.0.0.1:8484"
+_LATELY_S = 5.0
+_DRAW_S = 0.1
 
 
 @dataclass(slots=True)
@@ -24,13 +27,23 @@ class Lane:
 
     proposer: str = ""
     slice: str = ""
-    rounds: int = 0
     tokens: int = 0
+    seconds: float = 0.0  # since its request came
     drafted: int = 0
     accepted: int = 0
     rows: int = 0  # of the last round
     why: str = ""
     over: bool = False
+
+    def line(self, id: int) -> str:
+        rate = f"{self.accepted / self.drafted:.0%}" if self.drafted else "-"
+        speed = f"{self.tokens / self.seconds:.1f}" if self.seconds else "-"
+        state = "done" if self.over else "live"
+        name = f"{self.proposer} {self.slice}".strip()
+        return (
+            f"{id:>5}  {state}  {name:<14} {self.tokens:>7} {speed:>7} {rate:>9} {self.rows:>5}  "
+            f"{self.why}"
+        )
 
 
 @dataclass(slots=True)
@@ -42,6 +55,9 @@ class Board:
     running: int = 0
     waiting: int = 0
     seen: dict[int, Lane] = field(default_factory=dict)
+    _figures: dict[str, Any] = field(default_factory=dict)
+    _passes: str = ""
+    _written: deque[tuple[float, int]] = field(default_factory=deque)  # when, and how many tokens
 
     def take(self, event: dict[str, Any]) -> None:
         """One event of ``/specllama/events``."""
@@ -50,43 +66,86 @@ class Board:
             self.model, self.lanes = str(event.get("model")), int(event.get("lanes", 0))
             return
         self.running, self.waiting = int(event.get("running", 0)), int(event.get("waiting", 0))
+        if kind == "figures":
+            self._figure(event)
+            return
         lane = self.seen.setdefault(int(event.get("lane", 0)), Lane())
         lane.slice = str(event.get("slice", ""))
         if kind == "started":
             lane.proposer = str(event.get("proposer"))
         elif kind == "round_done":
             drafted = int(event.get("drafted_n", len(event.get("drafted", ()))))
-            lane.rounds += 1
-            lane.tokens += int(event.get("emitted_n", len(event.get("emitted", ()))))
+            emitted = int(event.get("emitted_n", len(event.get("emitted", ()))))
+            lane.tokens += emitted
+            lane.seconds = float(event.get("t_s", 0.0))
             lane.drafted += drafted
             lane.accepted += int(event.get("accepted", 0))
             lane.rows, lane.why = drafted + 1, str(event.get("window_reason", ""))
+            self._written.append((monotonic(), emitted))
         elif kind == "over":
             lane.over = True
         while len(self.seen) > max(self.lanes, 8):
             gone = next((id for id, one in self.seen.items() if one.over), next(iter(self.seen)))
             del self.seen[gone]
 
-    def lines(self, width: int) -> list[str]:
-        head = f"{self.model}: {self.running} of {self.lanes} lanes, {self.waiting} waiting"
-        rows = [head, "lane  method     tokens  drafted  accepted  rows  why"]
-        for id, lane in self.seen.items():
-            rate = f"{lane.accepted / lane.drafted:.0%}" if lane.drafted else "–"
-            mark = " " if not lane.over else "·"
+    def _figure(self, told: dict[str, Any]) -> None:
+        before, self._figures = self._figures, told
+        if not before or "passes" not in told or "passes" not in before:
+            return
+        passes, rows, seconds = (
+            told[name] - before[name] for name in ("passes", "pass_rows", "pass_seconds")
+        )
+        self._passes = (
+            f"{rows / passes:.1f} rows and {seconds / passes * 1e3:.0f} ms a pass" if passes > 0
+            else ""
+        )  # fmt: skip
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second of late, of all together."""
+        now = monotonic()
+        while self._written and self._written[0][0] < now - _LATELY_S:
+            self._written.popleft()
+        return sum(n for _, n in self._written) / _LATELY_S
+
+    def lines(self, width: int, height: int = 100) -> list[str]:
+        head = [f"{self.model}: {self.running} of {self.lanes} lanes", f"{self.waiting} waiting",
+                f"{self.speed:.0f} tok/s", *filter(None, [self._passes])]  # fmt: skip
+        rows = [", ".join(head)]
+        if "live" in (told := self._figures):
+            cells = told["live"] + told["dead"] + told["free"]
             rows.append(
-                f"{id:>4}{mark} {lane.proposer:<9} {lane.tokens:>7} {lane.drafted:>8} {rate:>9} "
-                f"{lane.rows:>5}  {lane.why}"
+                f"context: {told['live']} of {cells} cells held, {told['dead']} to be cleared; "
+                f"{told['parked_bytes'] / 1e6:.0f} MB of idle texts in memory, "
+                f"{told['preemptions']} replies had to wait for cells"
             )
-        return [sanitize_line(row)[:width] for row in rows]
+        rows += ["", "   id  state method          tokens   tok/s  accepted  rows  why so many"]
+        rows += [lane.line(id) for id, lane in self.seen.items()]
+        if not self.seen:
+            rows.append("nobody has asked since this began")
+        return [sanitize_line(row)[:width] for row in rows][:height]
 
 
-@click.command("top")
+EPILOG = """\b
+Examples:
+  specllama top                            the server at http://127.0.0.1:8484
+  specllama top http://box:8484 --json     its rounds as they come
+  SPECLLAMA_API_KEY=... specllama top https://box.example
+"""
+
+
+@click.command("top", epilog=EPILOG)
 @click.argument("url", default=URL)
 @click.option("--json", "as_json", is_flag=True, help="The events as they come, a line each.")
 def command(url: str, as_json: bool) -> int:
-    """Watch the lanes of a server that runs at URL."""
+    """Watch the lanes of a server that runs at URL.
+
+    A lane writes one reply. "rows" are what it had in its last pass: the next token and the guesses
+    that were checked with it; "why so many" is how that was decided. Ctrl-C ends it.
+    """
     board, shown = Board(), 0
-    live = sys.stdout.isatty()
+    live = output.is_terminal()
+    drawn = 0.0
     for event in _events(url):
         if as_json:
             output.json_line(event)
@@ -96,10 +155,13 @@ def command(url: str, as_json: bool) -> int:
             if event.get("type") == "finish":
                 output.line(board.lines(200)[0])
             continue
-        lines = board.lines(os.get_terminal_size().columns - 1)
-        sys.stdout.write(f"\x1b[{shown}F" * bool(shown) + "".join(f"\x1b[2K{x}\n" for x in lines))
-        sys.stdout.write("\x1b[J")
-        sys.stdout.flush()
+        if monotonic() < drawn + _DRAW_S and event.get("type") != "figures":
+            continue
+        drawn = monotonic()
+        size = os.get_terminal_size()
+        lines = board.lines(size.columns - 1, size.lines - 1)
+        up = f"\x1b[{shown}F" if shown else ""
+        output.write_styled(up + "".join(f"\x1b[2K{line}\n" for line in lines) + "\x1b[J")
         shown = len(lines)
     return diagnostics.Exit.OK
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -12,16 +9,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from specllama.errors import SpecllamaError
-from specllama.interface import EngineFigures
 from specllama.server import anthropic, direct, live, lmstudio, native, ollama, openai
 from specllama.server.dialect import openai_error
 from specllama.server.exchange import Json
 from specllama.server.guard import Guard
 from specllama.server.refusals import Refusal, loading
 from specllama.server.service import Service, guarded
-
-FIGURES_S = 2.0  # how long /metrics waits for the engine's own
 
 
 def make_app(service: Service) -> Starlette:
@@ -33,12 +26,9 @@ def make_app(service: Service) -> Starlette:
         return Json({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
-        engine: EngineFigures | None = None
-        if service.desk.ready:
-            with contextlib.suppress(SpecllamaError, TimeoutError):
-                engine = await asyncio.wait_for(service.desk.ask("figures"), FIGURES_S)
         return PlainTextResponse(
-            service.metrics.text(engine), media_type="text/plain; version=0.0.4; charset=utf-8"
+            service.metrics.text(await service.desk.figures()),
+            media_type="text/plain; version=0.0.4; charset=utf-8",
         )
 
     routes = [

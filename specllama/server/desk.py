@@ -17,10 +17,11 @@ from typing import Any, Protocol
 
 from specllama.errors import EngineDied, EngineError, SpecllamaError
 from specllama.events import Event
-from specllama.interface import EngineInfo, Prompt, ToolSyntax
+from specllama.interface import EngineFigures, EngineInfo, Prompt, ToolSyntax
 from specllama.params import GenerateParams
 from specllama.server.refusals import Refusal, loading
 
+FIGURES_S = 2.0  # how long the engine's figures are waited for: it answers between two passes
 POISON_S = 60.0  # a request that was there twice within so long when the engine died is refused
 
 Tell = Callable[[tuple[str, Any]], object]
@@ -200,6 +201,16 @@ class Desk:
 
         self.host.ask(method, *args, tell=lambda said: self._soon(hear, said))
         return await answer
+
+    async def figures(self) -> EngineFigures | None:
+        """The engine's own; None where there is none that answers soon."""
+        if not self.ready:
+            return None
+        try:
+            found: EngineFigures = await asyncio.wait_for(self.ask("figures"), FIGURES_S)
+        except (SpecllamaError, TimeoutError):
+            return None
+        return found
 
     def cancel_all(self) -> None:
         for ticket in [*self.running, *(t for queue in self._waiting.values() for t in queue)]:

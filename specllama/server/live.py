@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator
+from time import monotonic
 from typing import Any
 
 from starlette.requests import Request
@@ -19,6 +20,8 @@ from specllama.server.exchange import encode
 from specllama.server.service import Service, guarded
 
 _MOST = 2000  # events that somebody who reads slowly may be behind; older ones are dropped
+LOOK_S = 1.0  # between two looks at the engine's figures
+_TOLD = ("live", "dead", "free", "compactions", "preemptions", "parked_bytes")
 _TEXTS = ("drafted_text", "target_text", "emitted_text", "text", "reasoning", "seams",
           "drafted", "target_token", "emitted", "token_ids", "chances")  # fmt: skip
 
@@ -69,24 +72,39 @@ class Live:
             queue.append(told)
             something.set()
 
+    async def _figures(self) -> dict[str, Any]:
+        """What is going on now, and what the engine says of itself."""
+        desk = self._service.desk
+        told = {"type": "figures", "running": len(desk.running), "waiting": desk.n_waiting}
+        engine = await desk.figures()
+        if engine is None:
+            return told
+        rows, seconds = engine.pass_rows, engine.pass_seconds
+        return {
+            **told,
+            **{name: getattr(engine, name) for name in _TOLD},
+            "passes": seconds.count,
+            "pass_rows": rows.sum,
+            "pass_seconds": seconds.sum,
+        }
+
     async def frames(self) -> AsyncIterator[bytes]:
         something, queue = asyncio.Event(), deque[dict[str, Any]](maxlen=_MOST)
         self._watching[something] = queue
         try:
-            desk = self._service.desk
+            desk, look = self._service.desk, 0.0
             yield encode("sse", [Frame({"type": "hello", "model": self._service.model,
                                         "lanes": desk.lanes})])  # fmt: skip
             while not desk.closing:
+                if monotonic() >= look:
+                    look = monotonic() + LOOK_S
+                    yield encode("sse", [Frame(await self._figures())])
                 try:
-                    await asyncio.wait_for(something.wait(), 1.0)
+                    await asyncio.wait_for(something.wait(), LOOK_S)
                 except TimeoutError:
-                    yield b": still here\n\n"
                     continue
                 something.clear()
-                told, n = [], len(queue)
-                for _ in range(n):
-                    told.append(Frame(queue.popleft()))
-                yield encode("sse", told)
+                yield encode("sse", [Frame(queue.popleft()) for _ in range(len(queue))])
         finally:
             del self._watching[something]
 

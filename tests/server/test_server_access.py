@@ -266,14 +266,25 @@ def test_every_round_can_be_watched_without_its_text(server: Serving) -> None:
         board = Board()
         board.take(next(events_of(lines)))
         reply = server.chat(max_tokens=40, specllama={"proposer": "draft"})
+        figures = 0
         for event in events_of(lines):
+            figures += event["type"] == "figures" and event["live"] >= 0
             assert "emitted_text" not in event
             assert "text" not in event
             board.take(event)
             if event["type"] == "over":
                 break
+        while figures < 2:
+            board.take(event := next(events_of(lines)))
+            figures += event["type"] == "figures"
     [lane] = board.seen.values()
     assert lane.tokens == reply["usage"]["completion_tokens"]
     assert lane.drafted == reply["timings"].get("draft_n", 0)
     assert lane.proposer == "draft"
-    assert "of 4 lanes" in board.lines(80)[0]
+    head, context, _, names, line = board.lines(100)
+    assert head.startswith("table: 0 of 4 lanes, 0 waiting, ")
+    assert f"of {server.service.info.target.n_ctx} cells held" in context
+    assert line.split()[1:4] == ["done", "draft", str(lane.tokens)]
+    assert line[: names.index("rows") + 4].split()[-1] == str(lane.rows)
+    assert len(board.lines(30, 3)) == 3
+    assert max(map(len, board.lines(30))) == 30
