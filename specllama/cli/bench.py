@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import loading, output
+from specllama.cli import bench_load, loading, output
 from specllama.cli.numbers import LENGTH
 from specllama.cli.options import (
     LOADING,
@@ -41,6 +41,7 @@ Examples:
   specllama bench run                      the bundled pair, on and off
   specllama bench run --out before         write before.json, .md and .html
   specllama bench compare before.json after.json
+  specllama bench load http://127.0.0.1:8484     several clients of a running server
   specllama bench scale --to 1b pair/      the bundled pair at the cost of 1 B
 """
 RUN_EPILOG = """\b
@@ -59,6 +60,9 @@ Examples:
 @click.group("bench", epilog=EPILOG)
 def command() -> None:
     """Measure speed with and without speculation."""
+
+
+command.add_command(bench_load.command, "load")
 
 
 @command.command("run", cls=GroupedCommand, epilog=RUN_EPILOG)

@@ -115,15 +115,15 @@ class Board:
         if "live" in (told := self._figures):
             cells = told["live"] + told["dead"] + told["free"]
             rows.append(
-                f"context: {told['live']} of {cells} cells held, {told['dead']} to be cleared; "
-                f"{told['parked_bytes'] / 1e6:.0f} MB of idle texts in memory, "
-                f"{told['preemptions']} replies had to wait for cells"
+                f"context: {told['live']} of {cells} cells, {told['dead']} dead, "
+                f"{told['parked_bytes'] / 1e6:.0f} MB parked, {told['preemptions']} preempted"
             )
         rows += ["", "   id  state method          tokens   tok/s  accepted  rows  why so many"]
         rows += [lane.line(id) for id, lane in self.seen.items()]
         if not self.seen:
             rows.append("nobody has asked since this began")
-        return [sanitize_line(row)[:width] for row in rows][:height]
+        shown = [sanitize_line(row) for row in rows[:height]]
+        return [row if len(row) <= width else f"{row[: width - 3]}..." for row in shown]
 
 
 EPILOG = """\b
@@ -141,7 +141,9 @@ def command(url: str, as_json: bool) -> int:
     """Watch the lanes of a server that runs at URL.
 
     A lane writes one reply. "rows" are what it had in its last pass: the next token and the guesses
-    that were checked with it; "why so many" is how that was decided. Ctrl-C ends it.
+    that were checked with it; "why so many" is how that was decided. Dead cells are cleared when
+    their room is needed; parked texts are idle ones, kept in memory; who is preempted waits for
+    cells and goes on. Ctrl-C ends it.
     """
     board, shown = Board(), 0
     live = output.is_terminal()

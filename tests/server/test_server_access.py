@@ -283,7 +283,7 @@ def test_every_round_can_be_watched_without_its_text(server: Serving) -> None:
     assert lane.proposer == "draft"
     head, context, _, names, line = board.lines(100)
     assert head.startswith("table: 0 of 4 lanes, 0 waiting, ")
-    assert f"of {server.service.info.target.n_ctx} cells held" in context
+    assert f"of {server.service.info.target.n_ctx} cells, " in context
     assert line.split()[1:4] == ["done", "draft", str(lane.tokens)]
     assert line[: names.index("rows") + 4].split()[-1] == str(lane.rows)
     assert len(board.lines(30, 3)) == 3

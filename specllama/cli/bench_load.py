@@ -1,0 +1,100 @@
+"""``specllama bench load``: servers under load, side by side."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from specllama.cli import output
+from specllama.cli.loading import KEY_VARIABLE
+from specllama.cli.options import GroupedCommand, length_option, prompts_option, seed_option
+
+EPILOG = """\b
+Examples:
+  specllama bench load http://127.0.0.1:8484                   one and four clients
+  specllama bench load http://127.0.0.1:8484#none http://127.0.0.1:8484
+                                               with and without drafting
+  specllama bench load http://127.0.0.1:8484 http://127.0.0.1:8080 --clients 8
+                                               beside another server (llama-server, vLLM, ...)
+"""
+
+
+@click.command("load", cls=GroupedCommand, epilog=EPILOG)
+@click.argument("servers", nargs=-1, required=True, metavar="URL[#METHOD]…")
+@click.option(
+    "--clients", multiple=True, type=click.IntRange(1, 256), metavar="N",
+    help="Clients at once; repeatable. Default: 1 and 4.",
+)  # fmt: skip
+@prompts_option
+@click.option("-n", "--count", default=16, show_default=True, help="How many requests a wave.")
+@length_option(64, least=2)
+@click.option("-r", "--repetitions", type=click.IntRange(1), default=3, show_default=True,
+              help="How often everything is measured.")  # fmt: skip
+@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True,
+              help="Of the replies.")  # fmt: skip
+@seed_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def command(
+    servers: tuple[str, ...],
+    clients: tuple[int, ...],
+    prompts: Path | None,
+    count: int,
+    max_tokens: int,
+    repetitions: int,
+    temperature: float,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Time running servers while several clients ask at once.
+
+    Every server gets the same requests, in turns. Any with OpenAI's chat completions will do; a
+    specllama can be told how to draft.
+
+    \b
+    ratio        tokens per second over those of the first server, with as many clients
+    first token  until it came, of half and of 95 % of the requests
+    slowest      tokens per second of the slowest reply
+    same text    replies that equal those of the first wave
+    """
+    from specllama.bench.load import Question, Target, Wave, load, rows
+    from specllama.cli import diagnostics
+    from specllama.interface import Message
+    from specllama.prompts import load_prompts
+
+    targets = [Target.parse(text) for text in servers]
+    chosen = load_prompts(prompts)
+    step = max(len(chosen) // count, 1)
+    picked = [chosen[i * step % len(chosen)] for i in range(count)]
+    questions = [
+        Question(
+            [m.to_dict() for m in prompt.messages or (Message("user", prompt.text),)],
+            seed + i,
+            temperature,
+            max_tokens,
+        )
+        for i, prompt in enumerate(picked)
+    ]
+
+    def told(wave: Wave) -> None:
+        if not as_json:
+            diagnostics.note(f"{wave.arm}, {wave.clients} clients: {wave.tok_per_s:.1f} tok/s")
+
+    waves = load(
+        targets, questions, clients=clients or (1, 4), repetitions=repetitions,
+        key=os.environ.get(KEY_VARIABLE, ""), progress=told,
+    )  # fmt: skip
+    found = rows(waves)
+    if as_json:
+        output.document({"rows": [row.to_dict() for row in found]})
+        return
+    width = max(len(row.arm) for row in found)
+    head = f"{'server':{width}}  clients   tok/s  ratio (range)       first token     slowest"
+    output.line(f"{head}  same text")
+    for row in found:
+        output.line(
+            f"{row.arm:{width}}  {row.clients:>7} {row.tok_per_s:>7.1f}  {row.ratio:.2f} "
+            f"({row.ratio_low:.2f}-{row.ratio_high:.2f})  {row.first_p50_s or 0:5.2f} "
+            f"{row.first_p95_s or 0:5.2f} s {row.slowest or 0:>8.1f}  {row.equal} of {row.compared}"
+        )
