@@ -134,7 +134,7 @@ def load(
     """
     waves: list[Wave] = []
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    limits = httpx2.Limits(max_connections=None)
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)  # servers close them
     with httpx2.Client(timeout=TIMEOUT_S, headers=headers, limits=limits) as http:
         for repetition in range(repetitions):
             for n in clients:

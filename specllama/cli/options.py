@@ -91,6 +91,9 @@ LOADING = (
 )
 """The settings that decide which pair is loaded, and how."""
 
+REPLYING = tuple(s.name for s in SCHEMA if s.field.partition(".")[0] in ("generate", "sampling"))
+"""Those that decide what is written."""
+
 
 def _option(setting: Setting) -> Callable[[Decorated], Decorated]:
     key = setting.name.replace("-", "_")

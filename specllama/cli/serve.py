@@ -15,7 +15,15 @@ import click
 from specllama import signals
 from specllama.cli import diagnostics, loading
 from specllama.cli.loading import KEY_VARIABLE
-from specllama.cli.options import GroupedCommand, grouped, read_text, resolve, settings_options
+from specllama.cli.options import (
+    LOADING,
+    REPLYING,
+    GroupedCommand,
+    grouped,
+    read_text,
+    resolve,
+    settings_options,
+)
 from specllama.errors import SpecllamaError, UsageError
 from specllama.params import PROPOSERS
 
@@ -26,14 +34,21 @@ Examples:
   specllama serve                            the bundled pair at http://127.0.0.1:8484
   specllama serve -m qwen3-8b --parallel 8   eight conversations at once
   specllama serve --host 0.0.0.0 --api-key-file keys.txt
+  specllama serve --experiment auto=50,none=50    half of the conversations undrafted
 
-Clients: OpenAI's at http://127.0.0.1:8484/v1. GET /health answers 200 when the
-model is loaded. Ctrl-C lets replies end (--drain); a second one stops at once.
+\b
+Clients:
+  OpenAI              base URL http://127.0.0.1:8484/v1
+  Anthropic, Ollama   http://127.0.0.1:8484
+  specllama           run --server URL, chat --plain --server URL, top URL
+
+GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
+(--drain); a second one stops at once.
 """
 
 
 @click.command("serve", cls=GroupedCommand, epilog=EPILOG)
-@settings_options()
+@settings_options(only=(*LOADING, *REPLYING))
 @grouped("--host", default="127.0.0.1", show_default=True, group="Server",
          help="Address to listen at. Another than loopback needs a key.")  # fmt: skip
 @grouped("--port", type=click.IntRange(0, 65535), default=8484, show_default=True, group="Server",

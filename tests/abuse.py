@@ -1,0 +1,191 @@
+"""Clients that leave, dawdle or stop reading, while an honest one goes on asking.
+
+    python tests/abuse.py [-m MODEL] [--cancels 10000] [--readers 1000] [--asks 40]
+                          [--parallel 4] [--connections 256]
+
+A server is started. An honest client asks ``--asks`` times, alone; then the same while others
+cancel requests in all stages, and while others stopped reading their streams or never sent a whole
+request. Printed are its latencies (median, 95 %), and before and after each: resident bytes of both
+processes, open files, cells that are held and requests that go on. The exit status is 1 where
+something leaked or a reply changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from servers import Serving, serving
+
+from specllama.bench.arms import percentile
+from specllama.engine.host import EngineFactory, LoadEngine
+from specllama.params import EngineOptions
+from specllama.server.guard import Access
+
+CHAT = "/v1/chat/completions"
+WORKERS = 24
+MAY_GROW = 24 << 20  # resident bytes that allocators keep
+
+
+def body(text: str, n: int, **more: Any) -> dict[str, Any]:
+    turns = [{"role": "user", "content": text}]
+    return {"messages": turns, "max_tokens": n, "seed": 7, "temperature": 0.8, **more}
+
+
+def honest(server: Serving, asks: int) -> tuple[list[float], list[str]]:
+    """Seconds and texts of requests one after another."""
+    took: list[float] = []
+    texts: list[str] = []
+    for i in range(asks):
+        begin = time.perf_counter()
+        reply = server.post(CHAT, body(f"the rain {i}", 16), timeout=120)
+        took.append(time.perf_counter() - begin)
+        texts.append(reply.json()["choices"][0]["message"]["content"])
+    return took, texts
+
+
+def canceller(server: Serving, seed: int, n: int) -> None:
+    """Requests that are given up: before, within and behind their first words."""
+    rng = random.Random(seed)
+    with httpx2.Client(base_url=server.url, timeout=60) as http:
+        for _ in range(n):
+            asked = body(f"a ship {rng.random()}", 200, stream=rng.random() < 0.8)
+            with contextlib.suppress(httpx2.HTTPError):
+                if not asked["stream"]:
+                    http.post(CHAT, json=asked, timeout=rng.uniform(0.001, 0.05))
+                    continue
+                with http.stream("POST", CHAT, json=asked) as reply:
+                    lines = reply.iter_lines()
+                    for _ in range(rng.randrange(4)):
+                        next(lines, None)
+
+
+@contextmanager
+def dead_readers(server: Serving, n: int) -> Iterator[None]:
+    """Sockets whose owners asked and read nothing, or never finished asking."""
+    port = int(server.url.rpartition(":")[2])
+    asked = json.dumps(body("on and on", 400, stream=True, timings_per_token=True)).encode()
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    whole = head % CHAT.encode() + b"Content-Length: %d\r\n\r\n" % len(asked) + asked
+    lines: list[socket.socket] = []
+    try:
+        for i in range(n):
+            line = socket.socket()
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            lines.append(line)
+            with contextlib.suppress(OSError):
+                line.connect(("127.0.0.1", port))
+                line.sendall(whole if i % 2 else whole[: i % len(whole)])
+        yield
+    finally:
+        for line in lines:
+            line.close()
+
+
+def state(server: Serving) -> dict[str, float]:
+    """What must not grow; waits until nothing goes on."""
+    desk = server.service.desk
+    until = time.monotonic() + 60
+    while (desk.running or desk.n_waiting) and time.monotonic() < until:
+        time.sleep(0.05)
+    cells = re.search(r'kv_cells{[^}]*"live"} (\d+)', server.http.get("/metrics").text)
+    pid = server.host.pid
+    return {
+        "going on": len(desk.running) + desk.n_waiting,
+        "cells": float(cells[1]) if cells else -1.0,
+        "parent bytes": _resident(os.getpid()),
+        "child bytes": _resident(pid) if pid else 0.0,
+        "open files": len(os.listdir("/proc/self/fd")),
+    }
+
+
+def _resident(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return float(pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def figures(
+    factory: EngineFactory, *, cancels: int, readers: int, asks: int, connections: int = 256
+) -> dict[str, Any]:
+    """Everything that is printed; "wrong" names what must not be."""
+    out: dict[str, Any] = {}
+    wrong: list[str] = []
+    with serving(factory, access=Access(connections=connections), most=1024) as server:
+        _, usual = honest(server, asks)
+        alone, _ = honest(server, asks)  # once everything is warm
+        out["alone"] = _spread(alone)
+        with ThreadPoolExecutor(WORKERS) as pool:
+            list(pool.map(lambda s: canceller(server, s, 4), range(WORKERS)))
+        before = state(server)
+
+        def beside(name: str, others: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+            with others():
+                took, texts = honest(server, asks)
+            after = state(server)
+            out[name] = {**_spread(took), "before": before, "after": after}
+            if texts != usual:
+                wrong.append(f"{name}: replies changed")
+            if after["going on"] or after["open files"] > before["open files"] + WORKERS:
+                wrong.append(f"{name}: something goes on")
+            for one in ("parent bytes", "child bytes"):
+                if after[one] > before[one] + MAY_GROW:
+                    wrong.append(f"{name}: {one} grew by {after[one] - before[one]:.0f}")
+
+        @contextmanager
+        def cancelling() -> Iterator[None]:
+            each = -(-cancels // WORKERS)
+            threads = [
+                threading.Thread(target=canceller, args=(server, seed, each))
+                for seed in range(WORKERS)
+            ]
+            for thread in threads:
+                thread.start()
+            yield
+            for thread in threads:
+                thread.join()
+
+        beside("cancels", cancelling)
+        beside("dead readers", lambda: dead_readers(server, readers))
+    return {**out, "wrong": wrong}
+
+
+def _spread(took: list[float]) -> dict[str, float | None]:
+    return {"median s": percentile(took, 0.5), "95 % s": percentile(took, 0.95)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("-m", "--model", default="tiny")
+    parser.add_argument("--cancels", type=int, default=10_000)
+    parser.add_argument("--readers", type=int, default=1_000)
+    parser.add_argument("--asks", type=int, default=40)
+    parser.add_argument("--parallel", type=int, default=4)
+    parser.add_argument("--connections", type=int, default=256)
+    args = parser.parse_args()
+    options = EngineOptions(n_ctx=4096, parallel=args.parallel, kv_ram=64)
+    found = figures(
+        LoadEngine(args.model, None, options),
+        cancels=args.cancels,
+        readers=args.readers,
+        asks=args.asks,
+        connections=args.connections,
+    )
+    print(json.dumps(found, indent=1))
+    return 1 if found["wrong"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
