@@ -282,7 +282,7 @@ class EngineOptions:
         keep_texts: let the suffix proposer keep this machine's texts (as token ids, on disk) and
             copy from them in later runs.
         parallel: conversations that can be written at once, in one context that they share.
-        kv_ram: MiB for what conversations left in the context that others have to share.
+        kv_ram: MiB for what conversations left in a context that others have to share.
         check_memory: refuse a pair that needs more memory than is free.
     """
 

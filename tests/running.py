@@ -72,6 +72,14 @@ class RunningFake(FakeCache):
     def end(self, sequence: int) -> int:
         return min(super().end(sequence), len(self._present))
 
+    def state(self, sequence: int) -> bytes:
+        return super().state(sequence) + np.array(self._present, np.int32).tobytes()
+
+    def restore(self, sequence: int, state: bytes) -> bool:
+        n = len(state) // 16  # a token has three numbers there, and one in the state
+        self._kept[0], self._back = np.frombuffer(state[12 * n :], np.int32).tolist(), 0
+        return super().restore(sequence, state[: 12 * n])
+
     def save_running(self, sequence: int, into: Any = None) -> Any:
         self.saved += 1
         return np.array(self._present, np.int32).tobytes()

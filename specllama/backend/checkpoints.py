@@ -34,6 +34,12 @@ class Checkpoints:
     def __init__(self) -> None:
         self._all: list[Checkpoint] = []  # lengths ascend
 
+    def copy(self) -> Checkpoints:
+        """The same ones, to go on from apart."""
+        new = Checkpoints()
+        new._all = list(self._all)
+        return new
+
     @property
     def lengths(self) -> list[int]:
         return [one.length for one in self._all]

@@ -46,6 +46,10 @@ class Home(Pool, Protocol):
         """See ``Lane.reach``."""
         ...
 
+    def alike(self, lane: CellLane, keep: int, n: int) -> int:
+        """See ``Lane.alike``."""
+        ...
+
     def choose_states(self) -> None:
         """A lane wants other hidden states than before."""
         ...
@@ -153,7 +157,7 @@ class CellLane:
             raise EngineError("the lane is closed")
 
     def alike(self, keep: int, n: int) -> int:
-        return alike(self.tiled, keep, n) if self.pool.kernels.tiles else keep
+        return self.pool.alike(self, keep, n)
 
     # -- passes and what stays of them --
 

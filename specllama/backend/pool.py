@@ -20,7 +20,7 @@ from specllama.backend.base import Blob, Lane, Outputs, Part
 from specllama.backend.cache import Cache, Shape
 from specllama.backend.cells import Places
 from specllama.backend.kernels import TILE, Kernels
-from specllama.backend.lane import CellLane, Parked, TreePass
+from specllama.backend.lane import CellLane, Parked, TreePass, alike
 from specllama.backend.layout import Layout, layout
 from specllama.backend.reading import ReadingRoom
 from specllama.backend.settling import Settling
@@ -106,6 +106,9 @@ class CellPool(Settling):
 
     def reach(self, lane: CellLane, keep: int) -> int:
         return keep
+
+    def alike(self, lane: CellLane, keep: int, n: int) -> int:
+        return alike(lane.tiled, keep, n) if self.kernels.tiles else keep
 
     # -- lanes --
 

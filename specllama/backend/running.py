@@ -19,17 +19,33 @@ has read the text so far, before the first guess.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol, cast
 
-from specllama.backend.base import Part
+from specllama.backend.base import Blob, Lane, Part
 from specllama.backend.cache import Cache
 from specllama.backend.checkpoints import Checkpoint, Checkpoints
-from specllama.backend.lane import CellLane
+from specllama.backend.lane import CellLane, Parked
 from specllama.backend.pool import CellPool, Piece
 from specllama.errors import Cancelled, EngineError
 
 TAIL = 32  # tokens of a prompt behind its last checkpoint
 SPREAD = 1024  # tokens of a long prompt between two
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedWhole(Parked):
+    """One that a text can only go on from as it is, or from a checkpoint."""
+
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+
+    def alike(self, keep: int, n: int) -> int:
+        found = self.checkpoints.before(keep)
+        return 0 if found is None else found.length
+
+    @property
+    def n_bytes(self) -> int:
+        return len(self.state) + self.checkpoints.n_bytes
 
 
 class ForgettingPool(CellPool):
@@ -40,8 +56,12 @@ class ForgettingPool(CellPool):
     def fork(self, lane: Any, keep: int, into: Any = None) -> CellLane:
         raise EngineError("this model's cache cannot be shared")
 
-    def park(self, lane: Any) -> Any:
-        raise EngineError("this model's cache cannot be parked")
+    def park(self, lane: Lane) -> ParkedWhole:
+        one = super().park(lane)
+        return ParkedWhole(one.tokens, one.state, one.hidden, one.need, one.tiled, one.tiles)
+
+    def alike(self, lane: CellLane, keep: int, n: int) -> int:
+        return self.reach(lane, keep)
 
     def reach(self, lane: CellLane, keep: int) -> int:
         raise NotImplementedError
@@ -114,6 +134,23 @@ class RunningPool(ForgettingPool):
         self._goes_on = False  # the last pass read a text that goes on
         self._depth = 0  # tokens that planes can take back now
         self._guesses = False  # of a draft model: what comes next may be guesses
+
+    # -- out of the cache, and in again --
+
+    def park(self, lane: Lane) -> ParkedWhole:
+        kept, self.checkpoints = self.checkpoints, Checkpoints()
+        try:
+            return replace(super().park(lane), checkpoints=kept)
+        except BaseException:
+            self.checkpoints = kept
+            raise
+
+    def resume(self, blob: Blob, into: Lane | None = None) -> CellLane:
+        lane = super().resume(blob, into)
+        self.checkpoints = cast(ParkedWhole, blob).checkpoints.copy()
+        self._passing, self._depth = None, 0
+        self._goes_on = self._guesses = False
+        return lane
 
     # -- going back --
 

@@ -82,7 +82,7 @@ def load(
         chains=SamplerChains(vocab, opened.constraint),
         windows=Windows(open_profile(info), info),
         stop=stop,
-        kv_ram=options.kv_ram << 20,
+        kv_ram=options.kv_ram << 20 if options.parallel > 1 else 0,
         close=opened.close,
     )
 

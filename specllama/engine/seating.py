@@ -61,7 +61,7 @@ class Seating:
     def seat(self, ids: Sequence[int], free: list[Slot]) -> Slot:
         """Take a slot out of ``free``, which has the one that was used last in front; its lane
         holds as much of the prompt as need not be read."""
-        if self._pool.lanes == 1:
+        if self._pool.lanes == 1 and not self._most_bytes:
             return free.pop(0)
         nearest = max(free, key=lambda slot: self._usable(slot.target, ids))
         keep = self._usable(nearest.target, ids)

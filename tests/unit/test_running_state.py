@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from running import RunningFakePool
 
-from specllama.backend.base import Outputs
+from specllama.backend.base import Blob, Outputs
 from specllama.backend.checkpoints import Checkpoint, Checkpoints
 from specllama.backend.fake import FakeTable
 from specllama.backend.lane import CellLane
@@ -34,9 +34,19 @@ def is_right(lane: CellLane) -> bool:
 def play(planes: int, seed: int, steps: int = 150) -> int:
     """Random passes and cuts: how many rows are not those of their text."""
     rng = random.Random(seed)
-    _, lane = opened(planes)
+    pool, lane = opened(planes)
     wrong = 0
+    parked: list[Blob] = []
     for _ in range(steps):
+        if rng.random() < 0.05:  # another text comes, perhaps one that was here before
+            parked.append(pool.park(lane))
+            assert not lane.tokens
+            if rng.random() < 0.7:
+                blob = rng.choice(parked)
+                pool.resume(blob, lane)
+                assert list(lane.tokens) == list(blob.tokens)
+                keep = rng.randrange(len(lane.tokens) + 1)
+                assert lane.alike(keep, keep + 9) in (blob.alike(keep, keep + 9), keep)
         if len(lane.tokens) > 3000:
             lane.rollback(rng.randrange(3000))
         past, kinds = len(lane.tokens), ("all", "all", "all", "last", "none")
