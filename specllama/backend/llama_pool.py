@@ -12,15 +12,16 @@ from typing import Any, ClassVar
 
 import llama_cpp as ll
 
+from specllama.backend.base import Lane
 from specllama.backend.cache import Shape
-from specllama.backend.lane import CellLane
+from specllama.backend.lane import CellLane, Parked
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_cache import LlamaCache, Settings
 from specllama.backend.pool import CellPool
 from specllama.backend.running import ForgettingPool, RunningPool
 from specllama.backend.threads import ThreadChoice
 from specllama.backend.watch import Watch
-from specllama.errors import UsageError
+from specllama.errors import EngineError, UsageError
 from specllama.params import EngineOptions
 
 
@@ -45,6 +46,11 @@ class LlamaPool(CellPool):
             in_order=settings.alike and model.gpu_layers == 0 and not self.forgets,
         )
         model.adopt(self)
+
+    def park(self, lane: Lane) -> Parked:
+        if self.model.has_windows and not self.forgets:
+            raise EngineError("what has left its windows is not part of a lane's state")
+        return super().park(lane)
 
     @property
     def handle(self) -> Any:

@@ -77,8 +77,8 @@ class Seating:
             return nearest
         slot = next((one for one in free if not one.target.tokens), free[-1])
         free.remove(slot)
-        self._empty(slot)
-        while not self._fill(slot, ids) and self.vacate(free):
+        self._empty(slot, keep if slot is nearest else 0)
+        while not (slot.target.tokens or self._fill(slot, ids)) and self.vacate(free):
             pass
         return slot
 
@@ -102,15 +102,17 @@ class Seating:
         known = min(common_prefix(held.tokens, ids), len(ids) - 1)
         return known if known == len(held.tokens) else held.alike(known, len(ids))
 
-    def _empty(self, slot: Slot) -> None:
+    def _empty(self, slot: Slot, keep: int = 0) -> None:
+        """Park what a lane holds; where that cannot be, ``keep`` of it stays."""
         if self._most_bytes and len(slot.target.tokens) >= _WORTH:
             try:
                 self._keep(_Parked(self._pool.park(slot.target), slot.rounded_at))
+                keep = 0
             except EngineError:  # the library does not give it away
-                slot.target.rollback(0)
+                slot.target.rollback(keep)
         else:
-            slot.target.rollback(0)
-        slot.kept(0)
+            slot.target.rollback(keep := 0)
+        slot.kept(keep)
 
     def _keep(self, parked: _Parked) -> None:
         tokens = parked.blob.tokens

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,40 @@ def test_windows_alone_write_the_same_text(write: Write, tmp_path: Path) -> None
     options = {"n_ctx": 2048, "n_batch": 64}
     full = write(model, prompt=prompt, n=400, **options)
     assert write(model, prompt=prompt, n=400, swa_full=False, **options) == full
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_conversations_take_turns_beside_windows(tmp_path: Path, full: bool) -> None:
+    """One lane: a text that others parked goes on as a whole, or is read again."""
+    model = ggufs.write_windows(tmp_path / "w.gguf", context=2048)
+    options = EngineOptions(n_ctx=2048, n_batch=64, threads=1, swa_full=full, check_memory=False)
+    heads = [[3 + i * i % 200 for i in range(n)] for n in (300, 260)]
+    tails = [(7, 8, 9), (40, 41)]
+
+    def reply(engine: Engine, prompt: list[int]) -> Finished:
+        params = GenerateParams(seed=3, max_tokens=30, ignore_eos=True, proposer="none")
+        *_, last = engine.generate(prompt, params)
+        assert isinstance(last, Finished)
+        return last
+
+    def turns(engine: Engine, head: list[int], tail: tuple[int, ...]) -> Iterator[Finished]:
+        yield (first := reply(engine, head))
+        yield reply(engine, [*head, *first.token_ids, *tail])
+
+    with Engine.load(model, None, options) as alone:
+        expected = []
+        for head, tail in zip(heads, tails, strict=True):
+            alone.reset()
+            expected.append(list(turns(alone, head, tail)))
+    with Engine.load(model, None, replace(options, parallel=2)) as engine:
+        assert engine.info.lanes == 1
+        both = [turns(engine, head, tail) for head, tail in zip(heads, tails, strict=True)]
+        mixed = [[next(replies) for replies in both] for _ in range(2)]
+    for i, (first, second) in enumerate(expected):
+        assert mixed[0][i].token_ids == first.token_ids
+        if not full:
+            assert mixed[1][i].token_ids == second.token_ids
+            assert mixed[1][i].cached_n == second.cached_n > len(heads[i])
 
 
 def test_a_window_that_is_gone_is_read_again(tmp_path: Path) -> None:
