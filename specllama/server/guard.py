@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specllama.server.dialect import openai_error
@@ -176,7 +176,7 @@ async def read_body(request: Request, most: int) -> bytes:
     """The body of a request.
 
     Raises:
-        Refusal: it is too long, or takes too long to come.
+        Refusal: it is too long, takes too long to come, or the client left.
     """
     parts: list[bytes] = []
     size = 0
@@ -189,6 +189,8 @@ async def read_body(request: Request, most: int) -> bytes:
                 parts.append(part)
     except TimeoutError:
         raise Refusal(408, f"the body did not come within {BODY_S:g} s", code="slow") from None
+    except ClientDisconnect:
+        raise Refusal(499, "the client left") from None
     return b"".join(parts)
 
 

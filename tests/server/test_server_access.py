@@ -211,7 +211,9 @@ def _line(server: Serving) -> socket.socket:
     return line
 
 
-def test_whoever_dawdles_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_dawdles_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(connections, "HEAD_S", 0.3)
     monkeypatch.setattr(guard, "BODY_S", 0.3)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -233,7 +235,11 @@ def test_whoever_dawdles_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             line.sendall(head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
                          % len(body) + body)  # fmt: skip
             assert b" 200 " in line.recv(1000)
+        with _line(server) as gone:
+            gone.sendall(head + b"Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
         assert server.post(CHAT, HELLO).status_code == 200
+        time.sleep(0.1)
+        assert not caplog.records
 
 
 def test_an_address_has_so_many_connections(tmp_path: Path) -> None:
