@@ -40,6 +40,8 @@ def translated(theirs: list[str]) -> tuple[list[str], dict[str, str]]:
     ours += ["--proposer", os.environ.get("SHIM_PROPOSER", "auto")]
     more: dict[str, str] = {}
     for i, flag in enumerate(theirs):
+        if flag == "--cors-origins" and theirs[i + 1] == "localhost":
+            continue  # that is what we do anyway
         if flag in SAME and i + 1 < len(theirs):
             ours += [SAME[flag], theirs[i + 1]]
         elif flag in ALONE:

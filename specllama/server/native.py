@@ -228,6 +228,7 @@ def routes(service: Service) -> list[Route]:
         Route(path, guarded(handler), methods=methods)
         for path, handler, methods in (
             ("/completion", completion, ["POST"]),
+            ("/completions", completion, ["POST"]),
             ("/props", props, ["GET"]),
             ("/slots", slots, ["GET"]),
             ("/tokenize", tokenize, ["POST"]),

@@ -91,7 +91,6 @@ def routes(service: Service) -> list[Route]:
         for prefix in ("/v1", "")
         for path, handler, methods in (
             ("/chat/completions", chat, ["POST"]),
-            ("/completions", completions, ["POST"]),
             ("/responses", responses, ["POST"]),
             ("/models", models, ["GET"]),
             ("/models/{id:path}", model, ["GET"]),
