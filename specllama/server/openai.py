@@ -91,6 +91,7 @@ def routes(service: Service) -> list[Route]:
         for prefix in ("/v1", "")
         for path, handler, methods in (
             ("/chat/completions", chat, ["POST"]),
+            ("/completions", completions, ["POST"]),
             ("/responses", responses, ["POST"]),
             ("/models", models, ["GET"]),
             ("/models/{id:path}", model, ["GET"]),
@@ -99,4 +100,5 @@ def routes(service: Service) -> list[Route]:
                 for what, reason in NOT_OFFERED.items()
             ),
         )
+        if (prefix, path) != ("", "/completions")  # that is llama-server's own
     ]
