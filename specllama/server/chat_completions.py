@@ -9,7 +9,16 @@ from typing import Any
 import msgspec
 
 from specllama.params import GenerateParams
-from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire, now, openai_error
+from specllama.server.dialect import (
+    FINGERPRINT,
+    Frame,
+    Piece,
+    Reply,
+    Wanted,
+    Wire,
+    now,
+    openai_error,
+)
 from specllama.server.figures import finish_reason, metrics, timings, usage
 from specllama.server.likelihood import chances_of, in_chat
 from specllama.server.refusals import Refusal, wrong
@@ -137,6 +146,7 @@ class ChatDialect:
             {
                 "id": self._id,
                 "object": "chat.completion.chunk",
+                "system_fingerprint": FINGERPRINT,
                 "created": self._created,
                 "model": self._model,
                 "choices": choices,
@@ -185,6 +195,7 @@ class ChatDialect:
         return {
             "id": self._id,
             "object": "chat.completion",
+            "system_fingerprint": FINGERPRINT,
             "created": self._created,
             "model": self._model,
             "choices": [self._choice(reply) for reply in replies],

@@ -9,7 +9,16 @@ from typing import Any
 from specllama.interface import Prompt
 from specllama.params import GenerateParams
 from specllama.server.chat_completions import MOST_REPLIES, StreamOptions, limit_of
-from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire, now, openai_error
+from specllama.server.dialect import (
+    FINGERPRINT,
+    Frame,
+    Piece,
+    Reply,
+    Wanted,
+    Wire,
+    now,
+    openai_error,
+)
 from specllama.server.figures import finish_reason, metrics, timings, usage
 from specllama.server.likelihood import chances_of, in_completions
 from specllama.server.refusals import Refusal, not_offered, wrong
@@ -87,6 +96,7 @@ class CompletionDialect:
         return {
             "id": self._id,
             "object": "text_completion",
+            "system_fingerprint": FINGERPRINT,
             "created": self._created,
             "model": self._model,
             "choices": choices,

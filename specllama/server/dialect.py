@@ -11,12 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from specllama import __version__
 from specllama.events import Event, Finished, RoundDone, Started, TextDelta
 from specllama.events import ReasoningDelta as ReasoningDelta
 from specllama.interface import Prompt
 from specllama.params import GenerateParams
 from specllama.server.refusals import Refusal
 from specllama.server.tools import Call, ToolReader, ToolUse
+
+FINGERPRINT = f"specllama-{__version__}"  # of what computes, in OpenAI's words
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ def test_a_stream_says_what_the_whole_says(server: Serving) -> None:
     assert ends[:-1] == [None] * (len(ends) - 1)
     assert ends[-1] == whole["choices"][0]["finish_reason"]
     assert chunks[-1]["timings"]["seed"] == 1
+    assert all(c["system_fingerprint"].startswith("specllama-") for c in chunks)
     assert "speculative_decoding" in chunks[-1]["metrics"]
 
 
