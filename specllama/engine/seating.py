@@ -18,7 +18,7 @@ from specllama.models.memory import available_memory
 from specllama.speculative.asking import Cut, grant
 
 _SPARE = 256 << 20  # bytes of memory that parked texts leave to others
-_WORTH = 64  # fewer tokens are as soon read as found
+_WORTH = 16  # fewer tokens are as soon read as found
 
 
 @dataclass(eq=False, slots=True)
