@@ -6,8 +6,8 @@
 A server is started. An honest client asks ``--asks`` times, alone; then the same while others
 cancel requests in all stages, and while others stopped reading their streams or never sent a whole
 request. Printed are its latencies (median, 95 %), and before and after each: resident bytes of both
-processes, open files, cells that are held and requests that go on. The exit status is 1 where
-something leaked or a reply changed.
+processes (without those of idle texts, which have their bound), open files, cells that are held and
+requests that go on. The exit status is 1 where something leaked or a reply changed.
 """
 
 from __future__ import annotations
@@ -103,13 +103,14 @@ def state(server: Serving) -> dict[str, float]:
     """What must not grow; waits until nothing goes on."""
     _idle(server)
     desk = server.service.desk
-    cells = re.search(r'kv_cells{[^}]*"live"} (\d+)', server.http.get("/metrics").text)
-    pid = server.host.pid
+    told, pid = server.http.get("/metrics").text, server.host.pid
+    cells = re.search(r'kv_cells{[^}]*"live"} (\d+)', told)
+    parked = re.search(r"kv_parked_bytes{[^}]*} (\d+)", told)
     return {
         "going on": len(desk.running) + desk.n_waiting,
         "cells": float(cells[1]) if cells else -1.0,
         "parent bytes": _resident(os.getpid()),
-        "child bytes": _resident(pid) if pid else 0.0,
+        "child bytes": (_resident(pid) if pid else 0.0) - float(parked[1] if parked else 0),
         "open files": len(os.listdir("/proc/self/fd")),
     }
 
