@@ -1,0 +1,45 @@
+"""``specllama serve`` before it listens."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specllama.cli import invoke
+
+
+def test_what_is_missing_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = importlib.util.find_spec
+
+    def found(name: str, *more: Any) -> Any:
+        return None if name == "uvicorn" else real(name, *more)
+
+    monkeypatch.setattr(importlib.util, "find_spec", found)
+    assert invoke(["serve"]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert "uvicorn" in error
+    assert 'pip install "specllama[serve]"' in hint
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--host", "0.0.0.0"], "--api-key-file"),
+        (["--experiment", "auto=50"], "add up to 100"),
+        (["--experiment", "often=100"], "cannot read the experiment"),
+        (["--api-key-file", "KEYS"], "holds no key"),
+    ],
+)
+def test_what_is_refused(
+    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# none\n\n", "utf-8")
+    flags = [str(keys) if flag == "KEYS" else flag for flag in flags]
+    assert invoke(["serve", "--port", "0", *flags]) == 2
+    assert said in capsys.readouterr().err
