@@ -121,8 +121,9 @@ class History(list[int]):
         """Every position of ``token``, ascending."""
         text = self.array
         if len(text) - self._sorted > _UNSORTED:
-            # by halves of 16 bits, which numpy sorts by counting
-            order = np.lexsort((text.astype(np.uint16), (text >> 16).astype(np.uint16)))
+            # by halves of 16 bits, which numpy sorts by counting; the upper one has the sign:
+            # what stands between two texts is no token, and less than any
+            order = np.lexsort((text.astype(np.uint16), (text >> 16).astype(np.int16)))
             self._keys = (text[order].astype(np.int64) << _POSITION_BITS) | order
             self._sorted = len(text)
         newest: Places = np.flatnonzero(text[self._sorted :] == token)
