@@ -71,7 +71,7 @@ class ReadingRoom:
         return room.state_behind(reader.lane, past), reader.lane.hidden
 
     def _size(self, n: int) -> int:
-        return min(2 * n, self._n_ctx)
+        return min(4 * n, self._n_ctx)
 
     @staticmethod
     def _holds(reader: _Reader, lane: CellLane) -> bool:
