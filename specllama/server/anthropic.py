@@ -13,11 +13,12 @@ from starlette.routing import Route
 
 from specllama.interface import Message
 from specllama.params import GenerateParams
+from specllama.server.chat_completions import think_of
 from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire
 from specllama.server.exchange import Json
 from specllama.server.figures import metrics, timings
 from specllama.server.refusals import Refusal, not_offered, wrong
-from specllama.server.sampling import Sampling, params_of
+from specllama.server.sampling import Sampling, params_of, schema_text
 from specllama.server.service import Service, guarded
 from specllama.server.tools import (
     Call,
@@ -41,9 +42,15 @@ _STOPS = {"stop_token": "end_turn", "stop_string": "stop_sequence", "length": "m
           "context": "max_tokens"}  # fmt: skip
 
 
+class Source(msgspec.Struct):
+    type: str
+    data: str | None = None
+
+
 class Block(msgspec.Struct):
     type: str
     text: str | None = None
+    source: Source | None = None
     thinking: str | None = None
     content: str | list[Block] | None = None
     id: str | None = None
@@ -52,7 +59,10 @@ class Block(msgspec.Struct):
 
 
 class ToolSpec(msgspec.Struct):
+    """A tool of the client; others, which Anthropic runs or knows, are left out."""
+
     name: str
+    type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
 
@@ -72,6 +82,22 @@ class Thinking(msgspec.Struct):
     budget_tokens: int | None = None
 
 
+class Format(msgspec.Struct):
+    type: str
+    schema: dict[str, Any] | None = None
+
+
+class OutputConfig(msgspec.Struct):
+    effort: str | None = None
+    format: Format | None = None
+
+
+class Thread(msgspec.Struct):
+    """A conversation that the server keeps: to begin one is left undone, to go on impossible."""
+
+    type: str
+
+
 class MessagesRequest(Sampling, kw_only=True):
     messages: list[Turn]
     max_tokens: int | None = None
@@ -82,11 +108,18 @@ class MessagesRequest(Sampling, kw_only=True):
     thinking: Thinking | None = None
     tools: list[ToolSpec] | None = None
     tool_choice: ToolChoice | None = None
+    output_config: OutputConfig = msgspec.field(default_factory=OutputConfig)
+    thread: Thread | None = None
 
 
 def error_of(refusal: Refusal) -> dict[str, Any]:
-    kind = _KINDS.get(refusal.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": refusal.message}}
+    error: dict[str, Any] = {
+        "type": _KINDS.get(refusal.status, "api_error"),
+        "message": refusal.message,
+    }
+    if refusal.code is not None:
+        error["details"] = {"error_code": refusal.code}
+    return {"type": "error", "error": error}
 
 
 def _text(content: str | list[Block], where: str) -> tuple[str, str]:
@@ -98,6 +131,8 @@ def _text(content: str | list[Block], where: str) -> tuple[str, str]:
     for block in content:
         if block.type == "text":
             texts.append(block.text or "")
+        elif block.type == "document" and block.source is not None and block.source.type == "text":
+            texts.append(block.source.data or "")
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
         elif block.type == "tool_use":
@@ -129,12 +164,26 @@ def wanted(body: MessagesRequest, base: GenerateParams) -> Wanted:
     """Raises Refusal: a field is wrong."""
     if body.max_tokens is None:
         raise wrong("max_tokens", "max_tokens is needed")
+    if body.thread is not None and body.thread.type == "continue":
+        # clients send the whole conversation then
+        raise Refusal(404, "thread: nothing is kept", code="thread_not_found", param="thread")
     body.stop = body.stop_sequences
-    think = None
-    if body.thinking is not None:
-        think = "off" if body.thinking.type == "disabled" else "on"
-    budget = body.thinking.budget_tokens if body.thinking is not None and think == "on" else None
-    params = params_of(body, base, max_tokens=body.max_tokens, think=think, think_budget=budget)
+    think = budget = schema = None
+    if body.thinking is not None and body.thinking.type == "disabled":
+        think = "off"
+    elif body.thinking is not None:
+        think = think_of(body.output_config.effort) or "on"
+        budget = body.thinking.budget_tokens
+    if (form := body.output_config.format) is not None:
+        schema = schema_text(form.schema or {"type": "object"})
+    params = params_of(
+        body,
+        base,
+        max_tokens=body.max_tokens,
+        think=think,
+        think_budget=budget,
+        json_schema=schema,
+    )
     tools = tools_of(body)
     return Wanted((tuple(messages_of(body)),), params, stream=bool(body.stream), tools=tools)
 
@@ -144,6 +193,7 @@ def tools_of(body: MessagesRequest) -> ToolUse | None:
     tools = [
         Tool(spec.name, spec.description or "", spec.input_schema or {"type": "object"})
         for spec in body.tools or ()
+        if spec.type in (None, "custom")
     ]
     choice = body.tool_choice
     return tool_use(tools, None if choice is None else choice.name or choice.type)
@@ -285,9 +335,7 @@ def routes(service: Service) -> list[Route]:
     async def count(request: Request) -> Response:
         body = await service.read(request, MessagesRequest)
         body.max_tokens = 1  # it may be left out here
-        asked = service.equipped(wanted(body, service.base))
-        n = await service.desk.ask("count_tokens", asked.prompts[0], asked.params)
-        return Json({"input_tokens": n})
+        return Json({"input_tokens": await service.count(wanted(body, service.base))})
 
     return [
         Route("/v1/messages", guarded(messages, error_of), methods=["POST"]),

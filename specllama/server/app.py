@@ -31,7 +31,11 @@ def make_app(service: Service) -> Starlette:
             media_type="text/plain; version=0.0.4; charset=utf-8",
         )
 
+    async def greet(request: Request) -> Response:
+        return PlainTextResponse("specllama is running")
+
     routes = [
+        Route("/", greet, methods=["GET"]),
         Route("/health", guarded(health), methods=["GET"]),
         Route("/v1/health", guarded(health), methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),

@@ -24,7 +24,7 @@ from specllama.server.likelihood import chances_of, in_chat
 from specllama.server.refusals import Refusal, wrong
 from specllama.server.sampling import Sampling, params_of, schema_text
 from specllama.server.tools import Call
-from specllama.server.turns import NamedTool, ToolSpec, Turn, messages_of, tools_of
+from specllama.server.turns import ToolChoice, ToolSpec, Turn, messages_of, tools_of
 
 MOST_REPLIES = 16
 
@@ -58,7 +58,7 @@ class ChatRequest(Sampling, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[ToolSpec] | None = None
-    tool_choice: str | NamedTool | None = None
+    tool_choice: str | ToolChoice | None = None
 
 
 def schema_of(asked: ResponseFormat | None) -> str | None:
@@ -77,7 +77,7 @@ def schema_of(asked: ResponseFormat | None) -> str | None:
     return schema_text(schema or {"type": "object"})
 
 
-EFFORTS = {"none": "off", "minimal": "low", "xhigh": "high"}
+EFFORTS = {"none": "off", "minimal": "low", "xhigh": "high", "max": "high", "ultra": "high"}
 
 
 def think_of(effort: str | None) -> str | None:

@@ -18,7 +18,7 @@ from specllama.server.chat_completions import think_of
 from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire
 from specllama.server.exchange import Json
 from specllama.server.figures import finish_reason, metrics, timings
-from specllama.server.refusals import Refusal, not_offered, wrong
+from specllama.server.refusals import Refusal, not_offered
 from specllama.server.sampling import Sampling, Speculation, params_of, schema_text
 from specllama.server.service import Handler, Service, guarded
 from specllama.server.tools import ToolUse
@@ -150,6 +150,10 @@ class OllamaDialect:
             "metrics": metrics([reply]),
         }
 
+    def loaded(self) -> dict[str, Any]:
+        """The answer to nothing: clients have a model loaded so, which it is."""
+        return self._line("", "", done=True, done_reason="load")
+
     def failed(self, refusal: Refusal) -> Iterable[Frame]:
         yield Frame(error_of(refusal))
 
@@ -220,6 +224,8 @@ def routes(service: Service) -> list[Route]:
             raise not_offered("images", "models here read text only", "messages")
         for turn in body.messages:
             turn.reasoning_content = turn.reasoning_content or turn.thinking
+        if not body.messages:
+            return Json(OllamaDialect(service.model, chat=True).loaded())
         tools = tools_of(body.tools, None)
         messages = tuple(messages_of(body.messages))
         asked = wanted(body, messages, service.base, tools)
@@ -232,7 +238,7 @@ def routes(service: Service) -> list[Route]:
         if body.images:
             raise not_offered("images", "models here read text only", "images")
         if not body.prompt:
-            raise wrong("prompt", "the prompt is empty")
+            return Json(OllamaDialect(service.model, chat=False).loaded())
         head = [Turn("system", body.system)] if body.system else []
         prompt: Prompt = tuple(messages_of([*head, Turn("user", body.prompt)]))
         asked = wanted(body, body.prompt if body.raw else prompt, service.base)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -33,12 +34,17 @@ NOT_OFFERED = {
 
 
 def model_card(service: Service) -> dict[str, Any]:
+    """The model, in OpenAI's words and in Anthropic's."""
     target = service.info.target
     return {
         "id": service.model,
         "object": "model",
         "created": service.started,
         "owned_by": "specllama",
+        "type": "model",
+        "display_name": service.model,
+        "created_at": datetime.fromtimestamp(service.started, UTC).isoformat(),
+        "max_input_tokens": target.n_ctx,
         "max_model_len": target.n_ctx,
         "context_length": target.n_ctx,
         "meta": {
@@ -54,7 +60,8 @@ def model_card(service: Service) -> dict[str, Any]:
 
 def routes(service: Service) -> list[Route]:
     async def models(request: Request) -> Response:
-        return Json({"object": "list", "data": [model_card(service)]})
+        more = {"has_more": False, "first_id": service.model, "last_id": service.model}
+        return Json({"object": "list", "data": [model_card(service)], **more})
 
     async def model(request: Request) -> Response:
         wanted = request.path_params["id"]
@@ -80,6 +87,11 @@ def routes(service: Service) -> list[Route]:
         wanted = responses_wanted(body, service.base)
         return await service.answer(request, wanted, ResponsesDialect(body, service.model))
 
+    async def input_tokens(request: Request) -> Response:
+        body = await service.read(request, ResponsesRequest)
+        n = await service.count(responses_wanted(body, service.base))
+        return Json({"object": "response.input_tokens", "input_tokens": n})
+
     def refuse(what: str, reason: str) -> Handler:
         async def refused(request: Request) -> Response:
             raise not_offered(what, reason)
@@ -93,6 +105,7 @@ def routes(service: Service) -> list[Route]:
             ("/chat/completions", chat, ["POST"]),
             ("/completions", completions, ["POST"]),
             ("/responses", responses, ["POST"]),
+            ("/responses/input_tokens", input_tokens, ["POST"]),
             ("/models", models, ["GET"]),
             ("/models/{id:path}", model, ["GET"]),
             *(

@@ -43,7 +43,10 @@ def wrong(param: str, message: str) -> Refusal:
 
 
 def not_offered(what: str, reason: str, param: str | None = None) -> Refusal:
-    return Refusal(501, f"{what}: {reason}", "not_supported_error", "not_supported", param)
+    said = f"{what}: {reason}"
+    # clients of OpenAI and of Anthropic would ask again after any 5xx
+    never = {"x-should-retry": "false"}
+    return Refusal(501, said, "not_supported_error", "not_supported", param, never)
 
 
 def malformed(message: str) -> Refusal:

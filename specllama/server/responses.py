@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,12 +25,37 @@ from specllama.server.tools import (
 )
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
-_SKIPPED = ("item_reference", "web_search_call", "file_search_call")
+_TEXT = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+_SKIPPED = ("additional_tools", "item_reference", "web_search_call", "file_search_call")
 
 
 class Content(msgspec.Struct):
     type: str
     text: str | None = None
+
+
+class InputFormat(msgspec.Struct):
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class ToolSpec(msgspec.Struct):
+    """A function, a custom tool, whose input is a text, or a namespace of both.
+
+    Tools of kinds that we do not know are left out.
+    """
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    format: InputFormat | None = None
+    tools: list[ToolSpec] | None = None
 
 
 class Item(msgspec.Struct):
@@ -39,22 +64,19 @@ class Item(msgspec.Struct):
     content: str | list[Content] | None = None
     summary: list[Content] | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
+    input: str | None = None
     output: str | list[Content] | None = None
-
-
-class ToolSpec(msgspec.Struct):
-    """Tools of kinds that we do not know are left out."""
-
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
+    tools: list[ToolSpec] | None = None
 
 
 class Named(msgspec.Struct):
     type: str
     name: str | None = None
+    namespace: str | None = None
+    mode: str | None = None
+    tools: list[Named] | None = None
 
 
 class Reasoning(msgspec.Struct):
@@ -84,6 +106,13 @@ class ResponsesRequest(Sampling, kw_only=True):
     tool_choice: str | Named | None = None
     top_logprobs: int | None = None
 
+    @property
+    def known(self) -> Iterator[tuple[str, str, ToolSpec]]:
+        """See ``_known``; a conversation may bring further tools."""
+        yield from _known(self.tools)
+        for item in self.input if not isinstance(self.input, str) else ():
+            yield from _known(item.tools)
+
 
 def _text(content: str | list[Content] | None, where: str) -> str:
     if content is None or isinstance(content, str):
@@ -110,7 +139,10 @@ def messages_of(body: ResponsesRequest) -> list[Message]:
         elif item.type == "reasoning":
             thought = _text(item.content, where)
         elif item.type in ("function_call", "custom_tool_call"):
-            call = Call(item.name or "", item.arguments or "{}")
+            arguments = item.arguments or "{}"
+            if item.input is not None:
+                arguments = msgspec.json.encode({"input": item.input}).decode()
+            call = Call(_full(item.namespace, item.name or ""), arguments)
             out.append(Message("assistant", call_text([call]), thought))
             thought = ""
         elif item.type in ("function_call_output", "custom_tool_call_output"):
@@ -145,15 +177,41 @@ def wanted(body: ResponsesRequest, base: GenerateParams) -> Wanted:
     return Wanted((tuple(messages_of(body)),), params, stream=bool(body.stream), tools=tools)
 
 
+def _full(namespace: str | None, name: str) -> str:
+    """What the model calls a tool."""
+    return f"{namespace}.{name}" if namespace else name
+
+
+def _known(
+    specs: Sequence[ToolSpec] | None, namespace: str = ""
+) -> Iterator[tuple[str, str, ToolSpec]]:
+    """Tools that can be called: what the model calls them, their namespace, and the tool."""
+    for spec in specs or ():
+        if spec.type == "namespace" and not namespace:
+            yield from _known(spec.tools, spec.name or "")
+        elif spec.type in ("function", "custom") and spec.name:
+            yield _full(namespace, spec.name), namespace, spec
+
+
+def _tool(name: str, spec: ToolSpec) -> Tool:
+    about = spec.description or ""
+    if spec.type == "function":
+        return Tool(name, about, spec.parameters or {"type": "object"})
+    if spec.format is not None and spec.format.definition:
+        about += f"\nThe input fits this grammar ({spec.format.syntax}):\n{spec.format.definition}"
+    return Tool(name, about, _TEXT)
+
+
 def tools_of(body: ResponsesRequest) -> ToolUse | None:
     """Raises Refusal: a tool has no proper name, or the chosen one is not there."""
-    tools = [
-        Tool(spec.name, spec.description or "", spec.parameters or {"type": "object"})
-        for spec in body.tools or ()
-        if spec.type == "function" and spec.name
-    ]
+    tools = [_tool(name, spec) for name, _, spec in body.known]
     choice = body.tool_choice
-    return tool_use(tools, choice if isinstance(choice, str | None) else choice.name or choice.type)
+    if isinstance(choice, str | None):
+        return tool_use(tools, choice)
+    if choice.type == "allowed_tools":
+        names = {_full(one.namespace, one.name or "") for one in choice.tools or ()}
+        return tool_use([tool for tool in tools if tool.name in names], choice.mode)
+    return tool_use(tools, _full(choice.namespace, choice.name or choice.type))
 
 
 class ResponsesDialect:
@@ -170,6 +228,7 @@ class ResponsesDialect:
         self._items: list[dict[str, Any]] = []
         self._open = ""  # the kind of the item that is being written
         self._written = ""
+        self._tools = {name: (space, spec) for name, space, spec in body.known}
 
     def _response(self, status: str, output: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {
@@ -245,16 +304,28 @@ class ResponsesDialect:
     def finished(self, reply: Reply) -> Iterable[Frame]:
         yield from self._begin("")
         for call in reply.calls:
-            item = _called(call)
+            item = self._called(call)
             self._items.append(item)
             at = len(self._items) - 1
-            begun = {**item, "arguments": "", "status": "in_progress"}
+            field = "input" if "input" in item else "arguments"
+            begun = {**item, field: "", "status": "in_progress"}
             yield self._frame("response.output_item.added", output_index=at, item=begun)
             place = {"item_id": item["id"], "output_index": at}
-            name = "response.function_call_arguments"
-            yield self._frame(f"{name}.delta", delta=call.arguments, **place)
-            yield self._frame(f"{name}.done", arguments=call.arguments, **place)
+            name = f"response.{item['type']}_{field}"
+            yield self._frame(f"{name}.delta", delta=item[field], **place)
+            yield self._frame(f"{name}.done", **{field: item[field]}, **place)
             yield self._frame("response.output_item.done", output_index=at, item=item)
+
+    def _called(self, call: Call) -> dict[str, Any]:
+        namespace, spec = self._tools[call.name]
+        item: dict[str, Any] = {"id": f"fc_{call.id}", "status": "completed", "call_id": call.id}
+        item["name"] = spec.name
+        if namespace:
+            item["namespace"] = namespace
+        if spec.type == "function":
+            return {**item, "type": "function_call", "arguments": call.arguments}
+        said = msgspec.json.decode(call.arguments).get("input", "")
+        return {**item, "type": "custom_tool_call", "input": said}
 
     def ended(self, replies: list[Reply]) -> Iterable[Frame]:
         response = self._end(replies, self._items)
@@ -267,7 +338,7 @@ class ResponsesDialect:
             for kind, text in (("reasoning", reply.reasoning), ("message", reply.text))
             if text
         ]
-        return self._end(replies, [*items, *map(_called, reply.calls)])
+        return self._end(replies, [*items, *map(self._called, reply.calls)])
 
     def _end(self, replies: list[Reply], items: list[dict[str, Any]]) -> dict[str, Any]:
         finished = replies[0].finished
@@ -310,14 +381,3 @@ def _item(kind: str, text: str, id: str) -> dict[str, Any]:
         return {**item, "summary": []}
     part["annotations"] = []
     return {**item, "role": "assistant"}
-
-
-def _called(call: Call) -> dict[str, Any]:
-    return {
-        "id": f"fc_{call.id}",
-        "type": "function_call",
-        "status": "completed",
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments,
-    }

@@ -91,6 +91,12 @@ class Service:
         wanted = self.equipped(wanted)
         return await answer(request, self.desk, wanted, dialect)
 
+    async def count(self, wanted: Wanted) -> int:
+        """Tokens of the prompt."""
+        wanted = self.equipped(wanted)
+        n: int = await self.desk.ask("count_tokens", wanted.prompts[0], wanted.params)
+        return n
+
     def equipped(self, wanted: Wanted) -> Wanted:
         """With what the model has to know of the tools that it may call."""
         if wanted.tools is None:

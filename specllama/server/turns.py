@@ -21,6 +21,11 @@ RESPONSE = "<tool_response>"
 class Part(msgspec.Struct):
     type: str = "text"
     text: str | None = None
+    refusal: str | None = None
+
+    @property
+    def words(self) -> str | None:
+        return self.refusal if self.text is None else self.text
 
 
 class Function(msgspec.Struct):
@@ -54,7 +59,19 @@ class NamedTool(msgspec.Struct):
     function: NamedFunction
 
 
-def tools_of(specs: Sequence[ToolSpec] | None, choice: str | NamedTool | None) -> ToolUse | None:
+class AllowedTools(msgspec.Struct):
+    mode: str
+    tools: list[NamedTool]
+
+
+class ToolChoice(msgspec.Struct):
+    """One tool that has to be called, or those that may be."""
+
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+def tools_of(specs: Sequence[ToolSpec] | None, choice: str | ToolChoice | None) -> ToolUse | None:
     """Raises Refusal: a tool has no proper name, or the chosen one is not there."""
     tools = [
         Tool(spec.function.name, spec.function.description or "",
@@ -62,7 +79,14 @@ def tools_of(specs: Sequence[ToolSpec] | None, choice: str | NamedTool | None) -
         for spec in specs or ()
         if spec.function is not None
     ]  # fmt: skip
-    return tool_use(tools, choice if isinstance(choice, str | None) else choice.function.name)
+    if isinstance(choice, str | None):
+        return tool_use(tools, choice)
+    if (allowed := choice.allowed_tools) is not None:
+        names = {tool.function.name for tool in allowed.tools}
+        return tool_use([tool for tool in tools if tool.name in names], allowed.mode)
+    if choice.function is None:
+        raise wrong("tool_choice", "tool_choice names no function")
+    return tool_use(tools, choice.function.name)
 
 
 class Turn(msgspec.Struct):
@@ -84,9 +108,9 @@ def text_of(content: str | Sequence[Part] | None, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     for part in content:
-        if part.text is None:
+        if part.words is None:
             raise not_offered(f"{where}: {part.type}", "models here read text only", "messages")
-    return "\n".join(part.text or "" for part in content)
+    return "\n".join(part.words or "" for part in content)
 
 
 def messages_of(turns: Sequence[Turn]) -> list[Message]:
