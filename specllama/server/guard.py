@@ -77,7 +77,9 @@ class Access:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         if method == "POST":
-            kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+            # programs may leave the kind out; a page could do so only to go unasked
+            unsaid = "application/json" if origin is None else ""
+            kind = headers.get("content-type", unsaid).partition(";")[0].strip().lower()
             if kind != "application/json":
                 return Refusal(415, "a request is application/json", code="content_type")
             if int(headers.get("content-length", "0") or 0) > self.body:

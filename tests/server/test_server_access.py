@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -68,6 +69,14 @@ def test_a_form_cannot_ask(server: Serving) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         answer = server.http.post(CHAT, content=b"{}", headers={"content-type": kind})
         assert answer.status_code == 415
+
+
+def test_only_a_page_has_to_say_that_it_sends_json(server: Serving) -> None:
+    """Some clients of Ollama's do not; a page could leave it out to be asked no questions."""
+    body = json.dumps(HELLO).encode()
+    assert server.http.post(CHAT, content=body).status_code == 200
+    page = {"origin": "http://localhost:3000"}
+    assert server.http.post(CHAT, content=body, headers=page).status_code == 415
 
 
 def test_a_body_has_a_limit(tmp_path: Path) -> None:
