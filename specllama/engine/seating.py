@@ -2,20 +2,22 @@
 
 A new prompt goes on from the longest beginning that any lane holds, busy or idle, or that was
 parked; nothing of it is read again. What an idle lane holds is parked in memory before somebody
-else takes the lane, or its cells.
+else takes the lane, or its cells. So does a draft model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
-from specllama.backend.base import Blob, Lane, Pool
+from specllama.backend.base import Blob, Context, Lane, Pool
 from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PoolFull
 from specllama.history import common_prefix
 from specllama.models.memory import available_memory
-from specllama.speculative.asking import Cut, grant
 
 _SPARE = 256 << 20  # bytes of memory that parked texts leave to others
 _WORTH = 16  # fewer tokens are as soon read as found
@@ -25,6 +27,11 @@ _WORTH = 16  # fewer tokens are as soon read as found
 class _Parked:
     blob: Blob
     rounded: int | None  # see ``Slot.rounded``
+    beside: Sequence[tuple[Pool, Blob]]  # of its drafters' lanes
+
+    @property
+    def n_bytes(self) -> int:
+        return self.blob.n_bytes + sum(blob.n_bytes for _, blob in self.beside)
 
 
 class Seating:
@@ -53,7 +60,7 @@ class Seating:
     @property
     def n_bytes(self) -> int:
         """Memory that parked texts take."""
-        return sum(parked.blob.n_bytes for parked in self._lot)
+        return sum(parked.n_bytes for parked in self._lot)
 
     def forget(self) -> None:
         self._lot.clear()
@@ -71,13 +78,15 @@ class Seating:
             *(self._usable(parked.blob, ids) for parked in self._lot),
         ]
         if (tail < _WORTH or not self._most_bytes) and keep >= max(elsewhere, default=0):
-            free.remove(nearest)
-            nearest.target.rollback(keep)
-            nearest.kept(keep)
-            return nearest
-        slot = next((one for one in free if not one.target.tokens), free[-1])
+            slot = nearest
+            slot.target.rollback(keep)
+            slot.kept(keep)
+        else:
+            slot = next((one for one in free if not one.target.tokens), free[-1])
+            self._empty(slot, keep if slot is nearest else 0)
         free.remove(slot)
-        self._empty(slot, keep if slot is nearest else 0)
+        for lane in slot.beside:
+            self._follow(lane, ids)
         while not (slot.target.tokens or self._fill(slot, ids)) and self.vacate(free):
             pass
         return slot
@@ -88,9 +97,8 @@ class Seating:
         if slot is None:
             return False
         self._empty(slot)
-        for drafter in slot.drafters.values():
-            for lane in drafter.lanes:
-                grant(Cut(lane, 0))
+        for lane in slot.beside:
+            lane.rollback(0)
         return True
 
     def _usable(self, held: Lane | Blob, ids: Sequence[int]) -> int:
@@ -106,7 +114,8 @@ class Seating:
         """Park what a lane holds; where that cannot be, ``keep`` of it stays."""
         if self._most_bytes and len(slot.target.tokens) >= _WORTH:
             try:
-                self._keep(_Parked(self._pool.park(slot.target), slot.rounded_at))
+                blob = self._pool.park(slot.target)
+                self._keep(_Parked(blob, slot.rounded_at, _parked(slot.beside)))
                 keep = 0
             except EngineError:  # the library does not give it away
                 slot.target.rollback(keep)
@@ -154,3 +163,31 @@ class Seating:
         if rounded is not None and rounded < keep:
             slot.rounded(rounded)
         return True
+
+    def _follow(self, lane: Context, ids: Sequence[int]) -> None:
+        """Give a draft model's lane the longest beginning of a prompt that is held anywhere; how
+        far that is the text its drafter finds out."""
+        pool = lane.pool
+        if pool is None:
+            return
+        others = [other for slot in self._slots for other in slot.beside if other.pool is pool]
+        blobs = [blob for one in self._lot for whose, blob in one.beside if whose is pool]
+        sources: list[tuple[Sequence[int], Callable[..., object]]] = [
+            *((one.tokens, partial(pool.fork, cast(Lane, one), len(one.tokens))) for one in others),
+            *((blob.tokens, partial(pool.resume, blob)) for blob in blobs),
+        ]
+        held, give = max(sources, key=lambda source: common_prefix(source[0], ids))
+        if common_prefix(held, ids) > common_prefix(lane.tokens, ids):
+            lane.rollback(0)
+            with suppress(EngineError, PoolFull):  # what it lacks it reads itself
+                give(into=lane)
+
+
+def _parked(lanes: Sequence[Context]) -> list[tuple[Pool, Blob]]:
+    """What draft models' lanes held, where it can be taken."""
+    found: list[tuple[Pool, Blob]] = []
+    for lane in lanes:
+        if lane.pool is not None and lane.tokens:
+            with suppress(EngineError):
+                found.append((lane.pool, lane.pool.park(cast(Lane, lane))))
+    return found

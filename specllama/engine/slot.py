@@ -10,7 +10,6 @@ from specllama.errors import PairIncompatible, SpecllamaError, UsageError
 from specllama.history import History
 from specllama.interface import EngineInfo
 from specllama.params import GenerateParams
-from specllama.speculative.asking import Cut, grant
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import HINTS, Facts, find, methods
 from specllama.speculative.rules import rule_of
@@ -69,20 +68,26 @@ class Slot:
             raise _missing(name, info, sorted(self.drafters))
         return self.drafters[name]
 
+    @property
+    def beside(self) -> list[Context]:
+        """The lanes that its drafters read the text in, each once."""
+        lanes = [lane for drafter in self.drafters.values() for lane in drafter.lanes]
+        return [cast(Context, lane) for lane in dict.fromkeys(lanes)]
+
     def reset(self) -> None:
         """Forget every text, so that the next prompt is read afresh."""
         self.target.rollback(0)
         self.kept(0)
+        for lane in self.beside:
+            lane.rollback(0)
         for drafter in self.drafters.values():
-            for lane in drafter.lanes:
-                grant(Cut(lane, 0))
             drafter.forget()
 
     def close(self) -> None:
         for drafter in self.drafters.values():
             drafter.close()
-            for lane in drafter.lanes:
-                cast(Context, lane).close()
+        for lane in self.beside:
+            lane.close()
         self.target.close()
 
     # -- cells that a pass of another width wrote --

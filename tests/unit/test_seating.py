@@ -165,7 +165,7 @@ def test_where_memory_runs_out_parked_texts_are_forgotten() -> None:
 
 def test_a_prompt_goes_on_from_that_of_a_busy_lane() -> None:
     engine = engine_of(3)
-    head = [random.Random(2).randrange(1, V) for _ in range(100)]
+    head = random.Random(2).choices(range(1, V), k=100)
     first = engine.submit([*head, 1, 2], params(1, most=60))
     for _ in range(10):
         engine.step()
@@ -175,6 +175,47 @@ def test_a_prompt_goes_on_from_that_of_a_busy_lane() -> None:
     found = {id: event for id, event in said if isinstance(event, Finished)}
     assert started[second].cached_n == len(head)
     assert found[first].token_ids == alone([*head, 1, 2], params(1, most=60))
+    assert found[second].token_ids == alone([*head, 3, 4], params(2, most=60))
+
+
+def read_by_draft(engine: Engine, ids: list[int], asked: GenerateParams) -> int:
+    """Tokens that the draft model evaluates for this request, others not counted."""
+    pool: Any = engine._slots[0].beside[0].pool
+    before = sum(pool.fake.passes)
+    engine.submit(ids, asked)
+    ends(engine)
+    return sum(pool.fake.passes) - before
+
+
+def test_a_draft_model_does_not_read_a_shared_beginning_again() -> None:
+    """Of a text that is idle in another lane, of one that is parked, and of one that is written by
+    a method that has nothing of it."""
+    head = random.Random(2).choices(range(1, V), k=100)
+    fresh = read_by_draft(engine_of(3), [*head, 1], params(1, method="draft"))
+    assert fresh > 100
+    engine = engine_of(3)
+    for method, tail in (("draft", 1), ("none", 2), ("tree", 3), ("draft", 1)):
+        read = read_by_draft(engine, [*head, tail], params(1, method=method))
+        if tail > 2:
+            assert 0 < read < len(head) // 2
+    assert 0 < read <= fresh - len(head)
+    for i in range(4, 8):  # parks all of them
+        list(engine.generate([i] * 130, params(1, method="draft")))
+    assert read_by_draft(engine, [*head, 1], params(1, method="draft")) <= fresh - len(head)
+    engine.reset()
+    assert read_by_draft(engine, [*head, 1], params(1, method="draft")) == fresh
+
+
+def test_a_fork_of_a_busy_lane_drafts_at_once() -> None:
+    engine = engine_of(3)
+    head = random.Random(2).choices(range(1, V), k=100)
+    engine.submit([*head, 1, 2], params(1, method="draft", most=60))
+    for _ in range(20):
+        engine.step()
+    second = engine.submit([*head, 3, 4], params(2, method="draft", most=60))
+    drafts = [slot.beside[0] for slot in engine._slots]
+    assert sorted(lane.tokens[:100] == head for lane in drafts) == [False, True, True]
+    found = ends(engine)
     assert found[second].token_ids == alone([*head, 3, 4], params(2, most=60))
 
 

@@ -93,7 +93,7 @@ class ChainDrafter(Stepping):
 
     def start(self, request: Request) -> None:
         super().start(request)
-        self._start = 0
+        self._start_at(0)  # and what the lane holds may be another's
 
     def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
         unread, fits = self._unread(tokens)
