@@ -22,6 +22,8 @@ This module imports nothing heavy: ``specllama --help`` may import it.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class SpecllamaError(Exception):
     """A failure a person can act on.
@@ -38,8 +40,8 @@ class SpecllamaError(Exception):
         self.message = message
         self.hint = hint
 
-    def __reduce__(self) -> tuple[type[SpecllamaError], tuple[str, str | None]]:
-        return (type(self), (self.message, self.hint))
+    def __reduce__(self) -> tuple[type[SpecllamaError], tuple[str, str | None], dict[str, Any]]:
+        return (type(self), (self.message, self.hint), self.__dict__)
 
 
 class UsageError(SpecllamaError):
@@ -51,7 +53,16 @@ class ConfigError(UsageError):
 
 
 class PromptTooLong(UsageError):
-    pass
+    """Args:
+    n_prompt, n_ctx: tokens that the prompt has, and those that there is room for.
+    """
+
+    def __init__(
+        self, message: str, hint: str | None = None, *, n_prompt: int = 0, n_ctx: int = 0
+    ) -> None:
+        super().__init__(message, hint)
+        self.n_prompt = n_prompt
+        self.n_ctx = n_ctx
 
 
 class ModelUnavailable(SpecllamaError):

@@ -232,7 +232,8 @@ class Finished(Event):
     ``token_ids`` includes a stop token; ``text`` never shows it. ``reasoning`` is the thought of
     the reply, ``seams`` what the model wrote before and behind it, None where that is nothing or
     not the whole (see ``thoughts``). Of a reply that was continued, ``text`` and ``reasoning`` are
-    what is new, ``seams`` are those of the whole. ``verdict`` is None of plain decoding.
+    what is new, ``seams`` are those of the whole. ``stop`` is the stop string that ended it, if one
+    did. ``verdict`` is None of plain decoding.
     """
 
     type: ClassVar[str] = "finish"
@@ -259,6 +260,7 @@ class Finished(Event):
     message: str | None = None
     reasoning: str = ""
     seams: tuple[str, str] | None = None
+    stop: str | None = None
     verdict: Verdict | None = None
 
 

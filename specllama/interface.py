@@ -36,7 +36,8 @@ class Message:
         return {**out, "reasoning": self.reasoning} if self.reasoning else out
 
 
-Prompt = str | Sequence[int] | Sequence[Message]  # a raw text, token ids, or a conversation
+# a raw text, token ids with texts between them, or a conversation
+Prompt = str | Sequence[int | str] | Sequence[Message]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import gguf
 import numpy as np
@@ -49,17 +51,29 @@ def with_tokens(source: Path, out: Path, order: Sequence[int], renamed: Sequence
 
 def with_tensor(source: Path, out: Path, name: str, kind: str = "F32") -> Path:
     """Write ``source`` with one more tensor, four rows of 64 ones as ``kind``."""
+    w = _copy(source, out)
+    packed = gguf.GGMLQuantizationType[kind]
+    values = gguf.quantize(np.ones((4, 64), np.float32), packed)
+    w.add_tensor(name, values, raw_dtype=packed)
+    w.finish()
+    return out
+
+
+def with_template(source: Path, out: Path, template: str) -> Path:
+    """Write ``source`` with another chat template."""
+    _copy(source, out, {"tokenizer.chat_template": template}).finish()
+    return out
+
+
+def _copy(source: Path, out: Path, changed: Mapping[str, Any] = MappingProxyType({})) -> _Writer:
+    """``source`` with values of its header changed, not finished yet."""
     reader = gguf.GGUFReader(source)
     w = _Writer(out, reader.fields["general.architecture"].contents())
     for key, field in reader.fields.items():
         if key.startswith("GGUF.") or key == "general.architecture":
             continue
         sub = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-        w.add_key_value(key, field.contents(), field.types[0], sub)
+        w.add_key_value(key, changed.get(key, field.contents()), field.types[0], sub)
     for tensor in reader.tensors:
         w.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
-    packed = gguf.GGMLQuantizationType[kind]
-    values = gguf.quantize(np.ones((4, 64), np.float32), packed)
-    w.add_tensor(name, values, raw_dtype=packed)
-    w.finish()
-    return out
+    return w

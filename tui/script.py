@@ -28,7 +28,7 @@ from specllama.events import (
     TextDelta,
     Timings,
 )
-from specllama.interface import EngineInfo, Message
+from specllama.interface import EngineInfo, Message, Prompt
 from specllama.marks import USUAL
 from specllama.params import GenerateParams
 from specllama.stats import SpecStats
@@ -52,7 +52,7 @@ def is_drafting(params: GenerateParams) -> bool:
     return params.speculate and params.draft_max != 0 and params.proposer != "none"
 
 
-def count_tokens(prompt: str | Sequence[int] | Sequence[Message], cut: Cut) -> int:
+def count_tokens(prompt: Prompt, cut: Cut) -> int:
     """Tokens of a prompt: the pieces of its text, and four a message for the template's marks."""
     if isinstance(prompt, str):
         return len(cut(prompt))

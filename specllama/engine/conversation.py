@@ -162,8 +162,11 @@ class Conversation:
         ids = prepared.ids
         if len(ids) > target.n_ctx:
             raise PromptTooLong(
-                f"the prompt has {len(ids)} tokens, the context {target.n_ctx}",
+                f"the prompt of {len(ids)} tokens exceeds the available context size "
+                f"of {target.n_ctx}",
                 "shorten it, or raise --ctx-size",
+                n_prompt=len(ids),
+                n_ctx=target.n_ctx,
             )
         self._reply = Reply(params, prompting.vocab, prepared.reader)
         self._drafter, skipped = self._slot.drafter_for(params, loaded.info)
@@ -450,6 +453,7 @@ class Conversation:
             text=reply.text,
             reasoning=reply.reasoning,
             seams=reply.seams,
+            stop=reply.stop,
             token_ids=tuple(reply.token_ids),
             seed=started.seed,
             rounds=stats.rounds,

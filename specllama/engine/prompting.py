@@ -79,13 +79,22 @@ class Prompting:
             prepared = self._chat([m for m in prompt if isinstance(m, Message)], params)
             ids = prepared.ids
         else:
-            ids = [int(t) for t in prompt if not isinstance(t, Message)]
+            ids = self._mixed([part for part in prompt if not isinstance(part, Message)])
             bad = next((t for t in ids if not 0 <= t < self.vocab.n_tokens), None)
             if bad is not None:
                 raise UsageError(f"token {bad} is outside the vocabulary")
         if not ids:
             raise UsageError("the prompt is empty", "give some text to continue or to answer")
         return prepared or Prepared(ids)
+
+    def _mixed(self, parts: Sequence[int | str]) -> list[int]:
+        ids: list[int] = []
+        for part in parts:
+            if isinstance(part, str):
+                ids += self.vocab.tokenize(part, add_special=not ids, parse_special=True)
+            else:
+                ids.append(int(part))
+        return ids
 
     def _chat(self, messages: list[Message], params: GenerateParams) -> Prepared:
         rendered, why = self.render(messages, params)

@@ -51,6 +51,11 @@ class Reply:
         return self._thoughts.text
 
     @property
+    def stop(self) -> str | None:
+        """The stop string that ended it, if one did."""
+        return self._stream.stop
+
+    @property
     def seams(self) -> tuple[str, str] | None:
         """See ``thoughts``; None also if there are none."""
         seams = None if self._reader is None else self._reader.seams

@@ -206,7 +206,6 @@ class MessagesDialect:
 
     def __init__(self, body: MessagesRequest, model: str) -> None:
         self._model = model
-        self._stops = body.stop_sequences or []
         self._id = f"msg_{secrets.token_hex(12)}"
         self._open: str = ""  # the kind of the block that is being written
         self._index = -1
@@ -305,9 +304,7 @@ class MessagesDialect:
         if reply.calls:
             return "tool_use", None
         reason = _STOPS.get("" if finished is None else finished.reason, "end_turn")
-        # which of several it was, nobody kept
-        sequence = self._stops[0] if reason == "stop_sequence" and len(self._stops) == 1 else None
-        return reason, sequence
+        return reason, None if finished is None else finished.stop
 
 
 def _frame(name: str, **fields: Any) -> Frame:

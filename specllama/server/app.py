@@ -29,6 +29,7 @@ def make_app(service: Service) -> Starlette:
         return PlainTextResponse(
             service.metrics.text(await service.desk.figures()),
             media_type="text/plain; version=0.0.4; charset=utf-8",
+            headers={"Process-Start-Time-Unix": str(service.started)},
         )
 
     async def greet(request: Request) -> Response:

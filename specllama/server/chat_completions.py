@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from specllama.params import GenerateParams
+from specllama.server.details import progress
 from specllama.server.dialect import (
     FINGERPRINT,
     Frame,
@@ -19,7 +20,7 @@ from specllama.server.dialect import (
     now,
     openai_error,
 )
-from specllama.server.figures import finish_reason, metrics, timings, usage
+from specllama.server.figures import finish_reason, metrics, so_far, timings, usage
 from specllama.server.likelihood import chances_of, in_chat
 from specllama.server.refusals import Refusal, wrong
 from specllama.server.sampling import Sampling, params_of, schema_text
@@ -55,6 +56,10 @@ class ChatRequest(Sampling, kw_only=True):
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     timings_per_token: bool | None = None
+    return_progress: bool | None = None
+    verbose: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[ToolSpec] | None = None
@@ -95,6 +100,11 @@ def wanted(body: ChatRequest, base: GenerateParams) -> Wanted:
     n = 1 if body.n is None else body.n
     if not 1 <= n <= MOST_REPLIES:
         raise wrong("n", f"n must be from 1 to {MOST_REPLIES}, got {n}")
+    if body.add_generation_prompt and body.continue_final_message:
+        raise wrong(
+            "continue_final_message",
+            "continue_final_message: a message is not continued where another begins",
+        )
     tools = tools_of(body.tools, body.tool_choice)
     params = params_of(
         body,
@@ -128,13 +138,18 @@ def _spelled(call: Call) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
+Verbose = Callable[[Reply], Mapping[str, Any]]
+
+
 class ChatDialect:
     """One answer in the words of OpenAI."""
 
     wire: Wire = "sse"
 
-    def __init__(self, body: ChatRequest, model: str) -> None:
+    def __init__(self, body: ChatRequest, model: str, verbose: Verbose | None = None) -> None:
         self._model = model
+        self._verbose = verbose
+        self._progress = bool(body.return_progress)
         self._usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         self._timings = bool(body.timings_per_token)
         self._logprobs = bool(body.logprobs)
@@ -159,17 +174,20 @@ class ChatDialect:
 
     def begun(self, replies: list[Reply]) -> Iterable[Frame]:
         for reply in replies:
-            yield self._chunk([self._delta(reply, {"role": "assistant", "content": ""})])
+            yield self._chunk([self._delta(reply, {"role": "assistant", "content": None})])
 
     def said(self, piece: Piece) -> Iterable[Frame]:
         if piece.reasoning:
             yield self._chunk([self._delta(piece.reply, {"reasoning_content": piece.reasoning})])
+        for told in progress(piece) if self._progress else ():
+            yield self._chunk([self._delta(piece.reply, {})], **told)
         chances = chances_of(piece.rounds)
         if piece.text or chances:
             choice = self._delta(piece.reply, {"content": piece.text})
             if chances:
                 choice["logprobs"] = {"content": in_chat(chances)}
-            yield self._chunk([choice])
+            more = {"timings": so_far(piece.reply)} if self._timings else {}
+            yield self._chunk([choice], **more)
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
         if reply.calls:
@@ -192,7 +210,9 @@ class ChatDialect:
         yield Frame("[DONE]")
 
     def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
+        told = {} if self._verbose is None else {"__verbose": self._verbose(replies[0])}
         return {
+            **told,
             "id": self._id,
             "object": "chat.completion",
             "system_fingerprint": FINGERPRINT,

@@ -6,9 +6,11 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from specllama.interface import Prompt
 from specllama.params import GenerateParams
-from specllama.server.chat_completions import MOST_REPLIES, StreamOptions, limit_of
+from specllama.server.chat_completions import MOST_REPLIES, StreamOptions
 from specllama.server.dialect import (
     FINGERPRINT,
     Frame,
@@ -26,7 +28,15 @@ from specllama.server.sampling import Sampling, params_of
 
 MOST_PROMPTS = 64
 
-Given = str | list[str | int | list[int]]
+
+class Spoken(msgspec.Struct):
+    """A prompt in llama-server's third way."""
+
+    prompt_string: str
+    multimodal_data: Any = None
+
+
+Given = str | list[int | str | list[int | str] | Spoken] | Spoken
 
 
 class CompletionRequest(Sampling, kw_only=True):
@@ -37,22 +47,35 @@ class CompletionRequest(Sampling, kw_only=True):
     n: int | None = None
     best_of: int | None = None
     max_tokens: int | None = None
+    n_predict: int | None = None  # llama-server's name for it
     logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None
 
 
 def prompts_of(given: Given) -> tuple[Prompt, ...]:
-    """Raises Refusal if there are none, or too many."""
-    if isinstance(given, str):
-        return (given,)
-    ids = [one for one in given if isinstance(one, int)]
-    if ids and len(ids) == len(given):
-        return (tuple(ids),)
-    prompts = [one for one in given if not isinstance(one, int)]
-    if ids or not 0 < len(prompts) <= MOST_PROMPTS:
+    """One prompt, or several: a list with token ids in it is one.
+
+    Raises:
+        Refusal: there are none, or too many, or they hold something else than text.
+    """
+    if not isinstance(given, list) or any(isinstance(part, int) for part in given):
+        return (_prompt(given),)
+    if not 0 < len(given) <= MOST_PROMPTS:
         raise wrong("prompt", f"prompt: token ids, or from 1 to {MOST_PROMPTS} prompts")
-    return tuple(one if isinstance(one, str) else tuple(one) for one in prompts)
+    return tuple(map(_prompt, given))
+
+
+def _prompt(one: Any) -> Prompt:
+    if isinstance(one, Spoken):
+        if one.multimodal_data:
+            raise not_offered("multimodal_data", "models here read text only", "prompt")
+        return one.prompt_string
+    if isinstance(one, list):
+        if not all(isinstance(part, int | str) for part in one):
+            raise wrong("prompt", "prompt: token ids and texts only stand beside each other")
+        return tuple(one)
+    return str(one)
 
 
 def wanted(body: CompletionRequest, base: GenerateParams) -> Wanted:
@@ -69,9 +92,10 @@ def wanted(body: CompletionRequest, base: GenerateParams) -> Wanted:
     prompts = prompts_of(body.prompt)
     if body.echo and not all(isinstance(one, str) for one in prompts):
         raise not_offered("echo of token ids", "their text is what was sent", "echo")
-    limit = limit_of(body.max_tokens) if body.max_tokens is not None else 16
+    limit = next((one for one in (body.max_tokens, body.n_predict) if one is not None), 16)
     params = params_of(body, base, chances=body.logprobs)
-    return Wanted(prompts, params.replace(max_tokens=limit), n=n, stream=bool(body.stream))
+    params = params.replace(max_tokens=None if limit == -1 else limit or 1)
+    return Wanted(prompts, params, n=n, stream=bool(body.stream), silent=limit == 0)
 
 
 class CompletionDialect:

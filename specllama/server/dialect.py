@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from specllama import __version__
-from specllama.events import Event, Finished, RoundDone, Started, TextDelta
+from specllama.events import Event, Finished, PrefillProgress, RoundDone, Started, TextDelta
 from specllama.events import ReasoningDelta as ReasoningDelta
 from specllama.interface import Prompt
 from specllama.params import GenerateParams
@@ -33,6 +33,8 @@ class Wanted:
         client: who asks, for fairness.
         label: of the workload; arm: of an experiment.
         tools: what the model may call.
+        silent: the prompts are only read, for whoever comes with them next.
+        progress: tell how far a prompt is read.
     """
 
     prompts: tuple[Prompt, ...]
@@ -43,6 +45,8 @@ class Wanted:
     label: str = ""
     arm: str = ""
     tools: ToolUse | None = None
+    silent: bool = False
+    progress: bool = False
 
 
 @dataclass(slots=True)
@@ -52,10 +56,14 @@ class Reply:
     Attributes:
         calls: of tools, once the reply is over; ``text`` is without them.
         reasoning_n: tokens of the thought.
+        silent: of a request that wants no text: the first token, which costs no pass, is dropped.
+        read: (tokens of the prompt that are read or need not be, milliseconds since it was begun).
+        predicted_ms: from the first token to the last.
     """
 
     index: int
     reader: ToolReader | None = None
+    silent: bool = False
     text: str = ""
     reasoning: str = ""
     started: Started | None = None
@@ -64,6 +72,10 @@ class Reply:
     queue_ms: float = 0.0
     calls: list[Call] = field(default_factory=list)
     reasoning_n: int = 0
+    read: list[tuple[int, float]] = field(default_factory=list)
+    predicted_ms: float = 0.0
+    _begun_s: float = 0.0
+    _first_ms: float = 0.0
     _said: int = 0  # characters of the answer
     _answering: bool = False
 
@@ -71,7 +83,20 @@ class Reply:
         """Add what came; what of it is to be said."""
         piece = Piece(self)
         for event in events:
-            if isinstance(event, TextDelta):
+            if isinstance(event, Started):
+                self.started = event
+                self._begun_s = time.perf_counter()
+                piece.read.append((event.cached_n, 0.0))
+            elif isinstance(event, PrefillProgress):
+                piece.read.append((event.done, self._ms))
+            elif isinstance(event, Finished):
+                self.finished = silenced(event) if self.silent else event
+                if self.reader is not None:
+                    left, self.calls = self.reader.finish()
+                    piece.text += left
+            elif self.silent:
+                continue
+            elif isinstance(event, TextDelta):
                 self._said += len(event.text)
                 piece.text += self.reader.feed(event.text) if self.reader else event.text
             elif isinstance(event, ReasoningDelta):
@@ -80,17 +105,17 @@ class Reply:
                 piece.rounds.append(event)
                 if self.reasoning or piece.reasoning:
                     self._think(event)
-            elif isinstance(event, Started):
-                self.started = event
-            elif isinstance(event, Finished):
-                self.finished = event
-                if self.reader is not None:
-                    left, self.calls = self.reader.finish()
-                    piece.text += left
+                self._first_ms = self._first_ms or self._ms
+                self.predicted_ms = self._ms - self._first_ms
         self.text += piece.text
         self.reasoning += piece.reasoning
         self.rounds += piece.rounds
+        self.read += piece.read
         return piece
+
+    @property
+    def _ms(self) -> float:
+        return (time.perf_counter() - self._begun_s) * 1e3
 
     def _think(self, done: RoundDone) -> None:
         """Count the tokens of a round that belong to the thought: all but those of an answer."""
@@ -103,6 +128,11 @@ class Reply:
         self.reasoning_n += len(tokens)
 
 
+def silenced(end: Finished) -> Finished:
+    """The end of a reply without its only token."""
+    return replace(end, reason="length", text="", reasoning="", token_ids=(), rounds=0, cut=0)
+
+
 @dataclass(slots=True)
 class Piece:
     """What came of a reply at once."""
@@ -111,6 +141,7 @@ class Piece:
     text: str = ""
     reasoning: str = ""
     rounds: list[RoundDone] = field(default_factory=list)
+    read: list[tuple[int, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,5 +197,6 @@ def openai_error(refusal: Refusal) -> dict[str, Any]:
             "type": refusal.kind,
             "code": refusal.code,
             "param": refusal.param,
+            **refusal.details,
         }
     }

@@ -70,7 +70,9 @@ class Exchange:
         self._desk = desk
         self._wanted = wanted
         self.replies = [
-            Reply(i, None if wanted.tools is None else ToolReader(wanted.tools))
+            Reply(
+                i, None if wanted.tools is None else ToolReader(wanted.tools), silent=wanted.silent
+            )
             for i in range(len(wanted.prompts) * wanted.n)
         ]
         self._heard: deque[tuple[int, str, Any]] = deque()
@@ -259,7 +261,7 @@ class Stream(Response):
                 frames: list[Frame] = []
                 for reply, events in said:
                     piece = reply.take(events)
-                    if piece.text or piece.reasoning or piece.rounds:
+                    if piece.text or piece.reasoning or piece.rounds or piece.read:
                         frames += dialect.said(piece)
                     if reply.finished is not None:
                         frames += dialect.finished(reply)

@@ -18,12 +18,8 @@ def timings(replies: Sequence[Reply]) -> dict[str, Any]:
     prompt = sum(end.prompt_n for end in ends) - cached
     prompt_ms = sum(end.timings.prefill_ms for end in ends)
     predicted = sum(len(end.token_ids) for end in ends)
-    predicted_ms = sum(end.timings.decode_ms + end.timings.first_decode_ms for end in ends)
-    out: dict[str, Any] = {
-        "cache_n": cached,
-        **_speed("prompt", prompt, prompt_ms),
-        **_speed("predicted", predicted, predicted_ms),
-    }
+    predicted_ms = sum(end.timings.decode_ms for end in ends)
+    out = _speeds(cached, prompt, prompt_ms, predicted, predicted_ms, len(ends))
     if drafted := sum(end.draft_n for end in ends):
         out["draft_n"] = drafted
         out["draft_n_accepted"] = sum(end.draft_n_accepted for end in ends)
@@ -42,13 +38,35 @@ def timings(replies: Sequence[Reply]) -> dict[str, Any]:
     }
 
 
-def _speed(what: str, n: int, ms: float) -> dict[str, float | int | None]:
+def so_far(reply: Reply) -> dict[str, Any]:
+    """``timings`` of a reply that is being written."""
+    cached = 0 if reply.started is None else reply.started.cached_n
+    written = sum(len(done.emitted) for done in reply.rounds)
+    read, read_ms = reply.read[-1] if reply.read else (cached, 0.0)
+    return _speeds(cached, read - cached, read_ms, written, reply.predicted_ms, 1)
+
+
+def _speeds(
+    cached: int, prompt: int, prompt_ms: float, predicted: int, predicted_ms: float, replies: int
+) -> dict[str, Any]:
+    """The first token of each reply comes with its prompt: the others are what takes time."""
+    steps = max(0, predicted - replies)
     return {
-        f"{what}_n": n,
-        f"{what}_ms": ms,
-        f"{what}_per_token_ms": ms / n if n else None,
-        f"{what}_per_second": n / ms * 1e3 if ms > 0 else None,
+        "cache_n": cached,
+        "prompt_n": prompt,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": _ratio(prompt_ms, prompt),
+        "prompt_per_second": _ratio(prompt * 1e3, prompt_ms),
+        "predicted_n": predicted,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": _ratio(predicted_ms, steps),
+        "predicted_per_second": _ratio(steps * 1e3, predicted_ms),
     }
+
+
+def _ratio(above: float, below: float) -> float:
+    """0 where there is none, as llama-server writes it."""
+    return above / below if below > 0 and above > 0 else 0.0
 
 
 def _added(rows: Sequence[Sequence[int]]) -> list[int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from specllama.events import Chance, Chances, RoundDone
+from specllama.server.dialect import Piece
 
 _NEVER = -9999.0  # JSON has no minus infinity
 
@@ -13,6 +14,24 @@ _NEVER = -9999.0  # JSON has no minus infinity
 def chances_of(rounds: Iterable[RoundDone]) -> list[Chances]:
     """Of every token that was emitted, accepted drafts among them."""
     return [chance for done in rounds for chance in done.chances]
+
+
+def pieces(piece: Piece) -> Iterator[tuple[str, list[int], list[Chances]]]:
+    """A piece as text, tokens and chances; where chances were asked for, token by token, as
+    llama-server does. Text that was held back comes with the last token of those that follow it.
+    """
+    text = piece.reasoning + piece.text
+    tokens = [token for done in piece.rounds for token in done.emitted]
+    chances = chances_of(piece.rounds)
+    if not chances:
+        if text:
+            yield text, tokens, []
+        return
+    spelled = [part for done in piece.rounds for part in done.emitted_text]
+    if "".join(spelled) != text:
+        spelled = [*[""] * (len(chances) - 1), text]
+    for part, token, chance in zip(spelled, tokens, chances, strict=True):
+        yield part, [token], [chance]
 
 
 def in_chat(chances: Sequence[Chances]) -> list[dict[str, Any]]:

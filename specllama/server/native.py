@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -13,16 +13,15 @@ from starlette.routing import Route
 from specllama import __version__
 from specllama.params import GenerateParams
 from specllama.server.completions import Given, prompts_of
+from specllama.server.details import ending, picked, progress, settings
 from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire, openai_error
 from specllama.server.exchange import Json
-from specllama.server.figures import metrics, timings
-from specllama.server.likelihood import chances_of, in_chat
+from specllama.server.figures import so_far
+from specllama.server.likelihood import in_chat, pieces
 from specllama.server.refusals import Refusal, not_offered, wrong
-from specllama.server.sampling import SAMPLERS, Sampling, params_of
+from specllama.server.sampling import Sampling, params_of
 from specllama.server.service import Service, guarded
 from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
-
-_STOP_TYPES = {"stop_token": "eos", "stop_string": "word", "length": "limit", "context": "limit"}
 
 
 class CompletionRequest(Sampling, kw_only=True):
@@ -33,6 +32,9 @@ class CompletionRequest(Sampling, kw_only=True):
     n_probs: int | None = None
     return_tokens: bool | None = None
     post_sampling_probs: bool | None = None
+    response_fields: list[str] | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -57,16 +59,14 @@ def wanted(body: CompletionRequest, base: GenerateParams) -> Wanted:
         raise not_offered(
             "post_sampling_probs", "probabilities are told before samplers", "post_sampling_probs"
         )
-    if body.n_predict == 0:
-        raise not_offered("n_predict: 0", "a prompt is read together with its reply", "n_predict")
     prompts = prompts_of(body.prompt)
     if len(prompts) > 1 and body.stream:
         raise wrong("prompt", "prompt: one prompt is streamed at a time")
     limit = body.n_predict if body.n_predict is not None else body.max_tokens
     params = params_of(body, base, chances=body.n_probs or None)
     if limit is not None:
-        params = params.replace(max_tokens=None if limit < 0 else limit)
-    return Wanted(prompts, params, stream=bool(body.stream))
+        params = params.replace(max_tokens=None if limit < 0 else limit or 1)
+    return Wanted(prompts, params, stream=bool(body.stream), silent=limit == 0)
 
 
 class NativeDialect:
@@ -79,85 +79,53 @@ class NativeDialect:
         self._params = params
         self._prompt = body.prompt
         self._tokens = bool(body.return_tokens)
+        self._fields = body.response_fields
+        self._progress = bool(body.return_progress)
+        self._timings = bool(body.timings_per_token)
 
     def begun(self, replies: list[Reply]) -> Iterable[Frame]:
         return ()
 
     def said(self, piece: Piece) -> Iterable[Frame]:
-        tokens = [token for done in piece.rounds for token in done.emitted]
-        chances = chances_of(piece.rounds)
-        text = piece.reasoning + piece.text
-        if not text and not chances:
-            return
+        for text, tokens, chances in pieces(piece):
+            frame = self._frame(piece, text, tokens)
+            if chances:
+                frame["completion_probabilities"] = in_chat(chances)
+            yield Frame(frame)
+        for told in progress(piece) if self._progress else ():
+            yield Frame({**self._frame(piece, "", []), **told})
+
+    def _frame(self, piece: Piece, text: str, tokens: list[int]) -> dict[str, Any]:
+        reply = piece.reply
         frame = {
-            "index": piece.reply.index,
+            "index": reply.index,
             "content": text,
             "tokens": tokens,
             "stop": False,
             "id_slot": -1,
-            "tokens_predicted": sum(len(done.emitted) for done in piece.reply.rounds),
-            "tokens_evaluated": 0 if (s := piece.reply.started) is None else s.prompt_n,
+            "tokens_predicted": sum(len(done.emitted) for done in reply.rounds),
+            "tokens_evaluated": 0 if reply.started is None else reply.started.prompt_n,
         }
-        if chances:
-            frame["completion_probabilities"] = in_chat(chances)
-        yield Frame(frame)
+        return {**frame, "timings": so_far(reply)} if self._timings else frame
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
-        yield Frame({**self._end(reply), "content": "", "tokens": []})
+        end = {**self._end(reply), "content": "", "tokens": []}
+        end.pop("completion_probabilities", None)
+        yield Frame(picked(end, self._fields))
 
     def ended(self, replies: list[Reply]) -> Iterable[Frame]:
         return ()
 
     def whole(self, replies: list[Reply]) -> Any:
-        wholes = []
-        for reply in replies:
-            end = self._end(reply)
-            if chances := chances_of(reply.rounds):
-                end["completion_probabilities"] = in_chat(chances)
-            wholes.append(end)
+        wholes = [picked(self._end(reply), self._fields) for reply in replies]
         return wholes if len(wholes) > 1 else wholes[0]
 
     def failed(self, refusal: Refusal) -> Iterable[Frame]:
         yield Frame(openai_error(refusal))
 
     def _end(self, reply: Reply) -> dict[str, Any]:
-        finished = reply.finished
-        assert finished is not None
-        return {
-            "index": reply.index,
-            "content": reply.reasoning + reply.text,
-            "tokens": list(finished.token_ids) if self._tokens else [],
-            "id_slot": -1,
-            "stop": True,
-            "model": self._model,
-            "tokens_predicted": len(finished.token_ids),
-            "tokens_evaluated": finished.prompt_n,
-            "generation_settings": settings(self._params),
-            "prompt": self._prompt,
-            "has_new_line": "\n" in finished.text,
-            "truncated": finished.reason == "context",
-            "stop_type": _STOP_TYPES.get(finished.reason, "none"),
-            "stopping_word": "",
-            "tokens_cached": finished.prompt_n + len(finished.token_ids),
-            "timings": timings([reply]),
-            "metrics": metrics([reply]),
-        }
-
-
-def settings(params: GenerateParams) -> dict[str, Any]:
-    """The parameters of requests, under llama-server's names."""
-    sampling = params.sampling
-    return {
-        **{name: getattr(sampling, name) for name in SAMPLERS},
-        "dry_sequence_breakers": list(sampling.dry_sequence_breakers),
-        "seed": -1 if params.seed is None else params.seed,
-        "n_predict": -1 if params.max_tokens is None else params.max_tokens,
-        "stop": list(params.stop),
-        "ignore_eos": params.ignore_eos,
-        "grammar": params.grammar or "",
-        "speculative.type": params.proposer if params.speculate else "none",
-        "speculative.n_max": params.draft_max,
-    }
+        end = ending(reply, self._model, self._params, self._prompt)
+        return end if self._tokens else {**end, "tokens": []}
 
 
 def routes(service: Service) -> list[Route]:
@@ -180,26 +148,32 @@ def routes(service: Service) -> list[Route]:
                 "total_slots": desk.lanes,
                 "model_path": info.target.path,
                 "model_alias": service.model,
+                "model_ftype": info.target.quantization,
                 "chat_template": template,
                 "chat_template_caps": {},
                 "bos_token": bos,
                 "eos_token": eos,
-                "modalities": {"vision": False, "audio": False},
+                "modalities": {"vision": False, "video": False, "audio": False},
                 "build_info": f"specllama-{__version__}",
+                "endpoint_slots": True,
+                "endpoint_metrics": True,
+                "endpoint_props": False,
+                "ui": False,
+                "is_sleeping": False,
                 "exactness": info.exactness,
                 "methods": [{"name": m.name, "available": m.available} for m in info.methods],
             }
         )
 
     async def slots(request: Request) -> Response:
-        n_ctx = service.info.target.n_ctx
+        common = {"n_ctx": service.info.target.n_ctx, "speculative": True}
         running = [
-            {"id": i, "n_ctx": n_ctx, "is_processing": True, "params": settings(ticket.params)}
+            {"id": i, "is_processing": True,
+             "params": settings(ticket.params), **common}
             for i, ticket in enumerate(desk.running)
-        ]
-        idle: list[Mapping[str, Any]] = [
-            {"id": i, "n_ctx": n_ctx, "is_processing": False}
-            for i in range(len(running), desk.lanes)
+        ]  # fmt: skip
+        idle = [
+            {"id": i, "is_processing": False, **common} for i in range(len(running), desk.lanes)
         ]
         return Json([*running, *idle])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -13,6 +14,8 @@ from specllama.server.chat_completions import ChatDialect, ChatRequest
 from specllama.server.chat_completions import wanted as chat_wanted
 from specllama.server.completions import CompletionDialect, CompletionRequest
 from specllama.server.completions import wanted as completion_wanted
+from specllama.server.details import ending
+from specllama.server.dialect import Wanted
 from specllama.server.exchange import Json
 from specllama.server.refusals import Refusal, not_offered
 from specllama.server.responses import ResponsesDialect, ResponsesRequest
@@ -75,7 +78,16 @@ def routes(service: Service) -> list[Route]:
     async def chat(request: Request) -> Response:
         body = await service.read(request, ChatRequest)
         wanted = chat_wanted(body, service.base)
-        return await service.answer(request, wanted, ChatDialect(body, service.model))
+        verbose = None
+        if body.verbose:
+            asked = service.equipped(wanted)
+            prompt = await service.desk.ask("render", asked.prompts[0], asked.params)
+            verbose = partial(ending, model=service.model, params=asked.params, prompt=prompt)
+        return await service.answer(request, wanted, ChatDialect(body, service.model, verbose))
+
+    async def count_chat(request: Request) -> Response:
+        body = await service.read(request, ChatRequest)
+        return await counted(chat_wanted(body, service.base))
 
     async def completions(request: Request) -> Response:
         body = await service.read(request, CompletionRequest)
@@ -87,9 +99,12 @@ def routes(service: Service) -> list[Route]:
         wanted = responses_wanted(body, service.base)
         return await service.answer(request, wanted, ResponsesDialect(body, service.model))
 
-    async def input_tokens(request: Request) -> Response:
+    async def count_input(request: Request) -> Response:
         body = await service.read(request, ResponsesRequest)
-        n = await service.count(responses_wanted(body, service.base))
+        return await counted(responses_wanted(body, service.base))
+
+    async def counted(wanted: Wanted) -> Response:
+        n = await service.count(wanted)
         return Json({"object": "response.input_tokens", "input_tokens": n})
 
     def refuse(what: str, reason: str) -> Handler:
@@ -105,7 +120,8 @@ def routes(service: Service) -> list[Route]:
             ("/chat/completions", chat, ["POST"]),
             ("/completions", completions, ["POST"]),
             ("/responses", responses, ["POST"]),
-            ("/responses/input_tokens", input_tokens, ["POST"]),
+            ("/chat/completions/input_tokens", count_chat, ["POST"]),
+            ("/responses/input_tokens", count_input, ["POST"]),
             ("/models", models, ["GET"]),
             ("/models/{id:path}", model, ["GET"]),
             *(

@@ -12,6 +12,7 @@ from specllama.interface import EngineFigures
 from specllama.server.desk import Desk, Ticket
 
 PREFIX = "specllama:"
+LLAMA_PREFIX = "llamacpp:"
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -22,7 +23,10 @@ COUNTERS = {
     "spec_decode_num_accepted_tokens_per_pos_total": "The same, by place in the draft.",
     "prompt_tokens_total": "Tokens of prompts.",
     "prompt_tokens_cached_total": "Of these, tokens that had not to be read.",
+    "prompt_seconds_total": "Time of reading prompts.",
     "generation_tokens_total": "Tokens that were written.",
+    "generation_seconds_total": "Time of writing, behind the first token of each reply.",
+    "rounds_total": "Rounds of all replies.",
     "request_success_total": "Requests that ended, by reason.",
     "request_failure_total": "Requests that an error ended.",
     "draft_seconds_total": "Time of drafting.",
@@ -49,6 +53,7 @@ class Metrics:
         }
         self._spread: dict[str, dict[Labels, Histogram]] = {name: {} for name in HISTOGRAMS}
         self._first: dict[Ticket, float] = {}
+        self._longest = 0  # tokens of a text
         desk.watchers.append(self)
 
     # -- what happens --
@@ -74,6 +79,7 @@ class Metrics:
             self._observe("time_to_first_token_seconds", ticket, now - ticket.arrived_s)
         add = self._add
         source = done.source or "none"
+        add("rounds_total", ticket, 1)
         add("generation_tokens_total", ticket, len(done.emitted))
         add("verify_seconds_total", ticket, done.verify_ms / 1e3)
         add("draft_seconds_total", ticket, done.draft_ms / 1e3, source=source)
@@ -96,6 +102,9 @@ class Metrics:
     def _finished(self, ticket: Ticket, end: Finished) -> None:
         self._add("prompt_tokens_total", ticket, end.prompt_n)
         self._add("prompt_tokens_cached_total", ticket, end.cached_n)
+        self._add("prompt_seconds_total", ticket, end.timings.prefill_ms / 1e3)
+        self._add("generation_seconds_total", ticket, end.timings.decode_ms / 1e3)
+        self._longest = max(self._longest, end.prompt_n + len(end.token_ids))
         self._add("request_success_total", ticket, 1, finished_reason=end.reason)
         took = perf_counter() - ticket.arrived_s
         self._observe("e2e_request_latency_seconds", ticket, took)
@@ -122,7 +131,8 @@ class Metrics:
     def text(self, engine: EngineFigures | None) -> str:
         """``engine``: what it says of itself, if it can be asked."""
         told = self._engine(engine) if engine is not None else ()
-        return "\n".join([*self._lines(), *told]) + "\n"
+        passes = engine.pass_rows.count if engine is not None else 0
+        return "\n".join([*self._lines(), *told, *self._llama(passes)]) + "\n"
 
     def _lines(self) -> Iterator[str]:
         here: Labels = (("model_name", self._model),)
@@ -142,6 +152,42 @@ class Metrics:
             yield _line(name, here, value)
         yield from _head("engine_restarts_total", "counter", "Engines that were started again.")
         yield _line("engine_restarts_total", here, self._desk.restarts)
+
+    def _llama(self, passes: int) -> Iterator[str]:
+        """The figures that llama-server has, under its names."""
+
+        def sum_of(name: str) -> float:
+            return sum(self._counts[name].values())
+
+        read = sum_of("prompt_tokens_total") - sum_of("prompt_tokens_cached_total")
+        read_s, wrote_s = sum_of("prompt_seconds_total"), sum_of("generation_seconds_total")
+        wrote, rounds = sum_of("generation_tokens_total"), sum_of("rounds_total")
+        drafts = "spec_decode_num_drafts_total"
+        drafted = "spec_decode_num_draft_tokens_total"
+        accepted = "spec_decode_num_accepted_tokens_total"
+        for name, kind, value, help_text in (
+            ("prompt_tokens_total", "counter", read, "Tokens of prompts that were read."),
+            ("prompt_tokens_cached_total", "counter", sum_of("prompt_tokens_cached_total"),
+             "Tokens of prompts that had not to be read."),
+            ("prompt_seconds_total", "counter", read_s, COUNTERS["prompt_seconds_total"]),
+            ("tokens_predicted_total", "counter", wrote, COUNTERS["generation_tokens_total"]),
+            ("tokens_predicted_seconds_total", "counter", wrote_s,
+             COUNTERS["generation_seconds_total"]),
+            ("n_decode_total", "counter", passes, "Passes of the target."),
+            ("n_tokens_max", "counter", self._longest, "The longest text, in tokens."),
+            *((name, "counter", sum_of(name), COUNTERS[name])
+              for name in (drafted, accepted, drafts)),
+            ("prompt_tokens_seconds", "gauge", read / read_s if read_s else 0,
+             "Tokens of prompts read in a second."),
+            ("predicted_tokens_seconds", "gauge", wrote / wrote_s if wrote_s else 0,
+             "Tokens written in a second."),
+            ("requests_processing", "gauge", len(self._desk.running), "Requests being written."),
+            ("requests_deferred", "gauge", self._desk.n_waiting, "Requests that wait."),
+            ("n_busy_slots_per_decode", "gauge", rounds / passes if passes else 0,
+             "Conversations that share a pass, on average."),
+        ):  # fmt: skip
+            yield from _head(name, kind, help_text, LLAMA_PREFIX)
+            yield _line(name, (), value, LLAMA_PREFIX)
 
     def _engine(self, figures: EngineFigures) -> Iterator[str]:
         here: Labels = (("model_name", self._model),)
@@ -164,14 +210,14 @@ class Metrics:
             yield from _spread(name, here, spread)
 
 
-def _head(name: str, kind: str, help_text: str) -> tuple[str, str]:
-    return f"# HELP {PREFIX}{name} {help_text}", f"# TYPE {PREFIX}{name} {kind}"
+def _head(name: str, kind: str, help_text: str, prefix: str = PREFIX) -> tuple[str, str]:
+    return f"# HELP {prefix}{name} {help_text}", f"# TYPE {prefix}{name} {kind}"
 
 
-def _line(name: str, labels: Labels, value: float) -> str:
+def _line(name: str, labels: Labels, value: float, prefix: str = PREFIX) -> str:
     told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
     shown = repr(value) if isinstance(value, float) and value % 1 else str(int(value))
-    return f"{PREFIX}{name}{{{told}}} {shown}"
+    return f"{prefix}{name}{{{told}}} {shown}" if told else f"{prefix}{name} {shown}"
 
 
 def _spread(name: str, labels: Labels, spread: Histogram) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from specllama.errors import (
     ContextFull,
@@ -27,6 +28,7 @@ class Refusal(Exception):
         kind: what OpenAI calls the type of an error.
         code: for programs.
         param: the field of the request that is wrong.
+        details: further fields, for programs.
     """
 
     status: int
@@ -35,6 +37,7 @@ class Refusal(Exception):
     code: str | None = None
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 def wrong(param: str, message: str) -> Refusal:
@@ -71,7 +74,14 @@ def refusal(error: BaseException, fields: Mapping[str, str] | None = None) -> Re
         return Refusal(500, "the server failed", "server_error", "internal_error")
     said = error.message if error.hint is None else f"{error.message}; {error.hint}"
     if isinstance(error, PromptTooLong):
-        return Refusal(400, error.message, code="context_length_exceeded", param="messages")
+        return Refusal(
+            400,
+            error.message,
+            "exceed_context_size_error",  # llama-server's type, and OpenAI's code
+            "context_length_exceeded",
+            "messages",
+            details={"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx},
+        )
     if isinstance(error, UsageError):
         first = _FIRST.match(error.message)
         name = first[1].rstrip("-") if first is not None else ""

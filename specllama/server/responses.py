@@ -11,8 +11,9 @@ import msgspec
 from specllama.interface import Message
 from specllama.params import GenerateParams
 from specllama.server.chat_completions import think_of
+from specllama.server.details import progress
 from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire, now
-from specllama.server.figures import metrics, timings
+from specllama.server.figures import metrics, so_far, timings
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling import Sampling, params_of, schema_text
 from specllama.server.tools import (
@@ -105,6 +106,8 @@ class ResponsesRequest(Sampling, kw_only=True):
     tools: list[ToolSpec] | None = None
     tool_choice: str | Named | None = None
     top_logprobs: int | None = None
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
 
     @property
     def known(self) -> Iterator[tuple[str, str, ToolSpec]]:
@@ -264,7 +267,11 @@ class ResponsesDialect:
                 yield from self._begin(kind)
                 self._written += text
                 name = "reasoning_text" if kind == "reasoning" else "output_text"
-                yield self._frame(f"response.{name}.delta", delta=text, **self._place())
+                more = {"timings": so_far(piece.reply)} if self._body.timings_per_token else {}
+                yield self._frame(f"response.{name}.delta", delta=text, **self._place(), **more)
+        for told in progress(piece) if self._body.return_progress else ():
+            response = self._response("in_progress", [])
+            yield self._frame("response.in_progress", response=response, **told)
 
     def _place(self) -> dict[str, Any]:
         return {
@@ -329,7 +336,8 @@ class ResponsesDialect:
 
     def ended(self, replies: list[Reply]) -> Iterable[Frame]:
         response = self._end(replies, self._items)
-        yield self._frame(f"response.{response['status']}", response=response)
+        timed = response["timings"]  # there for llama-server's clients
+        yield self._frame(f"response.{response['status']}", response=response, timings=timed)
 
     def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
         [reply] = replies

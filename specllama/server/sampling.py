@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,9 @@ import msgspec
 
 from specllama.errors import UsageError
 from specllama.params import SEED_DRAWN, GenerateParams
-from specllama.server.refusals import refusal, wrong
+from specllama.server.refusals import refusal
 
-Bias = dict[str, float] | list[tuple[int | str, float | bool]]
+Bias = dict[str, float | bool] | list[tuple[int | str, float | bool]]
 
 # our names of sampling fields that requests may have, as they are called there
 SAMPLERS = (
@@ -130,15 +131,22 @@ def params_of(body: Sampling, base: GenerateParams, **more: Any) -> GeneratePara
         raise refusal(error, FIELDS) from None
 
 
-def _bias(bias: Bias) -> dict[int, float]:
-    out: dict[int, float] = {}
+async def numbered(bias: Bias, tokens: Callable[[str], Awaitable[list[int]]]) -> Bias:
+    """A bias by token ids; that of a word is that of each of its tokens."""
+    out: list[tuple[int | str, float | bool]] = []
     for token, value in bias.items() if isinstance(bias, dict) else bias:
-        try:
-            number = int(token)
-        except ValueError:
-            raise wrong("logit_bias", f"logit_bias: {token!r} is no token id") from None
-        out[number] = float("-inf") if value is False else float(value)
+        if isinstance(token, str) and not (isinstance(bias, dict) and token.isdecimal()):
+            out += [(id, value) for id in await tokens(token)]
+        else:
+            out.append((int(token), value))
     return out
+
+
+def _bias(bias: Bias) -> dict[int, float]:
+    return {
+        int(token): float("-inf") if value is False else float(value)
+        for token, value in (bias.items() if isinstance(bias, dict) else bias)
+    }
 
 
 def schema_text(schema: Any) -> str:

@@ -21,6 +21,7 @@ from specllama.server.exchange import Json, answer
 from specllama.server.guard import Access, read_body
 from specllama.server.prometheus import Metrics
 from specllama.server.refusals import Refusal, loading, malformed, refusal
+from specllama.server.sampling import Sampling, numbered
 from specllama.server.tools import equipped
 
 logger = logging.getLogger("specllama.server")
@@ -72,11 +73,18 @@ class Service:
         """
         body = await read_body(request, self.access.body)
         try:
-            return msgspec.json.decode(body, type=kind)
+            read = msgspec.json.decode(body, type=kind)
         except msgspec.DecodeError as error:
             raise malformed(str(error)) from None
         except (RecursionError, UnicodeDecodeError):
             raise Refusal(400, "the body cannot be read") from None
+        if isinstance(read, Sampling) and read.logit_bias:
+            read.logit_bias = await numbered(read.logit_bias, self._tokens)
+        return read
+
+    async def _tokens(self, text: str) -> list[int]:
+        tokens: list[int] = await self.desk.ask("tokenize", text, False, True)
+        return tokens
 
     async def answer(self, request: Request, wanted: Wanted, dialect: Dialect) -> Response:
         """See ``exchange.answer``; books the request under its client, slice and arm."""
