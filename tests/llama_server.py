@@ -40,6 +40,7 @@ SAME = {
     "--spec-draft-n-max": "--draft-max",
     "--spec-draft-n-min": "--draft-min",
     "--cors-origins": "--cors-origin",
+    "--reasoning": "--think",
 }
 ALONE = {"--swa-full": "--swa-full"}
 

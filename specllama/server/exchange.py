@@ -255,12 +255,11 @@ class Stream(Response):
         exchange, dialect = self._exchange, self._dialect
         wire = dialect.wire
         try:
+            said = [(reply, reply.take(events)) for reply, events in self._early]
             yield encode(wire, dialect.begun(exchange.replies))
-            said = self._early
             while True:
                 frames: list[Frame] = []
-                for reply, events in said:
-                    piece = reply.take(events)
+                for reply, piece in said:
                     if piece.text or piece.reasoning or piece.rounds or piece.read:
                         frames += dialect.said(piece)
                     if reply.finished is not None:
@@ -272,7 +271,7 @@ class Stream(Response):
                 while not await exchange.wait(PING_S):
                     if wire == "sse":
                         yield b": still here\n\n"
-                said = exchange.take()
+                said = [(reply, reply.take(events)) for reply, events in exchange.take()]
             yield encode(wire, dialect.ended(exchange.replies))
         except Exception as error:
             if not isinstance(error, (SpecllamaError, Refusal)):

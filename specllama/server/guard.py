@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -25,6 +25,8 @@ from specllama.server.refusals import Refusal
 BODY_S = 60.0  # for the whole of a body
 OPEN = ("/health", "/v1/health")  # without a key
 _METHODS = "GET, POST, OPTIONS"
+_HEADERS = 200  # of one request
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::\d{1,5})?")
 
 
 def is_loopback(host: str) -> bool:
@@ -56,6 +58,11 @@ class Access:
 
     def refused(self, method: str, path: str, headers: Headers) -> Refusal | None:
         """Why not, if not."""
+        if len(headers) > _HEADERS:
+            return Refusal(431, f"a request has at most {_HEADERS} headers", code="too_large")
+        if "transfer-encoding" in headers and "content-length" in headers:
+            # whoever stands between could see another end of the body, and another next request
+            return Refusal(400, "the body has two lengths", headers={"Connection": "close"})
         host = _name(headers.get("host", ""))
         if not (is_loopback(host) or _is_address(host) or host in self.hosts):
             return Refusal(
@@ -89,10 +96,7 @@ class Access:
     def trusts(self, origin: str) -> bool:
         if "*" in self.origins or origin in self.origins:
             return True
-        try:
-            return is_loopback(urlsplit(origin).hostname or "")
-        except ValueError:
-            return False
+        return is_loopback(_name(origin.partition("://")[2]))
 
     def _knows(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -122,11 +126,9 @@ def _is_address(host: str) -> bool:
 
 
 def _name(host: str) -> str:
-    """The host of a ``Host`` header, without its port."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        return ""
+    """The host of a ``Host`` header, without its port; "" if it is none."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else found[1].strip("[]").lower()
 
 
 class Guard:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,10 @@ from specllama.server.connections import protocol
 from specllama.server.service import Service
 
 DRAIN_S = 30.0
+_HINTS = {
+    errno.EADDRINUSE: "choose another --port",
+    errno.EACCES: "choose a --port from 1024 on",
+}
 _LOOK_S = 0.1
 _LAST_S = 2.0  # for what was cancelled to say so
 
@@ -32,9 +37,8 @@ def bind(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=512)
     except OSError as error:
         said = error.strerror or str(error)
-        raise UsageError(
-            f"cannot listen at {host}:{port}: {said}", "choose another --port"
-        ) from None
+        hint = _HINTS.get(error.errno or 0, "--host is a name or an address of this machine")
+        raise UsageError(f"cannot listen at {host}:{port}: {said}", hint) from None
 
 
 def url_of(listening: socket.socket) -> str:
