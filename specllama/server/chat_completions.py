@@ -174,7 +174,7 @@ class ChatDialect:
 
     def begun(self, replies: list[Reply]) -> Iterable[Frame]:
         for reply in replies:
-            yield self._chunk([self._delta(reply, {"role": "assistant", "content": None})])
+            yield self._chunk([self._delta(reply, {"role": "assistant", "content": ""})])
 
     def said(self, piece: Piece) -> Iterable[Frame]:
         if piece.reasoning:

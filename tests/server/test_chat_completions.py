@@ -58,8 +58,8 @@ def test_a_stream_says_what_the_whole_says(server: Serving) -> None:
         assert last["usage"][field] == whole["usage"][field]
     assert "usage" not in chunks[-1]
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert deltas[0] == {"role": "assistant", "content": None}
-    text = "".join(delta.get("content") or "" for delta in deltas)
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    text = "".join(delta.get("content", "") for delta in deltas)
     assert text == whole["choices"][0]["message"]["content"]
     ends = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
     assert ends[:-1] == [None] * (len(ends) - 1)
