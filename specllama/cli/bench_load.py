@@ -32,6 +32,8 @@ Examples:
 @length_option(64, least=2)
 @click.option("-r", "--repetitions", type=click.IntRange(1), default=3, show_default=True,
               help="How often everything is measured.")  # fmt: skip
+@click.option("--alone", type=click.IntRange(0), default=8, show_default=True, metavar="N",
+              help="How many requests the first server gets once more, alone.")  # fmt: skip
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True,
               help="Of the replies.")  # fmt: skip
 @seed_option
@@ -43,30 +45,29 @@ def command(
     count: int,
     max_tokens: int,
     repetitions: int,
+    alone: int,
     temperature: float,
     seed: int,
     as_json: bool,
 ) -> None:
     """Time running servers while several clients ask at once.
 
-    Every server gets the same requests, in turns. Any with OpenAI's chat completions will do; a
-    specllama can be told how to draft.
+    Every server gets the same requests, in turns, and every wave others as long as there are some.
+    Any with OpenAI's chat completions will do; a specllama can be told how to draft.
 
     \b
     ratio        tokens per second over those of the first server, with as many clients
+    CPU          processor time of a token, and how many times less than the first server's (of
+                 servers on this machine, Linux)
     first token  until it came, of half and of 95 % of the requests
-    slowest      tokens per second of the slowest reply
-    same text    replies that equal those of the first wave
+    pace         speed of the reply that fell furthest behind the first server's same reply
+    same text    replies that equal what the first server writes when nobody else asks (--alone)
     """
-    from specllama.bench.load import Question, Target, Wave, load, rows
+    from specllama.bench.load import Load, Question, Target, rows
     from specllama.cli import diagnostics
     from specllama.interface import Message
     from specllama.prompts import load_prompts
 
-    targets = [Target.parse(text) for text in servers]
-    chosen = load_prompts(prompts)
-    step = max(len(chosen) // count, 1)
-    picked = [chosen[i * step % len(chosen)] for i in range(count)]
     questions = [
         Question(
             [m.to_dict() for m in prompt.messages or (Message("user", prompt.text),)],
@@ -74,27 +75,28 @@ def command(
             temperature,
             max_tokens,
         )
-        for i, prompt in enumerate(picked)
+        for i, prompt in enumerate(load_prompts(prompts))
     ]
-
-    def told(wave: Wave) -> None:
-        if not as_json:
-            diagnostics.note(f"{wave.arm}, {wave.clients} clients: {wave.tok_per_s:.1f} tok/s")
-
-    waves = load(
-        targets, questions, clients=clients or (1, 4), repetitions=repetitions,
-        key=os.environ.get(KEY_VARIABLE, ""), progress=told,
-    )  # fmt: skip
-    found = rows(waves)
+    targets = [Target.parse(text) for text in servers]
+    waves = []
+    with Load(targets, questions, count, os.environ.get(KEY_VARIABLE, "")) as load:
+        for wave in load.waves(clients or (1, 4), repetitions):
+            waves.append(wave)
+            if not as_json:
+                diagnostics.note(f"{wave.arm}, {wave.clients} clients: {wave.tok_per_s:.1f} tok/s")
+        found = rows(waves, load.alone(alone))
     if as_json:
         output.document({"rows": [row.to_dict() for row in found]})
         return
     width = max(len(row.arm) for row in found)
-    head = f"{'server':{width}}  clients   tok/s  ratio (range)       first token     slowest"
-    output.line(f"{head}  same text")
+    output.line(
+        f"{'server':{width}}  clients   tok/s  ratio (range)     ms CPU  ratio (range)     "
+        "first token      pace  same text"
+    )
     for row in found:
+        cheaper = "-" if row.cpu_ratio is None else str(row.cpu_ratio)
         output.line(
-            f"{row.arm:{width}}  {row.clients:>7} {row.tok_per_s:>7.1f}  {row.ratio:.2f} "
-            f"({row.ratio_low:.2f}-{row.ratio_high:.2f})  {row.first_p50_s or 0:5.2f} "
-            f"{row.first_p95_s or 0:5.2f} s {row.slowest or 0:>8.1f}  {row.equal} of {row.compared}"
+            f"{row.arm:{width}}  {row.clients:>7} {row.tok_per_s:>7.1f}  {row.ratio!s:16} "
+            f"{row.cpu_ms or 0:>7.1f}  {cheaper:16} {row.first_p50_s or 0:5.2f} "
+            f"{row.first_p95_s or 0:5.2f} s {row.pace or 0:>7.2f}  {row.equal} of {row.compared}"
         )

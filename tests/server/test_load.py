@@ -22,7 +22,7 @@ def test_servers_take_turns(server: Serving, capsys: pytest.CaptureFixture[str])
         (plain, 1), (drafted, 1), (plain, 3), (drafted, 3),
     ]  # fmt: skip
     for row in found:
-        assert row["equal"] == row["compared"] == 8
+        assert row["equal"] == row["compared"] == 4  # of repetition 0 with the same clients
         assert row["tok_per_s"] > 0
         assert row["first_p50_s"] <= row["first_p95_s"]
     assert found[0]["ratio"] == 1.0
