@@ -10,8 +10,8 @@ between the passes of the others. Methods, windows, temperatures and seeds are d
 
 What is printed counts all of that. A reply is equal if it has the tokens of the same request alone
 in an engine of its own; one that goes on from an earlier reply, if it has those of the conversation
-or of its text read afresh, whichever the engine had; one that was cancelled, if it is the beginning
-of that. The exit status is 1 where one is not.
+where the engine still had that, else of its text read afresh; one that was cancelled, if it is the
+beginning of that. The exit status is 1 where one is not.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from typing import Any
 
 from specllama.engine.engine import Engine
 from specllama.events import Finished, Started
+from specllama.history import common_prefix
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.prompts import load_prompts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Asked:
     ids: tuple[int, ...]
     params: GenerateParams
@@ -58,6 +59,8 @@ class Storm:
     def __post_init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.done: list[tuple[Asked, Finished]] = []
+        self.lengths: dict[Asked, int] = {}  # of their texts, as far as lanes hold them
+        self.went_on: set[Asked] = set()  # with the cells of the earlier reply
         pool: Any = self.engine.target.pool
         for name in ("fork", "park", "resume"):
             self._counted(pool, name)
@@ -112,8 +115,11 @@ class Storm:
                     raise said
                 if isinstance(said, Started):
                     self.counts["tokens not read again"] += said.cached_n
+                    if (before := running[id].after) and said.cached_n >= self.lengths[before]:
+                        self.went_on.add(running[id])
                 elif isinstance(said, Finished):
-                    self.done.append((running.pop(id), said))
+                    self.done.append((one := running.pop(id), said))
+                    self.lengths[one] = len(one.ids) + len(said.token_ids) - 1
                     self.counts[said.reason] += 1
                     self.counts["tokens"] += len(said.token_ids)
                     self.counts["drafted"] += said.draft_n
@@ -129,31 +135,28 @@ class Storm:
         self.counts["preempted"] = figures.preemptions
         self.counts["compacted"] = figures.compactions
 
-    def check(self, alone: Engine) -> list[Asked]:
-        """Those whose reply is not that of the same request alone."""
-        wrong: list[Asked] = []
+    def check(self, alone: Engine) -> list[str]:
+        """What is wrong: replies that are not those of the same request alone."""
+        wrong: list[str] = []
         for one, reply in self.done:
             n = len(reply.token_ids) if reply.reason == "cancelled" else None
-            fits = written(alone, one, anew=True)[:n] == reply.token_ids
-            if not fits and one.after is not None:
-                fits = written(alone, one, anew=False)[:n] == reply.token_ids
-                self.counts["as the conversation"] += fits
-            self.counts["equal"] += fits
-            if not fits:
-                wrong.append(one)
+            due = self.written(alone, one)[:n]
+            self.counts["equal"] += due == reply.token_ids
+            self.counts["as the conversation"] += one in self.went_on
+            if due != reply.token_ids:
+                at = common_prefix(due, reply.token_ids)
+                wrong.append(f"token {at} differs behind {len(one.ids)}: {one}")
         return wrong
 
-
-def written(alone: Engine, one: Asked, *, anew: bool) -> tuple[int, ...]:
-    """Its reply, plainly; ``anew``: with nothing in the cache, else behind the earlier turns."""
-    if anew or one.after is None:
-        alone.reset()
-    else:
-        written(alone, one.after, anew=False)
-    params = one.params.replace(proposer="none")
-    *_, last = alone.generate(one.ids, params)
-    assert isinstance(last, Finished)
-    return last.token_ids
+    def written(self, alone: Engine, one: Asked) -> tuple[int, ...]:
+        """Its reply, plainly: behind the earlier turns if their cells were there, else afresh."""
+        if one.after is not None and one in self.went_on:
+            self.written(alone, one.after)
+        else:
+            alone.reset()
+        *_, last = alone.generate(one.ids, one.params.replace(proposer="none"))
+        assert isinstance(last, Finished)
+        return last.token_ids
 
 
 def main() -> int:
@@ -183,7 +186,7 @@ def main() -> int:
         wrong = storm.check(alone)
     print(json.dumps({"exactness": engine.info.exactness, **storm.counts}))
     for one in wrong:
-        print(f"differs: {one.params} behind {len(one.ids)} tokens", file=sys.stderr)
+        print(one, file=sys.stderr)
     return 1 if wrong else 0
 
 

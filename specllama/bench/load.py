@@ -206,7 +206,6 @@ class Load:
             "seed": question.seed,
             "temperature": question.temperature,
             "max_tokens": question.max_tokens,
-            "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -233,6 +232,8 @@ class Load:
                         answer.near_ties = int(chunk.get("timings", {}).get("near_ties", 0))
         except httpx2.HTTPError as error:
             raise EngineError(f"{target.url} does not answer: {error}") from None
+        if not answer.tokens:
+            raise EngineError(f"{target.url} does not say how many tokens it wrote")
         answer.total_s = perf_counter() - begin
         return answer
 

@@ -27,6 +27,7 @@ _WORTH = 16  # fewer tokens are as soon read as found
 class _Parked:
     blob: Blob
     rounded: int | None  # see ``Slot.rounded``
+    whole: int  # see ``Slot``
     beside: Sequence[tuple[Pool, Blob]]  # of its drafters' lanes
 
     @property
@@ -70,12 +71,12 @@ class Seating:
         holds as much of the prompt as need not be read."""
         if self._pool.lanes == 1 and not self._most_bytes:
             return free.pop(0)
-        nearest = max(free, key=lambda slot: self._usable(slot.target, ids))
-        keep = self._usable(nearest.target, ids)
+        nearest = max(free, key=lambda slot: self._usable(slot, ids))
+        keep = self._usable(nearest, ids)
         tail = len(nearest.target.tokens) - keep
         elsewhere = [
-            *(self._usable(slot.target, ids) for slot in self._slots if slot is not nearest),
-            *(self._usable(parked.blob, ids) for parked in self._lot),
+            *(self._usable(slot, ids) for slot in self._slots if slot is not nearest),
+            *(self._usable(parked, ids) for parked in self._lot),
         ]
         if (tail < _WORTH or not self._most_bytes) and keep >= max(elsewhere, default=0):
             slot = nearest
@@ -101,21 +102,24 @@ class Seating:
             lane.rollback(0)
         return True
 
-    def _usable(self, held: Lane | Blob, ids: Sequence[int]) -> int:
+    def _usable(self, place: Slot | _Parked, ids: Sequence[int]) -> int:
         """How many tokens of a prompt need not be read where this is held.
 
-        A text that the prompt goes on from is taken as it was written; of others, what a fresh
-        reading would have left, so that nobody's text depends on who was here before.
+        A conversation that the prompt goes on from is taken as it was written; of others, what a
+        fresh reading would have left, so that nobody's text depends on who was here before.
         """
+        held = place.blob if isinstance(place, _Parked) else place.target
         known = min(common_prefix(held.tokens, ids), len(ids) - 1)
-        return known if known == len(held.tokens) else held.alike(known, len(ids))
+        whole = known == len(held.tokens) == place.whole
+        return known if whole else held.alike(known, len(ids))
 
     def _empty(self, slot: Slot, keep: int = 0) -> None:
         """Park what a lane holds; where that cannot be, ``keep`` of it stays."""
         if self._most_bytes and len(slot.target.tokens) >= _WORTH:
             try:
                 blob = self._pool.park(slot.target)
-                self._keep(_Parked(blob, slot.rounded_at, _parked(slot.beside)))
+                beside = _parked(slot.beside)
+                self._keep(_Parked(blob, slot.rounded_at, slot.whole, beside))
                 keep = 0
             except EngineError:  # the library does not give it away
                 slot.target.rollback(keep)
@@ -139,8 +143,8 @@ class Seating:
         there was no room for it."""
         others = [other for other in self._slots if other is not slot]
         found: list[tuple[int, Slot | _Parked]] = [
-            *((self._usable(other.target, ids), other) for other in others),
-            *((self._usable(parked.blob, ids), parked) for parked in self._lot),
+            *((self._usable(other, ids), other) for other in others),
+            *((self._usable(parked, ids), parked) for parked in self._lot),
         ]
         keep, source = max(found, key=lambda one: one[0], default=(0, None))
         if not keep or source is None:

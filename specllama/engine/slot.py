@@ -21,12 +21,17 @@ class Slot:
     Args:
         target: the lane of the target.
         drafters: by method; "none" is always there.
+
+    Attributes:
+        whole: tokens of the conversation that ended here last, as far as it was written; 0 while
+            the next one runs, and where a prompt was all that was read.
     """
 
     def __init__(self, target: Lane, drafters: Mapping[str, Drafter]) -> None:
         self.target = target
         self.drafters: dict[str, Drafter] = {"none": Drafter(), **drafters}
         self.history = History()  # the text of the present request, and of the last one until then
+        self.whole = 0
         self._rounded: int | None = None
 
     def drafter_for(self, params: GenerateParams, info: EngineInfo) -> tuple[Drafter, str]:

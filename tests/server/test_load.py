@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 
 import pytest
 from servers import Serving
 
-from specllama.bench.load import Answer, Target, Wave, rows
+from specllama.bench.load import Answer, Load, Question, Spread, Target, Wave, rows
+from specllama.bench.processes import cpu_seconds, server_of
 from specllama.cli import invoke
 from specllama.errors import UsageError
 
@@ -22,14 +25,14 @@ def test_servers_take_turns(server: Serving, capsys: pytest.CaptureFixture[str])
         (plain, 1), (drafted, 1), (plain, 3), (drafted, 3),
     ]  # fmt: skip
     for row in found:
-        assert row["equal"] == row["compared"] == 4  # of repetition 0 with the same clients
+        assert row["equal"] == row["compared"] == 4  # the waves of one number of clients share it
         assert row["tok_per_s"] > 0
         assert row["first_p50_s"] <= row["first_p95_s"]
-    assert found[0]["ratio"] == 1.0
+    assert found[0]["ratio"]["median"] == 1.0
     assert invoke(asked) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 5
-    assert "8 of 8" in out
+    assert "4 of 4" in out
     assert err.count("tok/s") == 8
 
 
@@ -44,10 +47,43 @@ def test_what_is_no_server(server: Serving) -> None:
 
 def test_ratios_are_of_neighbours() -> None:
     def wave(arm: str, repetition: int, seconds: float, text: str = "a") -> Wave:
-        return Wave(arm, 2, repetition, seconds, [Answer(0, text, 10, 0.1, 0.55)])
+        # 9 tokens behind the first take half the wave
+        answer = Answer(repetition, text, 10, 0.1, 0.1 + seconds / 2)
+        return Wave(arm, 2, repetition, seconds, [answer], cpu_s=2 * seconds)
 
     waves = [wave("a", 0, 1.0), wave("b", 0, 0.5), wave("a", 1, 4.0), wave("b", 1, 2.0, "b")]
-    one, two = rows(waves)
-    assert (one.ratio, two.ratio, two.ratio_low, two.ratio_high) == (1.0, 2.0, 2.0, 2.0)
+    one, two = rows(waves, {0: "a", 1: "a"})
+    assert (one.ratio, two.ratio) == (Spread(1.0, 1.0, 1.0), Spread(2.0, 2.0, 2.0))
+    assert (one.cpu_ms, two.cpu_ratio) == (500.0, Spread(2.0, 2.0, 2.0))
     assert (two.equal, two.compared) == (1, 2)
-    assert two.slowest == pytest.approx(20.0)
+    assert (one.pace, two.pace) == (1.0, pytest.approx(2.0))
+    assert rows(waves, {1: "a"})[1].compared == 1
+
+
+def test_the_slowest_reply_is_compared_with_itself() -> None:
+    def wave(arm: str, *took: float) -> Wave:
+        answers = [Answer(i, "a", 11, 0.0, seconds) for i, seconds in enumerate(took)]
+        return Wave(arm, 1, 0, 1.0, answers)
+
+    one, two = rows([wave("a", 1.0, 4.0), wave("b", 2.0, 4.0)], {})
+    assert (one.pace, two.pace) == (1.0, 0.5)
+    assert two.cpu_ms is two.cpu_ratio is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show it")
+def test_processor_time_of_whoever_listens(server: Serving) -> None:
+    assert server_of(server.url) == os.getpid()
+    before = cpu_seconds(os.getpid())
+    server.chat(max_tokens=8)
+    assert cpu_seconds(os.getpid()) >= before > 0.0
+    assert server_of("http://127.0.0.1:9") is None
+    assert server_of("http://example.org:80") is None
+
+
+def test_every_wave_has_prompts_of_its_own(server: Serving) -> None:
+    questions = [Question([{"role": "user", "content": str(i)}], i, 0.0, 4) for i in range(5)]
+    with Load([Target(server.url)], questions, 2) as load:
+        waves = list(load.waves((1, 2), 2))
+    assert [(wave.clients, wave.repetition) for wave in waves] == [(1, 0), (2, 0), (1, 1), (2, 1)]
+    asked = [[answer.question for answer in wave.answers] for wave in waves]
+    assert asked == [[0, 1], [2, 3], [4, 0], [1, 2]]

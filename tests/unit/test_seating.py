@@ -11,6 +11,7 @@ import pytest
 from engines import loaded
 
 from specllama.backend.fake import FakePool, FakeTable, FakeVocab, fake_info
+from specllama.backend.kernels import TILE
 from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot
@@ -251,3 +252,28 @@ def test_no_text_depends_on_who_was_here_before(tiles: bool, seed: int) -> None:
         end = found[id]
         n = len(end.token_ids) if end.reason == "cancelled" else None
         assert end.token_ids == alone(prompt, asked, tiles=tiles)[:n], id
+
+
+def cached(engine: Engine, prompt: list[int]) -> int:
+    return next(e.cached_n for e in engine.generate(prompt, params(2)) if isinstance(e, Started))
+
+
+def test_only_a_conversation_is_taken_as_it_was_written() -> None:
+    """Of a prompt that was read and not answered, and of a lane that was cut to what somebody
+    shares who went before reading, no more is taken than what a fresh reading would have left."""
+    text = [3 + i % 20 for i in range(200)]
+    engine = engine_of(2, tiles=True)
+    list(engine.generate(text[:120], params(0, most=1)))
+    assert cached(engine, text[:180]) == 180 - 1 - TILE  # the last of 120 was read apart
+
+    engine = engine_of(2, tiles=True)
+    *_, last = engine.generate(text[:120], params(0, most=8))
+    assert isinstance(last, Finished)
+    id = engine.submit([*text[:11], 2, *text[50:150]], params(1))
+    assert isinstance(engine.step()[0][1], Started)
+    engine.drop(id)
+    assert any(len(slot.target.tokens) == 11 for slot in engine._slots)
+    assert cached(engine, text[:12]) == 0  # so short a text is not read in tiles
+    engine.reset()
+    *_, last = engine.generate(text[:120], params(0, most=8))
+    assert cached(engine, [*text[:120], *last.token_ids, 1, 2]) == 120 + 8 - 1
