@@ -23,7 +23,8 @@ from specllama.thoughts import Written
 
 _DISGUISE = 0xF0000  # first of the private characters, one per text, that disguise them
 _TAG = r"<[^<>\s]*(?i:think|channel)[^<>\s]*>|\[/?THINK\]"  # what templates cut replies at
-_KEPT = re.compile(r"(\s+)|\S")
+# templates look at the ends of a text for whether it is a tool's
+_KEPT = re.compile(r"(\A<tool_response>|</tool_response>\Z|\s+)|\S")
 _KEPT_OF_REPLIES = re.compile(rf"({_TAG}|\s+)|\S")
 _DISGUISED = re.compile(rf"([\U000f0000-\U0010ffff])(?:(?:{_TAG}|\s)*\1)*")
 

@@ -65,6 +65,16 @@ class SpecialToken:
     strips_right: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Tokens that mark a gap in a text: before, after, where it is; and the beginning of a file."""
+
+    before: int
+    after: int
+    gap: int
+    file: int | None = None
+
+
 class Vocab(Protocol):
     @property
     def n_tokens(self) -> int: ...
@@ -95,6 +105,11 @@ class Vocab(Protocol):
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a turn."""
+        ...
+
+    @property
+    def gap(self) -> Gap | None:
+        """How a gap in a text is marked; None where the model fills in none."""
         ...
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.arrays import HiddenNeed, IntArray, Row, Rows
-from specllama.backend.base import Opened, OpenedPair, SpecialToken
+from specllama.backend.base import Gap, Opened, OpenedPair, SpecialToken
 from specllama.backend.batch import Batch
 from specllama.backend.cache import Shape
 from specllama.backend.kernels import Kernels
@@ -72,6 +72,10 @@ class FakeVocab:
 
     def is_eog(self, token: int) -> bool:
         return token == _EOG
+
+    @property
+    def gap(self) -> Gap | None:
+        return None
 
 
 class FakeTable:

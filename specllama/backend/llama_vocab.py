@@ -10,7 +10,7 @@ from typing import Any
 
 import llama_cpp as ll
 
-from specllama.backend.base import SpecialToken
+from specllama.backend.base import Gap, SpecialToken
 from specllama.backend.specials import Verdict, partition
 from specllama.errors import EngineError
 
@@ -188,6 +188,21 @@ class LlamaVocab:
             found = bool(ll.llama_vocab_is_eog(self.handle, token))
             self._eog[token] = found
         return found
+
+    @property
+    def gap(self) -> Gap | None:
+        before, after, gap, file = (
+            int(mark(self.handle))
+            for mark in (
+                ll.llama_vocab_fim_pre,
+                ll.llama_vocab_fim_suf,
+                ll.llama_vocab_fim_mid,
+                ll.llama_vocab_fim_sep,
+            )
+        )
+        if min(before, after, gap) < 0:
+            return None
+        return Gap(before, after, gap, None if file < 0 else file)
 
 
 def _split_long_runs(text: str) -> list[str]:

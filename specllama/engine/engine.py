@@ -15,6 +15,7 @@ from pathlib import Path
 from specllama.backend.base import Lane, Vocab
 from specllama.cancel import Cancel, StopFlag
 from specllama.engine.conversation import Clock, Conversation
+from specllama.engine.infilling import infilled
 from specllama.engine.loaded import Loaded
 from specllama.engine.profiles import Windows
 from specllama.engine.scheduler import Scheduler
@@ -159,6 +160,14 @@ class Engine:
         if bad is not None:
             raise UsageError(f"token {bad} is outside the vocabulary")
         return [self.vocab.piece(token, special=True) for token in tokens]
+
+    def infill(
+        self, before: str, after: str, others: Sequence[tuple[str, str]], limit: int | None
+    ) -> list[int]:
+        """See ``infilled``; ``limit``: tokens that the reply needs, half of the context if None."""
+        n_ctx = self.target.n_ctx
+        room = n_ctx - min(limit or n_ctx // 2, n_ctx // 2)
+        return infilled(self.vocab, before, after, others, room=room, near=room // 2)
 
     def render(self, messages: Sequence[Message], params: GenerateParams) -> str:
         """A conversation as the text of a prompt."""

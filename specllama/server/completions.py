@@ -85,8 +85,8 @@ def wanted(body: CompletionRequest, base: GenerateParams) -> Wanted:
         raise wrong("n", f"n must be from 1 to {MOST_REPLIES}, got {n}")
     if body.best_of not in (None, n):
         raise not_offered("best_of", "every reply that is written is returned", "best_of")
-    if body.suffix:
-        raise not_offered("suffix", "no model here fills in the middle", "suffix")
+    if body.suffix and not isinstance(body.prompt, str):
+        raise wrong("suffix", "suffix: it goes with one prompt, which is a text")
     if body.echo and body.logprobs:
         raise not_offered("echo with logprobs", "prompts are read without their rows", "echo")
     prompts = prompts_of(body.prompt)

@@ -37,6 +37,20 @@ class CompletionRequest(Sampling, kw_only=True):
     timings_per_token: bool | None = None
 
 
+class Extra(msgspec.Struct):
+    text: str
+    filename: str = "tmp"
+
+
+class InfillRequest(CompletionRequest, kw_only=True):
+    """A text with a gap; ``prompt`` is the beginning of what fills it."""
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: list[Extra] = msgspec.field(default_factory=list)
+    prompt: str = ""
+
+
 class TokenizeRequest(msgspec.Struct):
     content: str = ""
     add_special: bool = False
@@ -138,6 +152,16 @@ def routes(service: Service) -> list[Route]:
             request, asked, NativeDialect(body, service.model, asked.params)
         )
 
+    async def infill(request: Request) -> Response:
+        body = await service.read(request, InfillRequest)
+        others = [(extra.filename, extra.text) for extra in body.input_extra]
+        before = body.input_prefix + body.prompt
+        asked = wanted(body, service.base)
+        asked = await service.infilled(asked, before, body.input_suffix, others)
+        return await service.answer(
+            request, asked, NativeDialect(body, service.model, asked.params)
+        )
+
     async def props(request: Request) -> Response:
         info = service.info
         template, bos, eos = await desk.ask("template")
@@ -203,6 +227,7 @@ def routes(service: Service) -> list[Route]:
         for path, handler, methods in (
             ("/completion", completion, ["POST"]),
             ("/completions", completion, ["POST"]),
+            ("/infill", infill, ["POST"]),
             ("/props", props, ["GET"]),
             ("/slots", slots, ["GET"]),
             ("/tokenize", tokenize, ["POST"]),

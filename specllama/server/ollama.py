@@ -233,8 +233,6 @@ def routes(service: Service) -> list[Route]:
 
     async def generate(request: Request) -> Response:
         body = await service.read(request, GenerateRequest)
-        if body.suffix:
-            raise not_offered("suffix", "no model here fills in the middle", "suffix")
         if body.images:
             raise not_offered("images", "models here read text only", "images")
         if not body.prompt:
@@ -242,6 +240,8 @@ def routes(service: Service) -> list[Route]:
         head = [Turn("system", body.system)] if body.system else []
         prompt: Prompt = tuple(messages_of([*head, Turn("user", body.prompt)]))
         asked = wanted(body, body.prompt if body.raw else prompt, service.base)
+        if body.suffix:
+            asked = await service.infilled(asked, body.prompt, body.suffix)
         return await service.answer(request, asked, OllamaDialect(service.model, chat=False))
 
     def refuse(what: str, reason: str) -> Handler:

@@ -92,6 +92,8 @@ def routes(service: Service) -> list[Route]:
     async def completions(request: Request) -> Response:
         body = await service.read(request, CompletionRequest)
         wanted = completion_wanted(body, service.base)
+        if body.suffix:
+            wanted = await service.infilled(wanted, str(body.prompt), body.suffix)
         return await service.answer(request, wanted, CompletionDialect(body, service.model))
 
     async def responses(request: Request) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specllama.errors import SpecllamaError
+from specllama.errors import SpecllamaError, UsageError
 from specllama.interface import EngineInfo, Message
 from specllama.params import GenerateParams
 from specllama.server.desk import Desk
@@ -20,7 +20,7 @@ from specllama.server.dialect import Dialect, Wanted, now, openai_error
 from specllama.server.exchange import Json, answer
 from specllama.server.guard import Access, read_body
 from specllama.server.prometheus import Metrics
-from specllama.server.refusals import Refusal, loading, malformed, refusal
+from specllama.server.refusals import Refusal, loading, malformed, not_offered, refusal
 from specllama.server.sampling import Sampling, numbered
 from specllama.server.tools import equipped
 
@@ -81,6 +81,21 @@ class Service:
         if isinstance(read, Sampling) and read.logit_bias:
             read.logit_bias = await numbered(read.logit_bias, self._tokens)
         return read
+
+    async def infilled(
+        self, wanted: Wanted, before: str, after: str, others: Sequence[tuple[str, str]] = ()
+    ) -> Wanted:
+        """The same for a prompt whose reply fills a gap.
+
+        Raises:
+            Refusal: the model fills in none.
+        """
+        limit = wanted.params.max_tokens
+        try:
+            prompt = await self.desk.ask("infill", before, after, others, limit)
+        except UsageError as error:
+            raise not_offered("a gap", error.message, "suffix") from None
+        return replace(wanted, prompts=(tuple(prompt),))
 
     async def _tokens(self, text: str) -> list[int]:
         tokens: list[int] = await self.desk.ask("tokenize", text, False, True)

@@ -64,6 +64,10 @@ class Letters:
     def is_eog(self, token: int) -> bool:
         return token == 0
 
+    @property
+    def gap(self) -> None:
+        return None
+
 
 class Counts:
     """The logits after some tokens: how often each letter followed the longest known ending."""

@@ -144,6 +144,21 @@ def test_a_message_is_not_both_continued_and_answered(server: Serving) -> None:
     assert answer.json()["error"]["param"] == "continue_final_message"
 
 
+def test_a_gap_is_only_filled_by_models_that_can(server: Serving) -> None:
+    for path, body in (
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}),
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}),
+        ("/api/generate", {"prompt": "a", "suffix": "b"}),
+    ):
+        answer = server.post(path, body)
+        assert answer.status_code == 501
+        assert "no tokens for a gap" in answer.text
+    for extra in ({}, {"filename": "a"}, {"filename": 5, "text": "a"}):
+        body = {"input_prefix": "a", "input_suffix": "b", "input_extra": [extra]}
+        assert server.post("/infill", body).status_code == 400
+    assert server.post("/v1/completions", {"prompt": [1, 2], "suffix": "b"}).status_code == 400
+
+
 def test_figures_have_the_names_of_llama_server(server: Serving) -> None:
     before = _figures(server)
     done = complete(server, "figures of a prompt")

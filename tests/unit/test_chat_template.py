@@ -54,6 +54,29 @@ def shape(
     return rendered.segments
 
 
+TOOLS = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}"
+    "{% if m.role == 'user' and not (m.content.startswith('<tool_response>') "
+    "and m.content.endswith('</tool_response>')) %}{% set ns.last = loop.index0 %}{% endif %}"
+    "{% endfor %}{% for m in messages %}<{{ m.role }}>"
+    "{% if m.reasoning_content is string and loop.index0 > ns.last %}"
+    "<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<end>{% endfor %}"
+)
+
+
+def test_a_thought_before_a_call_is_kept_as_long_as_only_tools_answered() -> None:
+    talk = [
+        Message("user", "Look"),
+        Message("assistant", "(call)", "I had better look"),
+        Message("user", "<tool_response>\n<end>main.py\n</tool_response>"),
+    ]
+    segments = shape(TOOLS, talk)
+    assert Segment("I had better look", False, True) in segments
+    assert any(s.text == "<end>main.py" and not s.special for s in segments)
+    asked = [*talk, Message("assistant", "There."), Message("user", "Thanks")]
+    assert not any("better" in segment.text for segment in shape(TOOLS, asked))
+
+
 def test_contents_are_never_special() -> None:
     assert shape(CHATML, ASK) == [
         Segment("<|im_start|>system\n", True),
