@@ -349,10 +349,20 @@ class Conversation:
         part = ids[done : done + size]
         end = done + len(part)
         last = row and end == len(ids)
-        rows: Rows = yield Pass(self._target, part, "last" if last else "none")
+        rows: Rows = yield Pass(
+            self._target,
+            part,
+            "last" if last else "none",
+            tell=lambda shared: self._read_among_others(done),
+        )
         rows = rows.copy()  # a pass of somebody else may come before it is drawn from
         yield from self._drafter.read_prompt(self._tokens, end)
         return end, rows
+
+    def _read_among_others(self, at: int) -> None:
+        """What was read from ``at`` on was read in other parts than alone, or beside other rows."""
+        if self._loaded.info.exact_rows < 2:
+            self._slot.rounded(at)
 
     def _done(self, done: Round, kept: int) -> RoundDone:
         """The event of a round of whose tokens the first ``kept`` were emitted."""

@@ -10,7 +10,8 @@ For each model, at temperature 0 and 0.8, plain decoding is compared token by to
 as its own draft model (nearly all is accepted), another model as draft model (nearly all is
 rejected), trees of both, copies, its own layers, and heads of random weights that read the inputs
 of its layers, where llama.cpp gives them away; then a second turn that goes back into the first
-reply, and a text that outgrows its context. A difference that begins in a round
+reply, and a text that outgrows its context; and several conversations side by side, by several
+methods. A difference that begins in a round
 which said that it was a near-tie is counted apart. The exit status is 1 when a text differs
 otherwise or llama.cpp ends the process.
 """
@@ -144,6 +145,39 @@ def cases(target: Path, other: Path) -> Iterator[dict[str, Any]]:
                             yield {**case, **compared(plain[kind][0], got, ties)}
                     except SpecllamaError as error:
                         yield {"case": ", ".join(label), "outcome": "refused", "why": str(error)}
+            if name == "itself":
+                yield from side_by_side(target)
+
+
+def side_by_side(target: Path) -> Iterator[dict[str, Any]]:
+    """Conversations in one pass, whose prompts share beginnings, against each of them alone."""
+    options = EngineOptions(n_ctx=512, threads=1, check_memory=False, parallel=4, kv_ram=8)
+    with Engine.load(target, target, options) as engine:
+        exact, lanes = engine.info.exactness, engine.info.lanes
+        yield {"case": "load, side by side", "outcome": "equal", "why": f"{exact}, {lanes} lanes"}
+        asked = [
+            ([10 + i % (7 + n % 2) for i in range(21 + 9 * n)], wish(method, temperature))
+            for temperature in TEMPERATURES
+            for n, method in enumerate(("none", "none", "none", "draft", "ngram", "tree"))
+            if method in engine.drafters
+        ]
+        alone = []
+        for prompt, params in asked:
+            engine.reset()
+            alone.append(reply_of(list(engine.generate(prompt, params.replace(proposer="none")))))
+        engine.reset()
+        waiting, events = list(asked), dict[int, list[Any]]()
+        while waiting or len(engine._scheduler):
+            while waiting and engine.free:
+                events[engine.submit(*waiting.pop(0))] = []
+            for id, said in engine.step():
+                if isinstance(said, Exception):
+                    raise said
+                events[id].append(said)
+        pairs = zip(asked, alone, events.values(), strict=True)
+        for (prompt, params), (plain, _), told in pairs:
+            case = f"{params.proposer}, side by side, T {params.sampling.temperature}"
+            yield {"case": f"{case}, {len(prompt)}", **compared(plain, *reply_of(told))}
 
 
 def heads_for(target: Path) -> list[Path]:
@@ -197,7 +231,11 @@ def written(
     engine: Engine, prompt: list[int], method: str, temperature: float, n: int, full: Any
 ) -> Written:
     """A reply, and of each of its tokens whether its round was a near-tie."""
-    params = GenerateParams(
+    return reply_of(list(engine.generate(prompt, wish(method, temperature, n, full))))
+
+
+def wish(method: str, temperature: float, n: int = TOKENS, full: Any = "stop") -> GenerateParams:
+    return GenerateParams(
         sampling=SamplingParams(temperature=temperature),
         seed=7,
         max_tokens=n,
@@ -207,7 +245,10 @@ def written(
         draft_max=4,
         on_full=full,
     )
-    *before, last = engine.generate(prompt, params)
+
+
+def reply_of(events: list[Any]) -> Written:
+    *before, last = events
     refusal = next((e.message for e in before if isinstance(e, Notice) and "shift" in e.topic), "")
     if not isinstance(last, Finished):
         raise SpecllamaError(refusal or f"ended with {last}")

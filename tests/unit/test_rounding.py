@@ -11,9 +11,10 @@ from engines import loaded
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.backend.fake import FakeContext, FakePool, FakeTable, FakeVocab, fake_info
 from specllama.bench.proof import probe_rows, prove
 from specllama.engine.engine import Engine
+from specllama.engine.slot import Slot
 from specllama.events import Finished, RoundDone
 from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import Prompt
@@ -130,3 +131,21 @@ def test_a_probe_reads_in_passes_that_the_context_takes() -> None:
         )
     )
     assert probe_rows(short, [1, 2, 3, 4] * 10, (2, 4))
+
+
+@pytest.mark.parametrize("exact_rows", [1, 65])
+def test_a_prompt_that_was_read_beside_another_may_round(exact_rows: int) -> None:
+    """The other reply has one token: what follows is written alone."""
+    pool = FakePool(FakeTable(V, seed=3, **FLAT), lanes=2)
+    more = [Slot(pool.open(), {})]
+    info = fake_info(512, V, exact_rows=exact_rows)
+    engine = Engine(loaded(pool.open(), FakeVocab(V), info=info, more=more))
+    asked = GenerateParams(proposer="none", seed=1, ignore_eos=True)
+    engine.submit([1, 2, 3], asked.replace(max_tokens=1))
+    second = engine.submit([4, 5, 6], asked.replace(max_tokens=20))
+    said = [one for events in iter(engine.step, []) for one in events]
+    rounds = [event for id, event in said if id == second and isinstance(event, RoundDone)]
+    assert len(rounds) == 20
+    assert any(done.near_tie for done in rounds) == (exact_rows == 1)
+    alone = [e for e in engine.generate([7, 8], asked) if isinstance(e, RoundDone)]
+    assert not any(done.near_tie for done in alone)
