@@ -37,6 +37,7 @@ BPE_TOKEN_BYTES, MERGE_BYTES = 220, 105
 OTHER_TOKEN_BYTES = 120
 # the share of the available memory that a pair may take
 MARGIN = 0.95
+SPARE = 256 * MIB  # that idle conversations leave to other programs
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,16 @@ from typing import Any
 import click
 
 from specllama.cli import output
-from specllama.cli.options import LOADING, GroupedCommand, grouped, resolve, settings_options
+from specllama.cli.options import (
+    LOADING,
+    GroupedCommand,
+    grouped,
+    resolve,
+    settings_options,
+    sharing_options,
+)
 from specllama.config import Settings
+from specllama.params import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +43,15 @@ Examples:
   specllama doctor                           the installation and the machine
   specllama doctor -m qwen3-8b               and how this model would be placed
   specllama doctor -m big.gguf -d small.gguf --n-cpu-moe 20
+  specllama doctor -m qwen3-8b --parallel 8  as serve would load it
 """
 
 
 @click.command("doctor", cls=GroupedCommand, epilog=EPILOG)
 @settings_options(only=LOADING)
+@sharing_options(1)
 @grouped("--json", "as_json", is_flag=True, group="Output", help="One JSON object.")
-def command(as_json: bool, **flags: Any) -> int:
+def command(parallel: int, kv_ram: int, as_json: bool, **flags: Any) -> int:
     """Check the installation and the machine; with -m, say where a pair would go and why.
 
     No model is loaded and the network is not used. The exit status is 1 if something is broken.
@@ -50,7 +60,9 @@ def command(as_json: bool, **flags: Any) -> int:
 
     checks = [*_versions(), *_native(), *_machine(), *_stores(), *_network(), *_models()]
     if flags["model"] is not None:
-        checks += _plan(resolve(flags))
+        settings = resolve(flags)
+        options = replace(settings.engine_options(), parallel=parallel, kv_ram=kv_ram)
+        checks += _plan(settings, options)
     if as_json:
         output.document({"checks": [check.to_dict() for check in checks]})
     else:
@@ -199,7 +211,7 @@ def _network() -> list[Check]:
     return [Check("info", "network", f"{state}; {endpoint.hostname}, {token}")]
 
 
-def _plan(settings: Settings) -> list[Check]:
+def _plan(settings: Settings, options: EngineOptions) -> list[Check]:
     """Where the pair that was named would go.
 
     Raises:
@@ -208,20 +220,17 @@ def _plan(settings: Settings) -> list[Check]:
     from specllama.cli.listing import size
     from specllama.engine.gguf_pair import read_pair
     from specllama.errors import DoesNotFit
-    from specllama.models import memory
     from specllama.models.refs import resolve_pair
 
-    options = settings.engine_options()
     target, draft = resolve_pair(settings["model"], settings["draft-model"])
     pair = read_pair(target, draft, replace(options, check_memory=False))
     checks = []
     for line in pair.lines():
         name, _, said = line.partition(": ")
         checks.append(Check("info", name, said))
-    need = pair.need(pair.n_ctx)
     try:
-        memory.require_fit(need)
-        checks.append(Check("ok", "RAM needed", size(need.required)))
+        pair.require_fit()
+        checks.append(Check("ok", "RAM needed", size(pair.need(pair.n_ctx).required)))
     except DoesNotFit as error:
         checks.append(Check("warn", "RAM needed", error.message, error.hint or ""))
     return checks

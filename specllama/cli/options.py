@@ -84,6 +84,22 @@ def settings_options(*, only: Sequence[str] | None = None) -> Callable[[Decorate
     return decorate
 
 
+def sharing_options(parallel: int) -> Callable[[Decorated], Decorated]:
+    """Add how many conversations share an engine, ``parallel`` unless it is said."""
+
+    def decorate(function: Decorated) -> Decorated:
+        function = grouped(
+            "--kv-ram", type=click.IntRange(0), default=1024, show_default=True, group="Server",
+            metavar="MIB", help="Memory for idle conversations whose place others need.",
+        )(function)  # fmt: skip
+        return grouped(
+            "--parallel", type=click.IntRange(1, 64), default=parallel, show_default=True,
+            group="Server", metavar="N", help="Conversations at once; they share the context.",
+        )(function)  # fmt: skip
+
+    return decorate
+
+
 LOADING = (
     "model",
     "draft-model",

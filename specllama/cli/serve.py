@@ -23,6 +23,7 @@ from specllama.cli.options import (
     read_text,
     resolve,
     settings_options,
+    sharing_options,
 )
 from specllama.errors import SpecllamaError, UsageError
 from specllama.params import PROPOSERS
@@ -53,11 +54,7 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
          help="Address to listen at. Another than loopback needs a key.")  # fmt: skip
 @grouped("--port", type=click.IntRange(0, 65535), default=8484, show_default=True, group="Server",
          help="0 takes a free one.")  # fmt: skip
-@grouped("--parallel", type=click.IntRange(1, 64), default=PARALLEL, show_default=True,
-         group="Server", metavar="N",
-         help="Conversations at once; they share the context.")  # fmt: skip
-@grouped("--kv-ram", type=click.IntRange(0), default=1024, show_default=True, group="Server",
-         metavar="MIB", help="Memory for idle conversations whose place others need.")  # fmt: skip
+@sharing_options(PARALLEL)
 @grouped("--alias", metavar="NAME", group="Server", help="What the model is called in answers.")
 @grouped("--api-key-file", type=click.Path(path_type=Path), group="Server",
          help=f"Keys that let clients in, one a line; {KEY_VARIABLE} gives one, too.")  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 from specllama.backend import devices, placement, planning
 from specllama.card import read_card
 from specllama.engine.measured import measured_acceptance
+from specllama.errors import DoesNotFit
 from specllama.hardware import Adapter
 from specllama.models import context, memory, running_state
 from specllama.models.adapter import check_adapter
@@ -21,6 +22,8 @@ from specllama.models.sliding_windows import saved_bytes
 from specllama.params import EngineOptions
 
 logger = logging.getLogger("specllama.engine.gguf_pair")
+
+_SHORT = 512  # the shortest context that is worth a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,20 @@ class Pair:
         notes = [f"the model's card: not followed: {text}" for text in card.left_out]
         states = running_state.line(self.target, self.options.max_rows)
         plan = [] if self.plan is None else self.plan.lines()
-        return [self.length.line(), *([states] if states else []), *plan, *notes]
+        several = [self._sharing()] if self.options.parallel > 1 else []
+        return [self.length.line(), *several, *([states] if states else []), *plan, *notes]
+
+    def _sharing(self) -> str:
+        """What several conversations take."""
+        need, free = self.need(self.n_ctx), memory.available_memory()
+        reading = sum(part.reading for part in need.parts)
+        most = self.options.kv_ram << 20
+        idle = min(most, max(free - need.required - memory.SPARE, 0)) if free else most
+        apart = f" {reading / 1e6:.1f} MB to read prompts beside them," if reading else ""
+        return (
+            f"conversations: {self.options.parallel} at once share the context;{apart} "
+            f"up to {idle / 1e6:.1f} MB for what idle ones hold (--kv-ram)"
+        )
 
     @property
     def on_gpu(self) -> bool:
@@ -75,8 +91,26 @@ class Pair:
             DoesNotFit: it does not.
         """
         if self.options.check_memory:
-            memory.require_fit(self.need(self.n_ctx))
+            self.require_fit()
         return self
+
+    def require_fit(self) -> None:
+        """
+        Raises:
+            DoesNotFit: it does not, with what would.
+        """
+        try:
+            memory.require_fit(self.need(self.n_ctx))
+        except DoesNotFit as error:
+            shorter = _SHORT
+            while shorter < self.n_ctx and memory.fits(self.need(shorter)):
+                shorter *= 2
+            ways = [f"-c {shorter // 2}"] if shorter > _SHORT else []
+            alone = replace(self, options=replace(self.options, parallel=1))
+            if self.options.parallel > 1 and memory.fits(alone.need(self.n_ctx)):
+                ways.append("--parallel 1")
+            hint = f"what fits: {' or '.join(ways)}" if ways else error.hint
+            raise DoesNotFit(error.message, hint) from None
 
     def need(self, n_ctx: int) -> memory.PairMemory:
         """What it takes of RAM with a context of so many tokens."""

@@ -17,9 +17,8 @@ from specllama.backend.base import Blob, Context, Lane, Pool
 from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PoolFull
 from specllama.history import common_prefix
-from specllama.models.memory import available_memory
+from specllama.models.memory import SPARE, available_memory
 
-_SPARE = 256 << 20  # bytes of memory that parked texts leave to others
 _WORTH = 16  # fewer tokens are as soon read as found
 
 
@@ -135,7 +134,7 @@ class Seating:
             if common_prefix(other.blob.tokens, tokens) < len(other.blob.tokens)
         ]
         self._lot.append(parked)
-        while self._lot and (self.n_bytes > self._most_bytes or 0 < self._free_memory() < _SPARE):
+        while self._lot and (self.n_bytes > self._most_bytes or 0 < self._free_memory() < SPARE):
             del self._lot[0]
 
     def _fill(self, slot: Slot, ids: Sequence[int]) -> bool:

@@ -11,7 +11,8 @@ import sketches
 from specllama.backend import devices
 from specllama.cli import invoke
 from specllama.engine import gguf_pair
-from specllama.models import memory
+from specllama.models import context, memory
+from specllama.params import EngineOptions
 
 
 def run(capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, dict[str, str]]:
@@ -99,3 +100,37 @@ def test_a_model_s_place_is_told(cli, monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert cli("doctor", "-m", str(file), "--device", "CUDA7").code == 2
     monkeypatch.setattr(memory, "available_memory", lambda: 5_000_000_000)
     assert "! RAM needed" in " ".join(cli("doctor", "-m", str(file)).out.split())
+
+
+def test_what_a_server_takes_is_told(cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Prompts are read in a second cache beside other conversations; idle ones take what is left.
+    Where that does not fit, the next command is named."""
+
+    def checks(free: float, *more: str) -> dict[str, dict[str, str]]:
+        monkeypatch.setattr(memory, "available_memory", lambda: int(free))
+        out = cli("doctor", "-m", str(file), "-c", "8192", "--json", *more).out
+        return {check["name"]: check for check in json.loads(out)["checks"]}
+
+    processor = devices.Device("CPU", "cpu", "CPU", "", 28_000_000_000, 32_000_000_000)
+    monkeypatch.setattr(devices, "devices", lambda: [processor])
+    monkeypatch.setattr(gguf_pair, "read_header", lambda path: sketches.qwen_30b_a3b())
+    monkeypatch.setattr(gguf_pair, "check_loadable", lambda header, role: None)
+    file = tmp_path / "m.gguf"
+    file.touch()
+    assert "conversations" not in checks(28e9)
+    found = checks(28e9, "--parallel", "4")
+    assert found["RAM needed"]["status"] == "ok"
+    words = found["conversations"]["found"]
+    assert words.startswith("4 at once share the context; ")
+    assert "MB to read prompts beside them, up to 1073.7 MB for what idle ones hold" in words
+    one, four = (
+        gguf_pair.Pair(
+            sketches.qwen_30b_a3b(), None, False, context.Length(8192, 8192),
+            EngineOptions(parallel=n),
+        ).need(8192).required
+        for n in (1, 4)
+    )  # fmt: skip
+    short = checks((one + four) / 2 / memory.MARGIN, "--parallel", "4")
+    assert short["RAM needed"]["status"] == "warn"
+    assert short["RAM needed"]["advice"] == "what fits: -c 4096 or --parallel 1"
+    assert checks(5e9, "--parallel", "4")["RAM needed"]["advice"].startswith("choose a smaller")
