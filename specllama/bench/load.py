@@ -25,6 +25,7 @@ from specllama.errors import EngineError, UsageError
 from specllama.params import PROPOSERS
 
 TIMEOUT_S = 600.0
+_LONG = 24  # tokens of a reply whose pace tells something
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +111,9 @@ class Wave:
 class Row:
     """An arm with so many clients, over all repetitions; ratios are to the first arm.
 
-    ``cpu_ms`` is of a token, its ratio above 1 where less is needed. ``pace`` is that of the reply
-    which fell furthest behind the same reply of the first arm. ``equal`` of ``compared`` replies
-    have the text that the first arm wrote when it was asked nothing else.
+    ``cpu_ms`` is of a token, its ratio above 1 where less is needed. ``pace`` is that of the long
+    reply which fell furthest behind the same reply of the first arm. ``equal`` of ``compared``
+    replies have the text that the first arm wrote when it was asked nothing else.
     """
 
     arm: str
@@ -278,10 +279,10 @@ def rows(waves: Sequence[Wave], alone: Mapping[int, str]) -> list[Row]:
 
 
 def _slowest(wave: Wave, usual: Wave) -> float | None:
-    """The smallest ratio of the speeds of one reply in two waves."""
+    """The smallest ratio of the speeds of one long reply in two waves."""
     speeds = {answer.question: answer.speed for answer in usual.answers}
     return min(
         (answer.speed / was for answer in wave.answers
-         if answer.speed and (was := speeds.get(answer.question))),
+         if answer.tokens >= _LONG and answer.speed and (was := speeds.get(answer.question))),
         default=None,
     )  # fmt: skip

@@ -47,14 +47,14 @@ def test_what_is_no_server(server: Serving) -> None:
 
 def test_ratios_are_of_neighbours() -> None:
     def wave(arm: str, repetition: int, seconds: float, text: str = "a") -> Wave:
-        # 9 tokens behind the first take half the wave
-        answer = Answer(repetition, text, 10, 0.1, 0.1 + seconds / 2)
+        # 29 tokens behind the first take half the wave
+        answer = Answer(repetition, text, 30, 0.1, 0.1 + seconds / 2)
         return Wave(arm, 2, repetition, seconds, [answer], cpu_s=2 * seconds)
 
     waves = [wave("a", 0, 1.0), wave("b", 0, 0.5), wave("a", 1, 4.0), wave("b", 1, 2.0, "b")]
     one, two = rows(waves, {0: "a", 1: "a"})
     assert (one.ratio, two.ratio) == (Spread(1.0, 1.0, 1.0), Spread(2.0, 2.0, 2.0))
-    assert (one.cpu_ms, two.cpu_ratio) == (500.0, Spread(2.0, 2.0, 2.0))
+    assert (one.cpu_ms, two.cpu_ratio) == (pytest.approx(5000 / 30), Spread(2.0, 2.0, 2.0))
     assert (two.equal, two.compared) == (1, 2)
     assert (one.pace, two.pace) == (1.0, pytest.approx(2.0))
     assert rows(waves, {1: "a"})[1].compared == 1
@@ -62,7 +62,7 @@ def test_ratios_are_of_neighbours() -> None:
 
 def test_the_slowest_reply_is_compared_with_itself() -> None:
     def wave(arm: str, *took: float) -> Wave:
-        answers = [Answer(i, "a", 11, 0.0, seconds) for i, seconds in enumerate(took)]
+        answers = [Answer(i, "a", 31, 0.0, seconds) for i, seconds in enumerate(took)]
         return Wave(arm, 1, 0, 1.0, answers)
 
     one, two = rows([wave("a", 1.0, 4.0), wave("b", 2.0, 4.0)], {})
