@@ -15,6 +15,7 @@ something leaked or a reply changed.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
@@ -110,6 +111,7 @@ def state(server: Serving) -> dict[str, float]:
     parked = re.search(r"kv_parked_bytes{[^}]*} (\d+)", told)
     return {
         "going on": len(desk.running) + desk.n_waiting,
+        "tasks": _tasks(server),
         "cells": float(cells[1]) if cells else -1.0,
         "parent bytes": _resident(os.getpid()),
         "child bytes": (_resident(pid) if pid else 0.0) - float(parked[1] if parked else 0),
@@ -121,6 +123,14 @@ def _idle(server: Serving, seconds: float = 120.0) -> None:
     desk, until = server.service.desk, time.monotonic() + seconds
     while (desk.running or desk.n_waiting) and time.monotonic() < until:
         time.sleep(0.05)
+
+
+def _tasks(server: Serving) -> int:
+    """Of the server's event loop, once they had time to end."""
+    loop = server.service.desk._loop
+    assert loop is not None
+    time.sleep(0.3)
+    return len(asyncio.all_tasks(loop))
 
 
 def _resident(pid: int) -> float:
@@ -167,7 +177,8 @@ def figures(
                 "before": before,
                 "after": after,
             }
-            if after["going on"] or after["open files"] > before["open files"] + WORKERS:
+            more = {one: after[one] - before[one] for one in ("tasks", "open files")}
+            if after["going on"] or more["tasks"] > 4 or more["open files"] > WORKERS:
                 wrong.append(f"{name}: something goes on")
             for one in ("parent bytes", "child bytes"):
                 if after[one] > before[one] + MAY_GROW:

@@ -128,7 +128,8 @@ class Exchange:
         if not self._heard:
             self._something.clear()
             try:
-                await asyncio.wait_for(self._something.wait(), seconds)
+                async with asyncio.timeout(seconds):  # wait_for may swallow a cancel
+                    await self._something.wait()
             except TimeoutError:
                 return False
         return True
@@ -285,4 +286,5 @@ async def _within(send: Send, message: Message) -> None:
     Raises:
         TimeoutError: it has.
     """
-    await asyncio.wait_for(send(message), STALL_S)
+    async with asyncio.timeout(STALL_S):
+        await send(message)

@@ -100,7 +100,8 @@ class Live:
                     look = monotonic() + LOOK_S
                     yield encode("sse", [Frame(await self._figures())])
                 try:
-                    await asyncio.wait_for(something.wait(), LOOK_S)
+                    async with asyncio.timeout(LOOK_S):
+                        await something.wait()
                 except TimeoutError:
                     continue
                 something.clear()
