@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from specllama.cancel import Cancel
 from specllama.events import Event, Finished
@@ -83,8 +83,9 @@ class MethodInfo:
     letter: str = ""
 
 
-# how calls look as a chat template tells the model: "" where it does not, or in another way
-ToolSyntax = Literal["", "json", "xml"]
+# how calls look in a chat template that is given tools: "" where it has no place for them, "json"
+# as Hermes and Qwen 3 write them, or a name in ``server.spellings``
+ToolSyntax = str
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,8 @@ class GenerateParams:
         think: one of THINK: thoughts on or off, or how hard to think; "auto" is the template's way.
         think_budget: most tokens of thoughts; behind them the thought is closed.
         template_args: variables of the chat template, ``name=value`` each; a value is JSON or text.
+        spelled: control tokens of a reply are part of its text, but for its end: calls of tools are
+            written with them.
         chances: tell how likely each token was to the target, before any sampler, and so many
             others; None does not.
     """
@@ -187,6 +189,7 @@ class GenerateParams:
     think: str = "auto"
     think_budget: int | None = None
     template_args: tuple[str, ...] = ()
+    spelled: bool = False
     chances: int | None = None
 
     def __post_init__(self) -> None:

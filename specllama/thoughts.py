@@ -81,11 +81,11 @@ class Spelling:
                 out.append(piece.decode("latin-1"))
         return "".join(out)
 
-    def unit(self, token: int) -> str:
-        """A token of a reply in units."""
+    def unit(self, token: int, *, special: bool = False) -> str:
+        """A token of a reply in units; ``special``: control tokens show, too."""
         if token in self.tokens:
             return chr(_FIRST + token)
-        return self._vocab.piece(token).decode("latin-1")
+        return self._vocab.piece(token, special=special).decode("latin-1")
 
     def bytes(self, units: str, *, special: bool = False) -> bytes:
         """What units show; with ``special`` also the control tokens."""

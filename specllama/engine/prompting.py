@@ -18,9 +18,18 @@ from specllama.switches import switch
 from specllama.thoughts import Reader, Spelling, reader
 
 _PROBE = "tool_that_nobody_has"
+# what a template tells the model of calls, or writes of earlier ones; the first that is found
 _LOOKS: dict[ToolSyntax, re.Pattern[str]] = {
     "xml": re.compile(r"<tool_call>\s*<function="),
+    "glm": re.compile(r"<arg_key>"),
+    "minimax": re.compile(r"<invoke name="),
+    "kimi": re.compile(r"<\|tool_call_argument_begin\|>"),
+    "deepseek": re.compile(r"<｜tool▁call▁begin｜>"),
+    "gemma": re.compile(r"<\|tool_call>call:"),
+    "mistral": re.compile(r"\[TOOL_CALLS\]"),
+    "granite": re.compile(r"<\|tool_call\|>"),
     "json": re.compile(r"<tool_call>(?:\s|\\n)*\{\s*\\?[\"']name"),
+    "llama": re.compile(r"\{\"name\": function name, \"parameters\""),
 }
 
 
@@ -136,8 +145,8 @@ class Prompting:
         )
         if told.notice is not None or _PROBE not in told.text:
             return ""
-        syntaxes = (s for s, looks in _LOOKS.items() if looks.search(told.text))
-        return next(syntaxes, "")
+        shown = told.text + self.template
+        return next((syntax for syntax, looks in _LOOKS.items() if looks.search(shown)), "")
 
     def _variables(self, params: GenerateParams) -> tuple[dict[str, object], bool, str]:
         """Variables of the template; whether an empty thought has to stand in for its switch; and

@@ -38,6 +38,7 @@ class Reply:
         # under a grammar an end token comes only where nothing else may (see SamplerChain)
         self._ends = not params.ignore_eos or params.constrained
         self._reader = reader
+        self._spelled = params.spelled
         self._thoughts = TextStream()
         self._stream = TextStream(params.stop)
         self.token_ids: list[int] = []
@@ -82,9 +83,10 @@ class Reply:
             if self.is_stop(token):
                 reason = "stop_token"
             elif reader is None or (reader.plain and token not in reader.spelling.tokens):
-                text.append(self._stream.feed(self._vocab.piece(token)))
+                text.append(self._stream.feed(self._vocab.piece(token, special=self._spelled)))
             else:
-                self._sort(reader.feed(reader.spelling.unit(token)), thoughts, text)
+                unit = reader.spelling.unit(token, special=self._spelled)
+                self._sort(reader.feed(unit), thoughts, text)
             if reason is None and self._stream.stopped:
                 reason = "stop_string"
             elif reason is None and self.remaining <= 0:

@@ -3,13 +3,9 @@
 A template that has a place for tools is given them, if it has calls written in a way that we know
 (see ``ToolSyntax``). For others they stand in the system prompt as JSON, so that any model
 that follows instructions can use them. Calls and results of earlier turns stand in the conversation
-as text, in the way of Hermes and Qwen. Where a call is demanded, a grammar leaves nothing else.
-Where it is up to the model, its text is read for the syntaxes of four families:
-
-- ``<tool_call>{"name": …, "arguments": …}</tool_call>``: Hermes, Qwen;
-- ``<tool_call><function=NAME><parameter=NAME>VALUE</parameter></function></tool_call>``: Qwen 3.5;
-- ``[TOOL_CALLS][{"name": …, "arguments": …}]``: Mistral;
-- ``<|python_tag|>{…}``, or nothing but ``{"name": …, "parameters": …}``: Llama 3.
+as text, in the way of Hermes and Qwen or, of three families, in their own. Where a call is
+demanded, a grammar leaves nothing else. Where it is up to the model, its text is read for calls in
+any of the ways of ``spellings``.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,12 +23,10 @@ from specllama.interface import Message, ToolSyntax
 from specllama.params import GenerateParams
 from specllama.server.refusals import wrong
 from specllama.server.sampling import schema_text
+from specllama.server.spellings import CLOSING, OPENINGS, Written, calls_in
 
-OPENINGS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
-_CLOSING = "</tool_call>"
-_WRITTEN = re.compile(rf"{OPENINGS[0]}\n(.*?)\n{_CLOSING}", re.DOTALL)
-_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_OPENING = "<tool_call>"
+_WRITTEN = re.compile(rf"<tool_call>\n(.*?)\n{CLOSING}", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
@@ -102,22 +96,49 @@ def given(use: ToolUse) -> str:
     return f"tools={msgspec.json.encode(tools).decode()}"
 
 
-def respelled(message: Message) -> Message:
-    """With its calls in the way of Qwen 3.5."""
+def _xml(name: str, arguments: dict[str, str]) -> str:
+    values = [f"<parameter={key}>\n{text}\n</parameter>" for key, text in arguments.items()]
+    return "\n".join([_OPENING, f"<function={name}>", *values, "</function>", CLOSING])
+
+
+def _glm(name: str, arguments: dict[str, str]) -> str:
+    values = [
+        f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>"
+        for key, text in arguments.items()
+    ]
+    return "\n".join([f"{_OPENING}{name}", *values, CLOSING])
+
+
+def _minimax(name: str, arguments: dict[str, str]) -> str:
+    values = [f'<parameter name="{key}">{text}</parameter>' for key, text in arguments.items()]
+    call = [f'<invoke name="{name}">', *values, "</invoke>"]
+    return "\n".join(["<minimax:tool_call>", *call, "</minimax:tool_call>"])
+
+
+_SPELLED: dict[str, Callable[[str, dict[str, str]], str]] = {
+    "xml": _xml,
+    "glm": _glm,
+    "minimax": _minimax,
+}
+
+
+def respelled(message: Message, syntax: ToolSyntax) -> Message:
+    """With its calls as the model itself writes them, where text can say that."""
+    spelled = _SPELLED.get(syntax)
+    if message.role != "assistant" or spelled is None:
+        return message
 
     def respell(found: re.Match[str]) -> str:
         try:
             call = msgspec.json.decode(found[1])
-            lines = [f"<function={call['name']}>"]
-            for name, value in call["arguments"].items():
-                text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-                lines.append(f"<parameter={name}>\n{text}\n</parameter>")
+            arguments = {
+                name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+                for name, value in call["arguments"].items()
+            }
+            return spelled(call["name"], arguments)
         except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
             return found[0]
-        return "\n".join([OPENINGS[0], *lines, "</function>", _CLOSING])
 
-    if message.role != "assistant":
-        return message
     return replace(message, content=_WRITTEN.sub(respell, message.content))
 
 
@@ -134,7 +155,7 @@ def told(messages: Sequence[Message], use: ToolUse) -> list[Message]:
             "These tools can be called, each described by a line of JSON:",
             *lines,
             "To call a tool, write nothing but its name and its arguments in this form:",
-            f'{OPENINGS[0]}\n{{"name": "NAME", "arguments": {{}}}}\n{_CLOSING}',
+            f'{_OPENING}\n{{"name": "NAME", "arguments": {{}}}}\n{CLOSING}',
         ]
     )
     if messages and messages[0].role == "system":
@@ -148,9 +169,9 @@ def call_text(calls: Sequence[Call]) -> str:
     return "\n".join(
         "\n".join(
             (
-                OPENINGS[0],
+                _OPENING,
                 f'{{"name": "{call.name}", "arguments": {call.arguments or "{}"}}}',
-                _CLOSING,
+                CLOSING,
             )
         )
         for call in calls
@@ -197,8 +218,8 @@ def equipped(
     params = bound(params, use)
     if not syntax:
         return told(messages, use), params
-    params = params.replace(template_args=(*params.template_args, given(use)))
-    return [respelled(m) if syntax == "xml" else m for m in messages], params
+    params = params.replace(template_args=(*params.template_args, given(use)), spelled=True)
+    return [respelled(message, syntax) for message in messages], params
 
 
 class ToolReader:
@@ -206,7 +227,6 @@ class ToolReader:
 
     def __init__(self, use: ToolUse) -> None:
         self._use = use
-        self._names = {tool.name for tool in use.tools}
         self._held = ""  # what may belong to a call
         self._calling = use.forced
         self._begun = False  # something was shown
@@ -247,47 +267,22 @@ class ToolReader:
         return ("" if calls else held), calls
 
     def _calls(self, text: str) -> list[Call]:
-        out: list[Call] = []
-        decoder = msgspec.json.Decoder()
-        for part in re.split("|".join(map(re.escape, OPENINGS)), text):
-            body = part.partition(_CLOSING)[0].strip()
-            if not body:
-                continue
-            if (function := _FUNCTION.match(body)) is not None:
-                out += filter(None, [self._function(function[1], function[2])])
-                continue
-            try:
-                said = decoder.decode(body)
-            except (msgspec.DecodeError, RecursionError):
-                continue
-            out += [call for one in (said if isinstance(said, list) else [said])
-                    if (call := self._call(one)) is not None]  # fmt: skip
-        return out
+        return [call for one in calls_in(text) if (call := self._call(one)) is not None]
 
-    def _function(self, name: str, body: str) -> Call | None:
-        """A call whose values are JSON only where the schema does not ask for a text."""
-        tool = next((tool for tool in self._use.tools if tool.name == name.strip()), None)
-        if tool is None:
+    def _call(self, written: Written) -> Call | None:
+        tool = next((tool for tool in self._use.tools if tool.name == written.name), None)
+        if tool is None or not isinstance(written.arguments, dict):
             return None
-        kinds = tool.schema.get("properties", {})
-        arguments: dict[str, Any] = {}
-        for key, text in _PARAMETER.findall(body):
-            kind = kinds.get(key)
-            arguments[key] = text
-            if not (isinstance(kind, dict) and kind.get("type") == "string"):
-                with contextlib.suppress(msgspec.DecodeError, RecursionError):
-                    arguments[key] = msgspec.json.decode(text)
+        arguments = written.arguments
+        if written.texts:
+            arguments = {key: _value(tool, key, text) for key, text in arguments.items()}
         return Call(tool.name, msgspec.json.encode(arguments).decode())
 
-    def _call(self, said: Any) -> Call | None:
-        if not isinstance(said, dict) or said.get("name") not in self._names:
-            return None
-        arguments = said.get("arguments", said.get("parameters", {}))
-        if isinstance(arguments, str):
-            try:
-                arguments = msgspec.json.decode(arguments)
-            except msgspec.DecodeError:
-                return None
-        if not isinstance(arguments, dict):
-            return None
-        return Call(said["name"], msgspec.json.encode(arguments).decode())
+
+def _value(tool: Tool, key: str, text: str) -> Any:
+    """JSON, unless the schema asks for a text or it is none."""
+    kind = tool.schema.get("properties", {}).get(key)
+    if not (isinstance(kind, dict) and kind.get("type") == "string"):
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            return msgspec.json.decode(text)
+    return text

@@ -11,9 +11,12 @@ import pytest
 from fakes import Reply, ScriptedRecipe
 from servers import Serving, serving
 
+from specllama.backend.fake import FakeVocab
+from specllama.engine.prompting import Prompting
 from specllama.interface import Message
 from specllama.params import GenerateParams, template_arguments
 from specllama.server.refusals import Refusal
+from specllama.server.spellings import calls_in
 from specllama.server.tools import (
     Tool,
     ToolReader,
@@ -41,6 +44,34 @@ CALLS = {
     '{"name": "weather", "parameters": {"town": "Ulm"}}': ("", 1),
     f"Well.\n{FUNCTION_CALL}\n{FUNCTION_CALL}": ("Well.", 2),
     '{"name": "weather", "arguments": "{\\"town\\": \\"Ulm\\"}"}': ("", 1),
+    # GLM
+    "<tool_call>weather\n<arg_key>town</arg_key>\n<arg_value>Ulm</arg_value>\n</tool_call>": (
+        "",
+        1,
+    ),
+    # MiniMax
+    'So:\n<minimax:tool_call>\n<invoke name="weather">\n<parameter name="town">Ulm</parameter>\n'
+    '</invoke>\n<invoke name="weather"><parameter name="town">Ulm</parameter></invoke>\n'
+    "</minimax:tool_call>": ("So:", 2),
+    # Kimi K2
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+    '{"town": "Ulm"}<|tool_call_end|><|tool_call_begin|>functions.weather:1'
+    '<|tool_call_argument_begin|>{"town": "Ulm"}<|tool_call_end|><|tool_calls_section_end|>': (
+        "",
+        2,
+    ),
+    # DeepSeek V3.1, and R1
+    "Yes.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
+    '{"town": "Ulm"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>': ("Yes.", 1),
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+    '{"town": "Ulm"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>': ("", 1),
+    # Mistral, with and without ids
+    '[TOOL_CALLS]weather[CALL_ID]123456789[ARGS]{"town": "Ulm"}': ("", 1),
+    '[TOOL_CALLS]weather[ARGS]{"town": "Ulm"}[TOOL_CALLS]weather[ARGS]{"town": "Ulm"}': ("", 2),
+    # Gemma 4
+    '<|tool_call>call:weather{town:<|"|>Ulm<|"|>}<tool_call|>': ("", 1),
+    # Granite 3
+    f"<|tool_call|>[{CALL}]": ("", 1),
 }
 NO_CALLS = (
     "No call here.",
@@ -100,7 +131,44 @@ def test_a_template_that_knows_of_tools_is_given_them() -> None:
     other, _ = equipped(turns, base, USE, "xml")
     assert other == [turns[0], Message("assistant", f"Well.\n{FUNCTION_CALL}"), turns[2]]
     for text in ("<tool_call>\n[1]\n</tool_call>", "<tool_call>\n{\n</tool_call>"):
-        assert respelled(Message("assistant", text)).content == text
+        assert respelled(Message("assistant", text), "xml").content == text
+
+
+@pytest.mark.parametrize("syntax", ["xml", "glm", "minimax"])
+def test_earlier_calls_are_written_as_they_are_read(syntax: str) -> None:
+    own = respelled(Message("assistant", f"Well.\n{HERMES}"), syntax).content
+    assert "weather" in own
+    assert '{"name"' not in own
+    assert read(own, random.Random(1)) == ("Well.", [{"town": "Ulm"}])
+
+
+def test_values_of_gemma_are_json_in_other_quotes() -> None:
+    body = 'n:5,list:[1,{a:<|"|>x: y, "z"<|"|>}],deep:{ok:true,none:null},text:<|"|>{a:1}<|"|>'
+    [call] = calls_in(f"<|tool_call>call:f{{{body}}}<tool_call|>")
+    assert call.arguments == {
+        "n": 5,
+        "list": [1, {"a": 'x: y, "z"'}],
+        "deep": {"ok": True, "none": None},
+        "text": "{a:1}",
+    }
+
+
+def test_templates_are_told_apart_by_their_calls() -> None:
+    shown = "{% for t in tools %}{{ t | tojson }}{% endfor %}"
+    calls = {
+        "kimi": "<|tool_call_argument_begin|>",
+        "deepseek": "<｜tool▁call▁begin｜>",
+        "glm": "<arg_key>",
+        "minimax": '<invoke name="',
+        "mistral": "[TOOL_CALLS]",
+        "gemma": "<|tool_call>call:",
+        "granite": "<|tool_call|>",
+        "": "something else",
+    }
+    for syntax, mark in calls.items():
+        earlier = "{% for m in messages %}{% if m.tool_calls %}" + mark + "{% endif %}{% endfor %}"
+        assert Prompting(FakeVocab(), shown + earlier).tool_syntax() == syntax
+        assert Prompting(FakeVocab(), earlier).tool_syntax() == "", "no place for tools"
 
 
 def test_values_are_what_the_schema_says() -> None:

@@ -51,6 +51,16 @@ def test_a_stop_token_is_kept_but_not_shown() -> None:
     assert r.token_ids == [1, 0]
 
 
+def test_control_tokens_are_spelled_for_whoever_reads_calls() -> None:
+    class Marked(Pieces):
+        def piece(self, token: int, *, special: bool = False) -> bytes:
+            return b"<|call|>" if special and token < 2 else self._pieces[token]
+
+    for spelled, text in ((False, "ab"), (True, "<|call|>ab")):
+        r = Reply(GenerateParams(spelled=spelled), Marked(b"", b"ab"))
+        assert r.take([1, 2, 0]).text == text
+
+
 def test_ignore_eos_makes_it_an_ordinary_token() -> None:
     r = reply(b"ab", ignore_eos=True)
     assert not r.is_stop(0)
