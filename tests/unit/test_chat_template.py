@@ -315,8 +315,8 @@ TOLD = (
     [
         ('<tool_call>\n{"name": <name>}\n</tool_call>', "json"),
         ("<tool_call>\n<function=name>\n</tool_call>", "xml"),
-        ("<tool_call>{function-name}<arg_key>", ""),
-        ("[TOOL_CALLS]", ""),
+        ("<tool_call>{function-name}<arg_key>", "glm"),
+        ("[TOOL_CALLS]", "mistral"),
     ],
 )
 def test_how_a_template_tells_of_calls(shape: str, syntax: str) -> None:
