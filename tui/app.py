@@ -25,10 +25,13 @@ from textual.command import Provider
 from textual.screen import Screen
 
 from specllama.engine.host import EngineFactory, EngineHost, HostLike, LoadEngine
+from specllama.engine.inline import InlineHost
 from specllama.errors import SpecllamaError, UsageError
-from specllama.interface import Message, MethodInfo
+from specllama.events import Event
+from specllama.interface import Message, MethodInfo, Stepped
 from specllama.models.refs import NO_DRAFT
 from specllama.params import EngineOptions, GenerateParams
+from specllama.remote.address import Address
 from specllama.session import Session
 from specllama.store.sessions import SessionStore
 from specllama.text import sanitize_line
@@ -105,6 +108,7 @@ class SpecllamaApp(ThemedApp):
         log_rounds: bool = True,
         host_class: Callable[[EngineFactory], HostLike] = EngineHost,
         factory_for: Callable[[str, str | None], EngineFactory] | None = None,
+        server: Address | None = None,
         store: SessionStore | None = None,
         pace: Pace | None = None,
         clock: Clock = monotonic,
@@ -113,13 +117,18 @@ class SpecllamaApp(ThemedApp):
         self.options = self._loaded_options = options or EngineOptions()
         self.clock = clock
         self.store = store or SessionStore.open()
+        self._server = server
         wanted: Pair | None = None
-        if target is not None:
+        if server is not None:
+            wanted, host_class = (server.url, None), InlineHost
+        elif target is not None:
             wanted = lasting_pair(target, draft)
         elif self.prefs.last_target:
             wanted = lasting_pair(self.prefs.last_target, draft or self.prefs.last_draft or None)
         recipe_for = factory_for or self._recipe_for
-        self.keeper = EngineKeeper(wanted, recipe_for, host_class, self.post_message)
+        self.keeper = EngineKeeper(
+            wanted, recipe_for, host_class, self.post_message, server.name if server else ""
+        )
         self.session = Session(
             self.keeper.host,
             self.store,
@@ -212,6 +221,8 @@ class SpecllamaApp(ThemedApp):
     # ------------------------------------------------------------------ the engine
 
     def _recipe_for(self, target: str, draft: str | None) -> EngineFactory:
+        if self._server is not None:
+            return partial(_connected, self._server)
         return LoadEngine(target, draft, self.options)
 
     @on(EngineLoading)
@@ -232,7 +243,7 @@ class SpecllamaApp(ThemedApp):
                 await self.chat.engine_failed(told)
 
     def _remember_pair(self) -> None:
-        if self.keeper.wanted is not None:
+        if self.keeper.wanted is not None and not self.keeper.server:
             target, draft = self.keeper.wanted
             self.prefs.last_target, self.prefs.last_draft = target, draft or ""
             self.save_prefs()
@@ -344,10 +355,22 @@ class SpecllamaApp(ThemedApp):
         self._open(MethodsScreen(self.keeper.info, now), chosen)
 
     def action_models(self) -> None:
+        if self.keeper.server:
+            words = "was started with its pair: chat without --server lets you choose one"
+            self.notify(f"The server {words}", markup=False)
+            return
         from specllama.tui.screens.models import ModelsScreen
 
         screen = ModelsScreen(self.keeper.wanted, self.options, self.downloads)
         self._open(screen, self.switch_model)
+
+    def action_top(self) -> None:
+        from specllama.tui.screens.top import TopScreen
+
+        if self._server is None:
+            self.notify("Lanes are a server's: specllama chat --server URL shows them")
+        else:
+            self._open(TopScreen(self._server.name, self._server.events))
 
     @on(DownloadTold)
     def _download_told(self, told: DownloadTold) -> None:
@@ -416,7 +439,7 @@ class SpecllamaApp(ThemedApp):
         self._open(
             SettingsScreen(
                 self.session.params,
-                self.options,
+                None if self.keeper.server else self.options,
                 self.session.system,
                 self.prefs,
                 card,
@@ -430,7 +453,7 @@ class SpecllamaApp(ThemedApp):
             return
         self.chat.set_params(settings.params)
         self.session.system = settings.system
-        if settings.options != self.options:
+        if settings.options is not None and settings.options != self.options:
             self.options = settings.options
             if self.keeper.possible:
                 self.action_reload()
@@ -619,6 +642,12 @@ class SpecllamaApp(ThemedApp):
         prompt.put(text.rstrip("\n"))
 
 
+def _connected(server: Address, progress: Callable[[Event], None], /) -> Stepped:
+    from specllama.remote.engine import RemoteEngine
+
+    return RemoteEngine(server)
+
+
 def run(
     target: str | None = None,
     draft: str | None = None,
@@ -628,8 +657,12 @@ def run(
     *,
     system: str | None = None,
     log_rounds: bool = True,
+    server: Address | None = None,
 ) -> int:
     """Run the app; returns the exit code, non-zero when it crashed.
+
+    Args:
+        server: whose engine is used, instead of loading a model.
 
     Raises:
         UsageError: standard input or standard error is not a terminal (the app draws on the
@@ -647,6 +680,7 @@ def run(
         session_id=session_id,
         system=system,
         log_rounds=log_rounds,
+        server=server,
     )
     app.leave_on_signals = True
     try:

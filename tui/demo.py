@@ -14,12 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from specllama.cancel import Cancel
-from specllama.engine.host import EngineFactory
 from specllama.engine.methods import methods
-from specllama.errors import SpecllamaError
 from specllama.events import Event, LoadProgress
-from specllama.interface import EngineInfo, EngineLike, Message, ModelInfo, OneAtATime, Prompt
+from specllama.interface import EngineInfo, Message, ModelInfo, OneAtATime, Prompt
 from specllama.params import GenerateParams
 from specllama.speculative.drafting.method import Facts
 from specllama.tui.script import N_VOCAB, Guess, Move, Reading, count_tokens, is_drafting, play
@@ -211,49 +208,3 @@ class DemoFactory:
         for fraction in (0.25, 0.5, 0.75, 1.0):
             progress(LoadProgress("target", "demo-target.gguf", fraction))
         return DemoEngine(self.reply, self.speed, self.tree, info=demo_info(self.n_ctx))
-
-
-class InlineHost:
-    """An engine in this process with the face of ``EngineHost``, for screenshots and tests."""
-
-    def __init__(self, factory: EngineFactory) -> None:
-        self.factory = factory
-        self.on_event: Callable[[Event], None] | None = None
-        self.engine: EngineLike | None = None
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._started().info
-
-    def _started(self) -> EngineLike:
-        if self.engine is None:
-            self.engine = self.factory(self.on_event or (lambda event: None))
-        return self.engine
-
-    def start(self) -> EngineInfo:
-        return self._started().info
-
-    def switch(self, factory: EngineFactory) -> EngineInfo:
-        before, old = self.factory, self.engine
-        self.factory, self.engine = factory, None
-        try:
-            return self.start()
-        except SpecllamaError:
-            self.factory, self.engine = before, old
-            raise
-
-    def generate(
-        self,
-        prompt: Prompt,
-        params: GenerateParams,
-        *,
-        cancel: Cancel | None = None,
-    ) -> Iterator[Event]:
-        yield from self._started().generate(prompt, params, cancel=cancel)
-
-    def count_tokens(self, prompt: str | Sequence[Message]) -> int:
-        return self._started().count_tokens(prompt)
-
-    def close(self) -> None:
-        if self.engine is not None:
-            self.engine.close()

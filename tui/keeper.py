@@ -50,13 +50,14 @@ class EngineKeeper:
         recipe_for: how a pair is loaded.
         host_class: where engines live.
         tell: takes messages from any thread.
+        server: the address of the server whose engine it is; "" where models are loaded here.
 
     Attributes:
         host: every request goes through it; it outlives the engines in it.
         wanted: the pair that is loaded, or is to be.
         info: of the engine that was loaded last.
         ready: the wanted pair is loaded.
-        failed: the last load failed and nothing is loaded; ``load`` tries again.
+        failed: the last load failed, or what was loaded died; ``load`` tries again.
         progress: of the load that is running.
     """
 
@@ -66,9 +67,11 @@ class EngineKeeper:
         recipe_for: Callable[[str, str | None], EngineFactory],
         host_class: Callable[[EngineFactory], HostLike],
         tell: Callable[[Message], object],
+        server: str = "",
     ) -> None:
         self.wanted = wanted
         self.info: EngineInfo | None = None
+        self.server = server
         self.ready = self.failed = False
         self.progress: LoadProgress | None = None
         self._recipe_for = recipe_for
@@ -113,12 +116,12 @@ class EngineKeeper:
             case EngineLoading():
                 self.progress = told.progress
             case EngineReady():
-                self.info, self.ready, self.progress = told.info, True, None
+                self.info, self.ready, self.failed, self.progress = told.info, True, False, None
             case EngineFailed(kept=True):
                 self.wanted = self._before  # its recipe is the host's again
                 self.load()
             case EngineFailed():
-                self.failed, self.progress = True, None
+                self.ready, self.failed, self.progress = False, True, None
                 if self.wanted is not None:
                     # There is nothing to go back to: the next try loads what was chosen last.
                     self.host.factory = self._recipe_for(*self.wanted)

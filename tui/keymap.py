@@ -119,6 +119,15 @@ ACTIONS: tuple[Action, ...] = (
         footer=0,
     ),
     Action(
+        "app.top",
+        "f10",
+        "top",
+        "Lanes",
+        "With a server: what each of its lanes does, and how many rows it got and why",
+        "top",
+        footer=0,
+    ),
+    Action(
         "chat.speculate",
         "f9",
         "toggle_speculation",

@@ -20,12 +20,13 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
+from specllama.engine.inline import InlineHost
 from specllama.errors import SpecllamaError
 from specllama.params import GenerateParams
 from specllama.paths import HOME_VARIABLE
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
-from specllama.tui.demo import DemoFactory, InlineHost
+from specllama.tui.demo import DemoFactory
 from specllama.tui.picture import self_contained
 from specllama.tui.recordings import Recording, picture
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from specllama.cli import output
-from specllama.cli.loading import KEY_VARIABLE
 from specllama.cli.options import GroupedCommand, length_option, prompts_option, seed_option
+from specllama.remote.address import KEY_VARIABLE
 
 EPILOG = """\b
 Examples:

@@ -27,6 +27,7 @@ Examples:
   specllama chat -m tiny                     the bundled pair
   specllama chat -m qwen3-8b --system "Answer in one sentence."
   specllama chat --resume                    continue the last conversation
+  specllama chat --server URL                the engine of a running specllama serve
   specllama chat --plain                     line by line; screen readers, dumb terminals
   printf 'Hi\\nAnd again\\n' | specllama chat  every line is a turn
 
@@ -77,8 +78,8 @@ def command(
             )
         settings = settings.with_flags({"log": False, "keep-texts": False})
     params = settings.generate_params()
-    if not (plain or unstored or server) and _can_draw():
-        return _terminal_app(settings, resume)
+    if not (plain or unstored) and _can_draw():
+        return _terminal_app(settings, resume, server)
     from specllama.cli.lines import open_lines
     from specllama.cli.repl import COMMANDS, Repl
     from specllama.session import Session
@@ -114,7 +115,7 @@ def _can_draw() -> bool:
     return terminals and importlib.util.find_spec("specllama.tui.app") is not None
 
 
-def _terminal_app(settings: Settings, resume: str | None) -> int:
+def _terminal_app(settings: Settings, resume: str | None, server: str | None) -> int:
     from specllama.tui.app import run
     from specllama.tui.state import Preferences
 
@@ -123,7 +124,7 @@ def _terminal_app(settings: Settings, resume: str | None) -> int:
         with SessionStore.open() as store:
             session_id = store.find(resume)
     model = settings["model"]
-    if model is None and not Preferences.load().last_target:
+    if model is None and server is None and not Preferences.load().last_target:
         diagnostics.note("no model given: using the bundled tiny pair (choose one with -m)")
         model = loading.DEFAULT_MODEL
     return run(
@@ -134,4 +135,5 @@ def _terminal_app(settings: Settings, resume: str | None) -> int:
         session_id,
         system=settings["system"] or None,
         log_rounds=settings["log"],
+        server=None if server is None else loading.server_at(server),
     )

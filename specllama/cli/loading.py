@@ -14,6 +14,7 @@ from specllama.cli import diagnostics
 from specllama.config import Settings
 from specllama.events import Event, LoadProgress
 from specllama.params import EngineOptions
+from specllama.remote.address import KEY_VARIABLE, Address
 from specllama.text import sanitize_line
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from specllama.remote.engine import RemoteEngine
 
 DEFAULT_MODEL = "tiny"
-KEY_VARIABLE = "SPECLLAMA_API_KEY"
 
 
 def open_engine(settings: Settings, *, quiet: bool, parallel: int = 1) -> Engine:
@@ -67,6 +67,11 @@ def load(
     return engine
 
 
+def server_at(url: str) -> Address:
+    """A server, with the key that the environment gives."""
+    return Address(url, os.environ.get(KEY_VARIABLE, ""))
+
+
 def open_server(url: str) -> RemoteEngine:
     """The engine of a running ``specllama serve``.
 
@@ -75,7 +80,7 @@ def open_server(url: str) -> RemoteEngine:
     """
     from specllama.remote.engine import RemoteEngine
 
-    return RemoteEngine(url, os.environ.get(KEY_VARIABLE, ""))
+    return RemoteEngine(server_at(url))
 
 
 class _Progress:

@@ -14,7 +14,6 @@ import click
 
 from specllama import signals
 from specllama.cli import diagnostics, loading
-from specllama.cli.loading import KEY_VARIABLE
 from specllama.cli.options import (
     LOADING,
     REPLYING,
@@ -27,6 +26,7 @@ from specllama.cli.options import (
 )
 from specllama.errors import SpecllamaError, UsageError
 from specllama.params import PROPOSERS
+from specllama.remote.address import KEY_VARIABLE
 
 PARALLEL = 4
 

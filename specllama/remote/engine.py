@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from time import sleep
 from typing import Any
 
 import httpx2
 
 from specllama.cancel import Cancel
-from specllama.errors import EngineError, PromptTooLong, SpecllamaError, UsageError
 from specllama.events import Event, event_from_dict
-from specllama.interface import EngineInfo, Message, MethodInfo, ModelInfo, Prompt
+from specllama.interface import (
+    EngineInfo,
+    Message,
+    MethodInfo,
+    ModelInfo,
+    OneAtATime,
+    Prompt,
+)
 from specllama.params import GenerateParams
+from specllama.remote.address import Address, checked, code_of, error_of, events_of
 from specllama.store.codec import params_to_dict
 
-_START = "start one with: specllama serve"
+_LOADING_S = 0.5  # between two looks at a server that loads its model
 
 
-class RemoteEngine:
-    """See ``EngineLike``; everything it asks goes to ``url``.
+class RemoteEngine(OneAtATime):
+    """See ``EngineLike``; everything it asks goes to a server. A server that loads its model is
+    waited for. Several threads may ask at once.
 
     Raises:
         UsageError: that is no address.
-        EngineError: nobody answers there, or somebody else than a specllama.
+        EngineDied: nobody answers there, or somebody else than a specllama.
+        EngineError: it does not let us in.
     """
 
-    def __init__(self, url: str, key: str = "") -> None:
-        self.url = url.rstrip("/")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx2.Client(timeout=httpx2.Timeout(10.0, read=60.0), headers=headers)
-        with self._spoken():
-            self.info = _info(_checked(self._http.get(f"{self.url}/specllama/info")).json())
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._http = self.address.client()
+        with self.address.spoken():
+            while code_of(answer := self._http.get(self.address.at("info"))) == "loading":
+                sleep(_LOADING_S)
+            self.info = _info(checked(answer).json())
 
     def __enter__(self) -> RemoteEngine:
         return self
@@ -46,9 +56,9 @@ class RemoteEngine:
         self._http.close()
 
     def count_tokens(self, prompt: str | Sequence[Message]) -> int:
-        with self._spoken():
-            answer = self._http.post(f"{self.url}/specllama/count", json=_asked(prompt))
-            return int(_checked(answer).json()["tokens"])
+        with self.address.spoken():
+            answer = self._http.post(self.address.at("count"), json=_asked(prompt))
+            return int(checked(answer).json()["tokens"])
 
     def generate(
         self, prompt: Prompt, params: GenerateParams, *, cancel: Cancel | None = None
@@ -62,35 +72,19 @@ class RemoteEngine:
             threading.Thread(target=self._stop, args=(id,), daemon=True).start()
 
         with (
-            self._spoken(),
-            self._http.stream("POST", f"{self.url}/specllama/generate", json=body) as answer,
+            self.address.spoken(),
+            self._http.stream("POST", self.address.at("generate"), json=body) as answer,
         ):
-            if answer.status_code != 200:
-                answer.read()
-            _checked(answer)
+            checked(answer)
             with cancel.calling(stop):
-                for line in answer.iter_lines():
-                    if not line.startswith("data: "):
-                        continue
-                    told = json.loads(line[6:])
+                for told in events_of(answer.iter_lines()):
                     if told.get("type") == "error":
-                        raise _error(told["error"])
+                        raise error_of(told["error"])
                     yield event_from_dict(told)
 
     def _stop(self, id: str) -> None:
-        with suppress(httpx2.HTTPError):
-            self._http.post(f"{self.url}/specllama/stop", json={"id": id})
-
-    @contextmanager
-    def _spoken(self) -> Iterator[None]:
-        try:
-            yield
-        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol):
-            raise UsageError(
-                f"{self.url!r} is no address of a server", "for example http://127.0.0.1:8484"
-            ) from None
-        except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
-            raise EngineError(f"no specllama answers at {self.url}: {error}", _START) from None
+        with suppress(httpx2.HTTPError, RuntimeError):  # the client may be closed by now
+            self._http.post(self.address.at("stop"), json={"id": id})
 
 
 def _asked(prompt: Prompt) -> dict[str, Any]:
@@ -100,26 +94,6 @@ def _asked(prompt: Prompt) -> dict[str, Any]:
     if turns:
         return {"messages": [{**turn.to_dict(), "seams": turn.seams} for turn in turns]}
     return {"ids": list(prompt)}
-
-
-def _checked(answer: httpx2.Response) -> httpx2.Response:
-    """Raises SpecllamaError: what the server said went wrong."""
-    if answer.status_code == 200:
-        return answer
-    try:
-        error = answer.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        raise EngineError(f"the server answered {answer.status_code}", _START) from None
-    raise _error(error)
-
-
-def _error(error: dict[str, Any]) -> SpecllamaError:
-    message = str(error.get("message"))
-    if error.get("code") == "context_length_exceeded":
-        return PromptTooLong(message)
-    if error.get("type") == "invalid_request_error":
-        return UsageError(message)
-    return EngineError(message)
 
 
 def _info(told: dict[str, Any]) -> EngineInfo:

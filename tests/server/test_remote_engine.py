@@ -15,6 +15,7 @@ from specllama.errors import EngineError, PromptTooLong, UsageError
 from specllama.events import Event, Finished, RoundDone, Timings
 from specllama.interface import Message
 from specllama.params import GenerateParams, SamplingParams
+from specllama.remote.address import Address
 from specllama.remote.engine import RemoteEngine
 
 PARAMS = GenerateParams(
@@ -30,7 +31,7 @@ def untimed(event: Event) -> Any:
 
 
 def test_a_server_says_what_the_engine_says(server: Serving) -> None:
-    with RemoteEngine(server.url) as engine:
+    with RemoteEngine(Address(server.url)) as engine:
         assert engine.info == server.host.info
         assert engine.count_tokens(TURNS) == engine.count_tokens("the rain") == 8
         plain = PARAMS.replace(proposer="none")
@@ -45,7 +46,7 @@ def test_a_server_says_what_the_engine_says(server: Serving) -> None:
 
 def test_cancelling_keeps_what_was_written(server: Serving) -> None:
     cancel = Cancel()
-    with RemoteEngine(server.url) as engine:
+    with RemoteEngine(Address(server.url)) as engine:
         events: list[Event] = []
         for event in engine.generate(TURNS, PARAMS.replace(max_tokens=1500), cancel=cancel):
             events.append(event)
@@ -57,15 +58,15 @@ def test_cancelling_keeps_what_was_written(server: Serving) -> None:
 
 
 def test_errors_keep_their_kind(server: Serving) -> None:
-    with RemoteEngine(server.url) as engine:
+    with RemoteEngine(Address(server.url)) as engine:
         with pytest.raises(PromptTooLong):
             list(engine.generate("x" * 5000, PARAMS))
         with pytest.raises(UsageError):
             list(engine.generate("", PARAMS))
     with pytest.raises(EngineError, match="no specllama answers"):
-        RemoteEngine("http://127.0.0.1:9")
+        RemoteEngine(Address("http://127.0.0.1:9"))
     with pytest.raises(UsageError, match="no address"):
-        RemoteEngine("here")
+        RemoteEngine(Address("here"))
 
 
 def test_it_is_an_engine_for_every_front_end(server: Serving) -> None:
@@ -74,7 +75,7 @@ def test_it_is_an_engine_for_every_front_end(server: Serving) -> None:
     def takes(engine: EngineLike) -> None:
         assert engine.info.target.name
 
-    with RemoteEngine(server.url) as engine:
+    with RemoteEngine(Address(server.url)) as engine:
         takes(engine)
 
 

@@ -16,6 +16,7 @@ from fakes import Reply, ScriptedEngine
 from textual.pilot import Pilot
 
 from specllama import paths
+from specllama.engine.inline import InlineHost
 from specllama.events import Event, RoundDone
 from specllama.interface import Message
 from specllama.models import fit, memory
@@ -23,7 +24,6 @@ from specllama.params import GenerateParams
 from specllama.tui import checklist, clipboard
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
-from specllama.tui.demo import InlineHost
 from specllama.tui.state import Preferences
 from specllama.tui.widgets import first_look
 from specllama.tui.widgets.transcript import Note

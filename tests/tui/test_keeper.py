@@ -11,9 +11,9 @@ from conftest import Recipe
 from fakes import ScriptedEngine, engine_info, model_info
 from textual.message import Message
 
+from specllama.engine.inline import InlineHost
 from specllama.errors import BadGguf
 from specllama.events import Event, LoadProgress
-from specllama.tui.demo import InlineHost
 from specllama.tui.keeper import EngineKeeper, Pair
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 

@@ -13,13 +13,14 @@ from conftest import Recipe
 from fakes import Reply, ScriptedEngine
 from textual.pilot import Pilot
 
+from specllama.engine.inline import InlineHost
 from specllama.errors import DoesNotFit
 from specllama.params import GenerateParams
 from specllama.store.sessions import SessionStore
 from specllama.store.tree import StoredMessage
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
-from specllama.tui.demo import DemoFactory, InlineHost
+from specllama.tui.demo import DemoFactory
 from specllama.tui.screens.models import ModelsScreen
 from specllama.tui.screenshots import LOOKS, SCENES, Pair, ask, picture_app, until
 

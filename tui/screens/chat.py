@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from specllama.tui.exports import Export
 
 SIDEBAR = 160  # columns from which other conversations are listed beside this one
-AFTER_FAILURE = "F6 chooses another pair; /reload or your next message tries again"
 
 
 class ChatScreen(TurnScreen):
@@ -89,6 +88,7 @@ class ChatScreen(TurnScreen):
         self.view = prefs.view
         self.board = Board()
         self.editing: int | None = None
+        self._loaded: tuple[object, ...] = ()
         self._before_edit = ""
 
     def compose(self) -> ComposeResult:
@@ -447,8 +447,11 @@ class ChatScreen(TurnScreen):
         self.post_message(ActionAsked(action))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Whether a key has room in the footer."""
-        return action != "listed" or self.app.size.width >= int(str(parameters[1]))
+        """Whether a key has room in the footer, and something to do."""
+        if action != "listed":
+            return True
+        idle = "models" if self.keeper.server else "top"
+        return parameters[0] != idle and self.app.size.width >= int(str(parameters[1]))
 
     async def walk_versions(self, step: int) -> None:
         """Show another version of the focused message, or else of the last one that has several,
@@ -578,7 +581,12 @@ class ChatScreen(TurnScreen):
 
     async def engine_ready(self, info: EngineInfo) -> None:
         self.session.engine = self.keeper.host
-        self._forget_measures(info)
+        if (pair := _files(info)) != self._loaded:
+            self._loaded = pair
+            self._forget_measures(info)
+        self.refresh_top()
+        self.strip.loading = ""
+        self.refresh_strip()
         if self.queue:
             await self.send_queued()
 
@@ -589,11 +597,11 @@ class ChatScreen(TurnScreen):
             name = sanitize_line(self.keeper.info.target.name)
             next_step = f"back to {name}: the conversation continues with it"
         else:
-            next_step = AFTER_FAILURE
+            next_step = "/reload or your next message tries again"
+            if not self.keeper.server:
+                next_step = f"F6 chooses another pair; {next_step}"
             self.take_back_queue()
-        error = event.error
-        hints = f"{error.hint}\n{next_step}" if error.hint else next_step
-        await self.transcript.note(error.message, hints, error=True)
+        await self.transcript.failed(event.error, next_step, self.again)
         self.refresh_top()
         self.refresh_strip()
 
@@ -604,7 +612,14 @@ class ChatScreen(TurnScreen):
         self.query_one(RoundsRow).clear()
         self.strip.window = self.strip.ttft_ms = None
         self.strip.n_ctx = self.prompt.n_ctx = info.target.n_ctx
-        self.strip.loading = ""
         self.strip.reason = ""
-        self.refresh_top()
-        self.refresh_strip()
+
+
+def _files(info: EngineInfo) -> tuple[object, ...]:
+    """What figures of an engine rest on: loaded anew, they still hold."""
+    models = [model for model in (info.target, info.draft) if model is not None]
+    return (
+        *((model.path, model.file_bytes, model.n_ctx) for model in models),
+        info.device,
+        info.threads,
+    )

@@ -137,10 +137,11 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the sheet changes: requests, how models are loaded, the conversation's system prompt."""
+    """What the sheet changes: requests, how models are loaded where they are loaded here, the
+    conversation's system prompt."""
 
     params: GenerateParams
-    options: EngineOptions
+    options: EngineOptions | None
     system: str
 
 
@@ -198,7 +199,7 @@ class SettingsScreen(Page, ModalScreen[Any]):
     def __init__(
         self,
         params: GenerateParams,
-        options: EngineOptions,
+        options: EngineOptions | None,
         system: str,
         prefs: Preferences,
         card: Mapping[str, float] | None = None,
@@ -212,6 +213,11 @@ class SettingsScreen(Page, ModalScreen[Any]):
         self.prefs = prefs
         self.n_ctx = n_ctx  # of what is loaded
         self._warned = False
+        self.fields = {  # a server's model was loaded by whoever started it
+            field.name: field
+            for field in FIELDS.values()
+            if options is not None or field.owner != "load"
+        }
 
     # ------------------------------------------------------------------ the form
 
@@ -224,6 +230,8 @@ class SettingsScreen(Page, ModalScreen[Any]):
             for i, (title, fields) in enumerate(GROUPS):
                 yield Label(title, classes="section" if i else "section -first")
                 for field in fields:
+                    if field.name not in self.fields:
+                        continue
                     yield from self._row(field)
         yield Static(id="setting-help", markup=False)
         yield Footer(show_command_palette=False)
@@ -293,7 +301,7 @@ class SettingsScreen(Page, ModalScreen[Any]):
     @property
     def changed(self) -> list[Field]:
         """The fields that differ from what was there before."""
-        return [field for field in FIELDS.values() if self._typed(field) != self._held(field)]
+        return [field for field in self.fields.values() if self._typed(field) != self._held(field)]
 
     def _read(self) -> tuple[Settings, dict[str, str]]:
         """What was typed, and what is wrong with it, by field."""
@@ -312,6 +320,7 @@ class SettingsScreen(Page, ModalScreen[Any]):
                     case "sampling":
                         params = params.choose(field.name, value)
                     case "load":
+                        assert options is not None
                         options = replace(options, **{field.name: value})
             except ValueError:
                 kind = "a whole number" if field.parse in (int, _maybe_int) else "a number"
@@ -327,7 +336,7 @@ class SettingsScreen(Page, ModalScreen[Any]):
     def _edited(self) -> None:
         self._warned = False
         _, problems = self._read()
-        for name in FIELDS.keys() - {"system"}:
+        for name in self.fields.keys() - {"system"}:
             line = self.query_one(f"#problem-{name}", Static)
             line.set_class(name in problems, "-wrong")
             line.update(problems.get(name, ""))

@@ -10,12 +10,12 @@ from textual.screen import Screen
 from textual.timer import Timer
 
 from specllama.cancel import Cancel
-from specllama.errors import SpecllamaError
+from specllama.errors import EngineDied, SpecllamaError
 from specllama.events import Event
 from specllama.session import Session
 from specllama.tui.bridge import Batch, Pace, Turn, processor
 from specllama.tui.keeper import EngineKeeper, loading_words
-from specllama.tui.messages import RecordGrew, TurnWoke
+from specllama.tui.messages import EngineFailed, EngineReady, RecordGrew, TurnWoke
 from specllama.tui.record import Record
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.message import AssistantMessage, UserMessage
@@ -117,6 +117,12 @@ class TurnScreen(Inked, Screen[None]):
         )
         line = " ".join(question.split())
         return line if len(line) <= 60 else line[:59] + "…"
+
+    @property
+    def again(self) -> str:
+        """How a question that has no reply is asked again."""
+        open = [m for m in self.session.messages[-1:] if m.role == "user"]
+        return "Ctrl+R asks again" if open else ""
 
     def when_idle(self, then: Callable[[], object]) -> None:
         """Run now, or stop the reply first and run as soon as it has ended."""
@@ -267,14 +273,18 @@ class TurnScreen(Inked, Screen[None]):
             await self.transcript.truncate(len(messages))
             if turn.finished is not None and batch.error is None:
                 await self.transcript.note("Stopped before the first token.")
-        if batch.error is not None:
-            await self.transcript.failed(batch.error)
+        if isinstance(batch.error, EngineDied):
+            self.post_message(EngineFailed(batch.error))
+        elif batch.error is not None:
+            await self.transcript.failed(batch.error, self.again)
             self.refresh_top()
         elif turn.finished is not None and turn.finished.reason == "context":
             await self.transcript.note(
                 "The context is full, so the reply stops here.",
                 "Ctrl+N starts a new chat; F8 can drop the oldest turns instead (when full: shift)",
             )
+        if batch.error is None and self.keeper.failed:  # started again for this request
+            self.post_message(EngineReady(self.keeper.host.info))
         # Only once everything is drawn: whoever waits for the end of the turn finds it complete.
         self.turn = self._live = None
         live.record.live = False

@@ -113,8 +113,10 @@ class Transcript(VerticalScroll, can_focus=False):
     async def note(self, message: str, hint: str | None = None, *, error: bool = False) -> None:
         await self.mount(Note(message, hint, error=error))
 
-    async def failed(self, error: SpecllamaError) -> None:
-        await self.note(error.message, error.hint, error=True)
+    async def failed(self, error: SpecllamaError, *next_steps: str) -> None:
+        """Say what went wrong and what can be done, beside what the error suggests."""
+        hints = "\n".join(filter(None, (error.hint, *next_steps)))
+        await self.note(error.message, hints, error=True)
 
     async def truncate(self, keep: int) -> None:
         """Drop messages from number ``keep`` on, and every note after the last one left."""

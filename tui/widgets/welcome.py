@@ -31,12 +31,13 @@ class TopBar(Inked, Widget):
         """The state of the engine, and its ink."""
         keeper, ink, glyphs = self.keeper, self.ink, self.glyphs
         if keeper.ready and keeper.info is not None:
-            return f"{glyphs.bullet} {sanitize_line(keeper.info.device)}", ink.good
+            return f"{glyphs.bullet} {sanitize_line(keeper.server or keeper.info.device)}", ink.good
         if keeper.wanted is None:
             return f"{glyphs.ring} no model: F6", ink.warn
         if keeper.failed:
-            return f"{glyphs.ring} not loaded", ink.bad
-        return f"{glyphs.ring} {loading_words(keeper.progress)}", ink.warn
+            return f"{glyphs.ring} {'no server' if keeper.server else 'not loaded'}", ink.bad
+        words = "connecting" if keeper.server else loading_words(keeper.progress)
+        return f"{glyphs.ring} {words}", ink.warn
 
     def render(self) -> Content:
         keeper, ink, width = self.keeper, self.ink, self.content_size.width

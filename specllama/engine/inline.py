@@ -1,0 +1,78 @@
+"""An engine in this process with the face of ``EngineHost``: that of a server, or a stand-in.
+
+An engine that died is opened anew for the next request, as a child is started anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from specllama.cancel import Cancel
+from specllama.engine.serving import EngineFactory
+from specllama.errors import EngineDied, SpecllamaError
+from specllama.events import Event
+from specllama.interface import EngineInfo, EngineLike, Message, Prompt
+from specllama.params import GenerateParams
+
+
+class InlineHost:
+    """See ``HostLike``."""
+
+    def __init__(self, factory: EngineFactory) -> None:
+        self.factory = factory
+        self.on_event: Callable[[Event], None] | None = None
+        self.engine: EngineLike | None = None
+        self._guard = threading.Lock()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._started().info
+
+    def _started(self) -> EngineLike:
+        with self._guard:
+            if self.engine is None:
+                self.engine = self.factory(self.on_event or (lambda event: None))
+            return self.engine
+
+    @contextmanager
+    def _alive(self) -> Iterator[EngineLike]:
+        engine = self._started()
+        try:
+            yield engine
+        except EngineDied:
+            with self._guard:
+                if self.engine is engine:
+                    self.engine = None
+            raise
+
+    def start(self) -> EngineInfo:
+        return self._started().info
+
+    def switch(self, factory: EngineFactory) -> EngineInfo:
+        before, old = self.factory, self.engine
+        self.factory, self.engine = factory, None
+        try:
+            return self.start()
+        except SpecllamaError:
+            self.factory, self.engine = before, old
+            raise
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: GenerateParams,
+        *,
+        cancel: Cancel | None = None,
+    ) -> Iterator[Event]:
+        with self._alive() as engine:
+            yield from engine.generate(prompt, params, cancel=cancel)
+
+    def count_tokens(self, prompt: str | Sequence[Message]) -> int:
+        with self._alive() as engine:
+            return engine.count_tokens(prompt)
+
+    def close(self) -> None:
+        if self.engine is not None:
+            self.engine.close()

@@ -1,0 +1,109 @@
+"""Where a server is and what lets us in; what goes wrong on the way, in our own errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specllama.errors import EngineDied, EngineError, PromptTooLong, SpecllamaError, UsageError
+
+if TYPE_CHECKING:  # it is slow to import, and a command line names addresses before it asks any
+    import httpx2
+
+KEY_VARIABLE = "SPECLLAMA_API_KEY"
+_START = "start one with: specllama serve"
+_HINTS = {
+    "invalid_api_key": f"give a key of its as {KEY_VARIABLE}",
+    "queue_full": "try again in a moment",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    url: str
+    key: str = ""
+
+    @property
+    def name(self) -> str:
+        """The short form, for display."""
+        return self.url.rstrip("/").rpartition("/")[2]
+
+    def at(self, path: str) -> str:
+        return f"{self.url.rstrip('/')}/specllama/{path}"
+
+    def client(self) -> httpx2.Client:
+        import httpx2
+
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        return httpx2.Client(timeout=httpx2.Timeout(10.0, read=60.0), headers=headers)
+
+    @contextmanager
+    def spoken(self) -> Iterator[None]:
+        """Raises UsageError: that is no address. EngineDied: nobody answers there any more, or
+        somebody else than a specllama."""
+        import httpx2
+
+        try:
+            yield
+        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol):
+            raise UsageError(
+                f"{self.url!r} is no address of a server", "for example http://127.0.0.1:8484"
+            ) from None
+        except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise EngineDied(f"no specllama answers at {self.url}: {error}", _START) from None
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What its lanes do, as it happens, from now on.
+
+        Raises:
+            SpecllamaError: nobody answers, or not any more.
+        """
+        with (
+            self.spoken(),
+            self.client() as http,
+            http.stream("GET", self.at("events")) as answer,
+        ):
+            yield from events_of(checked(answer).iter_lines())
+
+
+def events_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The JSON of a stream of server-sent events."""
+    for line in lines:
+        if line.startswith("data: {"):
+            found: dict[str, Any] = json.loads(line[6:])
+            yield found
+
+
+def code_of(answer: httpx2.Response) -> str:
+    """Why it was refused, for programs; "" where it does not say."""
+    try:
+        return str(answer.json()["error"]["code"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def checked(answer: httpx2.Response) -> httpx2.Response:
+    """Raises SpecllamaError: what the server said went wrong."""
+    if answer.status_code == 200:
+        return answer
+    answer.read()
+    try:
+        error = answer.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        raise EngineError(f"the server answered {answer.status_code}", _START) from None
+    raise error_of(error)
+
+
+def error_of(error: dict[str, Any]) -> SpecllamaError:
+    """What an answer calls an error, as ours."""
+    message, code = str(error.get("message")), str(error.get("code"))
+    if code == "context_length_exceeded":
+        return PromptTooLong(message)
+    if code == "engine_died":
+        return EngineDied(message)
+    if error.get("type") == "invalid_request_error":
+        return UsageError(message)
+    return EngineError(message, _HINTS.get(code))

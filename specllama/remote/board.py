@@ -1,0 +1,163 @@
+"""What a server's lanes are doing, learned from its events, as a table."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Literal
+
+from specllama.text import sanitize_line
+
+LEGEND = """
+A lane writes one reply. "rows" are what it had in its last pass: the next token and the guesses
+that were checked with it; "why so many" is how that was decided, and "balance" what its drafting
+may still lose, in plain steps. Dead cells are cleared when their room is needed; parked texts are
+idle ones, kept in memory; who is preempted waits for cells and goes on.
+"""
+_LATELY_S = 5.0
+# columns in front of the reason, their cells (left of negative ones), and the width they need
+_COLUMNS = (
+    ("lane", 4, 0), ("method", -12, 0), ("tokens", 6, 72), ("tok/s", 6, 0), ("accepted", 8, 0),
+    ("rows", 4, 0), ("balance", 7, 84),
+)  # fmt: skip
+_LEAST = 8  # lanes that are kept, however few the server has
+
+
+@dataclass(slots=True)
+class Lane:
+    """One conversation, as far as its rounds were seen."""
+
+    proposer: str = ""
+    slice: str = ""
+    tokens: int = 0
+    seconds: float = 0.0  # since its request came
+    drafted: int = 0
+    accepted: int = 0
+    rows: int = 0  # of the last round
+    balance: float | None = None
+    why: str = ""
+    over: bool = False
+
+    def cells(self, id: int) -> tuple[str, ...]:
+        """What stands below each of the columns, and then the reason."""
+        return (
+            str(id),
+            f"{self.proposer} {self.slice}".strip(),
+            str(self.tokens),
+            f"{self.tokens / self.seconds:.1f}" if self.seconds else "-",
+            f"{self.accepted / self.drafted:.0%}" if self.drafted else "-",
+            "-" if self.over else str(self.rows),
+            "-" if self.balance is None else f"{self.balance:.1f}",
+            "done" if self.over else self.why,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    text: str
+    kind: Literal["head", "columns", "live", "over"]
+
+
+@dataclass(slots=True)
+class Board:
+    """What is known of a server from its events."""
+
+    model: str = ""
+    lanes: int = 0
+    running: int = 0
+    waiting: int = 0
+    seen: dict[int, Lane] = field(default_factory=dict)
+    _figures: dict[str, Any] = field(default_factory=dict)
+    _passes: str = ""
+    _written: deque[tuple[float, int]] = field(default_factory=deque)  # when, and how many tokens
+
+    def take(self, event: dict[str, Any]) -> None:
+        """One event of ``/specllama/events``."""
+        kind = event.get("type")
+        if kind == "hello":
+            self.model, self.lanes = str(event.get("model")), int(event.get("lanes", 0))
+            self.seen.clear()
+            return
+        self.running, self.waiting = int(event.get("running", 0)), int(event.get("waiting", 0))
+        if kind == "figures":
+            self._figure(event)
+            return
+        lane = self.seen.setdefault(int(event.get("lane", 0)), Lane())
+        lane.slice = str(event.get("slice", ""))
+        if kind == "started":
+            lane.proposer = str(event.get("proposer"))
+        elif kind == "round_done":
+            drafted = int(event.get("drafted_n", len(event.get("drafted", ()))))
+            emitted = int(event.get("emitted_n", len(event.get("emitted", ()))))
+            lane.tokens += emitted
+            lane.seconds = float(event.get("t_s", 0.0))
+            lane.drafted += drafted
+            lane.accepted += int(event.get("accepted", 0))
+            lane.rows, lane.why = drafted + 1, str(event.get("window_reason", ""))
+            lane.balance = event.get("balance")
+            self._written.append((monotonic(), emitted))
+        elif kind == "over":
+            lane.over = True
+        while len(self.seen) > max(self.lanes, _LEAST):
+            gone = next((id for id, one in self.seen.items() if one.over), next(iter(self.seen)))
+            del self.seen[gone]
+
+    def _figure(self, told: dict[str, Any]) -> None:
+        before, self._figures = self._figures, told
+        if not before or "passes" not in told or "passes" not in before:
+            return
+        passes, rows, seconds = (
+            told[name] - before[name] for name in ("passes", "pass_rows", "pass_seconds")
+        )
+        self._passes = (
+            f"{rows / passes:.1f} rows and {seconds / passes * 1e3:.0f} ms a pass" if passes > 0
+            else ""
+        )  # fmt: skip
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second of late, of all together."""
+        now = monotonic()
+        while self._written and self._written[0][0] < now - _LATELY_S:
+            self._written.popleft()
+        return sum(n for _, n in self._written) / _LATELY_S
+
+    def lines(self, width: int, height: int = 100) -> list[Line]:
+        """The table, in so many columns and lines."""
+        found = [
+            Line(text if len(text) <= width else f"{text[: width - 3]}...", line.kind)
+            for line in self._lines(width)
+            for text in (sanitize_line(line.text),)
+        ]
+        return found[:height]
+
+    def _lines(self, width: int) -> Iterator[Line]:
+        head = [f"{self.model}: {self.running} of {self.lanes} lanes", f"{self.waiting} waiting",
+                f"{self.speed:.0f} tok/s", *filter(None, [self._passes])]  # fmt: skip
+        yield Line(", ".join(head), "head")
+        if "live" in (told := self._figures):
+            cells = told["live"] + told["dead"] + told["free"]
+            context = (
+                f"context: {told['live']} of {cells} cells, {told['dead']} dead, "
+                f"{told['parked_bytes'] / 1e6:.0f} MB parked, {told['preemptions']} preempted"
+            )
+            yield Line(context, "head")
+        yield Line("", "head")
+        titles = [name for name, _, _ in _COLUMNS]
+        yield Line(_row((*titles, "why so many"), width), "columns")
+        for id, lane in self.seen.items():
+            yield Line(_row(lane.cells(id), width), "over" if lane.over else "live")
+        if not self.seen:
+            yield Line("nobody has asked since this began", "over")
+
+
+def _row(cells: tuple[str, ...], width: int) -> str:
+    """The columns that have room in ``width``, and what is said behind them."""
+    shown = [
+        f"{cell:>{size}}" if size > 0 else f"{cell[:-size]:<{-size}}"
+        for cell, (_, size, needs) in zip(cells, _COLUMNS, strict=False)
+        if width >= needs
+    ]
+    return "  ".join([*shown, cells[-1]])
