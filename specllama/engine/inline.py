@@ -5,7 +5,6 @@ An engine that died is opened anew for the next request, as a child is started a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -24,17 +23,16 @@ class InlineHost:
         self.factory = factory
         self.on_event: Callable[[Event], None] | None = None
         self.engine: EngineLike | None = None
-        self._guard = threading.Lock()
 
     @property
     def info(self) -> EngineInfo:
         return self._started().info
 
     def _started(self) -> EngineLike:
-        with self._guard:
-            if self.engine is None:
-                self.engine = self.factory(self.on_event or (lambda event: None))
-            return self.engine
+        if self.engine is None:
+            made = self.factory(self.on_event or (lambda event: None))
+            self.engine = self.engine or made  # another thread may have been quicker
+        return self.engine
 
     @contextmanager
     def _alive(self) -> Iterator[EngineLike]:
@@ -42,9 +40,8 @@ class InlineHost:
         try:
             yield engine
         except EngineDied:
-            with self._guard:
-                if self.engine is engine:
-                    self.engine = None
+            if self.engine is engine:
+                self.engine = None
             raise
 
     def start(self) -> EngineInfo:

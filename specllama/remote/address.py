@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # it is slow to import, and a command line names addresses be
 KEY_VARIABLE = "SPECLLAMA_API_KEY"
 _START = "start one with: specllama serve"
 _HINTS = {
-    "invalid_api_key": f"give a key of its as {KEY_VARIABLE}",
+    "invalid_api_key": f"give one of its keys as {KEY_VARIABLE}",
     "queue_full": "try again in a moment",
 }
 

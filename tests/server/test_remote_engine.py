@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import Serving
+from servers import Serving, serving, table
 
 from specllama.cancel import Cancel
 from specllama.cli import invoke
@@ -17,6 +18,7 @@ from specllama.interface import Message
 from specllama.params import GenerateParams, SamplingParams
 from specllama.remote.address import Address
 from specllama.remote.engine import RemoteEngine
+from specllama.server.guard import Access
 
 PARAMS = GenerateParams(
     seed=4, max_tokens=30, sampling=SamplingParams(temperature=0.7, logit_bias={0: -100.0})
@@ -88,3 +90,22 @@ def test_a_bench_runs_over_a_server(server: Serving, capsys: pytest.CaptureFixtu
     [arm] = [s for s in report["summaries"] if s["arm"] == "specllama" and s["group"] == "all"]
     assert arm["equal"] == arm["compared"] == 2
     assert invoke([*asked, "--useless-draft"]) == 2
+
+
+def test_why_a_server_does_not_serve(tmp_path: Path) -> None:
+    with serving(table(tmp_path), access=Access(keys=("open",)), most=0) as server:
+        with pytest.raises(EngineError, match="the key is missing or wrong") as caught:
+            RemoteEngine(Address(server.url, "shut"))
+        assert caught.value.hint == "give one of its keys as SPECLLAMA_API_KEY"
+        with RemoteEngine(Address(server.url, "open")) as engine:
+            with pytest.raises(EngineError, match="requests wait already") as caught:
+                list(engine.generate(TURNS, PARAMS))
+            assert caught.value.hint == "try again in a moment"
+
+
+def test_a_server_that_loads_is_waited_for(tmp_path: Path) -> None:
+    with (
+        serving(table(tmp_path), wait=False) as server,
+        RemoteEngine(Address(server.url)) as engine,
+    ):
+        assert engine.info == server.host.info

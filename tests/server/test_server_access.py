@@ -303,7 +303,7 @@ def test_every_round_can_be_watched_without_its_text(server: Serving) -> None:
     assert line.split()[1:3] == ["draft", str(lane.tokens)]
     assert line.endswith("done")
     lane.over = False
-    *_, line = [line.text for line in board.lines(100)]
+    *_, line = [line.text for line in board.lines(200)]
     assert line[: names.index("rows") + 4].split()[-1] == str(lane.rows)
     assert line.endswith(lane.why)
     assert len(board.lines(30, 3)) == 3

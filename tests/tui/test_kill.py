@@ -64,7 +64,7 @@ async def kill_and_recover(kills: int, seed: int = 1) -> None:
                     assert view.text == last.content
             chat.prompt.put("and now?")
             await pilot.press("enter")
-            await until(pilot, lambda: not chat.prompt.text and not chat.busy)
+            await until(pilot, lambda: not (chat.prompt.text or chat.queue or chat.busy))
             assert app.session.messages[-1].content == DEMO_REPLY
             assert app.is_running
     finally:
@@ -121,7 +121,7 @@ async def kill_real_engine(kills: int, seed: int = 2) -> None:
             app.session.params = params.replace(max_tokens=8)
             chat.prompt.put("and now?")
             await pilot.press("enter")
-            await until(pilot, lambda: not chat.prompt.text and not chat.busy)
+            await until(pilot, lambda: not (chat.prompt.text or chat.queue or chat.busy))
             assert app.session.messages[-1].role == "assistant"
             assert app.is_running
     finally:

@@ -97,7 +97,13 @@ class ChatScreen(TurnScreen):
         with Horizontal(id="talk"):
             yield Sidebar(self.store, id="sidebar")
             yield Transcript(id="transcript")
-            yield LivePanel(self.strip, self.newest_record, lambda: self.keeper.info, id="panel")
+            yield LivePanel(
+                self.strip,
+                self.newest_record,
+                lambda: self.keeper.info,
+                here=not self.keeper.server,
+                id="panel",
+            )
         yield Waiting(id="queue")
         yield RoundsRow(id="rounds")
         yield StatsStrip(self.strip, id="strip")

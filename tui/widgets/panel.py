@@ -335,6 +335,7 @@ class LivePanel(Inked, Widget):
 
     Args:
         present: show the newest round, token by token.
+        here: the models are in this machine's memory.
 
     ``at`` is the round that it is about, the newest unless it is set.
     """
@@ -350,18 +351,21 @@ class LivePanel(Inked, Widget):
         info: Callable[[], EngineInfo | None],
         *,
         present: bool = True,
+        here: bool = True,
         clock: Clock = monotonic,
         id: str | None = None,
     ) -> None:
         super().__init__(id=id)
         self.state, self.record, self.info = state, record, info
         self.present, self.at = present, -1
-        self._clock = clock
+        self._clock, self._here = clock, here
         self._free, self._looked = 0, -MEMORY_S
 
     @property
     def free(self) -> int:
         """Bytes of memory that are free; 0 where nobody knows."""
+        if not self._here:
+            return 0
         if (now := self._clock()) - self._looked >= MEMORY_S:
             from specllama.models.memory import available_memory
 

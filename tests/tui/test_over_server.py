@@ -1,0 +1,207 @@
+"""The app on the engine of a running server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from conftest import Driver, Recipe
+from fakes import Reply, ScriptedEngine
+from servers import Serving, serving, table
+
+from specllama.engine.host import LoadEngine
+from specllama.errors import EngineDied
+from specllama.events import Finished
+from specllama.interface import Message
+from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.remote.address import Address
+from specllama.tui.screens.settings import SettingsScreen
+from specllama.tui.screens.top import TopScreen
+from specllama.tui.state import Preferences
+
+PARAMS = GenerateParams(seed=4, max_tokens=40, sampling=SamplingParams(temperature=0.7))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with served(tmp_path_factory, table(tmp_path_factory.mktemp("tables"))) as running:
+        yield running
+
+
+@contextmanager
+def served(factory: pytest.TempPathFactory, recipe: LoadEngine) -> Iterator[Serving]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECLLAMA_HOME", str(factory.mktemp("home")))
+        with serving(recipe) as running:
+            yield running
+
+
+def over(server: Serving, **more: Any) -> dict[str, Any]:
+    return {"server": Address(server.url), "factory_for": None, "params": PARAMS, **more}
+
+
+def said(d: Driver, words: str) -> bool:
+    return any(words in notice.message for notice in d.app._notifications)
+
+
+async def begun(d: Driver) -> None:
+    """At once, for the bundled pair is quick."""
+    async with asyncio.timeout(d.limit_s):
+        while not (d.app.chat.live_record and d.app.chat.live_record.rounds):
+            await asyncio.sleep(0.002)
+
+
+def rows(d: Driver) -> list[str]:
+    return [line.rstrip() for line in d.shown.splitlines()]
+
+
+async def test_a_chat_over_a_server(start: Any, server: Serving) -> None:
+    async with start(**over(server, size=(120, 30))) as d:
+        await d.say("the rain")
+        prompt = [Message("user", "the rain")]
+        *_, here = server.host.generate(prompt, PARAMS.replace(proposer="none"))
+        assert isinstance(here, Finished)
+        assert d.texts == [("user", "the rain"), ("assistant", here.text)]
+        record = d.app.chat.records[1]
+        assert record.finished is not None
+        assert len(record.rounds) == record.finished.rounds  # for strip, panel and inspector
+        assert server.url.rpartition("/")[2] in d.shown
+        assert d.app.keeper.info == server.host.info
+        assert " left" not in d.shown  # nobody here knows the memory there
+    assert Preferences.load().last_target == ""
+
+
+async def test_what_a_server_decides_is_not_offered(start: Any, server: Serving) -> None:
+    async with start(**over(server)) as d:
+        assert "Models" not in d.shown
+        assert "f10 Lanes" in d.shown
+        await d.pilot.press("f6")
+        await d.until(lambda: said(d, "was started with its pair"))
+        await d.pilot.press("f8")
+        await d.until(lambda: isinstance(d.app.screen, SettingsScreen))
+        assert not d.app.screen.query("#set-n_ctx")
+        assert d.app.screen.query("#set-on_full")
+        await d.pilot.press("ctrl+s")
+        await d.say("still there?")
+
+
+async def test_nobody_there_is_said_and_tried_again(start: Any) -> None:
+    async with start(server=Address("http://127.0.0.1:9"), factory_for=None, wait=False) as d:
+        await d.until(lambda: d.notes)
+        await d.until(lambda: "no server" in d.shown)
+        assert "no specllama answers" in d.notes[0]
+        assert "F6 chooses" not in d.shown
+        await d.type("kept")
+        await d.pilot.press("enter")
+        await d.until(lambda: len(d.notes) == 2 and d.app.chat.prompt.text == "kept")
+
+
+async def test_an_engine_that_died_is_back_with_the_next_message(start: Any) -> None:
+    dies = Reply("Half of it was", raise_first=EngineDied("it ended"))
+    engine = ScriptedEngine([dies, "Here again.", dies, "And again."])
+    recipe = Recipe(engine)
+    async with start(recipe=recipe) as d:
+        await d.say("one")
+        await d.until(lambda: d.notes == ["it ended"])
+        await d.until(lambda: "Ctrl+R asks again" in d.shown and "not loaded" in d.shown)
+        recipe.error = EngineDied("not yet")
+        await d.type("two")
+        await d.pilot.press("enter")
+        await d.until(lambda: len(d.notes) == 2 and d.app.chat.prompt.text == "two")
+        recipe.error = None
+        await d.pilot.press("enter")
+        await d.until(lambda: d.texts[-1] == ("assistant", "Here again."))
+        await d.until(lambda: "not loaded" not in d.shown)
+        assert [text for _, text in d.texts] == ["one", "two", "Here again."]
+        await d.say("three")
+        await d.until(lambda: d.app.keeper.failed)
+        await d.pilot.press("ctrl+r")
+        await d.until(lambda: d.texts[-1] == ("assistant", "And again."))
+        await d.until(lambda: d.app.keeper.ready)
+
+
+def happening(stop: threading.Event) -> Iterator[dict[str, Any]]:
+    """A server that dies once it has told this."""
+    yield {"type": "hello", "model": "qwen", "lanes": 2}
+    among = {"lane": 7, "slice": "", "running": 1, "waiting": 3}
+    yield {**among, "type": "started", "proposer": "mixed"}
+    done = {**among, "type": "round_done", "drafted_n": 3, "emitted_n": 2, "t_s": 0.5}
+    yield {**done, "accepted": 1, "window_reason": "3 pay 1.4x", "balance": 2.25}
+    yield {**among, "lane": 8, "type": "started", "proposer": "none"}
+    yield {**among, "lane": 8, "type": "over", "running": 1}
+    stop.wait()
+    raise EngineDied("it left")
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 36)])
+async def test_the_lanes(start: Any, size: tuple[int, int]) -> None:
+    stop = threading.Event()
+    async with start(size=size) as d:
+        d.app.push_screen(TopScreen("box:8484", lambda: happening(stop)))
+        await d.until(lambda: "qwen: 1 of 2 lanes, 3 waiting" in d.shown)
+        [seven] = [line.split() for line in d.shown.splitlines() if "3 pay 1.4x" in line]
+        tokens, balance = ["2"] * (size[0] > 72), ["2.2"] * (size[0] > 84)
+        assert seven == ["7", "mixed", *tokens, "4.0", "33%", "4", *balance, "3", "pay", "1.4x"]
+        assert any(line.endswith("done") for line in rows(d))
+        assert ("A lane writes one reply" in d.shown) == (size[1] >= 24)
+        stop.set()
+        await d.until(lambda: "it left; trying again" in d.shown)
+        await d.pilot.press("escape")
+        await d.until(lambda: not isinstance(d.app.screen, TopScreen))
+
+
+async def test_without_a_server_there_are_no_lanes(start: Any) -> None:
+    async with start() as d:
+        assert "Lanes" not in d.shown
+        await d.type("/top")
+        await d.pilot.press("enter")
+        await d.until(lambda: said(d, "--server URL"))
+
+
+@pytest.mark.e2e
+async def test_the_bundled_pair_over_a_server(
+    start: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Its text, its lanes on their page, a stop, and the death of the server's engine."""
+    recipe = LoadEngine("tiny", None, EngineOptions(parallel=2, n_ctx=2048, threads=1))
+    params = PARAMS.replace(max_tokens=1900, ignore_eos=True)
+    prompt = [Message("user", "Explain what rain is.")]
+    with served(tmp_path_factory, recipe) as server:
+        async with start(**over(server, params=params, size=(120, 36))) as d:
+            await d.pilot.press("f10")
+            await d.until(lambda: "0 of 2 lanes" in d.shown)
+            await asyncio.to_thread(server.chat, max_tokens=20)
+            await d.until(lambda: any(line.endswith("done") for line in rows(d)))
+            await d.pilot.press("escape")
+            await d.type(prompt[0].content)
+            await d.pilot.press("enter")
+            await begun(d)
+            d.app.action_stop()
+            await d.idle()
+            await d.until(lambda: not server.service.desk.running)
+            assert d.app.session.interrupted
+            [_, (_, first)] = d.texts
+            await d.pilot.press("ctrl+r")
+            await begun(d)
+            assert server.host.pid is not None
+            os.kill(server.host.pid, signal.SIGKILL)
+            await d.until(lambda: d.notes)
+            assert d.texts[0] == ("user", prompt[0].content)
+            d.app.chat.set_params(params.replace(max_tokens=60))
+            await d.pilot.press("ctrl+r")
+            await d.until(lambda: d.app.keeper.ready and not d.app.chat.busy)
+            *_, here = server.host.generate(prompt, params.replace(proposer="none", max_tokens=60))
+            assert isinstance(here, Finished)
+            [_, (_, text)] = d.texts
+            assert text == here.text
+            assert first[:20] == text[:20]
