@@ -119,15 +119,6 @@ ACTIONS: tuple[Action, ...] = (
         footer=0,
     ),
     Action(
-        "app.top",
-        "f10",
-        "top",
-        "Lanes",
-        "With a server: what each of its lanes does, and how many rows it got and why",
-        "top",
-        footer=0,
-    ),
-    Action(
         "chat.speculate",
         "f9",
         "toggle_speculation",
@@ -135,6 +126,15 @@ ACTIONS: tuple[Action, ...] = (
         "Turn speculation off and on; same seed, same text where the rule is match",
         "draft",
         footer=WIDE,
+    ),
+    Action(
+        "app.top",
+        "f10",
+        "top",
+        "Lanes",
+        "With a server: what each of its lanes does, and how many rows it got and why",
+        "top",
+        footer=0,
     ),
     Action(
         "chat.stop",

@@ -64,8 +64,8 @@ async def kill_and_recover(kills: int, seed: int = 1) -> None:
                     assert view.text == last.content
             chat.prompt.put("and now?")
             await pilot.press("enter")
-            await until(pilot, lambda: not (chat.prompt.text or chat.queue or chat.busy))
-            assert app.session.messages[-1].content == DEMO_REPLY
+            await until(pilot, lambda: app.session.messages[-1].content == DEMO_REPLY)
+            await until(pilot, lambda: not chat.busy)
             assert app.is_running
     finally:
         app.shut_down()
