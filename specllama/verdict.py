@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -108,6 +108,30 @@ def judge(
         drafted=sum(one.drafted for one in passes),
         accepted=sum(one.accepted for one in passes),
         judged=sum(one.judged for one in passes),
+    )
+
+
+def judge_together(passes: Sequence[Pass], singles: Sequence[float], *, lanes: int = 1) -> Verdict:
+    """The verdict on rounds that shared their passes with other conversations.
+
+    A round without a draft waits for the drafts of the others, so each counts with what it took.
+
+    Args:
+        passes: of all conversations, in order.
+        singles: milliseconds of what one plain token takes, alone or in the same company.
+        lanes: conversations whose tokens count for each pass.
+    """
+    each = [
+        one._replace(tokens=one.tokens * lanes, drafted=one.drafted or 1, declined=False)
+        for one in passes
+    ]
+    found = judge(each, singles)
+    off = found.answer != "faster" and not any(one.drafted for one in passes[-STILL:])
+    return replace(
+        found,
+        answer="off" if off else found.answer,
+        tokens=sum(one.tokens for one in passes),
+        drafted=sum(one.drafted for one in passes),
     )
 
 
@@ -229,6 +253,17 @@ def details(verdict: Verdict, *, both: bool = False) -> list[str]:
     if both and verdict.judged:
         kept += f", {verdict.accepted / verdict.judged:.0%} of those judged"
     return [f"{verdict.tokens / verdict.passes:.1f} tokens a pass", kept]
+
+
+def together(verdict: Verdict, lanes: int) -> str:
+    """What conversations at once write over one alone, and what each of them pays for it."""
+    if verdict.ratio is None:
+        return ""
+    spread = ((verdict.high or 0.0) - (verdict.low or 0.0)) / 2
+    return (
+        f"{lanes} at once write {verdict.ratio:.2f}× (±{spread:.2f}) as much as one alone, "
+        f"each at {verdict.ratio / lanes:.2f}× its speed"
+    )
 
 
 def words(verdict: Verdict, measure: str, *, both: bool = False) -> str:

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -49,6 +50,7 @@ from specllama.tui.messages import (
     EngineReady,
     TurnAction,
 )
+from specllama.tui.race import TOGETHER
 from specllama.tui.reading import code_blocks
 from specllama.tui.record import Record
 from specllama.tui.screens.base import Page
@@ -241,6 +243,9 @@ class SpecllamaApp(ThemedApp):
                 if told.kept:
                     self.options = self._loaded_options
                 await self.chat.engine_failed(told)
+        for screen in self.screen_stack:
+            if isinstance(screen, Page):
+                screen.engine_told(told)
 
     def _remember_pair(self) -> None:
         if self.keeper.wanted is not None and not self.keeper.server:
@@ -332,6 +337,7 @@ class SpecllamaApp(ThemedApp):
             self.keeper.info if self.keeper.ready else None,
             session.params,
             [*head, *messages] if messages else None,
+            widen=None if self._server or self.options.parallel > 1 else self._widen,
             log=session.logs_rounds,
         )
 
@@ -341,6 +347,11 @@ class SpecllamaApp(ThemedApp):
             chat.refresh_strip()
 
         self._open(screen, applied)
+
+    def _widen(self) -> None:
+        """Load the pair again, for as many conversations at once as are raced together."""
+        self.options = replace(self.options, parallel=max(TOGETHER))
+        self.action_reload()
 
     def action_methods(self) -> None:
         from specllama.tui.screens.methods import MethodsScreen

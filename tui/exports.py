@@ -37,6 +37,7 @@ BEFORE = 600  # letters of the text before a round
 TABS = {"race": "Plain and drafted", "sweep": "Draft lengths", "methods": "Methods"}
 RUN_HEADS = ("run", "first token", "tok/s", "tokens", "kept", "refused", "same text", "verdict")
 KIND_HEADS = ("text", "plain tok/s", "drafted tok/s", "wait p50", "wait p95", "verdict")
+COMPANY_HEADS = ("at once", "plain tok/s", "over one", "drafted tok/s", "same text", "verdict")
 STATES = {"holds": "yes", "fails": "no", "again": "test again", "open": "not yet"}
 GUESS_HEADS = ("guess", "text", "behind", "sure", "q", "p", "verdict", "why", "likeliest there")
 
@@ -109,7 +110,7 @@ def race(
         parts += [Heading("Question"), Quote(question)]
     for tab, title in TABS.items():
         parts += _tab(board, tab, title)
-    parts += _kinds(board)
+    parts += [*_kinds(board), *_companies(board)]
     if lines:
         rows = [(line.title, STATES[line.state], line.words) for line in lines]
         parts += [Heading("Checked"), Table(("what", "holds", "how"), rows)]
@@ -171,6 +172,21 @@ def _kinds(board: Board) -> list[Part]:
         for kind in outcome.kinds(board)
     ]
     return [Heading("Kinds of text"), Table(KIND_HEADS, rows)] if rows else []
+
+
+def _companies(board: Board) -> list[Part]:
+    rows = [
+        (
+            str(one.lanes),
+            rate(one.plain),
+            "" if one.gain.ratio is None else f"{one.gain.ratio:.2f}×",
+            rate(one.drafted),
+            f"{one.same} of {one.of}",
+            words(one.verdict, outcome.TOO_SHORT),
+        )
+        for one in outcome.companies(board)
+    ]
+    return [Heading("Conversations at once"), Table(COMPANY_HEADS, rows)] if rows else []
 
 
 # ---- a round

@@ -10,7 +10,7 @@ from specllama.events import Verdict
 from specllama.prompts import SLICES
 from specllama.store.checks import Finding
 from specllama.tui.race import PLAIN, Board, Run
-from specllama.verdict import judge, lead
+from specllama.verdict import Pass, judge, judge_together, lead
 
 TOO_SHORT = "the reply was too short"
 
@@ -80,6 +80,70 @@ def kinds(board: Board) -> list[Kind]:
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class Company:
+    """So many conversations at once, for as long as all of them went on.
+
+    Attributes:
+        plain, drafted: tokens a second of all together.
+        gain: plainly, over one alone. verdict: drafted, over plainly in the same company.
+        same: tokens that are those of one alone, of how many.
+    """
+
+    lanes: int
+    plain: float | None
+    drafted: float | None
+    gain: Verdict
+    verdict: Verdict
+    same: int
+    of: int
+
+
+def companies(board: Board) -> list[Company]:
+    runs = board.runs.get("lanes", [])
+    alone = {run.prompt: run for run in runs if run.lanes == 1 and run.name == PLAIN}
+    singles = [one.pass_ms for one in _shared(list(alone.values()))[0]]
+    out: list[Company] = []
+    for n in dict.fromkeys(run.lanes for run in runs):
+        mine = [run for run in runs if run.lanes == n]
+        if not all(run.finished for run in mine):
+            break
+        plain, plain_speed = _shared([run for run in mine if run.name == PLAIN])
+        drafted, drafted_speed = _shared([run for run in mine if run.name != PLAIN])
+        sames = [run.same(alone[run.prompt]) for run in mine if run is not alone[run.prompt]]
+        out.append(
+            Company(
+                n,
+                plain_speed,
+                drafted_speed,
+                judge_together(plain, singles, lanes=n),
+                judge_together(drafted, [one.pass_ms for one in plain]),
+                sum(same for same, _ in sames),
+                sum(of for _, of in sames),
+            )
+        )
+    return out
+
+
+def _shared(runs: Sequence[Run]) -> tuple[list[Pass], float | None]:
+    """The rounds in which everybody who went on at once was there, in order, and their tokens a
+    second."""
+    found: list[Pass] = []
+    tokens, seconds = 0, 0.0
+    for first in range(0, len(runs), runs[0].lanes if runs else 1):
+        wave = runs[first : first + runs[first].lanes]
+        begin = max(run.began_s + run.ttft_s for run in wave)
+        end = min(run.began_s + run.end_s for run in wave)
+        timed = [
+            (run.began_s + done.t_s, done) for run in wave for done in run.rounds if done.index
+        ]
+        inside = sorted((at, Pass.of(done)) for at, done in timed if begin < at <= end)
+        found += [one for _, one in inside]
+        tokens += sum(one.tokens for _, one in inside)
+        seconds += max(end - begin, 0.0)
+    return found, tokens / seconds if seconds > 0 else None
+
+
 def findings(tab: str, board: Board) -> dict[str, Finding]:
     """What a tab that was run to its end says for the list of what was checked."""
     found: dict[str, Finding] = {}
@@ -88,6 +152,8 @@ def findings(tab: str, board: Board) -> dict[str, Finding]:
         words = ", ".join(f"{kind.name} {_short(kind.verdict)}" for kind in told)
         holds = bool(told) and all(_keeps_up(kind.verdict) for kind in told)
         return {"kinds": Finding(holds, words or f"Not known yet: {TOO_SHORT}")}
+    if tab == "lanes":
+        return found
     tried = ways(board, tab)
     proved = [way for way in tried if way.run.params.verify == "match"]
     if proved:

@@ -1,14 +1,17 @@
-"""Races: one prompt answered in several ways, one after the other, and what came of it.
+"""Races: one prompt answered in several ways, and what came of it.
 
-Every run begins with an empty cache, the same seed and the same length, so the runs differ in
-nothing but how they draft. Their times are the engine's own: a race is replayed from them.
+Runs go one after the other, or side by side with others like them. Each begins with an empty cache,
+and all have one seed and one length, so they differ in nothing but how they draft and in what
+company. Their times are the engine's own: a race is replayed from them.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from textual.message import Message
 
@@ -23,16 +26,25 @@ from specllama.verdict import Pass, judge
 PLAIN, DRAFTED = "plain", "drafted"
 TOKENS = 128  # of a race, unless the settings say fewer
 LENGTHS = range(2, 9)
+TOGETHER = (1, 2, 4)  # conversations at once
+TOGETHER_TOKENS = 64  # of each of them
 
 
 @dataclass(slots=True)
 class Run:
-    """One answer to a prompt. ``group`` are the runs that are compared with each other."""
+    """One answer to a prompt. ``group`` are the runs that are compared with each other.
+
+    Attributes:
+        lanes: runs that go on at once: this one and its neighbours.
+        began_s: ``perf_counter`` when it was asked for.
+    """
 
     name: str
     prompt: Prompt
     params: GenerateParams
     group: str = ""
+    lanes: int = 1
+    began_s: float = 0.0
     rounds: list[RoundDone] = field(default_factory=list)
     finished: Finished | None = None
 
@@ -84,6 +96,23 @@ def plain_and(
     return [
         Run(PLAIN, prompt, plain, group),
         *(Run(name, prompt, way.replace(**same), group) for name, way in ways),
+    ]
+
+
+def side_by_side(
+    prompts: Sequence[Prompt], params: GenerateParams, lanes: Iterable[int]
+) -> list[Run]:
+    """The same prompts, answered by so many conversations at once, plainly and drafted; all of one
+    length, so that each has company to its end."""
+    seed = params.seed if params.seed is not None else 1
+    base = params.replace(max_tokens=TOGETHER_TOKENS, ignore_eos=True, seed=seed)
+    ways = {PLAIN: base.replace(speculate=False, proposer="none"), DRAFTED: drafted(base)}
+    return [
+        Run(name, prompt, way, str(n), n)
+        for n in lanes
+        for first in range(0, len(prompts), n)
+        for name, way in ways.items()
+        for prompt in prompts[first : first + n]
     ]
 
 
@@ -142,21 +171,33 @@ class Racing:
     def _all(self, runs: list[Run], cancel: Cancel) -> None:
         error: SpecllamaError | None = None
         try:
-            for run in runs:
-                if not cancel.is_set():
-                    self._one(run, cancel)
+            while runs and not cancel.is_set():
+                beside, runs = runs[: runs[0].lanes], runs[runs[0].lanes :]
+                self._together(beside, cancel)
         except SpecllamaError as caught:
             error = caught
         except Exception as caught:
             error = EngineError(f"{type(caught).__name__}: {caught}")
         self._tell(RaceEnded(error))
 
-    def _one(self, run: Run, cancel: Cancel) -> None:
+    def _together(self, runs: list[Run], cancel: Cancel) -> None:
         empty = GenerateParams(max_tokens=1, speculate=False, proposer="none", seed=1)
         for _ in self._engine.generate(".", empty, cancel=cancel):
             pass  # nothing of the prompt is left in the cache
+        with ThreadPoolExecutor(len(runs)) as pool:
+            going = [pool.submit(self._one, run, cancel) for run in runs]
+            for one in as_completed(going):
+                if one.exception() is not None:
+                    cancel.set()  # the others prove nothing without it
+        for one in going:
+            one.result()
+
+    def _one(self, run: Run, cancel: Cancel) -> None:
         params = run.params.on_card(self._engine.info.target.card)
-        log = RoundLog.open(self._engine.info, params, command="race") if self.log else None
+        log = None
+        if self.log and run.lanes == 1:  # company says nothing of a method
+            log = RoundLog.open(self._engine.info, params, command="race")
+        run.began_s = perf_counter()
         try:
             events = self._engine.generate(run.prompt, params, cancel=cancel)
             for event in logged(events, log, params):

@@ -148,7 +148,7 @@ async def _sweep(app: SpecllamaApp, pilot: Pilot[int]) -> None:
 
 async def _checks(app: SpecllamaApp, pilot: Pilot[int]) -> None:
     await _race(app, pilot)
-    await pilot.press("5")
+    await pilot.press("6")
 
 
 async def _empty(app: SpecllamaApp, pilot: Pilot[int]) -> None:

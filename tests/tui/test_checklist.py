@@ -94,8 +94,8 @@ async def opened(d: Driver, *keys: str) -> RaceScreen:
 
 async def test_a_race_ticks_off_what_it_shows(start: Any) -> None:
     async with start(Reply(LONG, accept=(2,)), size=(120, 36), params=PARAMS) as d:
-        screen = await opened(d, "5")
-        assert "5 Checks 4/7" in d.shown
+        screen = await opened(d, "6")
+        assert "6 Checks 4/7" in d.shown
         assert "tokens identical (race, today " in d.shown
         assert "Not yet: press 2, then Enter" in d.shown
         await d.pilot.press("enter")  # the next one is made at once
@@ -104,10 +104,10 @@ async def test_a_race_ticks_off_what_it_shows(start: Any) -> None:
         assert set(found) == {"text", "speed", "length"}
         assert found["length"].finding.words.startswith("k = ")
         for tab, what in (("methods", "methods"), ("slices", "kinds")):
-            await d.pilot.press("5", "enter")
+            await d.pilot.press("6", "enter")
             await d.until(lambda tab=tab: screen.tab == tab and screen.raced())
             assert what in newest(d.engine.info)
-        await d.pilot.press("5", "enter")
+        await d.pilot.press("6", "enter")
         await d.until(lambda: "Nothing is left to check" in d.shown)
         assert "7/7" in d.shown
 
@@ -130,7 +130,7 @@ async def test_a_reply_that_is_too_short_says_so_and_the_list_goes_on(start: Any
         found = newest(d.engine.info)
         assert found["text"].finding.ok
         assert found["speed"].finding == Finding(False, "Not known yet: the reply was too short")
-        await d.pilot.press("5", "enter")
+        await d.pilot.press("6", "enter")
         await d.until(lambda: screen.tab == "sweep" and screen.raced())
         assert "Not known yet" not in d.shown  # a diamond is a measurement
 

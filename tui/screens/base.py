@@ -11,7 +11,7 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
 from specllama.text import sanitize_line
-from specllama.tui.messages import InkChanged
+from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady, InkChanged
 from specllama.tui.widgets.base import Inked
 
 
@@ -53,6 +53,9 @@ class Page(Inked, Screen[Any]):
     def may_leave(self) -> bool:
         """Whether another page may take its place; a page that says no says why."""
         return True
+
+    def engine_told(self, told: EngineLoading | EngineReady | EngineFailed) -> None:
+        """What became of a load, once the app knows."""
 
     def action_back(self) -> None:
         self.dismiss(None)

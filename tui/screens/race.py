@@ -3,6 +3,7 @@ list of what was checked."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from textual import on
@@ -20,11 +21,14 @@ from specllama.store import checks
 from specllama.tui import outcome
 from specllama.tui.checklist import Line, checklist, counted, draw, next_tab
 from specllama.tui.exports import Circumstances, Export, of_document, race
+from specllama.tui.keeper import loading_words
 from specllama.tui.measure import Meter
+from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 from specllama.tui.race import (
     DRAFTED,
     LENGTHS,
     PLAIN,
+    TOGETHER,
     Advice,
     Board,
     RaceEnded,
@@ -34,6 +38,7 @@ from specllama.tui.race import (
     advise,
     drafted,
     plain_and,
+    side_by_side,
 )
 from specllama.tui.screens.base import Page
 from specllama.tui.widgets import race_tables
@@ -47,6 +52,7 @@ TABS = {
     "sweep": "k sweep",
     "methods": "Methods",
     "slices": "Slices",
+    "lanes": "Lanes",
     "checklist": "Checks",
 }
 
@@ -59,9 +65,10 @@ class RaceScreen(Page):
     other, each from an empty cache; then both are shown side by side as they really went. Space
     stops and goes on, Home begins again, End shows the outcome, plus and minus change the pace.
 
-    1 to 5 choose: the race, draft lengths, methods, kinds of text, and the list of what to check
-    before you trust drafting. Enter runs what is shown, or the next check; A takes what was best.
-    A check is asked for again after an upgrade, with other files and on another device.
+    1 to 6 choose: the race, draft lengths, methods, kinds of text, conversations at once, and the
+    list of what to check before you trust drafting. Enter runs what is shown, or the next check; A
+    takes what was best. A check is asked for again after an upgrade, with other files and on
+    another device.
 
     Esc leaves, and stops what is running. Speeds are those of the tokens behind the first, of
     typical passes; the figure behind ± holds the truth in 19 of 20 cases.
@@ -91,6 +98,7 @@ class RaceScreen(Page):
         params: GenerateParams,
         prompt: Prompt | None,
         *,
+        widen: Callable[[], None] | None = None,
         log: bool = True,
         tab: str = "race",
     ) -> None:
@@ -103,6 +111,7 @@ class RaceScreen(Page):
         self.pace = 1.0
         self.list: list[Line] = []
         self._raced: str = ""
+        self._widen, self._widening = widen, ""  # and how far that is
         self._timer: Timer | None = None
 
     def compose_page(self) -> ComposeResult:
@@ -116,6 +125,8 @@ class RaceScreen(Page):
                 yield Static(id="methods-table", markup=False)
             with VerticalScroll(id="slices", can_focus=False):
                 yield Static(id="slices-table", markup=False)
+            with VerticalScroll(id="lanes", can_focus=False):
+                yield Static(id="lanes-table", markup=False)
             with VerticalScroll(id="checklist"):
                 yield Static(id="checklist-table", markup=False)
         yield Static(id="race-verdict", markup=False)
@@ -129,6 +140,10 @@ class RaceScreen(Page):
         if self.board.plain("race") is None and self.info is not None:
             self.action_run()
 
+    def on_resize(self) -> None:
+        super().on_resize()
+        self._show()
+
     def on_unmount(self) -> None:
         self.racing.stop()
         self.board.runs.pop(self._raced, None)  # half a race proves nothing
@@ -138,7 +153,7 @@ class RaceScreen(Page):
     # ------------------------------------------------------------------ running
 
     def action_run(self) -> None:
-        if self.info is None or self.racing.busy:
+        if self.info is None or self.racing.busy or self._widening:
             self.notify("Load a model first: F6" if self.info is None else "It is running")
             return
         self._stop()
@@ -147,6 +162,14 @@ class RaceScreen(Page):
                 self.notify("Nothing is left to check")
                 return
             self.action_tab(tab)
+        if self.tab == "lanes" and self.info.lanes < 2:
+            if self._widen is None:
+                self.notify(self._offer(self.info))
+                return
+            widen, self._widen, self._widening = self._widen, None, loading_words(None)
+            widen()
+            self._show()
+            return
         self._raced = self.tab
         runs = self._runs(self.info)
         self.board.runs[self.tab] = runs
@@ -171,9 +194,39 @@ class RaceScreen(Page):
                     for one in [p for p in prompts if p.slice == group][:PER_SLICE]
                     for run in plain_and(one.content, params, [(DRAFTED, params)], group)
                 ]
+            case "lanes":
+                prompts = load_prompts()
+                asked = [next(p for p in prompts if p.slice == kind).content for kind in SLICES]
+                return side_by_side(asked, params, [n for n in TOGETHER if n <= info.lanes])
             case _:
                 ways = [(DRAFTED, params)]
         return plain_and(prompt, params, ways, "")
+
+    def _offer(self, info: EngineInfo) -> str:
+        """What Enter does for conversations at once, or why nothing."""
+        if info.lanes > 1:
+            return f"Enter writes {len(SLICES)} replies {_several(info.lanes)} at once, each way."
+        if self._widen is None:
+            return "This engine writes one reply at a time: nothing can be run at once."
+        most = max(TOGETHER)
+        return (
+            f"Enter loads the pair again, with room for {most} conversations (that took "
+            f"{info.load_ms / 1000:.1f} s last time), and writes {len(SLICES)} replies "
+            f"{_several(most)} at once, each way. It stays loaded so."
+        )
+
+    def engine_told(self, told: EngineLoading | EngineReady | EngineFailed) -> None:
+        match told:
+            case EngineLoading() if self._widening:
+                self._widening = loading_words(told.progress)
+            case EngineReady():
+                self.info, widened, self._widening = told.info, self._widening, ""
+                if widened and self.tab == "lanes":
+                    self.action_run()
+            case EngineFailed():
+                self._widening = ""
+                self.notify(told.error.message, severity="error", markup=False)
+        self._show()
 
     @on(RaceMoved)
     def _moved(self) -> None:
@@ -287,16 +340,18 @@ class RaceScreen(Page):
     def _show(self) -> None:
         if not self.is_mounted:
             return
-        state = f"running {TABS[self._raced]}" if self._raced else ""
+        state = f"running {TABS[self._raced]}" if self._raced else self._widening
         if not state and self._timer is not None:
             state = f"{self.glyphs.play} {self.pace:g}{self.glyphs.times}"
         self.set_title(self.TITLE or "", state)
         parts: list[tuple[str, str]] = []
+        pad = " " if self.size.width >= 72 else ""
         for i, (tab, name) in enumerate(TABS.items(), 1):
             chosen = tab == self.tab
             if tab == "checklist" and self.list:
                 name = f"{name} {counted(self.list)}"
-            parts += [(f" {i} {name} ", "bold reverse" if chosen else self.ink.muted), (" ", "")]
+            style = "bold reverse" if chosen else self.ink.muted
+            parts += [(f"{pad}{i} {name}{pad}", style), (" ", "")]
         self.query_one("#tabs", Static).update(Content.assemble(*parts))
         match self.tab:
             case "race":
@@ -311,6 +366,11 @@ class RaceScreen(Page):
                 kinds = outcome.kinds(self.board)
                 table = race_tables.slices(kinds, PER_SLICE, self.glyphs, self.ink)
                 self.query_one("#slices-table", Static).update(table)
+            case "lanes":
+                offer = "" if self.info is None else self._offer(self.info)
+                held = outcome.companies(self.board)
+                table = race_tables.lanes(held, offer, self.glyphs, self.ink)
+                self.query_one("#lanes-table", Static).update(table)
             case "checklist":
                 table = draw(self.list, self.glyphs, self.ink, self.size.width - 6)
                 self.query_one("#checklist-table", Static).update(table)
@@ -341,6 +401,14 @@ class RaceScreen(Page):
         elif self.tab == "race" and ways and self.seconds >= self._end():
             lines.append(race_tables.proof(ways[0], glyphs, ink))
             lines.append(race_tables.verdict(ways[0].verdict, glyphs, ink, both=True))
+        elif self.tab == "lanes" and (held := outcome.companies(self.board)):
+            lines.append(race_tables.together(held, glyphs, ink))
         if (advice := self.advice) is not None:
             lines.append(Content.assemble((glyphs.text(advice.said), ink.accent)))
         return Content("\n").join(lines)
+
+
+def _several(lanes: int) -> str:
+    """ "1, 2 and 4": how many conversations are raced at once, where there are so many lanes."""
+    *first, last = [str(n) for n in TOGETHER if n <= lanes]
+    return f"{', '.join(first)} and {last}"

@@ -1,4 +1,4 @@
-"""What came of a race, drawn: a verdict in its colour, the proof, the tables of two tabs."""
+"""What came of a race, drawn: a verdict in its colour, the proof, the tables of its tabs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from textual.content import Content
 
 from specllama.events import Verdict
 from specllama.text import sanitize_line
-from specllama.tui.outcome import TOO_SHORT, Kind, Way
+from specllama.tui.outcome import TOO_SHORT, Company, Kind, Way
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.stats_strip import duration, rate
 from specllama.verdict import details, lead
+from specllama.verdict import together as in_company
 
 
 def proof(way: Way, glyphs: Glyphs, ink: Ink) -> Content:
@@ -63,3 +64,36 @@ def slices(kinds: Sequence[Kind], per_slice: int, glyphs: Glyphs, ink: Ink) -> C
         lines.append(Content.assemble((f"{kind.name:<6}", "bold"), (figures, ""), said))
     legend = "tokens a second; p50, p95: how long one waits for more text"
     return Content("\n").join([*lines, Content.assemble((legend, ink.muted))])
+
+
+def lanes(companies: Sequence[Company], offer: str, glyphs: Glyphs, ink: Ink) -> Content:
+    """Conversations at once; ``offer``: what Enter would do."""
+    if not companies:
+        return Content.assemble((offer, ink.muted))
+    head = f"{'':4}{'plain':>8}{'':8}{'drafted':>8}{'each':>8}  same"
+    lines = [Content.assemble((head, ink.muted))]
+    for one in companies:
+        gain = "" if one.gain.ratio is None else glyphs.text(f"{one.gain.ratio:.2f}×")
+        each = None if one.drafted is None else one.drafted / one.lanes
+        mark = ("✓", ink.good) if one.same == one.of else ("✗", ink.warn)
+        lines.append(
+            Content.assemble(
+                (f"{one.lanes:<4}", "bold"),
+                f"{rate(one.plain):>8}",
+                (f"{gain:>8}", ink.muted),
+                f"{rate(one.drafted):>8}{rate(each):>8}  ",
+                (f"{glyphs.text(mark[0]):<6}", mark[1]),
+                verdict(one.verdict, glyphs, ink, tokens=False),
+            )
+        )
+    legend = (
+        f"tokens a second of so many at once, {glyphs.times} over one; each: of one of them, "
+        "drafted; same: every text is that of one alone"
+    )
+    return Content("\n").join([*lines, Content.assemble((legend, ink.muted))])
+
+
+def together(companies: Sequence[Company], glyphs: Glyphs, ink: Ink) -> Content:
+    """What the most of them gain and cost, in a sentence."""
+    most = companies[-1]
+    return Content.assemble((glyphs.text(in_company(most.gain, most.lanes)), ink.accent))
