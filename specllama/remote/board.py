@@ -19,7 +19,7 @@ idle ones, kept in memory; who is preempted waits for cells and goes on.
 _LATELY_S = 5.0
 # columns in front of the reason, their cells (left of negative ones), and the width they need
 _COLUMNS = (
-    ("lane", 4, 0), ("method", -12, 0), ("tokens", 6, 72), ("tok/s", 6, 0), ("accepted", 8, 0),
+    ("lane", 4, 0), ("method", -12, 0), ("tokens", 6, 72), ("tok/s", 6, 66), ("accepted", 8, 0),
     ("rows", 4, 0), ("balance", 7, 84),
 )  # fmt: skip
 _LEAST = 8  # lanes that are kept, however few the server has
