@@ -271,7 +271,7 @@ class TurnScreen(Inked, Screen[None]):
             await live.settle(message.content, message.reasoning, foot=foot)
         else:
             await self.transcript.truncate(len(messages))
-            if turn.finished is not None and batch.error is None:
+            if batch.error is None:
                 await self.transcript.note("Stopped before the first token.")
         if isinstance(batch.error, EngineDied):
             self.post_message(EngineFailed(batch.error))

@@ -73,7 +73,8 @@ def lanes(companies: Sequence[Company], offer: str, glyphs: Glyphs, ink: Ink) ->
     head = f"{'':4}{'plain':>8}{'':8}{'drafted':>8}{'each':>8}  same"
     lines = [Content.assemble((head, ink.muted))]
     for one in companies:
-        gain = "" if one.gain.ratio is None else glyphs.text(f"{one.gain.ratio:.2f}×")
+        known = one.gain.ratio is not None and one.lanes > 1
+        gain = "" if not known else glyphs.text(f"{one.gain.ratio or 0.0:.2f}×")
         each = None if one.drafted is None else one.drafted / one.lanes
         mark = ("✓", ink.good) if one.same == one.of else ("✗", ink.warn)
         lines.append(
