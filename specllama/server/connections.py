@@ -7,6 +7,7 @@ memory for as long as it likes to.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 
 import h11
@@ -29,6 +30,9 @@ def protocol(per_client: int) -> type[asyncio.Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            line = transport.get_extra_info("socket")
+            if line.family in (socket.AF_INET, socket.AF_INET6):  # asyncio leaves this out here
+                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             address = self.client[0] if self.client else ""
             if connected[address] >= per_client:
                 transport.write(_TOO_MANY)

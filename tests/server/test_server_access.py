@@ -17,6 +17,7 @@ import httpx2
 import pytest
 from fakes import AbortingRecipe
 from servers import Serving, serving, table
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specllama.errors import EngineDied
 from specllama.remote.address import events_of
@@ -250,6 +251,22 @@ def test_whoever_dawdles_is_cut_off(
         assert server.post(CHAT, HELLO).status_code == 200
         time.sleep(0.1)
         assert not caplog.records
+
+
+def test_no_answer_waits_for_the_client_to_confirm_its_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[Any] = []
+    made = H11Protocol.connection_made
+
+    def watched(protocol: H11Protocol, transport: Any) -> None:
+        lines.append(transport.get_extra_info("socket"))
+        made(protocol, transport)
+
+    monkeypatch.setattr(H11Protocol, "connection_made", watched)
+    with serving(table(tmp_path)) as server:
+        assert server.http.get("/health").status_code == 200
+        assert lines[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_an_address_has_so_many_connections(tmp_path: Path) -> None:
