@@ -129,9 +129,12 @@ class Metrics:
     # -- what is shown --
 
     def text(self, engine: EngineFigures | None) -> str:
-        """``engine``: what it says of itself, if it can be asked."""
+        """``engine``: what it says of itself, if it can be asked.
+
+        What is not known is left out: a counter that falls to 0 means a restart to its readers.
+        """
         told = self._engine(engine) if engine is not None else ()
-        passes = engine.pass_rows.count if engine is not None else 0
+        passes = engine.pass_rows.count if engine is not None else None
         return "\n".join([*self._lines(), *told, *self._llama(passes)]) + "\n"
 
     def _lines(self) -> Iterator[str]:
@@ -153,7 +156,7 @@ class Metrics:
         yield from _head("engine_restarts_total", "counter", "Engines that were started again.")
         yield _line("engine_restarts_total", here, self._desk.restarts)
 
-    def _llama(self, passes: int) -> Iterator[str]:
+    def _llama(self, passes: int | None) -> Iterator[str]:
         """The figures that llama-server has, under its names."""
 
         def sum_of(name: str) -> float:
@@ -183,11 +186,12 @@ class Metrics:
              "Tokens written in a second."),
             ("requests_processing", "gauge", len(self._desk.running), "Requests being written."),
             ("requests_deferred", "gauge", self._desk.n_waiting, "Requests that wait."),
-            ("n_busy_slots_per_decode", "gauge", rounds / passes if passes else 0,
+            ("n_busy_slots_per_decode", "gauge", rounds / passes if passes else passes,
              "Conversations that share a pass, on average."),
         ):  # fmt: skip
-            yield from _head(name, kind, help_text, LLAMA_PREFIX)
-            yield _line(name, (), value, LLAMA_PREFIX)
+            if value is not None:
+                yield from _head(name, kind, help_text, LLAMA_PREFIX)
+                yield _line(name, (), value, LLAMA_PREFIX)
 
     def _engine(self, figures: EngineFigures) -> Iterator[str]:
         here: Labels = (("model_name", self._model),)

@@ -213,7 +213,9 @@ def test_figures_for_prometheus(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         while server.service.desk.ready:
             time.sleep(0.01)
-        assert "kv_cells" not in server.http.get("/metrics").text, "an engine that is gone"
+        gone = server.http.get("/metrics").text
+        assert "kv_cells" not in gone
+        assert "n_decode_total" not in gone, "0 would be a restart of the server"
 
 
 def _line(server: Serving) -> socket.socket:
