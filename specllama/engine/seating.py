@@ -18,6 +18,7 @@ from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PoolFull
 from specllama.history import common_prefix
 from specllama.models.memory import SPARE, available_memory
+from specllama.params import DRAFT_MAX
 
 _WORTH = 16  # fewer tokens are as soon read as found
 
@@ -89,6 +90,8 @@ class Seating:
             self._follow(lane, ids)
         while not (slot.target.tokens or self._fill(slot, ids)) and self.vacate(free):
             pass
+        if (known := len(slot.target.tokens)) and self._pool.kernels.exact_rows <= DRAFT_MAX:
+            slot.rounded(known - 1)  # read in other parts than it would be alone
         return slot
 
     def vacate(self, free: Sequence[Slot]) -> bool:

@@ -149,3 +149,19 @@ def test_a_prompt_that_was_read_beside_another_may_round(exact_rows: int) -> Non
     assert any(done.near_tie for done in rounds) == (exact_rows == 1)
     alone = [e for e in engine.generate([7, 8], asked) if isinstance(e, RoundDone)]
     assert not any(done.near_tie for done in alone)
+
+
+@pytest.mark.parametrize("exact_rows", [1, 65])
+def test_a_prompt_that_goes_on_from_another_may_round(exact_rows: int) -> None:
+    """It is read in other parts than alone."""
+    pool = FakePool(FakeTable(V, seed=3, **FLAT), lanes=2)
+    pool.kernels = dataclasses.replace(pool.kernels, exact_rows=exact_rows)
+    more = [Slot(pool.open(), {})]
+    info = fake_info(512, V, exact_rows=exact_rows)
+    engine = Engine(loaded(pool.open(), FakeVocab(V), info=info, more=more))
+    asked = GenerateParams(proposer="none", seed=1, ignore_eos=True, max_tokens=20)
+    head = list(range(1, 40))
+    for tail, cached in ((50, False), (51, True)):
+        events = list(engine.generate([*head, tail], asked))
+        marked = [done.near_tie for done in events if isinstance(done, RoundDone)]
+        assert any(marked) == (cached and exact_rows == 1)
