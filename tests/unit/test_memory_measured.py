@@ -18,7 +18,7 @@ from specllama.models.memory import MIB, PairMemory, estimate_pair
 from specllama.models.refs import resolve_pair
 
 CHILD = """
-import json, logging, re, sys
+import ctypes, json, logging, re, sys
 from specllama.engine.engine import Engine
 from specllama.params import EngineOptions, GenerateParams
 
@@ -39,6 +39,7 @@ with Engine.load("tiny", None, EngineOptions(n_ctx=n_ctx, parallel=parallel)) as
         engine.submit([5 + (i * 7 + 100 * k) % 4000 for i in range(n)], params)
     while engine.step():
         pass
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed, and the C library keeps, is not held
     for line in open("/proc/self/status"):
         if line.startswith("VmRSS"):
             print(json.dumps({"resident": int(line.split()[1]) * 1024, "sizes": sizes}))
