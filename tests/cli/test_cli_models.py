@@ -105,7 +105,7 @@ def test_prompts_that_do_not_fit(target: Path, capsys) -> None:
     code, out, err = invoke(capsys, "run", "-m", str(target), "-c", "256", long)
     assert (code, out) == (2, "")
     assert err.startswith("error: the prompt of ")
-    assert "context 256" in err
+    assert "context size of 256" in err
     megabyte = run("run", "-m", str(target), "-", stdin=b"model token " * 90_000)
     assert megabyte.returncode == 2
     assert megabyte.stderr.startswith(b"error: ")
