@@ -88,7 +88,8 @@ class Access:
             unsaid = "application/json" if origin is None else ""
             kind = headers.get("content-type", unsaid).partition(";")[0].strip().lower()
             if kind != "application/json":
-                return Refusal(415, "a request is application/json", code="content_type")
+                said = f"a request has Content-Type: application/json, not {kind[:80]!r}"
+                return Refusal(415, said, code="content_type")
             if int(headers.get("content-length", "0") or 0) > self.body:
                 return too_large(self.body)
         return None
