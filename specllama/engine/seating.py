@@ -74,11 +74,8 @@ class Seating:
         nearest = max(free, key=lambda slot: self._usable(slot, ids))
         keep = self._usable(nearest, ids)
         tail = len(nearest.target.tokens) - keep
-        elsewhere = [
-            *(self._usable(slot, ids) for slot in self._slots if slot is not nearest),
-            *(self._usable(parked, ids) for parked in self._lot),
-        ]
-        if (tail < _WORTH or not self._most_bytes) and keep >= max(elsewhere, default=0):
+        elsewhere, _ = self._longest(ids, nearest)
+        if (tail < _WORTH or not self._most_bytes) and keep >= elsewhere:
             slot = nearest
             slot.target.rollback(keep)
             slot.kept(keep)
@@ -115,6 +112,13 @@ class Seating:
         whole = known == len(held.tokens) == place.whole
         return known if whole else held.alike(known, len(ids))
 
+    def _longest(self, ids: Sequence[int], but: Slot) -> tuple[int, Slot | _Parked | None]:
+        """Where most tokens of a prompt need not be read, in another slot or parked."""
+        others = (slot for slot in self._slots if slot is not but)
+        places: list[Slot | _Parked] = [*others, *self._lot]
+        found = ((self._usable(place, ids), place) for place in places)
+        return max(found, key=lambda one: one[0], default=(0, None))
+
     def _empty(self, slot: Slot, keep: int = 0) -> None:
         """Park what a lane holds; where that cannot be, ``keep`` of it stays."""
         if self._most_bytes and len(slot.target.tokens) >= _WORTH:
@@ -143,12 +147,7 @@ class Seating:
     def _fill(self, slot: Slot, ids: Sequence[int]) -> bool:
         """Give an empty lane the longest beginning of a prompt that is held anywhere; False where
         there was no room for it."""
-        others = [other for other in self._slots if other is not slot]
-        found: list[tuple[int, Slot | _Parked]] = [
-            *((self._usable(other, ids), other) for other in others),
-            *((self._usable(parked, ids), parked) for parked in self._lot),
-        ]
-        keep, source = max(found, key=lambda one: one[0], default=(0, None))
+        keep, source = self._longest(ids, slot)
         if not keep or source is None:
             return True
         try:

@@ -18,7 +18,7 @@ from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire
 from specllama.server.exchange import Json
 from specllama.server.figures import metrics, timings
 from specllama.server.refusals import Refusal, not_offered, wrong
-from specllama.server.sampling import Sampling, params_of, schema_text
+from specllama.server.sampling import Format, Sampling, params_of, schema_text
 from specllama.server.service import Service, guarded
 from specllama.server.tools import (
     Call,
@@ -80,11 +80,6 @@ class Turn(msgspec.Struct):
 class Thinking(msgspec.Struct):
     type: str
     budget_tokens: int | None = None
-
-
-class Format(msgspec.Struct):
-    type: str
-    schema: dict[str, Any] | None = None
 
 
 class OutputConfig(msgspec.Struct):

@@ -55,6 +55,7 @@ class Reply:
 
     Attributes:
         calls: of tools, once the reply is over; ``text`` is without them.
+        written: tokens so far.
         reasoning_n: tokens of the thought.
         silent: of a request that wants no text: the first token, which costs no pass, is dropped.
         read: (tokens of the prompt that are read or need not be, milliseconds since it was begun).
@@ -69,6 +70,7 @@ class Reply:
     started: Started | None = None
     finished: Finished | None = None
     rounds: list[RoundDone] = field(default_factory=list)
+    written: int = 0
     queue_ms: float = 0.0
     calls: list[Call] = field(default_factory=list)
     reasoning_n: int = 0
@@ -103,6 +105,7 @@ class Reply:
                 piece.reasoning += event.text
             elif isinstance(event, RoundDone):
                 piece.rounds.append(event)
+                self.written += len(event.emitted)
                 if self.reasoning or piece.reasoning:
                     self._think(event)
                 self._first_ms = self._first_ms or self._ms

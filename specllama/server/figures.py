@@ -41,9 +41,8 @@ def timings(replies: Sequence[Reply]) -> dict[str, Any]:
 def so_far(reply: Reply) -> dict[str, Any]:
     """``timings`` of a reply that is being written."""
     cached = 0 if reply.started is None else reply.started.cached_n
-    written = sum(len(done.emitted) for done in reply.rounds)
     read, read_ms = reply.read[-1] if reply.read else (cached, 0.0)
-    return _speeds(cached, read - cached, read_ms, written, reply.predicted_ms, 1)
+    return _speeds(cached, read - cached, read_ms, reply.written, reply.predicted_ms, 1)
 
 
 def _speeds(

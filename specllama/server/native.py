@@ -117,7 +117,7 @@ class NativeDialect:
             "tokens": tokens,
             "stop": False,
             "id_slot": -1,
-            "tokens_predicted": sum(len(done.emitted) for done in reply.rounds),
+            "tokens_predicted": reply.written,
             "tokens_evaluated": 0 if reply.started is None else reply.started.prompt_n,
         }
         return {**frame, "timings": so_far(reply)} if self._timings else frame
@@ -192,10 +192,9 @@ def routes(service: Service) -> list[Route]:
     async def slots(request: Request) -> Response:
         common = {"n_ctx": service.info.target.n_ctx, "speculative": True}
         running = [
-            {"id": i, "is_processing": True,
-             "params": settings(ticket.params), **common}
+            {"id": i, "is_processing": True, "params": settings(ticket.params), **common}
             for i, ticket in enumerate(desk.running)
-        ]  # fmt: skip
+        ]
         idle = [
             {"id": i, "is_processing": False, **common} for i in range(len(running), desk.lanes)
         ]

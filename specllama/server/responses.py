@@ -15,7 +15,7 @@ from specllama.server.details import progress
 from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire, now
 from specllama.server.figures import metrics, so_far, timings
 from specllama.server.refusals import Refusal, not_offered, wrong
-from specllama.server.sampling import Sampling, params_of, schema_text
+from specllama.server.sampling import Format, Sampling, params_of, schema_text
 from specllama.server.tools import (
     Call,
     Tool,
@@ -82,11 +82,6 @@ class Named(msgspec.Struct):
 
 class Reasoning(msgspec.Struct):
     effort: str | None = None
-
-
-class Format(msgspec.Struct):
-    type: str
-    schema: dict[str, Any] | None = None
 
 
 class TextOptions(msgspec.Struct):

@@ -73,6 +73,13 @@ class Sampling(msgspec.Struct, kw_only=True):
     specllama: Speculation | None = None
 
 
+class Format(msgspec.Struct):
+    """Of a reply, in the words of Anthropic and of OpenAI's responses."""
+
+    type: str
+    schema: dict[str, Any] | None = None
+
+
 FIELDS = {
     **{name.replace("_", "-"): name for name in (*SAMPLERS, "dry_sequence_breakers")},
     **{name: name for name in ("seed", "stop", "temperature")},
