@@ -6,6 +6,7 @@ and ``backend.llama_place`` compare them with both. Light to import.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from dataclasses import dataclass
@@ -112,6 +113,34 @@ class PlaceOptions:
                 raise UsageError(f"llama.cpp cannot read the pattern {pattern!r}")
             found.append((pattern, device.strip()))
         return tuple(found)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine is meant."""
+    if host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def endpoints(text: str) -> tuple[tuple[str, int], ...]:
+    """(host, port) of llama.cpp workers, which are written HOST:PORT and separated by commas.
+
+    Raises:
+        UsageError: one is something else; llama.cpp would end the process.
+    """
+    found = []
+    for part in text.split(",") if text else ():
+        host, colon, port = part.strip().rpartition(":")
+        if not (host and colon and port.isdigit() and 0 < int(port) < 2**16) or ":" in host:
+            raise UsageError(
+                f"cannot read the worker {part.strip()!r}",
+                "write HOST:PORT, for example 127.0.0.1:50052; llama.cpp knows no IPv6",
+            )
+        found.append((host, int(port)))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

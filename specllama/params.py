@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specllama.errors import UsageError
-from specllama.hardware import Adapter, CpuOptions, PlaceOptions, RopeOptions
+from specllama.hardware import Adapter, CpuOptions, PlaceOptions, RopeOptions, endpoints
 from specllama.speculative.drafting import registry
 
 VerifyRule = str  # one of VERIFY_RULES
@@ -268,6 +268,7 @@ class EngineOptions:
     Attributes:
         n_ctx: context length; None takes what fits, up to the trained length, 0 that length.
         gpu_layers: "auto" (all if a GPU backend is built in), "all", or a count.
+        rpc: workers of llama.cpp, HOST:PORT separated by commas, whose devices are used, too.
         place, draft_place: where the weights of target and draft go.
         threads: None takes the number of physical cores, or fewer while that is faster.
         threads_batch: for prompts; None takes ``threads``.
@@ -292,6 +293,7 @@ class EngineOptions:
     n_ctx: int | None = None
     gpu_layers: str = "auto"
     draft_gpu_layers: str = "auto"
+    rpc: str = ""
     place: PlaceOptions = field(default_factory=PlaceOptions)
     draft_place: PlaceOptions = field(default_factory=PlaceOptions)
     threads: int | None = None
@@ -372,6 +374,7 @@ class EngineOptions:
         ):
             if layers not in ("auto", "all") and not layers.isdigit():
                 raise UsageError(f"{name} must be auto, all or a count, got {layers!r}")
+        endpoints(self.rpc)
         if self.flash_attn not in ("auto", "on", "off"):
             raise UsageError(f"flash-attn must be auto, on or off, got {self.flash_attn!r}")
         for kind in (self.kv_type_k, self.kv_type_v):

@@ -9,6 +9,15 @@ _P, _R = "Placement", "Long context"
 
 PLACEMENT: tuple[Setting, ...] = (
     Setting(
+        "rpc",
+        "text",
+        "engine.rpc",
+        "Other machines that take layers: llama.cpp workers (specllama rpc-worker), separated by "
+        "commas.",
+        _P,
+        metavar="HOST:PORT,…",
+    ),
+    Setting(
         "device",
         "text",
         "place.devices",

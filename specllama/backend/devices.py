@@ -15,17 +15,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from specllama.errors import EngineError
 from specllama.models import memory
 
 Kind = Literal["cpu", "gpu", "igpu", "accel"]
 _KINDS: dict[int, Kind] = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
 
 
+class _Props(ctypes.Structure):
+    """``ggml_backend_dev_props``."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("description", ctypes.c_char_p),
+        ("free", ctypes.c_size_t),
+        ("total", ctypes.c_size_t),
+        ("kind", ctypes.c_int),
+        ("id", ctypes.c_char_p),
+        ("asynchronous", ctypes.c_bool),
+        ("host_buffer", ctypes.c_bool),
+        ("buffer_from_host_ptr", ctypes.c_bool),
+        ("events", ctypes.c_bool),
+        ("mmap_support", ctypes.c_bool),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One device of a ggml backend; sizes in bytes, 0 where the backend does not say.
 
-    ``splits_rows``: matrices can be divided between it and others of its kind.
+    Attributes:
+        splits_rows: matrices can be divided between it and others of its kind.
+        maps_ram: it computes with RAM that is handed to it, as Apple chips do.
+        id: of the hardware; "" where the backend does not say.
     """
 
     name: str
@@ -35,11 +57,18 @@ class Device:
     free: int
     total: int
     splits_rows: bool = False
+    maps_ram: bool = False
+    id: str = ""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is another program's, reached over a network."""
+        return self.backend == "RPC"
 
     @property
     def shares_ram(self) -> bool:
         """Whether it shares the machine's memory: what it takes is missing from RAM."""
-        return self.kind == "igpu" or self.backend in ("Metal", "MTL")
+        return self.kind == "igpu" or self.maps_ram
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -61,59 +90,82 @@ class BuildInfo:
         return dataclasses.asdict(self)
 
 
+def ggml(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of ggml, from the very instance that libllama uses: another copy of the library
+    would have devices of its own.
+
+    Raises:
+        ImportError: llama-cpp-python is not installed.
+        EngineError: this build does not have it.
+    """
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+    import llama_cpp
+
+    try:
+        function = llama_cpp.llama_cpp._lib[name]
+    except AttributeError:
+        raise EngineError(f"this build of llama.cpp has no {name}") from None
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+def handles() -> dict[str, int]:
+    """ggml's handles of the devices, by name."""
+    get = ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    name = ggml("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
+    found = [get(i) for i in range(ggml("ggml_backend_dev_count", ctypes.c_size_t)())]
+    return {name(handle).decode("utf-8", "replace"): handle for handle in found}
+
+
 def devices() -> list[Device]:
     """Every device that the native library was built for and finds.
 
     Raises:
         ImportError: llama-cpp-python is not installed.
     """
-    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-    import llama_cpp
+    try:
+        return [_device(handle) for handle in handles().values()]
+    except EngineError:
+        return []
 
-    # through the binding's handle: a second copy of the library would have its own registry
-    library = llama_cpp.llama_cpp._lib
 
-    def call(name: str, result: Any, *arguments: Any) -> Any:
-        function = library[f"ggml_backend_{name}"]
-        function.restype = result
-        return function(*arguments)
-
-    def text(name: str, handle: Any) -> str:
-        raw = call(name, ctypes.c_char_p, ctypes.c_void_p(handle))
+def _device(handle: int) -> Device:
+    def text(raw: bytes | None) -> str:
         return (raw or b"").decode("utf-8", "replace").strip()
 
-    found = []
-    try:
-        for i in range(call("dev_count", ctypes.c_size_t)):
-            handle = call("dev_get", ctypes.c_void_p, ctypes.c_size_t(i))
-            device = ctypes.c_void_p(handle)
-            free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
-            call("dev_memory", None, device, ctypes.byref(free), ctypes.byref(total))
-            kind = _KINDS.get(call("dev_type", ctypes.c_int, device), "accel")
-            registry = ctypes.c_void_p(call("dev_backend_reg", ctypes.c_void_p, device))
-            split = b"ggml_backend_split_buffer_type"
-            found.append(
-                Device(
-                    name=text("dev_name", handle),
-                    kind=kind,
-                    backend=text("reg_name", registry.value),
-                    description=text("dev_description", handle),
-                    free=memory.available_memory() if kind == "cpu" else free.value,
-                    total=memory.total_memory() if kind == "cpu" else total.value,
-                    splits_rows=bool(
-                        call("reg_get_proc_address", ctypes.c_void_p, registry, split)
-                    ),
-                )
-            )
-    except AttributeError:  # it does not export them
-        return []
-    return found
+    pointer, look_up = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_char_p)
+    props = _Props()
+    ggml("ggml_backend_dev_get_props", None, pointer, pointer)(handle, ctypes.byref(props))
+    registry = ggml("ggml_backend_dev_backend_reg", pointer, pointer)(handle)
+    split = ggml("ggml_backend_reg_get_proc_address", pointer, *look_up)(
+        registry, b"ggml_backend_split_buffer_type"
+    )
+    kind = _KINDS.get(props.kind, "accel")
+    return Device(
+        name=text(props.name),
+        kind=kind,
+        backend=text(ggml("ggml_backend_reg_name", ctypes.c_char_p, pointer)(registry)),
+        description=text(props.description),
+        free=memory.available_memory() if kind == "cpu" else props.free,
+        total=memory.total_memory() if kind == "cpu" else props.total,
+        splits_rows=bool(split),
+        maps_ram=props.buffer_from_host_ptr,
+        id=text(props.id),
+    )
 
 
 def gpus(found: Sequence[Device]) -> list[Device]:
-    """The devices that llama.cpp moves layers to: integrated GPUs only if there are no others."""
-    cards = [device for device in found if device.kind == "gpu"]
-    return cards or [device for device in found if device.kind == "igpu"]
+    """The devices that layers go to unless others are chosen, in llama.cpp's order: remote ones,
+    then cards, each once though several backends may see it; integrated GPUs, of one backend, only
+    if there is no card."""
+    remote = [device for device in found if device.kind == "gpu" and device.is_remote]
+    cards: list[Device] = []
+    for device in found:
+        known = device.id and device.id in (card.id for card in cards)
+        if device.kind == "gpu" and not (device.is_remote or known):
+            cards.append(device)
+    chips = [device for device in found if device.kind == "igpu"]
+    return remote + (cards or [chip for chip in chips if chip.backend == chips[0].backend])
 
 
 def build_info() -> BuildInfo:
@@ -175,30 +227,42 @@ def _cpuinfo(*names: str) -> str:
         return ""
 
 
-def library_files() -> list[str]:
-    """Name, size and time of each library of the binding, which differ between builds; nothing is
-    loaded."""
+def library_folder() -> Path | None:
+    """Where the binding finds its libraries; nothing is loaded."""
+    chosen = os.environ.get("LLAMA_CPP_LIB_PATH")  # the binding's own variable
+    if chosen is not None:
+        return Path(chosen)
     spec = importlib.util.find_spec("llama_cpp")
-    if spec is None or spec.origin is None:
-        return []
-    folder = Path(spec.origin).parent / "lib"
-    found = ((file, file.stat()) for file in sorted(folder.iterdir()) if file.is_file())
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "lib"
+
+
+def library_files() -> list[str]:
+    """Name, size and time of each of these libraries, which differ between builds."""
+    folder = library_folder()
+    files = sorted(folder.iterdir()) if folder is not None and folder.is_dir() else []
+    found = ((file, file.stat()) for file in files if file.is_file())
     return [f"{file.name} {stat.st_size} {stat.st_mtime_ns}" for file, stat in found]
+
+
+def build_command(switch: str) -> str:
+    """The command that builds the binding again, with a switch of llama.cpp."""
+    version = importlib.metadata.version("llama-cpp-python")
+    return (
+        f'CMAKE_ARGS="-D{switch}=on" pip install --force-reinstall --no-cache-dir '
+        f"--no-binary llama-cpp-python llama-cpp-python=={version}"
+    )
 
 
 def gpu_build_command(found: Sequence[Device]) -> tuple[str, str] | None:
     """(what was seen, command) when this machine has a GPU that the installed build cannot use."""
-    if gpus(found):
+    if any(device.kind in ("gpu", "igpu") and not device.is_remote for device in found):
         return None
-    reinstall = "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python"
-    version = importlib.metadata.version("llama-cpp-python")
-    package = f"llama-cpp-python=={version}"
     if sys.platform == "darwin" and platform.machine() == "arm64":
-        return "Apple GPU", f'CMAKE_ARGS="-DGGML_METAL=on" {reinstall} {package}'
+        return "Apple GPU", build_command("GGML_METAL")
     if os.path.exists("/proc/driver/nvidia/version") or shutil.which("nvidia-smi"):
-        return "NVIDIA GPU", f'CMAKE_ARGS="-DGGML_CUDA=on" {reinstall} {package}'
+        return "NVIDIA GPU", build_command("GGML_CUDA")
     if os.path.exists("/dev/kfd"):
-        return "AMD GPU", f'CMAKE_ARGS="-DGGML_HIP=on" {reinstall} {package}'
+        return "AMD GPU", build_command("GGML_HIP")
     if os.path.isdir("/dev/dri") and any(n.startswith("renderD") for n in os.listdir("/dev/dri")):
-        return "GPU", f'CMAKE_ARGS="-DGGML_VULKAN=on" {reinstall} {package}'
+        return "GPU", build_command("GGML_VULKAN")
     return None

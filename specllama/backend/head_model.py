@@ -30,6 +30,7 @@ def load_head(header: GgufHeader, target: LoadedTarget) -> LlamaModel:
         header.path,
         pre=header.pre_tokenizer or "",
         gpu_layers=str(target.model.gpu_layers),
+        devices=target.model.devices,
         use_mmap=target.options.use_mmap,
         load_mtp=True,
         head=True,

@@ -17,6 +17,7 @@ import llama_cpp as ll
 from specllama.backend import llama_place
 from specllama.backend.llama_log import last_words, recent, start, supports_gpu
 from specllama.backend.llama_vocab import LlamaVocab
+from specllama.backend.placement import CPU
 from specllama.cancel import StopFlag
 from specllama.errors import Cancelled, CannotLoad, UnsupportedModel
 from specllama.hardware import Adapter
@@ -40,7 +41,8 @@ class LlamaModel:
     """A loaded GGUF file. Pools made from it share its weights.
 
     Args:
-        place: where layers and tensors go; ``gpu_layers`` and llama.cpp's own choice unless given.
+        gpu_layers, devices: how many layers go to which devices; None lets llama.cpp choose.
+        place: where layers and tensors go, instead of these.
         loras: adapters that every context of the model wears.
         load_mtp: load NextN blocks as well, where the file has them.
         stop: ends loading, and the passes of every context of the model, when it is set.
@@ -56,6 +58,7 @@ class LlamaModel:
         *,
         pre: str = "",
         gpu_layers: str = "auto",
+        devices: Sequence[str] | None = None,
         place: Placement | None = None,
         loras: Sequence[Adapter] = (),
         use_mmap: bool = True,
@@ -69,19 +72,21 @@ class LlamaModel:
         self.path = path
         self.stop = stop = stop or StopFlag()
         params = ll.llama_model_default_params()
-        alive = []
         if place is not None:
-            gpu_layers = str(place.layers)
-            alive = llama_place.place(
-                params,
-                split=place.own_split,
-                split_mode=place.split_mode,
-                devices=place.devices,
-                patterns=place.patterns,
-            )
+            gpu_layers, devices = str(place.layers), place.devices
         wanted = 999 if gpu_layers in ("auto", "all") else int(gpu_layers)
         self.gpu_layers = wanted if supports_gpu() else 0
         params.n_gpu_layers = self.gpu_layers
+        # a device that llama.cpp knows of takes buffers and wide passes without any layer, too
+        moved = place is not None and any(device != CPU for _, device in place.moves)
+        self.devices = devices if self.gpu_layers or moved else ()
+        alive = llama_place.place(
+            params,
+            split=() if place is None else place.own_split,
+            split_mode="layer" if place is None else place.split_mode,
+            devices=self.devices,
+            patterns=() if place is None else place.patterns,
+        )
         params.load_mode = _LOAD_MODES[use_mmap, use_mlock]
         params.load_mtp = load_mtp
 

@@ -13,10 +13,13 @@ os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an abort must not fork a debu
 
 import llama_cpp as ll
 
+from specllama.backend.devices import devices, ggml, gpus
+
 logger = logging.getLogger("specllama.llama")
 # without this handler, logging would print warnings to stderr, across the terminal app
 logging.getLogger("specllama").addHandler(logging.NullHandler())
 
+ABORTED = 134  # the exit status by which a shell says SIGABRT
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 recent: collections.deque[str] = collections.deque(maxlen=64)
 
@@ -31,6 +34,18 @@ def _on_log(level: int, text: bytes | None, user_data: object) -> None:
     logger.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
 
 
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p)  # type: ignore[untyped-decorator]
+def _on_abort(text: bytes) -> None:
+    """Say why llama.cpp gives up, and leave: without this, the shell reports a core dump."""
+    why = re.sub(r"^.*[/\\]", "", text.decode("utf-8", "replace")).strip()
+    lost = "RPC" in why
+    said = f"error: {'a worker (--rpc) is gone' if lost else 'llama.cpp gave up'}: {why}\n"
+    if lost:
+        said += "  start the worker again, then this program; specllama doctor --rpc asks it\n"
+    os.write(2, said.encode())
+    os._exit(ABORTED)
+
+
 _started = threading.Lock()
 _is_started = False
 
@@ -40,6 +55,7 @@ def start() -> None:
     with _started:
         if not _is_started:
             ll.llama_log_set(_on_log, ctypes.c_void_p(0))
+            ggml("ggml_set_abort_callback", None, ctypes.c_void_p)(_on_abort)
             ll.llama_backend_init()
             _is_started = True
 
@@ -54,6 +70,6 @@ def last_words(skip: int = 0) -> str:
 
 
 def supports_gpu() -> bool:
-    """Whether this build of llama-cpp-python can offload layers and a device is present."""
+    """Whether there is a device that layers can be moved to."""
     start()
-    return bool(ll.llama_supports_gpu_offload())
+    return bool(gpus(devices()))

@@ -14,8 +14,9 @@ from typing import Any
 
 import llama_cpp as ll
 
+from specllama.backend.devices import ggml, handles
 from specllama.backend.llama_log import last_words, recent
-from specllama.errors import CannotLoad, EngineError, UsageError
+from specllama.errors import CannotLoad, UsageError
 from specllama.hardware import MOST_CORES, NUMA, PRIORITIES, SPLIT_MODES, Adapter, CpuOptions
 
 _SPLIT = {"none": 0, "layer": 1, "row": 2}  # enum llama_split_mode
@@ -41,25 +42,6 @@ class _Threads(ctypes.Structure):
     )
 
 
-def _function(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of ggml, from the very instance that libllama uses."""
-    try:
-        function = getattr(ll.llama_cpp._lib, name)
-    except AttributeError:
-        raise EngineError(f"this build of llama.cpp has no {name}") from None
-    function.restype, function.argtypes = result, list(arguments)
-    return function
-
-
-def _devices() -> dict[str, int]:
-    """ggml's handles, by name."""
-    get = _function("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-    name = _function("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
-    count = _function("ggml_backend_dev_count", ctypes.c_size_t)()
-    handles = [get(i) for i in range(count)]
-    return {name(handle).decode("utf-8", "replace"): handle for handle in handles}
-
-
 def buffer_type(device: str) -> int:
     """The buffer type in which tensors on a device lie; "CPU" is RAM.
 
@@ -67,11 +49,11 @@ def buffer_type(device: str) -> int:
         UsageError: there is no such device.
     """
     if device == "CPU":  # this very one lets llama.cpp rearrange weights for the processor
-        return int(_function("ggml_backend_cpu_buffer_type", ctypes.c_void_p)())
-    handle = _devices().get(device)
+        return int(ggml("ggml_backend_cpu_buffer_type", ctypes.c_void_p)())
+    handle = handles().get(device)
     if handle is None:
         raise UsageError(f"there is no device {device!r}", "specllama doctor names them")
-    return int(_function("ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)(handle))
+    return int(ggml("ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)(handle))
 
 
 def place(
@@ -103,11 +85,11 @@ def place(
         params.tensor_split = shares
         alive.append(shares)
     if devices is not None:
-        handles = _devices()
+        known = handles()
         for name in devices:
-            if name not in handles:
+            if name not in known:
                 raise UsageError(f"there is no device {name!r}", "specllama doctor names them")
-        listed = (ctypes.c_void_p * (len(devices) + 1))(*(handles[name] for name in devices), None)
+        listed = (ctypes.c_void_p * (len(devices) + 1))(*(known[name] for name in devices), None)
         params.devices = ctypes.cast(listed, ctypes.c_void_p).value
         alive.append(listed)
     if patterns:
@@ -129,26 +111,24 @@ class Cores:
 
     def __init__(self, context: Any, threads: int, options: CpuOptions) -> None:
         wanted = _Threads()
-        fill = _function(
-            "ggml_threadpool_params_init", None, ctypes.POINTER(_Threads), ctypes.c_int
-        )
+        fill = ggml("ggml_threadpool_params_init", None, ctypes.POINTER(_Threads), ctypes.c_int)
         fill(ctypes.byref(wanted), threads)
         for core in options.allowed:
             wanted.cpumask[core] = True
         wanted.prio = PRIORITIES.index(options.priority) - 1
         wanted.poll = options.poll
         wanted.strict_cpu = options.strict
-        new = _function("ggml_threadpool_new", ctypes.c_void_p, ctypes.POINTER(_Threads))
+        new = ggml("ggml_threadpool_new", ctypes.c_void_p, ctypes.POINTER(_Threads))
         self._pool: int | None = new(ctypes.byref(wanted))
         if not self._pool:
             raise CannotLoad("the system gives no threads for the chosen cores")
-        attach = _function("llama_attach_threadpool", None, *[ctypes.c_void_p] * 3)
+        attach = ggml("llama_attach_threadpool", None, *[ctypes.c_void_p] * 3)
         attach(context, self._pool, self._pool)
 
     def close(self) -> None:
         """After the context that uses them."""
         if self._pool:
-            _function("ggml_threadpool_free", None, ctypes.c_void_p)(self._pool)
+            ggml("ggml_threadpool_free", None, ctypes.c_void_p)(self._pool)
             self._pool = None
 
 

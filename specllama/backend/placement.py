@@ -31,7 +31,7 @@ class Placement:
         experts: of the first so many layers, the experts stay in RAM.
         expert_bytes: what these are, of layers that are offloaded.
         moves: (pattern, device) of tensors that were given a place, the first match counts.
-        devices: the only ones that llama.cpp may use; None leaves it to llama.cpp.
+        devices: the only ones that llama.cpp may use.
         usable: which of the plan's devices these are.
         split_mode: "layer", "row" or "none".
     """
@@ -44,7 +44,7 @@ class Placement:
     experts: int = 0
     expert_bytes: int = 0
     moves: tuple[tuple[str, str], ...] = ()
-    devices: tuple[str, ...] | None = None
+    devices: tuple[str, ...] = ()
     usable: tuple[bool, ...] = ()
     split_mode: str = "layer"
 

@@ -171,7 +171,7 @@ def plan_offload(
     buffers: dict[str, Any] = {"n_ubatch": n_ubatch, "flash_attn": flash_attn}
     own = chosen_devices(place, found)
     drafts_own = chosen_devices(draft_place, found) if draft_place.names else own
-    devices = tuple(device for device in found if device in own or device in drafts_own)
+    devices = (*own, *(device for device in drafts_own if device not in own))
     free = [max(int(device.free * USABLE) - RESERVE_BYTES, 0) for device in devices]
 
     def sizes(header: GgufHeader) -> list[int]:
@@ -195,7 +195,7 @@ def plan_offload(
             buffer=memory.compute_bytes(
                 header, context, n_outputs=n_outputs if role == "target" else 2, **buffers
             ),
-            devices=tuple(device.name for device in on),
+            devices=tuple(device.name for device in devices if device in on),
             usable=tuple(device in on for device in devices),
         )
 
@@ -268,7 +268,6 @@ def _place(model: _Model, free: list[int], warnings: list[str]) -> Placement:
     """The last layers go to the devices, first to first, as in llama.cpp."""
     of, asked, options = model.of, model.asked, model.options
     free = [size if may else 0 for size, may in zip(free, model.usable, strict=True)]
-    chosen = bool(options.names) or options.split_mode != "layer" or not all(model.usable)
     nowhere = Placement(
         role=model.role,
         layers=0,
@@ -276,7 +275,7 @@ def _place(model: _Model, free: list[int], warnings: list[str]) -> Placement:
         split=(0,) * len(free),
         bytes=(0,) * len(free),
         moves=model.moves,
-        devices=model.devices if chosen else None,
+        devices=model.devices,
         usable=model.usable,
         split_mode=options.split_mode,
     )

@@ -15,6 +15,7 @@ from typing import Any
 import llama_cpp as ll
 import numpy as np
 
+from specllama.backend.devices import library_folder
 from specllama.errors import CannotLoad
 
 _CONTEXT = ll.llama_context_p_ctypes
@@ -102,7 +103,7 @@ def _ggml_library(library: str) -> ctypes.CDLL:
     Raises:
         CannotLoad: it is built in another way here.
     """
-    folder = Path(ll.__file__).parent / "lib"
+    folder = library_folder() or Path()
     # the name that libllama asks for comes first: wheels hold copies instead of links
     names = (f"*{library}.so.?", f"*{library}.so", f"*{library}.dylib", f"*{library}.dll")
     files = [file for name in names for file in folder.glob(name)]

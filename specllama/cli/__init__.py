@@ -30,6 +30,7 @@ SUMMARIES = {
     "tune": "Measure this machine and choose the best settings.",
     "bench": "Measure speed with and without speculation.",
     "serve": "Answer clients over HTTP, many at once.",
+    "rpc-worker": "Lend this machine's GPU or CPU to another one.",
     "top": "Watch the lanes of a running server.",
     "quantize": "Make a model file smaller.",
     "convert": "Turn published draft heads into loadable files.",
@@ -84,7 +85,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in SUMMARIES or not _installed(cmd_name):
             return None
-        command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
+        command: click.Command = importlib.import_module(_module(cmd_name)).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -114,8 +115,12 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _installed(name: str) -> bool:
-    return importlib.util.find_spec(f"{__name__}.{name}") is not None
+def _module(command: str) -> str:
+    return f"{__name__}.{command.replace('-', '_')}"
+
+
+def _installed(command: str) -> bool:
+    return importlib.util.find_spec(_module(command)) is not None
 
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:

@@ -44,6 +44,7 @@ Examples:
   specllama doctor -m qwen3-8b               and how this model would be placed
   specllama doctor -m big.gguf -d small.gguf --n-cpu-moe 20
   specllama doctor -m qwen3-8b --parallel 8  as serve would load it
+  specllama doctor --rpc 10.0.0.7:50052      and whether that worker answers
 """
 
 
@@ -58,9 +59,10 @@ def command(parallel: int, kv_ram: int, as_json: bool, **flags: Any) -> int:
     """
     from specllama.cli.listing import Column, note, show_table
 
-    checks = [*_versions(), *_native(), *_machine(), *_stores(), *_network(), *_models()]
-    if flags["model"] is not None:
-        settings = resolve(flags)
+    settings = resolve(flags)
+    native = _native(settings["rpc"])
+    checks = [*_versions(), *native, *_machine(), *_stores(), *_network(), *_models()]
+    if flags["model"] is not None and all(check.status != "bad" for check in native):
         options = replace(settings.engine_options(), parallel=parallel, kv_ram=kv_ram)
         checks += _plan(settings, options)
     if as_json:
@@ -99,13 +101,19 @@ def _versions() -> list[Check]:
     ]
 
 
-def _native() -> list[Check]:
-    """How llama.cpp was built, and the devices that it finds."""
-    from specllama.backend import devices
+def _native(workers: str) -> list[Check]:
+    """How llama.cpp was built, and the devices that it finds, those of workers among them."""
+    from specllama.backend import devices, rpc
     from specllama.cli.listing import size
+    from specllama.errors import CannotLoad
 
     try:
         build = devices.build_info()
+        bad = []
+        try:
+            rpc.use(workers)
+        except CannotLoad as error:
+            bad = [Check("bad", "workers", error.message, error.hint or "")]
         found = devices.devices()
     except (ImportError, OSError, RuntimeError) as error:
         return [
@@ -119,6 +127,7 @@ def _native() -> list[Check]:
     wanted = [f for f in build.features if f.startswith(("AVX", "NEON", "SVE", "AMX", "DOTPROD"))]
     others = [f for f in build.features if f not in wanted]
     checks = [
+        *bad,
         Check("ok", "llama.cpp", f"commit {build.llama_cpp}, backends {', '.join(build.backends)}"),
         Check("ok", "CPU features", ", ".join(wanted + [f for f in others if f == "REPACK"])),
     ]

@@ -17,6 +17,7 @@ from specllama.cli import completing, diagnostics
 from specllama.cli.numbers import SEED, TEMPERATURE
 from specllama.config import Settings, load_settings
 from specllama.errors import UsageError
+from specllama.hardware import endpoints, is_loopback
 from specllama.inputs import read_file
 from specllama.params import THINK, GenerateParams
 from specllama.schema import SCHEMA
@@ -213,7 +214,14 @@ def resolve(flags: dict[str, Any]) -> Settings:
         for setting in SCHEMA
         if flags.get(key := setting.name.replace("-", "_")) not in (None, ())
     }
-    return load_settings().with_flags(typed)
+    settings = load_settings().with_flags(typed)
+    for host, _ in endpoints(settings["rpc"]):
+        if not is_loopback(host):
+            diagnostics.warn(
+                f"the worker at {host} is reached without a password or encryption: "
+                "keep to a network you trust, or to an SSH tunnel"
+            )
+    return settings
 
 
 def say_settings(settings: Settings) -> None:

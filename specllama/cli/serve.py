@@ -25,6 +25,7 @@ from specllama.cli.options import (
     sharing_options,
 )
 from specllama.errors import SpecllamaError, UsageError
+from specllama.hardware import is_loopback
 from specllama.params import PROPOSERS
 from specllama.remote.address import KEY_VARIABLE
 
@@ -103,7 +104,7 @@ def command(
             )
     from specllama.engine.host import EngineHost, LoadEngine
     from specllama.server.desk import Desk
-    from specllama.server.guard import Access, hosts_of, is_loopback
+    from specllama.server.guard import Access, hosts_of
     from specllama.server.running import bind, run, url_of
     from specllama.server.service import Service
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from specllama.backend import devices, placement, planning
+from specllama.backend import devices, placement, planning, rpc
 from specllama.card import read_card
 from specllama.engine.measured import measured_acceptance
 from specllama.errors import DoesNotFit
@@ -144,6 +144,7 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
     Raises:
         BadGguf, UnsupportedModel, PairIncompatible, DoesNotFit, CannotLoad.
     """
+    rpc.use(options.rpc)
     header = read_header(target)
     check_loadable(header, "target")
     second, translated = None, False

@@ -163,6 +163,8 @@ _CAUSES = {
 
 def _obituary(exitcode: int | None, log: Path, *, loading: bool) -> EngineDied:
     when = "while loading the model" if loading else "while it was working"
+    if exitcode is not None and exitcode > 128:  # a shell's way to say a signal
+        exitcode = 128 - exitcode
     if exitcode is not None and exitcode < 0:
         try:
             name = signal.Signals(-exitcode).name

@@ -66,6 +66,7 @@ class OwnLayers:
             header.path,
             pre=header.pre_tokenizer or "",
             gpu_layers=str(target.model.gpu_layers),
+            devices=target.model.devices,
             use_mmap=options.use_mmap,
             use_mlock=options.use_mlock,
         )

@@ -18,6 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from specllama.hardware import is_loopback
 from specllama.server.dialect import openai_error
 from specllama.server.exchange import Json
 from specllama.server.refusals import Refusal
@@ -27,15 +28,6 @@ OPEN = ("/health", "/v1/health")  # without a key
 _METHODS = "GET, POST, OPTIONS"
 _HEADERS = 200  # of one request
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::\d{1,5})?")
-
-
-def is_loopback(host: str) -> bool:
-    if host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,10 +71,10 @@ def test_alone_without_a_terminal_shows_help_and_fails() -> None:
 
 def test_summaries_list_exactly_the_commands_there_are() -> None:
     folder = Path(cli_package.__file__).parent
-    installed = {name for name in SUMMARIES if (folder / f"{name}.py").exists()}
+    installed = {name for name in SUMMARIES if (folder / f"{name.replace('-', '_')}.py").exists()}
     assert set(group.list_commands(click.Context(group))) == installed
     for name in installed:
-        command = importlib.import_module(f"specllama.cli.{name}").command
+        command = group.get_command(click.Context(group), name)
         assert isinstance(command, click.Command)
         assert command.name == name
         assert command.help
@@ -184,6 +184,8 @@ def test_sigterm_unwinds(tmp_path: Path) -> None:
 
 def test_every_command_that_has_a_summary_exists() -> None:
     missing = [
-        name for name in SUMMARIES if importlib.util.find_spec(f"specllama.cli.{name}") is None
+        name
+        for name in SUMMARIES
+        if importlib.util.find_spec(f"specllama.cli.{name.replace('-', '_')}") is None
     ]
     assert missing == []

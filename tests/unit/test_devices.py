@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,20 @@ def test_an_integrated_gpu_stands_back_for_a_card() -> None:
     assert dev.gpus([CPU, small]) == [small]
 
 
+def test_the_order_of_devices_is_that_of_llama_cpp() -> None:
+    remote = [
+        Device(f"RPC{i}", "gpu", "RPC", f"10.0.0.{i}:50052", 8 * GB, 8 * GB) for i in range(2)
+    ]
+    chip = Device("Vulkan1", "igpu", "Vulkan", "a chip", 8 * GB, 8 * GB, id="0000:00:02.0")
+    seen = Device("SYCL0", "igpu", "SYCL", "a chip", 8 * GB, 8 * GB, id="0000:00:02.0")
+    card = dataclasses.replace(gpu(8), id="0000:01:00.0")
+    again = dataclasses.replace(card, name="Vulkan0", backend="Vulkan")
+    found = [card, again, chip, seen, CPU, *remote]
+    assert dev.gpus(found) == [*remote, card], "remote ones first, a card that two see once"
+    assert dev.gpus([chip, seen, CPU, *remote]) == [*remote, chip], "remote ones are no card here"
+    assert dev.gpus([gpu(8), gpu(8, "CUDA1")]) == [gpu(8), gpu(8, "CUDA1")], "ids may be unknown"
+
+
 @pytest.mark.parametrize("layers", ["all", "6", "1", "0"])
 def test_ram_is_for_what_the_cards_do_not_take(
     target: GgufHeader, draft: GgufHeader, layers: str
@@ -142,7 +157,7 @@ def test_ram_is_for_what_the_cards_do_not_take(
     assert whole.draft is not None
     assert left.draft.kv == 0, "the draft went first, and whole"
     assert (left.required < whole.required) is True
-    shared = [Device("MTL0", "gpu", "Metal", "an Apple chip", 24 * GB, 24 * GB)]
+    shared = [Device("MTL0", "gpu", "Metal", "an Apple chip", 24 * GB, 24 * GB, maps_ram=True)]
     apple = plan_offload(target, draft, shared, n_ctx=512, gpu_layers=layers)
     assert placement.left_in_ram(whole, apple, target, draft) == whole
 

@@ -28,7 +28,8 @@ GB = 1_000_000_000
 
 
 def gpu(free: float, name: str = "CUDA0", backend: str = "CUDA") -> Device:
-    return Device(name, "gpu", backend, "a card", int(free * GB), int(free * 1.05 * GB))
+    sizes = int(free * GB), int(free * 1.05 * GB)
+    return Device(name, "gpu", backend, "a card", *sizes, maps_ram=backend == "MTL")
 
 
 def planned(
@@ -212,12 +213,14 @@ def test_devices_and_shares_as_asked() -> None:
     def placed(**options: Any) -> placement.Placement:
         return plan_offload(target, None, cards, n_ctx=8192, place=PlaceOptions(**options)).target
 
-    assert placed().devices is None
+    assert placed().devices == ("CUDA0", "CUDA1")
     assert placed(devices="CUDA1").devices == ("CUDA1",)
     assert placed(devices="CUDA1").own_split == (33,)
     assert placed(split_mode="none", main_gpu=1).devices == ("CUDA1",)
     assert placed(tensor_split="3,1").split == (25, 8)  # layer 24 of 33 lies before 3/4
     assert placed(tensor_split="0,1").split == (0, 33)
+    turned = placed(devices="CUDA1,CUDA0", tensor_split="3,1")
+    assert (turned.devices, turned.own_split) == (("CUDA1", "CUDA0"), (25, 8))
     assert placed(devices="none").layers == 0
     with pytest.raises(UsageError, match="whole matrices"):
         placed(split_mode="row")
