@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from specllama.arrays import FloatArray, IntArray
 from specllama.history import Places
-from specllama.speculative.selection import reached_by
+from specllama.speculative.selection import Peaks
 from specllama.speculative.types import Law
 
 _MASK = (1 << 64) - 1
@@ -97,7 +97,8 @@ def _contenders(law: Law, seed: int, position: int) -> Places:
     more than is needed passes.
     """
     ids, probs = law.ids, law.probs
-    likeliest = np.flatnonzero(probs >= reached_by(probs, _FAVOURITES))
+    peaks = Peaks(probs)
+    likeliest = peaks.reaching(peaks.bar(_FAVOURITES))
     times = exp_noise(seed, position, ids[likeliest]) / probs[likeliest]
     bound = float(np.partition(times, 1)[1])
     bits = _hash(seed, position, ids)

@@ -25,12 +25,13 @@ from specllama.history import History, Places
 from specllama.params import SamplingParams
 from specllama.speculative.matches import agreement
 from specllama.speculative.noise import coin
-from specllama.speculative.selection import reached_by, smallest
+from specllama.speculative.selection import Peaks, smallest
 from specllama.speculative.types import Law
 
 # Tokens this far (in logits) below the best are looked at only when the nearer ones do not settle
 # the truncation: a threshold scan is some 20 times cheaper than a partition of the vocabulary.
 _NEAR = 12.0
+_LEAST = float(np.finfo(np.float32).min)
 _NEVER = np.float32(-1e4)  # a logit whose exponential is 0
 _LOG_FLOAT_MAX = 88.7228391
 
@@ -146,36 +147,42 @@ class SamplerChain:
             EngineError: the row holds NaN or +inf, or every token is forbidden.
         """
         z = self._adjusted(row)
-        best = int(np.argmax(z))  # the lowest id on ties; a NaN wins the argmax, so it is seen here
-        top = float(z[best])
-        if not math.isfinite(top):
-            if np.isfinite(row.max()):
-                raise EngineError("every token is forbidden by a logit bias")
-            raise EngineError(
-                f"the model returned logits that cannot be sampled ({top})",
-                "the file may be damaged: re-download it, or run specllama hub verify",
-            )
         if self.greedy:
-            return self._greedy_law(z, best, top)
-        ids, logits = self._truncate(z, best, top)
+            best = int(np.argmax(z))  # the lowest id on ties; a NaN wins, so it is seen here
+            self._require_number(row, float(z[best]))
+            return self._greedy_law(z, best)
+        peaks = Peaks(z)
+        self._require_number(row, peaks.top)
+        ids, logits = self._truncate(peaks)
         if self.constraint is not None:
             keep = self.constraint.allowed(ids)
             if keep.any():
                 ids, logits = ids[keep], logits[keep]
             else:
-                z = self._masked(z)
-                best = int(np.argmax(z))
-                ids, logits = self._truncate(z, best, float(z[best]))
+                ids, logits = self._truncate(Peaks(self._masked(z)))
+        self.gap = math.inf
+        if len(ids) == 1:
+            return Law(ids, np.ones(1))
         logits -= logits.max()
         with np.errstate(over="ignore"):  # a tiny temperature makes the others -inf, as it should
             logits /= self.params.temperature
         weights = np.exp(logits, out=logits)
         weights /= weights.sum()
-        self.gap = math.inf
         if weights.min() == 0.0:
             positive = weights > 0.0
             ids, weights = ids[positive], weights[positive]
         return Law(ids, weights)
+
+    def _require_number(self, row: Row, top: float) -> None:
+        """That the best logit can be sampled."""
+        if math.isfinite(top):
+            return
+        if np.isfinite(row.max()):
+            raise EngineError("every token is forbidden by a logit bias")
+        raise EngineError(
+            f"the model returned logits that cannot be sampled ({top})",
+            "the file may be damaged: re-download it, or run specllama hub verify",
+        )
 
     # -- logits ---------------------------------------------------------------------------------
 
@@ -245,14 +252,14 @@ class SamplerChain:
 
     # -- selection ------------------------------------------------------------------------------
 
-    def _greedy_law(self, z: Row, best: int, top: float) -> Law:
+    def _greedy_law(self, z: Row, best: int) -> Law:
         if (
             self.constraint is not None
             and not self.constraint.allowed(np.array([best], np.int32)).all()
         ):
             z = self._masked(z)
             best = int(np.argmax(z))
-            top = float(z[best])
+        top = float(z[best])
         if self.constraint is not None:
             # only what the grammar allows can compete; a lead of more than 1 is no tie of any kind
             rivals = np.flatnonzero(z > top - 1.0).astype(np.int32)
@@ -283,58 +290,62 @@ class SamplerChain:
             raise EngineError("every token the grammar allows is forbidden by a logit bias")
         return masked
 
-    def _truncate(self, z: Row, best: int, top: float) -> tuple[IntArray, FloatArray]:
+    def _truncate(self, peaks: Peaks) -> tuple[IntArray, FloatArray]:
         """Top-k, typical, top-p, min-p, XTC. Returns (ids ascending, logits float64)."""
-        p = self.params
-        if p.top_k == 1:
-            return np.array([best], np.int32), np.array([top])
-        ids, logits, total, mean = self._candidates(z, top)
-        if self._weighs:
-            probs = logits - top
-            np.exp(probs, out=probs)
-            probs /= total
-            if p.typical_p < 1.0:
-                # typical: as surprising as the mean, so a logit close to the mean one
-                keep = smallest(np.abs(logits - top - mean), probs, p.typical_p)
-                ids, logits, probs = ids[keep], logits[keep], probs[keep]
-            if p.top_p < 1.0:
-                whole = float(probs.sum()) if p.typical_p < 1.0 else 1.0
-                keep = smallest(-logits, probs, p.top_p * whole)
-                ids, logits, probs = ids[keep], logits[keep], probs[keep]
-            if p.min_p > 0.0:
-                first = int(logits.argmax())
-                enough = logits >= logits[first] + math.log(p.min_p)
-                if p.min_p >= 1.0:
-                    enough[:] = False
-                enough[first] = True
-                ids, logits, probs = ids[enough], logits[enough], probs[enough]
-            if (
-                p.xtc_probability > 0.0
-                and p.xtc_threshold <= 0.5
-                and len(ids) > 1
-                and coin(self.seed, self.position) < p.xtc_probability
-            ):
-                above = np.flatnonzero(probs >= p.xtc_threshold * probs.sum())
-                if len(above) > 1:  # all of these go but the least likely
-                    stays = above[len(above) - 1 - int(logits[above][::-1].argmin())]
-                    gone = np.zeros(len(ids), np.bool_)
-                    gone[above] = True
-                    gone[stays] = False
-                    ids, logits = ids[~gone], logits[~gone]
+        p, top = self.params, peaks.top
+        if p.top_k == 1 or (p.min_p > 0.0 and p.typical_p >= 1.0):
+            near = peaks.reaching(top if p.top_k == 1 else top + math.log(p.min_p))
+            if p.top_k == 1 or len(near) == 1:
+                return near[:1].astype(np.int32), np.array([top])
+        ids, logits, total, mean = self._candidates(peaks, top)
+        if not self._weighs:
+            return ids, logits
+        probs = logits - top
+        np.exp(probs, out=probs)
+        probs /= total
+        whole = 1.0
+        if p.typical_p < 1.0:
+            # typical: as surprising as the mean, so a logit close to the mean one
+            keep = smallest(np.abs(logits - top - mean), probs, p.typical_p)
+            ids, logits, probs = ids[keep], logits[keep], probs[keep]
+            whole = float(probs.sum())
+        if p.min_p > 0.0:  # before top-p, which keeps the best, too: there are fewer to be sorted
+            first = int(logits.argmax())
+            enough = logits >= logits[first] + math.log(p.min_p)
+            if p.min_p >= 1.0:
+                enough[:] = False
+            enough[first] = True
+            ids, logits, probs = ids[enough], logits[enough], probs[enough]
+        if p.top_p < 1.0 and len(ids) > 1:
+            keep = smallest(-logits, probs, p.top_p * whole)
+            ids, logits, probs = ids[keep], logits[keep], probs[keep]
+        if (
+            p.xtc_probability > 0.0
+            and p.xtc_threshold <= 0.5
+            and len(ids) > 1
+            and coin(self.seed, self.position) < p.xtc_probability
+        ):
+            above = np.flatnonzero(probs >= p.xtc_threshold * probs.sum())
+            if len(above) > 1:  # all of these go but the least likely
+                stays = above[len(above) - 1 - int(logits[above][::-1].argmin())]
+                gone = np.zeros(len(ids), np.bool_)
+                gone[above] = True
+                gone[stays] = False
+                ids, logits = ids[~gone], logits[~gone]
         return ids, logits
 
-    def _candidates(self, z: Row, top: float) -> tuple[IntArray, FloatArray, float, float]:
+    def _candidates(self, peaks: Peaks, top: float) -> tuple[IntArray, FloatArray, float, float]:
         """Ids (ascending) that can survive and their logits; the sum of exp(logit - top) and the
         mean of logit - top (where typical sampling asks for it) over the top-k set.
 
         Without top-k these run over the vocabulary, and the far tail is dropped from the ids only
         where typical sampling, top-p or min-p is certain to drop it.
         """
-        p = self.params
+        p, z = self.params, peaks.values
         if not 0 < p.top_k < len(z) and not self._weighs:
             return *_possible(z), math.nan, math.nan
         if 0 < p.top_k < len(z):
-            ids = _top_k(z, p.top_k)
+            ids = _top_k(peaks, p.top_k)
             logits = z[ids].astype(np.float64)
             below = logits - top
             weights = np.exp(below)
@@ -378,16 +389,15 @@ def _every(n_vocab: int) -> IntArray:
     return ids
 
 
-def _top_k(z: Row, k: int) -> IntArray:
+def _top_k(peaks: Peaks, k: int) -> IntArray:
     """Ids of the k best logits, ascending, ties at the edge going to the lowest ids.
 
     Forbidden tokens (-inf) are never among them.
     """
-    least = max(float(np.finfo(np.float32).min), reached_by(z, k))
-    ids = np.flatnonzero(z >= least).astype(np.int32)
+    ids = peaks.reaching(max(_LEAST, peaks.bar(k))).astype(np.int32)
     if len(ids) <= k:
         return ids
-    logits = z[ids]
+    logits = peaks.values[ids]
     edge = np.partition(logits, len(logits) - k)[len(logits) - k]
     above = logits > edge
     ties = np.flatnonzero(logits == edge)[: k - int(above.sum())]
@@ -398,9 +408,9 @@ def _top_k(z: Row, k: int) -> IntArray:
 
 def likeliest(row: Row, token: int, n: int) -> list[tuple[int, float]]:
     """(token, log probability under the plain softmax) of ``token``, then of the n likeliest."""
-    top = row.max()
-    total = float(np.log(np.exp(row - top).sum(dtype=np.float64))) + float(top)
-    near = np.flatnonzero(row >= reached_by(row, n)) if n else np.empty(0, np.int64)
+    peaks = Peaks(row)
+    total = float(np.log(np.exp(row - np.float32(peaks.top)).sum(dtype=np.float64))) + peaks.top
+    near = peaks.reaching(peaks.bar(n)) if n else np.empty(0, np.int64)
     best = near[np.argsort(-row[near], kind="stable")][:n]
     return [(int(t), float(row[t]) - total) for t in (token, *best)]
 

@@ -8,22 +8,58 @@ import numpy.typing as npt
 from specllama.arrays import FloatArray
 from specllama.history import Places
 
-_GROUP = 64  # numbers of which only the largest is looked at
+Numbers = npt.NDArray[np.floating]
+
+_GROUP = 128  # numbers of which only the largest is looked at, most
+_GROUPS = 1024  # about as many are told apart in a shorter row
 _SORTED = 4096  # numbers that are sorted at once
 _BINS = 2048
 
 
-def reached_by(values: npt.NDArray[np.floating], k: int) -> float:
-    """A number that at least ``k`` of ``values`` reach, and not many more; -inf for none found.
+class Peaks:
+    """Where the best of very many numbers are: they are read once, at the speed of memory.
 
-    It is the k-th largest of the maxima of groups. Groups are columns, so that the maxima are taken
-    at the speed of memory.
+    Kept is the largest of each group. Groups are the columns of a table; what does not fill a row
+    of it is one group more.
+
+    Args:
+        values: floating-point numbers [n], not changed as long as this is asked.
     """
-    groups = len(values) // _GROUP
-    if k > groups:
-        return -np.inf
-    maxima = values[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
-    return float(np.partition(maxima, groups - k)[groups - k])
+
+    __slots__ = ("_maxima", "_table", "values")
+
+    def __init__(self, values: Numbers) -> None:
+        group = min(1 << (len(values) // _GROUPS).bit_length(), _GROUP)
+        columns = len(values) // group
+        rest = values[group * columns :]
+        self.values = values
+        self._table = values[: group * columns].reshape(group, columns)
+        self._maxima = np.empty(columns + 1, values.dtype)
+        np.maximum.reduce(self._table, axis=0, out=self._maxima[:-1])
+        self._maxima[-1] = rest.max() if len(rest) else -np.inf
+
+    @property
+    def top(self) -> float:
+        """The largest; NaN where one of them is."""
+        return float(self._maxima.max())
+
+    def bar(self, k: int) -> float:
+        """A number that at least ``k`` of them reach, and not many more; -inf for none found."""
+        below = len(self._maxima) - k
+        return float(np.partition(self._maxima, below)[below]) if below >= 0 else -np.inf
+
+    def reaching(self, bar: float) -> Places:
+        """The indices of those that reach ``bar``, ascending."""
+        columns = (self._maxima >= bar).nonzero()[0]
+        n, width = self._table.shape[1], len(columns)
+        if width > n // 4 or (width and columns[-1] == n):
+            return (self.values >= bar).nonzero()[0]
+        found = (self._table.take(columns, axis=1).ravel() >= bar).nonzero()[0]
+        rows = found // max(width, 1)
+        found -= rows * width
+        rows *= n
+        rows += columns[found]
+        return rows
 
 
 def smallest(keys: FloatArray, weights: FloatArray, mass: float) -> Places:

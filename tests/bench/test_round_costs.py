@@ -6,7 +6,7 @@ clock. Processor time of this thread, so that what else runs on the machine coun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import thread_time
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from engines import loaded
 
-from specllama.arrays import Row, Rows
+from specllama.arrays import Row
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.engine.engine import Engine
 from specllama.events import RoundDone
@@ -55,18 +55,23 @@ class Shelf(FakeTable):
 
 
 class Timed(FakeContext):
-    """Its pass is the model's time, what comes before and behind it is ours."""
+    """What its cache does is the model's time, what comes before and behind it is ours."""
 
     def __init__(self, table: FakeTable, spent: list[float]) -> None:
         super().__init__(table, n_ctx=2048, in_order=False)
-        decode = self.pool.fake.decode
 
-        def timed(*, tiled: bool) -> None:
-            begin = thread_time()
-            decode(tiled=tiled)
-            spent[0] += thread_time() - begin
+        def timed(method: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **named: Any) -> Any:
+                begin = thread_time()
+                try:
+                    return method(*args, **named)
+                finally:
+                    spent[0] += thread_time() - begin
 
-        self.pool.fake.decode = timed  # type: ignore[method-assign]
+            return run
+
+        for name in ("decode", "remove", "copy", "keep", "end"):
+            setattr(self.pool.fake, name, timed(getattr(self.pool.fake, name)))
 
 
 @pytest.fixture(scope="module")

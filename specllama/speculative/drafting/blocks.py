@@ -17,7 +17,7 @@ import numpy as np
 from specllama.arrays import IntArray, Row
 from specllama.backend.base import Filled
 from specllama.speculative.asking import Markov
-from specllama.speculative.selection import reached_by
+from specllama.speculative.selection import Peaks
 
 _MOVED = 256  # of a row's likeliest tokens, whose bias is computed; others are hardly drawn
 
@@ -52,8 +52,9 @@ class Block:
         if self._markov is None or self._follows(before):
             return row
         moved: Row = row.copy()
-        least = max(reached_by(row, _MOVED), float(np.finfo(np.float32).min))
-        ids: IntArray = np.flatnonzero(row >= least).astype(np.int32)
+        peaks = Peaks(row)
+        least = max(peaks.bar(_MOVED), float(np.finfo(np.float32).min))
+        ids: IntArray = peaks.reaching(least).astype(np.int32)
         bias, instead = self._markov.bias, self._likeliest[place - 1]
         moved[ids] += bias(ids, before[-1])
         moved[ids] -= bias(ids, instead)
