@@ -26,6 +26,7 @@ _SHIFT_1, _SHIFT_2, _SHIFT_3, _UNUSED = map(np.uint64, (30, 27, 31, 12))
 _ONE = np.float64(1.0).view(np.uint64)
 _MANY = 4096  # tokens whose noise is not worth a logarithm each
 _FAVOURITES = 16
+_FEW = 8
 
 
 def _mix(x: int) -> int:
@@ -42,9 +43,12 @@ def _key(seed: int, position: int) -> int:
 
 def _hash(seed: int, position: int, ids: IntArray) -> npt.NDArray[np.uint64]:
     """52 random bits for each token id at one absolute position, uint64 [n]."""
+    key = _key(seed, position)
+    if len(ids) <= _FEW:  # array by array would take longer
+        return np.array([_mix(i * _GOLDEN + key) >> 12 for i in ids.tolist()], np.uint64)
     x = ids.astype(np.uint64)
     x *= np.uint64(_GOLDEN)
-    x += np.uint64(_key(seed, position))
+    x += np.uint64(key)
     shifted = np.empty_like(x)
     x ^= np.right_shift(x, _SHIFT_1, out=shifted)
     x *= np.uint64(_MIX_1)
@@ -81,7 +85,7 @@ def draw(law: Law, seed: int, position: int) -> tuple[int, float]:
         ids, probs = ids[running], probs[running]
     with np.errstate(over="ignore"):  # a vanishing probability never wins: inf is its time
         times = exp_noise(seed, position, ids) / probs
-        winner = int(np.argmin(times))
+        winner = int(times.argmin())
         first = times[winner]
         times[winner] = np.inf
         lead = float(np.log(times.min() / first))

@@ -26,11 +26,13 @@ from specllama.params import SamplingParams
 from specllama.speculative.matches import agreement
 from specllama.speculative.noise import coin
 from specllama.speculative.selection import Peaks, smallest
+from specllama.speculative.shortlist import SHORT, Scores, Shortlist, shortlist
 from specllama.speculative.types import Law
 
 # Tokens this far (in logits) below the best are looked at only when the nearer ones do not settle
 # the truncation: a threshold scan is some 20 times cheaper than a partition of the vocabulary.
 _NEAR = 12.0
+_SHORTEST = 512  # tokens of a row that are few
 _LEAST = float(np.finfo(np.float32).min)
 _NEVER = np.float32(-1e4)  # a logit whose exponential is 0
 _LOG_FLOAT_MAX = 88.7228391
@@ -137,8 +139,23 @@ class SamplerChain:
             other.constraint = self.constraint.fork()
         return other
 
-    def law(self, row: Row) -> Law:
-        """The law of the next token. ``row``: [n_vocab] logits, left unchanged.
+    def short(self, row: Scores) -> Scores:
+        """As much of a row as tells its law: the best of it, where that is enough."""
+        k = self.reads
+        return row if k is None else shortlist(row, k)
+
+    @property
+    def reads(self) -> int | None:
+        """How many of the best tokens of a row tell its law; None if it takes all of them."""
+        p = self.params
+        adjusts = p.logit_bias or self._penalties or self._dry or self.constraint is not None
+        if adjusts or not (self.greedy or 0 < p.top_k <= _SHORTEST):
+            return None
+        return SHORT if self.greedy else max(p.top_k, SHORT)
+
+    def law(self, row: Scores) -> Law:
+        """The law of the next token. ``row``: [n_vocab] logits, left unchanged; or a shortlist of
+        as many as the chain ``reads``.
 
         For a greedy chain the law is a point mass and ``gap`` is the lead of the best logit over
         the second; otherwise ``gap`` is inf (the draw reports its own).
@@ -146,6 +163,12 @@ class SamplerChain:
         Raises:
             EngineError: the row holds NaN or +inf, or every token is forbidden.
         """
+        if isinstance(row, Shortlist):
+            law = self._law(row.logits, short=True)
+            return Law(row.ids[law.ids], law.probs)
+        return self._law(row)
+
+    def _law(self, row: Row, short: bool = False) -> Law:
         z = self._adjusted(row)
         if self.greedy:
             best = int(np.argmax(z))  # the lowest id on ties; a NaN wins, so it is seen here
@@ -153,7 +176,7 @@ class SamplerChain:
             return self._greedy_law(z, best)
         peaks = Peaks(z)
         self._require_number(row, peaks.top)
-        ids, logits = self._truncate(peaks)
+        ids, logits = self._truncate(peaks, short)
         if self.constraint is not None:
             keep = self.constraint.allowed(ids)
             if keep.any():
@@ -290,41 +313,36 @@ class SamplerChain:
             raise EngineError("every token the grammar allows is forbidden by a logit bias")
         return masked
 
-    def _truncate(self, peaks: Peaks) -> tuple[IntArray, FloatArray]:
+    def _truncate(self, peaks: Peaks, short: bool = False) -> tuple[IntArray, FloatArray]:
         """Top-k, typical, top-p, min-p, XTC. Returns (ids ascending, logits float64)."""
         p, top = self.params, peaks.top
         if p.top_k == 1 or (p.min_p > 0.0 and p.typical_p >= 1.0):
             near = peaks.reaching(top if p.top_k == 1 else top + math.log(p.min_p))
             if p.top_k == 1 or len(near) == 1:
                 return near[:1].astype(np.int32), np.array([top])
-        ids, logits, total, mean = self._candidates(peaks, top)
-        if not self._weighs:
-            return ids, logits
-        probs = logits - top
-        np.exp(probs, out=probs)
-        probs /= total
+        ids, logits, total, mean = self._candidates(peaks, top, short)
         whole = 1.0
         if p.typical_p < 1.0:
             # typical: as surprising as the mean, so a logit close to the mean one
+            probs = _weights(logits, top) / total
             keep = smallest(np.abs(logits - top - mean), probs, p.typical_p)
-            ids, logits, probs = ids[keep], logits[keep], probs[keep]
-            whole = float(probs.sum())
-        if p.min_p > 0.0:  # before top-p, which keeps the best, too: there are fewer to be sorted
+            ids, logits, whole = ids[keep], logits[keep], float(probs[keep].sum())
+        if p.min_p > 0.0:  # before top-p, which keeps the best as well: fewer have to be sorted
             first = int(logits.argmax())
-            enough = logits >= logits[first] + math.log(p.min_p)
+            keep = (logits >= logits[first] + math.log(p.min_p)).nonzero()[0]
             if p.min_p >= 1.0:
-                enough[:] = False
-            enough[first] = True
-            ids, logits, probs = ids[enough], logits[enough], probs[enough]
+                keep = np.array([first])
+            ids, logits = ids[keep], logits[keep]
         if p.top_p < 1.0 and len(ids) > 1:
-            keep = smallest(-logits, probs, p.top_p * whole)
-            ids, logits, probs = ids[keep], logits[keep], probs[keep]
+            keep = smallest(-logits, _weights(logits, top) / total, p.top_p * whole)
+            ids, logits = ids[keep], logits[keep]
         if (
             p.xtc_probability > 0.0
             and p.xtc_threshold <= 0.5
             and len(ids) > 1
             and coin(self.seed, self.position) < p.xtc_probability
         ):
+            probs = _weights(logits, top) / total
             above = np.flatnonzero(probs >= p.xtc_threshold * probs.sum())
             if len(above) > 1:  # all of these go but the least likely
                 stays = above[len(above) - 1 - int(logits[above][::-1].argmin())]
@@ -334,7 +352,9 @@ class SamplerChain:
                 ids, logits = ids[~gone], logits[~gone]
         return ids, logits
 
-    def _candidates(self, peaks: Peaks, top: float) -> tuple[IntArray, FloatArray, float, float]:
+    def _candidates(
+        self, peaks: Peaks, top: float, short: bool
+    ) -> tuple[IntArray, FloatArray, float, float]:
         """Ids (ascending) that can survive and their logits; the sum of exp(logit - top) and the
         mean of logit - top (where typical sampling asks for it) over the top-k set.
 
@@ -342,15 +362,16 @@ class SamplerChain:
         where typical sampling, top-p or min-p is certain to drop it.
         """
         p, z = self.params, peaks.values
-        if not 0 < p.top_k < len(z) and not self._weighs:
+        picks = short or 0 < p.top_k < len(z)
+        if not picks and not self._weighs:
             return *_possible(z), math.nan, math.nan
-        if 0 < p.top_k < len(z):
+        if picks:
             ids = _top_k(peaks, p.top_k)
             logits = z[ids].astype(np.float64)
-            below = logits - top
-            weights = np.exp(below)
+            weights = _weights(logits, top)
             total = float(weights.sum())
-            return ids, logits, total, float(weights @ below) / total
+            mean = float(weights @ (logits - top)) / total if p.typical_p < 1.0 else 0.0
+            return ids, logits, total, mean
         relative = z - np.float32(top)
         if p.typical_p < 1.0:
             np.maximum(relative, _NEVER, out=relative)  # a forbidden token adds 0, not NaN
@@ -372,6 +393,11 @@ class SamplerChain:
         if not certain:
             return *_possible(z), total, mean
         return near.astype(np.int32), z[near].astype(np.float64), total, mean
+
+
+def _weights(logits: FloatArray, top: float) -> FloatArray:
+    weights = logits - top
+    return np.exp(weights, out=weights)
 
 
 def _possible(z: Row) -> tuple[IntArray, FloatArray]:
@@ -399,10 +425,10 @@ def _top_k(peaks: Peaks, k: int) -> IntArray:
         return ids
     logits = peaks.values[ids]
     edge = np.partition(logits, len(logits) - k)[len(logits) - k]
-    above = logits > edge
-    ties = np.flatnonzero(logits == edge)[: k - int(above.sum())]
-    above[ties] = True
-    kept: IntArray = ids[above]
+    kept: IntArray = ids[logits >= edge]
+    if len(kept) > k:
+        ties = ids[logits == edge]
+        kept = kept[~np.isin(kept, ties[len(ties) - (len(kept) - k) :])]
     return kept
 
 
@@ -413,15 +439,3 @@ def likeliest(row: Row, token: int, n: int) -> list[tuple[int, float]]:
     near = peaks.reaching(peaks.bar(n)) if n else np.empty(0, np.int64)
     best = near[np.argsort(-row[near], kind="stable")][:n]
     return [(int(t), float(row[t]) - total) for t in (token, *best)]
-
-
-def confidence(row: Row) -> float:
-    """The probability of the best token under the plain softmax of a row, tail ignored.
-
-    0 for a row that cannot be sampled (NaN, +inf, all -inf).
-    """
-    top = row.max()
-    if not np.isfinite(top):
-        return 0.0
-    near = row[row >= top - np.float32(_NEAR)]
-    return float(1.0 / np.exp(near - top).sum(dtype=np.float64))

@@ -19,6 +19,7 @@ from specllama.speculative.drafting.draft_tree import MayBranch
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.drafting.states import Stated
+from specllama.speculative.shortlist import Scores
 from specllama.speculative.types import Draft, Room, Verdict
 
 _UNREAD = 1024  # states that wait while nothing is drafted; older ones are given up
@@ -84,7 +85,7 @@ class DflashDrafter(MayBranch):
         assert self._block is not None
         return self._block.row(path)
 
-    def sure(self, path: Sequence[int], row: Row) -> float:
+    def sure(self, path: Sequence[int], row: Scores) -> float:
         told = None if self._block is None else self._block.sure(path)
         return super().sure(path, row) if told is None else told
 

@@ -14,7 +14,6 @@ from typing import cast
 
 import numpy as np
 
-from specllama.arrays import Row
 from specllama.errors import ContextFull, EngineError
 from specllama.speculative.asking import Asking, Place
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -23,6 +22,7 @@ from specllama.speculative.drafting.likeliest import likeliest
 from specllama.speculative.drafting.method import Facts, Kit, Method, with_draft, with_trees
 from specllama.speculative.drafting.stepping import Stepping
 from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.shortlist import Scores
 from specllama.speculative.tree import ROOT, BestFirst
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
 
@@ -75,7 +75,7 @@ class _Growth(BestFirst):
         room: Room,
         guess: Draft,
         fits: int,
-        row: Row | None,
+        row: Scores | None,
     ) -> None:
         request = model.request
         super().__init__(room, leaves=request.leaves, is_end=request.is_eog, floor=model.floor)
@@ -157,6 +157,7 @@ class _Growth(BestFirst):
                 row = self._first_row
             else:
                 row = yield from self._model.after(self.path(node))
+            row = ahead.short(row)
             score = self._model.sure(self.path(node), row)
             if score < request.p_min:
                 return

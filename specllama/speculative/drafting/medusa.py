@@ -18,7 +18,8 @@ from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.likeliest import likeliest
 from specllama.speculative.drafting.medusa_heads import HeadSource, Vector
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
-from specllama.speculative.sampling import SamplerChain, confidence
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.shortlist import confidence
 from specllama.speculative.tree import BestFirst
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room
 
@@ -87,7 +88,8 @@ class _Growth(BestFirst):
         room, ahead, request, heads = self.window, self._ahead, self._request, self._drafter.heads
         if depth > 1 and not room.keep_going(depth - 1, self._score):
             return []
-        row: Row = yield Look(heads, self._hidden, depth)
+        looked: Row = yield Look(heads, self._hidden, depth)
+        row = ahead.short(looked)
         score = self._score = confidence(row)
         if score < request.p_min:
             return []

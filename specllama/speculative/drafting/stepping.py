@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.arrays import Row
 from specllama.errors import ContextFull, EngineError
 from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.noise import draw
-from specllama.speculative.sampling import SamplerChain, confidence
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.shortlist import Scores, confidence
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
 
 
@@ -28,7 +28,7 @@ class Stepping(Drafter):
     siblings = 3
     floor = 0.02
 
-    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
+    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Scores | None, int]]:
         """Read the text, as far as the window lets it be read.
 
         Returns the logits [n_vocab] behind it, None where nothing can be drafted, and how many
@@ -36,7 +36,7 @@ class Stepping(Drafter):
         """
         raise NotImplementedError
 
-    def after(self, path: Sequence[int]) -> Asking[Row]:
+    def after(self, path: Sequence[int]) -> Asking[Scores]:
         """The logits [n_vocab] behind the text and these drafted tokens.
 
         All but the last of them were asked for before.
@@ -46,7 +46,7 @@ class Stepping(Drafter):
         """
         raise NotImplementedError
 
-    def sure(self, path: Sequence[int], row: Row) -> float:
+    def sure(self, path: Sequence[int], row: Scores) -> float:
         """How likely the best token behind these drafted ones is right, told from their row."""
         return confidence(row)
 
@@ -60,7 +60,7 @@ class Stepping(Drafter):
         return (yield from self._extend(request, row, chain.fork(), room, min(room.n, fits)))
 
     def _extend(
-        self, request: Request, row: Row, ahead: SamplerChain, room: Room, n: int
+        self, request: Request, row: Scores, ahead: SamplerChain, room: Room, n: int
     ) -> Asking[Draft]:
         """Draw a token, evaluate it, and so on."""
         drawn = request.drawn(ahead)
@@ -68,6 +68,7 @@ class Stepping(Drafter):
         laws: list[Law | None] = []
         scores: list[float | None] = []
         while True:
+            row = ahead.short(row)
             score = self.sure(drafted, row)
             # judged on the law alone, before the token is drawn: allowed under every rule
             if not score >= request.p_min:
