@@ -147,11 +147,13 @@ class SamplerChain:
     @property
     def reads(self) -> int | None:
         """How many of the best tokens of a row tell its law; None if it takes all of them."""
-        p = self.params
-        adjusts = p.logit_bias or self._penalties or self._dry or self.constraint is not None
-        if adjusts or not (self.greedy or 0 < p.top_k <= _SHORTEST):
+        p, bias = self.params, self.params.logit_bias
+        if self._penalties or self._dry or self.constraint is not None:
             return None
-        return SHORT if self.greedy else max(p.top_k, SHORT)
+        if not (self.greedy or 0 < p.top_k <= _SHORTEST) or max(bias.values(), default=0.0) > 0.0:
+            return None
+        # as many as are pushed down may come from behind
+        return (SHORT if self.greedy else max(p.top_k, SHORT)) + len(bias)
 
     def law(self, row: Scores) -> Law:
         """The law of the next token. ``row``: [n_vocab] logits, left unchanged; or a shortlist of
@@ -163,29 +165,33 @@ class SamplerChain:
         Raises:
             EngineError: the row holds NaN or +inf, or every token is forbidden.
         """
+        if self.params.logit_bias:
+            row = self.short(row)  # less to copy
         if isinstance(row, Shortlist):
-            law = self._law(row.logits, short=True)
+            law = self._law(row.logits, row.ids)
             return Law(row.ids[law.ids], law.probs)
         return self._law(row)
 
-    def _law(self, row: Row, short: bool = False) -> Law:
-        z = self._adjusted(row)
+    def _law(self, row: Row, ids: IntArray | None = None) -> Law:
+        """By index in ``row``, whose tokens are ``ids``, or all there are."""
+        short = ids is not None
+        z = self._adjusted(row, ids)
         if self.greedy:
             best = int(np.argmax(z))  # the lowest id on ties; a NaN wins, so it is seen here
             self._require_number(row, float(z[best]))
             return self._greedy_law(z, best)
         peaks = Peaks(z)
         self._require_number(row, peaks.top)
-        ids, logits = self._truncate(peaks, short)
+        at, logits = self._truncate(peaks, short)
         if self.constraint is not None:
-            keep = self.constraint.allowed(ids)
+            keep = self.constraint.allowed(at)
             if keep.any():
-                ids, logits = ids[keep], logits[keep]
+                at, logits = at[keep], logits[keep]
             else:
-                ids, logits = self._truncate(Peaks(self._masked(z)))
+                at, logits = self._truncate(Peaks(self._masked(z)))
         self.gap = math.inf
-        if len(ids) == 1:
-            return Law(ids, np.ones(1))
+        if len(at) == 1:
+            return Law(at, np.ones(1))
         logits -= logits.max()
         with np.errstate(over="ignore"):  # a tiny temperature makes the others -inf, as it should
             logits /= self.params.temperature
@@ -193,8 +199,8 @@ class SamplerChain:
         weights /= weights.sum()
         if weights.min() == 0.0:
             positive = weights > 0.0
-            ids, weights = ids[positive], weights[positive]
-        return Law(ids, weights)
+            at, weights = at[positive], weights[positive]
+        return Law(at, weights)
 
     def _require_number(self, row: Row, top: float) -> None:
         """That the best logit can be sampled."""
@@ -209,13 +215,16 @@ class SamplerChain:
 
     # -- logits ---------------------------------------------------------------------------------
 
-    def _adjusted(self, row: Row) -> Row:
+    def _adjusted(self, row: Row, ids: IntArray | None) -> Row:
         """Bias, penalties and DRY; the row itself when none applies (no copy)."""
         p = self.params
         if not (p.logit_bias or self._penalties or self._dry):
             return row
         z = row.copy()
         for token, bias in p.logit_bias.items():
+            if ids is not None:
+                at = int(ids.searchsorted(token))
+                token = at if at < len(ids) and ids[at] == token else -1
             if 0 <= token < len(z):
                 z[token] += bias if math.isinf(bias) else max(min(bias, 1e37), -1e37)
         if self._penalties:

@@ -10,8 +10,8 @@ from specllama.history import Places
 
 Numbers = npt.NDArray[np.floating]
 
-_GROUP = 128  # numbers of which only the largest is looked at, most
-_GROUPS = 1024  # about as many are told apart in a shorter row
+_GROUP = 4, 128  # numbers of which only the largest is looked at, least and most
+_GROUPS = 1024  # between these, there are about so many groups
 _SORTED = 4096  # numbers that are sorted at once
 _BINS = 2048
 
@@ -29,7 +29,8 @@ class Peaks:
     __slots__ = ("_maxima", "_table", "values")
 
     def __init__(self, values: Numbers) -> None:
-        group = min(1 << (len(values) // _GROUPS).bit_length(), _GROUP)
+        least, most = _GROUP
+        group = min(max(1 << (len(values) // _GROUPS).bit_length(), least), most)
         columns = len(values) // group
         rest = values[group * columns :]
         self.values = values

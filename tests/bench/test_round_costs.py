@@ -102,7 +102,6 @@ def own_times(shelves: tuple[Shelf, Shelf], proposer: str, temperature: float) -
         max_tokens=TOKENS,
         seed=1,
         proposer=proposer,
-        ignore_eos=True,
         sampling=SamplingParams(temperature=temperature),
     )
     times = []
