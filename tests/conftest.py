@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -24,6 +25,13 @@ TESTS = Path(__file__).parent
 # A busy machine must not fail a property.
 settings.register_profile("specllama", deadline=None)
 settings.load_profile("specllama")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: the garbage collector need not walk over them again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 @pytest.fixture(autouse=True)

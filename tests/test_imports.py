@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -144,7 +144,7 @@ def module_files() -> dict[str, Path]:
 MODULES = module_files()
 
 
-@lru_cache
+@cache
 def imports_of(module: str) -> frozenset[str]:
     """Modules named by the import statements of a module, wherever they stand in it."""
     path = MODULES[module]

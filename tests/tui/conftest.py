@@ -24,8 +24,9 @@ from specllama.params import GenerateParams
 from specllama.tui import checklist, clipboard
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
+from specllama.tui.screens import sessions
 from specllama.tui.state import Preferences
-from specllama.tui.widgets import first_look
+from specllama.tui.widgets import first_look, sidebar
 from specllama.tui.widgets.transcript import Note
 
 LIMIT_S = 60.0
@@ -187,5 +188,7 @@ def one_machine(monkeypatch: pytest.MonkeyPatch, nobody_else: Path) -> None:
     monkeypatch.setattr(memory, "repacked_types", lambda: frozenset({"Q4_0"}))
     monkeypatch.setattr(fit, "machine_memory", lambda: 16e9)
     monkeypatch.setattr(checklist, "day", lambda when_s, now_s: "12 Nov")
+    for place in (sessions, sidebar):
+        monkeypatch.setattr(place, "age", lambda seconds: "just now")
     monkeypatch.setattr(first_look, "STAGE_S", 3600.0)
     monkeypatch.setattr(clipboard, "here", lambda: Path("/"))

@@ -19,7 +19,7 @@ from specllama.tui.screenshots import LOOKS, SCENES, SIZES, Pair, resize, staged
 
 KEPT = Path(__file__).parent / "__snapshots__" / "scenes"
 PAGE = re.compile(r"^== (\d+x\d+)\n(.*?)\n(?=== \d|\Z)", re.MULTILINE | re.DOTALL)
-PATIENCE_S, SETTLED_S = 10.0, 1.0
+PATIENCE_S, SETTLED_S = 60.0, 1.0
 DASHES = re.compile(r"(^|\s)[–-]( +[–-])+(\s|$)")
 
 

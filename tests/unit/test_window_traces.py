@@ -36,7 +36,7 @@ CLIFF = [
 ]
 
 
-def trace(kind: str, seed: int, n: int = 2000) -> list[Spot]:
+def trace(kind: str, seed: int, n: int = 1000) -> list[Spot]:
     rng = random.Random(f"{kind} {seed}")
     spots = []
     for i in range(n):
