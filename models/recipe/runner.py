@@ -7,6 +7,7 @@ It is written to be read, not to be fast: the project's engine does the real wor
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,19 +24,14 @@ import llama_cpp
 Logits = NDArray[np.float32]
 
 
-def _ignore(level: int, text: bytes, data: ctypes.c_void_p) -> None:
-    """Drop llama.cpp's log."""
-
-
-# Kept alive here, because llama.cpp holds on to it.
-_quiet = llama_cpp.llama_log_callback(_ignore)
+# The binding prints llama.cpp's log unless it is told not to; a log of somebody else's goes on.
+logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
 
 
 class Runner:
     """One model with one context; a context manager."""
 
     def __init__(self, path: Path, *, context: int = 2048, threads: int = 2) -> None:
-        llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         mp = llama_cpp.llama_model_default_params()
         mp.n_gpu_layers = 0

@@ -21,10 +21,12 @@ from specllama.arrays import Row
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_grammar import LlamaGrammar
+from specllama.backend.llama_log import start
 from specllama.backend.llama_pool import open_pool
 from specllama.engine.engine import Engine
 from specllama.errors import Cancelled, CannotLoad, ContextFull, EngineError, UsageError
 from specllama.events import Finished, RoundDone
+from specllama.models.recipe.runner import Runner
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("nothing_on_stderr")
@@ -559,6 +561,20 @@ def test_a_failed_load_says_why_and_stays_quiet(
     assert caplog.records, "llama.cpp's log went to logging"
     with pytest.raises(CannotLoad):
         LlamaModel(tmp_path / "missing.gguf")
+
+
+def test_the_runner_of_the_recipe_leaves_the_log_where_it_is(
+    llama_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, nothing_on_stderr: None
+) -> None:
+    start()
+    with Runner(llama_file, context=64):
+        pass
+    with (
+        caplog.at_level(logging.DEBUG, "specllama.llama"),
+        pytest.raises(CannotLoad),
+    ):
+        LlamaModel(tmp_path / "missing.gguf")
+    assert caplog.records
 
 
 def test_a_quantized_value_cache_needs_flash_attention(llama: LlamaModel) -> None:

@@ -41,21 +41,22 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_it_is_measured_once_for_a_file_a_build_a_machine_and_its_settings(
-    calls: list[int], monkeypatch: pytest.MonkeyPatch
+    calls: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    first = info()
-    assert info(n_ctx=1024).measured == first.measured
+    file = ggufs.write_llama(tmp_path / "small.gguf")
+    first = info(file)
+    assert info(file, n_ctx=1024).measured == first.measured
     assert len(calls) == 1
     for i, changed in enumerate(
         ({"threads": 2}, {"kv_type_k": "q8_0"}, {"flash_attn": "off"}, {"use_mmap": False}), 2
     ):
-        info(**changed)
+        info(file, **changed)
         assert len(calls) == i
     monkeypatch.setattr(devices, "cpu_features", lambda: "another machine")
-    info()
+    info(file)
     monkeypatch.setattr(devices, "library_files", lambda: ["another build"])
-    info()
-    info()
+    info(file)
+    info(file)
     assert len(calls) == 7
 
 

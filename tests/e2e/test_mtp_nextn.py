@@ -67,7 +67,7 @@ def test_the_text_with_mtp_is_that_of_plain_decoding(fitted: Engine) -> None:
     cases = list(
         prove(
             fitted,
-            load_prompts()[:8],
+            load_prompts()[:8:2],
             proposers=("mtp",),
             temperatures=(0.0, 0.7, 1.0),
             draft_max=(1, 4, 6),

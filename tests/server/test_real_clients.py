@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import threading
 import time
@@ -9,9 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import ollama
-import openai
 import pydantic
 import pytest
 from scripted_server import Rule, Rules
@@ -34,6 +32,19 @@ class Town(pydantic.BaseModel):
     town: str
 
 
+def _imported(name: str) -> Any:
+    """A client as a fixture: heavy to import, so only who runs its tests does it."""
+
+    @pytest.fixture(scope="module", name=name)
+    def imported() -> Any:
+        return importlib.import_module(name)
+
+    return imported
+
+
+openai, anthropic, ollama = map(_imported, ("openai", "anthropic", "ollama"))
+
+
 def turns(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
 
@@ -45,7 +56,7 @@ def scripted() -> Iterator[Serving]:
         yield running
 
 
-def test_openai(server: Serving) -> None:
+def test_openai(server: Serving, openai: Any) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         assert [model.id for model in client.models.list()] == ["table"]
         asked: Any = {"model": "table", "messages": turns("the rain"), "seed": 1, "max_tokens": 24}
@@ -73,7 +84,7 @@ def test_openai(server: Serving) -> None:
             client.models.retrieve("gpt")
 
 
-def test_openai_calls_tools_and_parses(scripted: Serving) -> None:
+def test_openai_calls_tools_and_parses(scripted: Serving, openai: Any) -> None:
     function = {"name": "weather", "parameters": SCHEMA}
     tools: Any = [{"type": "function", "function": function}]
     with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none") as client:
@@ -91,7 +102,7 @@ def test_openai_calls_tools_and_parses(scripted: Serving) -> None:
         assert parsed.choices[0].message.parsed == Town(town="Ulm")
 
 
-def test_openais_responses_call_tools_think_and_parse(scripted: Serving) -> None:
+def test_openais_responses_call_tools_think_and_parse(scripted: Serving, openai: Any) -> None:
     tools: Any = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}]
     with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none") as client:
         ask: Any = client.responses
@@ -109,7 +120,7 @@ def test_openais_responses_call_tools_think_and_parse(scripted: Serving) -> None
         assert message.content[0].text == "Yes."
 
 
-def test_who_hears_429_asks_again(scripted: Serving) -> None:
+def test_who_hears_429_asks_again(scripted: Serving, openai: Any) -> None:
     asked: Any = {"model": "x", "messages": turns("slowly")}
     desk = scripted.service.desk
 
@@ -132,7 +143,7 @@ def test_who_hears_429_asks_again(scripted: Serving) -> None:
     assert reply.parse().choices[0].message.content == "Hello."
 
 
-def test_anthropic(server: Serving) -> None:
+def test_anthropic(server: Serving, anthropic: Any) -> None:
     asked: Any = {"model": "table", "messages": turns("the rain"), "max_tokens": 200}
     asked["extra_body"] = SEED
     with anthropic.Anthropic(base_url=server.url, api_key="none") as client:
@@ -146,7 +157,7 @@ def test_anthropic(server: Serving) -> None:
             client.messages.create(**{**asked, "extra_body": {"temperature": -1}})
 
 
-def test_anthropic_calls_tools_thinks_and_parses(scripted: Serving) -> None:
+def test_anthropic_calls_tools_thinks_and_parses(scripted: Serving, anthropic: Any) -> None:
     asked: Any = {"model": "x", "max_tokens": 200}
     tools: Any = [{"name": "weather", "input_schema": SCHEMA}]
     with anthropic.Anthropic(base_url=scripted.url, api_key="none") as client:
@@ -167,7 +178,7 @@ def test_anthropic_calls_tools_thinks_and_parses(scripted: Serving) -> None:
         assert parsed.parsed_output == Town(town="Ulm")
 
 
-def test_anthropics_tool_runner(scripted: Serving) -> None:
+def test_anthropics_tool_runner(scripted: Serving, anthropic: Any) -> None:
     """It has the server keep the conversation where it can; here it cannot."""
 
     @anthropic.beta_tool
@@ -186,7 +197,7 @@ def test_anthropics_tool_runner(scripted: Serving) -> None:
         assert runner.until_done().content[0].text == "It rains in Ulm."
 
 
-def test_ollama(server: Serving) -> None:
+def test_ollama(server: Serving, ollama: Any) -> None:
     client = ollama.Client(host=server.url)
     assert [model.model for model in client.list().models] == ["table"]
     options = {"seed": 1, "num_predict": 24}
@@ -201,7 +212,7 @@ def test_ollama(server: Serving) -> None:
         client.pull("x")
 
 
-def test_ollama_calls_tools_thinks_and_parses(scripted: Serving) -> None:
+def test_ollama_calls_tools_thinks_and_parses(scripted: Serving, ollama: Any) -> None:
     client = ollama.Client(host=scripted.url)
     said = turns("weather")
     tools = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
