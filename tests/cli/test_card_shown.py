@@ -39,7 +39,8 @@ def test_run_samples_as_the_card_says(cli) -> None:
 
 def test_verbose_says_what_was_decided(tmp_path: Path) -> None:
     model = ggufs.write_llama(tmp_path / "m.gguf", keys={"general.sampling.mirostat": 2})
-    command = [sys.executable, "-m", "specllama", "-v", "run", "-n", "2", "-m", str(model), "Hi"]
+    command = [sys.executable, "-m", "specllama", "-v", "run", "-n", "2", "-t", "1"]
+    command += ["-m", str(model), "Hi"]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stderr
     assert "context: 512 tokens, the trained length" in said
     assert "mirostat" in said

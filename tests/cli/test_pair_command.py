@@ -127,7 +127,8 @@ def test_a_target_that_is_none(folder: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.e2e
-def test_measure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_measure(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECLLAMA_THREADS", "1")
     assert invoke(["pair", "tiny", "tiny-draft", "--measure", "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)["measured"]
     assert 0 <= measured["acceptance"] <= 1

@@ -22,7 +22,7 @@ def test_it_loads_and_drafts_write_what_plain_decoding_writes(tmp_path: Path, ti
     path = write_latent(tmp_path / "latent.gguf", quant="Q8_0")
     header = read_header(path)
     assert header.one_kv_type
-    with Engine.load(path, path, EngineOptions(n_ctx=2048, threads=2)) as engine:
+    with Engine.load(path, path, EngineOptions(n_ctx=2048, threads=1)) as engine:
         assert engine.target.pool.kernels.alike  # type: ignore[attr-defined]
         replies = []
         for proposer in ("none", "draft", "ngram"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -277,9 +278,9 @@ def test_passes_on_a_cpu_are_short_unless_asked_for(model: LlamaModel) -> None:
     assert context(model, n_batch=640).n_batch == 640
 
 
-def test_a_count_that_was_asked_for_stays(model: LlamaModel) -> None:
-    with Engine.load("tiny", options=EngineOptions(threads=2)) as engine:
+def test_a_count_that_was_asked_for_stays(llama_file: Path) -> None:
+    with Engine.load(llama_file, options=EngineOptions(threads=2)) as engine:
         assert engine.target.pool._llama.choice is None  # type: ignore[attr-defined]
-    with Engine.load("tiny") as engine:
+    with Engine.load(llama_file) as engine:
         cores = engine.info.threads
         assert (engine.target.pool._llama.choice is not None) is (cores > 1)  # type: ignore[attr-defined]

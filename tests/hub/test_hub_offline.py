@@ -42,7 +42,8 @@ def run(*arguments: str, code: str = BLOCKED) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.e2e
-def test_everything_works_without_a_network(hub: FakeHub) -> None:
+def test_everything_works_without_a_network(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECLLAMA_THREADS", "1")
     online = "import sys\nfrom specllama.cli import invoke\nsys.exit(invoke(sys.argv[1:]))"
     pulled = run("hub", "pull", f"{REPO}:Q4_0", code=online)
     assert pulled.returncode == 0, pulled.stderr

@@ -70,7 +70,11 @@ def test_a_killed_engine_leaves_the_terminal_and_the_app_alone(tmp_path: Path) -
 def test_the_bundled_pair_answers_in_a_terminal(tmp_path: Path) -> None:
     if not (paths.bundled_dir() / "tiny-target-q4_0.gguf").is_file():
         pytest.skip("the bundled pair is not there")
-    with terminal(tmp_path, target="tiny", patch="", max_tokens=24) as t:
+    one_thread = {
+        "patch": "from specllama.params import EngineOptions",
+        "more": "options=EngineOptions(threads=1)",
+    }
+    with terminal(tmp_path, target="tiny", max_tokens=24, **one_thread) as t:
         t.until(lambda: "tiny-target" in t.words)
         t.type("Tell me about a fox\r")
         t.until(lambda: "TTFT" in t.words and "seed 1" in t.words)

@@ -32,7 +32,7 @@ logging.getLogger("specllama.llama").addHandler(Sizes())
 logging.getLogger("specllama.llama").setLevel(logging.DEBUG)
 
 n_ctx, parallel = map(int, sys.argv[1:])
-with Engine.load("tiny", None, EngineOptions(n_ctx=n_ctx, parallel=parallel)) as engine:
+with Engine.load("tiny", None, EngineOptions(n_ctx=n_ctx, parallel=parallel, threads=1)) as engine:
     params = GenerateParams(max_tokens=40, seed=1, proposer="draft", ignore_eos=True)
     for k in range(parallel):
         n = n_ctx // parallel - 80
