@@ -3,6 +3,8 @@
 #   make test   install with the test extras, then run every test
 #   make families LLAMA_CPP=FOLDER   compare chat prompts with llama.cpp's own (its source there)
 #   make archs MODELS=FOLDER         draft every architecture (models by its test-llama-archs -o)
+#   make gpu-check                   build for the GPU that is here, measure it, write a report
+#   make gpu-pack OUT=DIR            what gpu-check needs, for a machine without a network
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -17,7 +19,16 @@ BENCH    ?= --count 8
 LLAMA_CPP ?=
 MODELS    ?=
 
-.PHONY: chat test schemas families archs lint types check screenshots gallery walk recordings clean
+PACK    ?=
+WHEELS  ?= $(PACK)
+SOURCE  ?= $(PACK)
+BACKEND ?=
+MINUTES ?= 10
+ARGS    ?=
+PYVER   ?= 3.12
+export OUT
+
+.PHONY: gpu-check gpu-pack chat test schemas families archs lint types check screenshots gallery walk recordings clean
 
 chat: $(STAMP)
 	$(BIN)/specllama chat
@@ -31,6 +42,15 @@ families: $(VENV)/.installed-test
 archs: $(VENV)/.installed-test
 	$(BIN)/python tests/families/archs.py $(MODELS)
 	$(BIN)/python tests/families/archs.py $(MODELS) --quant q4_0
+
+# needs cmake and the GPU's toolkit, too; goes on where it was stopped. .github/gpu.md says more
+gpu-check:
+	$(PYTHON) tests/gpu/build.py --minutes $(MINUTES) $(addprefix --wheels ,$(WHEELS)) \
+	  $(addprefix --source ,$(SOURCE)) $(addprefix --backend ,$(BACKEND)) $(ARGS)
+
+gpu-pack:
+	$(PYTHON) tests/gpu/pack.py $(OUT) --python $(PYVER) $(addprefix --source ,$(SOURCE)) \
+	  $(addprefix --platform ,$(PLATFORM))
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

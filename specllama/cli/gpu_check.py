@@ -1,0 +1,199 @@
+"""``specllama doctor --gpu``: everything that only a GPU can tell, measured and written down."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specllama.cli import diagnostics, output
+from specllama.cli.options import grouped
+
+if TYPE_CHECKING:
+    from specllama.backend.devices import Device
+    from specllama.bench.gpu_parts import Pair
+    from specllama.config import Settings
+
+GROUP = "GPU check"
+TOOLS = ("llama-bench", "llama-server")
+STEPS = ("load", "prove", "own", "costs", "tune", "bench")
+SIZES = ("300m", "1b", "3b", "7b")
+NAMES = ("out", "minutes", "only", "begin", "sizes", "count", "more")
+
+
+def check(
+    settings: Settings,
+    *,
+    out: Sequence[Path],
+    minutes: float,
+    only: Sequence[str],
+    begin: str,
+    sizes: Sequence[str],
+    count: int,
+    more: bool,
+    as_json: bool,
+) -> int:
+    """Run the check, or go on with it; 0 if every part passed, 1 if one failed or is left.
+
+    Raises:
+        SpecllamaError: no GPU is there that this build of llama.cpp can use.
+    """
+    from specllama.backend import devices
+    from specllama.bench import gpu_check, gpu_parts
+    from specllama.errors import SpecllamaError
+
+    deadline = time.monotonic() + 60 * minutes
+    cpu = settings["device"] == "none"
+    cards = devices.gpus(devices.devices())
+    if not cards and not cpu:
+        seen, command = devices.gpu_build_command(cards) or ("no GPU", "")
+        raise SpecllamaError(
+            f"{seen} here that this build of llama.cpp can use",
+            f"build it with: {command}" if command else "--device none measures on the CPU",
+        )
+    folder = out[0].absolute()
+    tools = _tools()
+    steps = only or STEPS[STEPS.index(begin) :]
+    pairs = _pairs(settings, folder, sizes)
+    texts = gpu_parts.write_texts(folder)
+    wanted = [
+        part
+        for part in gpu_parts.parts(pairs, texts, tools, cpu, count)
+        if part.step in steps and (more or not part.more)
+    ]
+    environment = _environment(settings, folder)
+    work = gpu_check.Check(
+        [folder, *out[1:]],
+        _facts([] if cpu else cards, folder, tools),
+        run=partial(gpu_check.run, environment=environment),
+        free=lambda: 0 if cpu else sum(d.free for d in devices.gpus(devices.devices())),
+        say=diagnostics.say,
+    )
+    for name in TOOLS:
+        if name not in tools:
+            diagnostics.note(f"{name} of the same build is not here, so nothing is beside ours")
+    try:
+        finished = work.go(wanted, deadline)
+    finally:
+        written = work.write()
+    failed = [name for name, found in work.state["parts"].items() if not found["ok"]]
+    if as_json:
+        output.document(work.state)
+    else:
+        output.line(written[1].read_text("utf-8"))
+    for path in written:
+        diagnostics.note(f"wrote {path}")
+    return 0 if finished and not failed else 1
+
+
+def _tools() -> dict[str, Path]:
+    """Programs of llama.cpp beside the library that is used: they are of the same source."""
+    from specllama.backend.devices import library_folder
+
+    folder = library_folder()
+    places = {name: shutil.which(name, path=folder) for name in TOOLS} if folder else {}
+    return {name: Path(place) for name, place in places.items() if place}
+
+
+def _pairs(settings: Settings, folder: Path, sizes: Sequence[str]) -> list[Pair]:
+    """The pair that was named; else the bundled one at the cost of large ones."""
+    from specllama.bench import gpu_parts
+    from specllama.models.refs import resolve_pair
+
+    if settings["model"] is not None:
+        target, draft = resolve_pair(settings["model"], settings["draft-model"])
+        named = None if draft is None else str(draft)
+        return [gpu_parts.Pair(Path(target).stem, str(target), named)]
+    models = folder / "models"
+    return [gpu_parts.scaled(models, size, kind) for size in sizes for kind in gpu_parts.KINDS]
+
+
+def _environment(settings: Settings, folder: Path) -> dict[str, str]:
+    """What was set, but the pair, for the commands that are run; what they learn stays here."""
+    environment = {"SPECLLAMA_HOME": str(folder / "home"), "NO_COLOR": "1"}
+    for setting, value in settings:
+        if value.origin != "default" and setting.name not in ("model", "draft-model"):
+            given = value.value
+            environment[setting.variable] = (
+                json.dumps(given) if setting.kind == "texts" else _text(given)
+            )
+    return environment
+
+
+def _text(value: Any) -> str:
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
+
+
+def _facts(cards: Sequence[Device], folder: Path, tools: Mapping[str, Path]) -> dict[str, Any]:
+    """Provenance: device, driver, build, commit, versions."""
+    import platform
+
+    from specllama.backend import devices
+    from specllama.store.rounds import package_versions
+
+    build = devices.build_info()
+    facts: dict[str, Any] = {
+        "devices": [f"{d.name}: {d.description}, {d.total / 2**30:.1f} GiB" for d in cards],
+        "driver": _driver(),
+        "build": {
+            "llama.cpp": build.llama_cpp,
+            "backends": list(build.backends),
+            "features": list(build.features),
+            "devices": [d.description for d in cards],
+        },
+        "machine": f"{devices.cpu_name()}, {os.cpu_count()} cores, {platform.platform()}",
+        "versions": package_versions(),
+        "tools": sorted(tools),
+    }
+    made = folder.parent / "build.json"
+    if made.is_file():
+        facts["made"] = json.loads(made.read_text("utf-8"))
+    return facts
+
+
+def _driver() -> str:
+    import subprocess
+
+    if shutil.which("nvidia-smi") is None:
+        return "unknown"
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return ", ".join(dict.fromkeys(done.stdout.split("\n")[:-1])) or "unknown"
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags of the check."""
+    for add in reversed(
+        (
+            grouped("--gpu", is_flag=True, group=GROUP,
+                    help="Measure what only a GPU can tell, and write a report."),
+            grouped("--out", multiple=True, type=click.Path(path_type=Path, file_okay=False),
+                    default=(Path("gpu-check"),), show_default=True, group=GROUP, metavar="DIR",
+                    help="Where the report goes, and a check goes on; repeatable."),
+            grouped("--minutes", type=click.FloatRange(0), default=10.0, show_default=True,
+                    group=GROUP, help="Stop after so many; the same command goes on."),
+            grouped("--only", multiple=True, type=click.Choice(STEPS), group=GROUP,
+                    help="Only this step; repeatable."),
+            grouped("--from", "begin", type=click.Choice(STEPS), default=STEPS[0], group=GROUP,
+                    help="Begin with this step."),
+            grouped("--size", "sizes", multiple=True, type=click.Choice(SIZES), group=GROUP,
+                    default=SIZES[1:], show_default=True, help="Cost of a scaled pair; repeatable. "
+                    "With -m: that pair instead."),
+            grouped("--count", type=click.IntRange(1, 100), default=10, show_default=True,
+                    group=GROUP, help="Prompts of a measurement."),
+            grouped("--more/--no-more", default=True, show_default=True, group=GROUP,
+                    help="With time left, prove and compare more."),
+        )
+    ):  # fmt: skip
+        command = add(command)
+    return command

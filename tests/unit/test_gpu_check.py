@@ -1,0 +1,246 @@
+"""The driver of ``doctor --gpu`` on scripted commands: order, going on, failures, what it keeps."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from specllama.bench import gpu_check, gpu_parts
+from specllama.bench.gpu_check import Check, Done
+from specllama.bench.gpu_parts import Pair, Part
+from specllama.cli import gpu_check as command
+
+PAIR = Pair("tiny", "t.gguf", "d.gguf")
+FACTS = {"devices": ["a card"], "build": {"llama.cpp": "abc"}}
+
+
+class Clock:
+    """Commands take the seconds that their script says; nothing else takes any."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(gpu_check.time, "monotonic", lambda: self.now)
+        self.script: dict[str, list[Done | BaseException]] = {}
+        self.ran: list[str] = []
+
+    def run(self, argv: Sequence[str], seconds: float) -> Done:
+        name = argv[-1]
+        self.ran.append(name)
+        outcomes = self.script.get(name) or [Done(0, 1.0, '{"found": 1}')]
+        outcome = outcomes.pop(0) if len(outcomes) > 1 else outcomes[0]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        self.now += min(outcome.seconds, seconds)
+        if outcome.seconds > seconds:
+            return Done(None, seconds, outcome.output, outcome.errors)
+        return outcome
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def part(name: str, step: str = "own", **more: object) -> Part:
+    return Part(step, name, more.pop("pair", PAIR), (name,), **more)  # type: ignore[arg-type]
+
+
+def check(clock: Clock, *folders: Path, build: str = "abc") -> Check:
+    facts = {**FACTS, "build": {"llama.cpp": build}}
+    return Check(folders, facts, run=clock.run, say=lambda text: None)
+
+
+def report(folder: Path) -> tuple[dict[str, dict[str, object]], str]:
+    state = json.loads((folder / "gpu-check.json").read_text())
+    return state["parts"], (folder / "gpu-check.md").read_text()
+
+
+def test_parts_run_in_order_and_what_is_more_comes_last(clock: Clock, tmp_path: Path) -> None:
+    parts = [part("a"), part("b", more=True), part("c")]
+    assert check(clock, tmp_path).go(parts, 1000)
+    assert clock.ran == ["a", "c", "b"]
+
+
+def test_a_failure_is_kept_with_its_last_words_and_the_next_ones_run(
+    clock: Clock, tmp_path: Path
+) -> None:
+    clock.script["a"] = [Done(1, 1.0, "", "well\nerror: no room on the card\n")]
+    assert check(clock, tmp_path).go([part("a"), part("b")], 1000)
+    parts, page = report(tmp_path)
+    assert clock.ran == ["a", "b"]
+    assert parts["own: a"]["said"] == ["well", "error: no room on the card"]
+    assert parts["own: b"]["ok"]
+    assert "no room on the card" in page
+    assert "1 of 2 parts" in page
+
+
+def test_a_call_goes_on_where_the_last_one_stopped_and_tries_failures_last(
+    clock: Clock, tmp_path: Path
+) -> None:
+    clock.script["a"] = [Done(1, 1.0), Done(0, 1.0, "{}")]
+    parts = [part(name) for name in "abcd"]
+    assert not check(clock, tmp_path).go(parts, 17.0)  # 15 s are too few to begin one
+    assert clock.ran == ["a", "b", "c"]
+    assert check(clock, tmp_path).go(parts, 1000)
+    assert clock.ran == ["a", "b", "c", "d", "a"]
+    assert all(found["ok"] for found in report(tmp_path)[0].values())
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_kill_in_any_part_loses_that_part_alone(clock: Clock, tmp_path: Path, at: int) -> None:
+    parts = [part(name) for name in "abc"]
+    name = parts[at].name
+    clock.script[name] = [KeyboardInterrupt(), Done(0, 1.0, "{}")]
+    with pytest.raises(KeyboardInterrupt):
+        check(clock, tmp_path).go(parts, 1000)
+    assert check(clock, tmp_path).go(parts, 1000)
+    assert sorted(clock.ran) == sorted(["a", "b", "c", name])
+
+
+def test_a_part_that_the_deadline_stopped_is_no_failure(clock: Clock, tmp_path: Path) -> None:
+    clock.script["b"] = [Done(0, 100.0, "{}")]
+    parts = [part("a"), part("b")]
+    assert not check(clock, tmp_path).go(parts, 60.0)
+    assert list(report(tmp_path)[0]) == ["own: a"]
+    assert check(clock, tmp_path).go(parts, clock.now + 200.0)
+    assert report(tmp_path)[0]["own: b"]["ok"]
+
+
+def test_a_part_that_takes_more_than_a_whole_call_fails(clock: Clock, tmp_path: Path) -> None:
+    clock.script["a"] = [Done(0, 10_000.0, '{"so far": 1}', "reading")]
+    assert not check(clock, tmp_path).go([part("a"), part("b")], 60.0)
+    found = report(tmp_path)[0]["own: a"]
+    assert found["said"] == ["reading", "stopped after 60 s"]
+    assert found["answer"] == [{"so far": 1}]
+    check(clock, tmp_path).go([part("a"), part("b")], clock.now + 60.0)
+    assert clock.ran[1] == "b"
+
+
+def test_a_report_is_continued_from_any_folder_but_not_for_another_build(
+    clock: Clock, tmp_path: Path
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    check(clock, here).go([part("a")], 1000)
+    check(clock, there, here).go([part("a")], 1000)
+    assert clock.ran == ["a"]
+    assert check(clock, there, here).write()
+    assert report(there) == report(here)
+    check(clock, here, build="def").go([part("a")], 1000)
+    assert clock.ran == ["a", "a"]
+
+
+def test_a_damaged_report_is_not_continued(clock: Clock, tmp_path: Path) -> None:
+    (tmp_path / "gpu-check.json").write_text("{")
+    assert check(clock, tmp_path).go([part("a")], 1000)
+
+
+def test_files_are_made_once_and_go_with_the_last_part_of_their_group(
+    clock: Clock, tmp_path: Path
+) -> None:
+    folder = tmp_path / "models"
+    made = folder / "1b.gguf"
+
+    class Maker(Clock):
+        def run(self, argv: Sequence[str], seconds: float) -> Done:
+            if argv[-1] == "make":
+                folder.mkdir()
+                made.touch()
+            else:
+                assert made.exists() == (argv[-1] != "c")
+            return super().run(argv, seconds)
+
+    clock.__class__ = Maker
+    pair = Pair("1b", str(made), None, ((str(made), ("make",)),), str(folder))
+    parts = [part("a", pair=pair), part("b", pair=pair), part("c")]
+    assert check(clock, tmp_path).go(parts, 1000)
+    assert clock.ran == ["make", "a", "b", "c"]
+    assert not folder.exists()
+
+
+def test_a_pair_that_cannot_be_made_says_why(clock: Clock, tmp_path: Path) -> None:
+    clock.script["make"] = [Done(1, 1.0, "", "error: the disk is full")]
+    pair = Pair("7b", "x", None, ((str(tmp_path / "none.gguf"), ("make",)),))
+    check(clock, tmp_path).go([part("a", pair=pair)], 1000)
+    found = report(tmp_path)[0]["own: a"]
+    assert found["command"] == "make"
+    assert found["said"] == ["error: the disk is full"]
+
+
+def test_a_proof_that_fails_is_a_finding(clock: Clock, tmp_path: Path) -> None:
+    lines = [
+        {"type": "case", "identical": True},
+        {"type": "case", "identical": False, "prompt": "p1", "token_ids": [1, 2]},
+        {"type": "summary", "cases": 2, "identical": 1, "unexplained": 1},
+    ]
+    clock.script["a"] = [Done(1, 1.0, "\n".join(map(json.dumps, lines)))]
+    check(clock, tmp_path).go([part("a", "prove")], 1000)
+    parts, page = report(tmp_path)
+    assert parts["prove: a"]["ok"]
+    assert parts["prove: a"]["answer"] == [
+        {"type": "case", "identical": False, "prompt": "p1"},
+        lines[2],
+    ]
+    assert "| a | 2 | 1 |  | 1 |" in page
+
+
+def test_the_most_that_a_part_took_of_the_device_is_kept() -> None:
+    free = iter([100, 70, 30, 60])
+    over = []
+
+    def left() -> int:
+        value = next(free, 60)
+        over.append(value)
+        return value
+
+    with gpu_check.Lowest(left) as lowest:
+        while len(over) < 4:
+            time.sleep(0.05)
+    assert lowest.taken == 70
+
+
+def test_a_command_is_interrupted_when_its_time_is_over() -> None:
+    program = (
+        "import time\n"
+        "try:\n    print('at work', flush=True); time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print('ended what it started')"
+    )
+    done = gpu_check.run([sys.executable, "-c", program], 2.0, {})
+    assert done.status is None
+    assert done.output.split("\n")[:2] == ["at work", "ended what it started"]
+    assert gpu_check.run(["/no/such/program"], 2.0, {}).status == 127
+    done = gpu_check.run(
+        [sys.executable, "-c", "import os; print(os.environ['A'])"], 60, {"A": "b"}
+    )
+    assert (done.status, done.output) == (0, "b\n")
+
+
+def plan(tmp_path: Path, tools: dict[str, Path], cpu: bool = False) -> list[Part]:
+    pairs = [gpu_parts.scaled(tmp_path, size, kind) for size in ("1b", "7b") for kind in ("q8_0",)]
+    return list(gpu_parts.parts(pairs, gpu_parts.write_texts(tmp_path), tools, cpu, 10))
+
+
+def test_the_parts_keep_the_order_of_the_steps_and_have_names_of_their_own(tmp_path: Path) -> None:
+    parts = plan(tmp_path, {name: tmp_path / name for name in command.TOOLS})
+    steps = [part.step for part in parts]
+    assert tuple(dict.fromkeys(steps)) == command.STEPS
+    assert steps == sorted(steps, key=command.STEPS.index)
+    assert len({(part.step, part.name) for part in parts}) == len(parts)
+    assert set(command.SIZES) == set(gpu_parts.SIZES)
+
+
+def test_without_llama_cpps_programs_nothing_asks_for_them(tmp_path: Path) -> None:
+    assert not [part for part in plan(tmp_path, {}) if part.tool or "--against" in part.argv]
+
+
+def test_peers_compute_where_we_do(tmp_path: Path) -> None:
+    tools = {name: tmp_path / name for name in command.TOOLS}
+    for cpu, layers in ((True, "0"), (False, "999")):
+        parts = plan(tmp_path, tools, cpu)
+        benches = [part.argv for part in parts if part.tool]
+        assert {argv[argv.index("-ngl") + 1] for argv in benches} == {layers}
+        assert any(f"-ngl {layers} -ngld {layers}" in " ".join(part.argv) for part in parts)
