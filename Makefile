@@ -45,11 +45,11 @@ archs: $(VENV)/.installed-test
 
 # needs cmake and the GPU's toolkit, too; goes on where it was stopped. .github/gpu.md says more
 gpu-check:
-	$(PYTHON) tests/gpu/build.py --minutes $(MINUTES) $(addprefix --wheels ,$(WHEELS)) \
+	$(PYTHON) tests/gpu/gpu_build.py --minutes $(MINUTES) $(addprefix --wheels ,$(WHEELS)) \
 	  $(addprefix --source ,$(SOURCE)) $(addprefix --backend ,$(BACKEND)) $(ARGS)
 
 gpu-pack:
-	$(PYTHON) tests/gpu/pack.py $(OUT) --python $(PYVER) $(addprefix --source ,$(SOURCE)) \
+	$(PYTHON) tests/gpu/gpu_pack.py $(OUT) --python $(PYVER) $(addprefix --source ,$(SOURCE)) \
 	  $(addprefix --platform ,$(PLATFORM))
 
 $(BIN)/python:

@@ -34,7 +34,7 @@ def to_markdown(state: Mapping[str, Any]) -> str:
         lines += ["## What failed", ""]
         for name, found in failed.items():
             lines += [f"- {name} (`{found['command']}`):", "", "```text", *found["said"], "```", ""]
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _words(value: Any) -> str:

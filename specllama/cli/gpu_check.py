@@ -87,7 +87,7 @@ def check(
     if as_json:
         output.document(work.state)
     else:
-        output.line(written[1].read_text("utf-8"))
+        output.write(written[1].read_text("utf-8"))
     for path in written:
         diagnostics.note(f"wrote {path}")
     return 0 if finished and not failed else 1
@@ -140,7 +140,8 @@ def _facts(cards: Sequence[Device], folder: Path, tools: Mapping[str, Path]) -> 
 
     build = devices.build_info()
     facts: dict[str, Any] = {
-        "devices": [f"{d.name}: {d.description}, {d.total / 2**30:.1f} GiB" for d in cards],
+        "devices": [f"{d.name}: {d.description}, {d.total / 2**30:.1f} GiB" for d in cards]
+        or ["the CPU"],
         "driver": _driver(),
         "build": {
             "llama.cpp": build.llama_cpp,

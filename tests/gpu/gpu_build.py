@@ -1,6 +1,6 @@
 """``make gpu-check``: llama.cpp built for the GPU that is here, then everything is measured on it.
 
-    python3 tests/gpu/build.py [--wheels FOLDER --source FOLDER] [--minutes 10] [more for doctor]
+    python3 tests/gpu/gpu_build.py [--wheels FOLDER --source FOLDER] [--minutes 10] [doctor's flags]
 
 Nothing but the standard library is needed: this runs before anything is installed. In a folder of
 its own (``build/gpu-check``) it makes an environment, builds llama.cpp once with cmake (the
@@ -46,6 +46,10 @@ COMMON = {
     "LLAMA_BUILD_UI": "OFF",
     "LLAMA_USE_PREBUILT_UI": "OFF",
 }
+
+
+DEFAULT_CUDA = Path("/usr/local/cuda")
+SYSTEM = tuple(map(Path, ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")))
 
 
 class Stop(Exception):
@@ -120,16 +124,15 @@ def toolkit_parts(nvcc: Path) -> dict[str, str]:
     A toolkit from Python wheels has its libraries without the name that linkers look for
     (libcublas.so), and cuBLAS in a folder of its own.
     """
-    roots = [nvcc.resolve().parents[1], Path("/usr/local/cuda"), *wheel_folders()]
+    roots = [nvcc.resolve().parents[1], DEFAULT_CUDA, *wheel_folders()]
     roots += [Path(p) for p in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if p]
     told = re.search(r"^#\$ TOP=(.+)$", output(str(nvcc), "--dryrun", "x.cu"), re.M)
     if told:  # nvcc may be a script that calls another
         roots.insert(0, Path(os.path.normpath(told[1])))
     inside = ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib")
     places = [root / part for root in roots for part in inside]
-    system = [Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib/aarch64-linux-gnu")]
-    driver = [Path("/usr/local/nvidia/lib64"), Path("/usr/local/nvidia/lib"), *system]
-    driver += [Path("/usr/lib64"), *(place / "stubs" for place in places)]
+    driver = [Path("/usr/local/nvidia/lib64"), Path("/usr/local/nvidia/lib"), *SYSTEM]
+    driver += [place / "stubs" for place in places]
     driver += [Path(p) for p in os.environ.get("LD_LIBRARY_PATH", "").split(":") if p]
     defines: dict[str, str] = {}
     run_paths = []
@@ -138,7 +141,7 @@ def toolkit_parts(nvcc: Path) -> dict[str, str]:
         ("cublas", "CUDA_cublas_LIBRARY"),
         ("cublasLt", "CUDA_cublasLt_LIBRARY"),
     ):
-        if found := library_in(places + system, name):
+        if found := library_in([*places, *SYSTEM], name):
             defines[variable] = str(found)
             run_paths.append(str(found.parent))
     if headers := next((r for r in roots if (r / "include/cublas_v2.h").exists()), None):

@@ -1,6 +1,6 @@
 """``make gpu-pack OUT=DIR``: what ``make gpu-check`` needs, for a machine without a network.
 
-    python3 tests/gpu/pack.py DIR [--python 3.12] [--platform TAG]... [--source SDIST]
+    python3 tests/gpu/gpu_pack.py DIR [--python 3.12] [--platform TAG]... [--source SDIST]
 
 DIR gets wheels of everything that specllama and its build need, for a Python version and platform,
 and llama-cpp-python's source packed small: what cmake reads stays, vocabularies, documents,
@@ -19,7 +19,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from build import BINDING, BUILDERS, PROJECT, ROOT, SCALING, commit, output
+from gpu_build import BINDING, BUILDERS, PROJECT, ROOT, SCALING, commit, output
 
 PLATFORMS = (
     *(f"manylinux_2_{n}_x86_64" for n in (39, 35, 34, 31, 28, 27, 24, 17, 12, 5)),
