@@ -156,7 +156,7 @@ def _key(part: Part) -> str:
 
 
 def specllama(argv: Sequence[str]) -> tuple[str, ...]:
-    return (sys.executable, "-m", "specllama", *argv)
+    return (sys.executable, "-P", "-m", "specllama", *argv)  # never a checkout in this folder
 
 
 def kept(step: str, output: str) -> list[Any]:

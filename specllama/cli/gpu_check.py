@@ -45,12 +45,13 @@ def check(
     Raises:
         SpecllamaError: no GPU is there that this build of llama.cpp can use.
     """
-    from specllama.backend import devices
+    from specllama.backend import devices, rpc
     from specllama.bench import gpu_check, gpu_parts
     from specllama.errors import SpecllamaError
 
     deadline = time.monotonic() + 60 * minutes
     cpu = settings["device"] == "none"
+    rpc.use(settings["rpc"])
     cards = devices.gpus(devices.devices())
     if not cards and not cpu:
         seen, command = devices.gpu_build_command(cards) or ("no GPU", "")
@@ -73,7 +74,8 @@ def check(
         [folder, *out[1:]],
         _facts([] if cpu else cards, folder, tools),
         run=partial(gpu_check.run, environment=environment),
-        free=lambda: 0 if cpu else sum(d.free for d in devices.gpus(devices.devices())),
+        # a worker may answer nobody else while a command uses it
+        free=(lambda: 0) if settings["rpc"] else _free,
         say=diagnostics.say,
     )
     for name in TOOLS:
@@ -91,6 +93,12 @@ def check(
     for path in written:
         diagnostics.note(f"wrote {path}")
     return 0 if finished and not failed else 1
+
+
+def _free() -> int:
+    from specllama.backend import devices
+
+    return sum(card.free for card in devices.gpus(devices.devices()))
 
 
 def _tools() -> dict[str, Path]:

@@ -64,7 +64,7 @@ def test_a_card_is_measured_and_the_report_says_with_what(
     told = capsys.readouterr()
     assert "CUDA0: a card, 4.0 GiB" in told.out
     assert "llama-bench of the same build is not here" in told.err
-    assert {argv[3] for argv, _ in ran} == {"doctor", "run"}
+    assert {argv[4] for argv, _ in ran} == {"doctor", "run"}
     for _, environment in ran:
         assert environment["SPECLLAMA_BATCH_SIZE"] == "64"
         assert environment["SPECLLAMA_MMAP"] == "off"
@@ -86,7 +86,7 @@ def test_the_processor_can_be_asked_for(
     flags = ["--device", "none", "--from", "bench", "--no-more", "--out", str(tmp_path)]
     assert invoke(["doctor", "--gpu", *flags, "-m", "tiny", "--count", "2"]) == 0
     (argv, environment), *rest = ran
-    assert argv[3:5] == ("bench", "run")
+    assert argv[4:6] == ("bench", "run")
     assert argv[argv.index("-n") + 1] == "2"
     assert environment["SPECLLAMA_DEVICE"] == "none"
     assert rest

@@ -327,7 +327,8 @@ class Work:
         if left < 0.2:
             raise Stop("the minutes given are over; call again to go on")
         places = [self.folder / "report", *([os.environ["OUT"]] if os.environ.get("OUT") else [])]
-        command = [self.python, "-m", "specllama", "doctor", "--gpu", "--minutes", f"{left:.2f}"]
+        command = [self.python, "-P", "-m", "specllama", "doctor", "--gpu"]  # not the checkout's
+        command += ["--minutes", f"{left:.2f}"]
         for place in places:
             command += ["--out", place]
         environment = {**os.environ, "LLAMA_CPP_LIB_PATH": str(library)}
