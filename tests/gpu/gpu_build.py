@@ -27,6 +27,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -228,10 +229,12 @@ class Work:
         self.offline = ["--no-index", "--find-links", str(wheels.absolute())] if wheels else []
         self._facts = self.folder / "build.json"
 
+    def facts(self) -> dict[str, Any]:
+        """What the report will say of the build."""
+        return json.loads(self._facts.read_text()) if self._facts.exists() else {}
+
     def note(self, **facts: object) -> None:
-        """Keep what the report will say of the build."""
-        known = json.loads(self._facts.read_text()) if self._facts.exists() else {}
-        self._facts.write_text(json.dumps({**known, **facts}, indent=1))
+        self._facts.write_text(json.dumps({**self.facts(), **facts}, indent=1))
 
     def run(self, what: str, *command: str | Path) -> None:
         """Run a step of the build; the next call goes on where this one was stopped."""
@@ -249,7 +252,8 @@ class Work:
         if status:
             print("\n".join(log.read_text("utf-8", "replace").splitlines()[-40:]))
             raise Stop(f"{what}: failed with status {status}; all it said is in {log}")
-        self.note(**{f"{what}, seconds": round(time.monotonic() - begin, 1)})
+        took = time.monotonic() - begin + self.facts().get(f"{what}, seconds", 0.0)
+        self.note(**{f"{what}, seconds": round(took, 1)})
 
     def environment(self, source: Path) -> None:
         """Python packages: the binding without its library, then specllama as it stands here."""
