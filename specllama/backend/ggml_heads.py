@@ -1,9 +1,9 @@
-"""Medusa heads computed by ggml's CPU kernels, on the weights as they are stored.
+"""Medusa heads computed by ggml, on the weights as they are stored, on any of its devices.
 
 The same arithmetic as ``medusa_heads.Heads`` at a quarter of the memory traffic of float32 (a head
-is read once per guess, so traffic is its cost), on several threads, and with any tensor type that
-llama.cpp knows. Activations are rounded to 8 bits as in llama.cpp's own passes; a guess may differ
-by that, never the text.
+is read once per guess, so traffic is its cost), and with any tensor type that the device knows.
+Activations may be rounded to 8 bits as in llama.cpp's own passes; a guess may differ by that, never
+the text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from specllama.arrays import Row
+from specllama.backend.devices import handles
+from specllama.backend.placement import CPU
 from specllama.backend.symbols import ggml
 from specllama.errors import BadGguf, CannotLoad
 from specllama.models.gguf import GgufHeader
@@ -23,13 +25,12 @@ from specllama.models.medusa_file import MedusaFacts, output_name, read_output_i
 from specllama.models.tensors import read_bytes
 
 _F32 = 0
-# what ggml's CPU kernels multiply with float32 activations
+# what is multiplied with float32 activations
 MATRICES = (
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
     "Q6_K", "IQ4_NL", "IQ4_XS",
 )  # fmt: skip
 _NODES = 256  # of a graph: more than any head has
-_SLACK = 1 << 20  # bytes for the activations and the graphs of all heads, besides their rows
 _ALONE = 4 << 20  # bytes of a head up to which waking further threads costs more than it saves
 _P = ctypes.c_void_p
 
@@ -39,18 +40,6 @@ class _InitParams(ctypes.Structure):
         ("mem_size", ctypes.c_size_t),
         ("mem_buffer", ctypes.c_void_p),
         ("no_alloc", ctypes.c_bool),
-    )
-
-
-class _Plan(ctypes.Structure):
-    _fields_ = (
-        ("work_size", ctypes.c_size_t),
-        ("work_data", ctypes.c_void_p),
-        ("n_threads", ctypes.c_int),
-        ("threadpool", ctypes.c_void_p),
-        ("abort_callback", ctypes.c_void_p),
-        ("abort_callback_data", ctypes.c_void_p),
-        ("use_ref", ctypes.c_bool),
     )
 
 
@@ -68,8 +57,19 @@ _FUNCTIONS: dict[str, tuple[str, list[Any], Any]] = {
     "ggml_build_forward_expand": ("ggml-base", [_P, _P], None),
     "ggml_graph_overhead_custom": ("ggml-base", [ctypes.c_size_t, ctypes.c_bool], ctypes.c_size_t),
     "ggml_tensor_overhead": ("ggml-base", [], ctypes.c_size_t),
-    "ggml_graph_plan": ("ggml-cpu", [_P, ctypes.c_int, _P], _Plan),
-    "ggml_graph_compute": ("ggml-cpu", [_P, ctypes.POINTER(_Plan)], ctypes.c_int),
+    "ggml_graph_n_nodes": ("ggml-base", [_P], ctypes.c_int),
+    "ggml_graph_node": ("ggml-base", [_P, ctypes.c_int], _P),
+    "ggml_backend_dev_init": ("ggml-base", [_P, ctypes.c_char_p], _P),
+    "ggml_backend_dev_supports_op": ("ggml-base", [_P, _P], ctypes.c_bool),
+    "ggml_backend_dev_backend_reg": ("ggml-base", [_P], _P),
+    "ggml_backend_reg_get_proc_address": ("ggml-base", [_P, ctypes.c_char_p], _P),
+    "ggml_backend_alloc_ctx_tensors": ("ggml-base", [_P, _P], _P),
+    "ggml_backend_buffer_is_host": ("ggml-base", [_P], ctypes.c_bool),
+    "ggml_backend_buffer_free": ("ggml-base", [_P], None),
+    "ggml_backend_tensor_set": ("ggml-base", [_P, _P, ctypes.c_size_t, ctypes.c_size_t], None),
+    "ggml_backend_tensor_get": ("ggml-base", [_P, _P, ctypes.c_size_t, ctypes.c_size_t], None),
+    "ggml_backend_graph_compute": ("ggml-base", [_P, _P], ctypes.c_int),
+    "ggml_backend_free": ("ggml-base", [_P], None),
 }
 
 
@@ -88,18 +88,25 @@ class GgmlHeads:
 
     Args:
         header, facts: of a head file that was checked against ``target``.
-        threads: most threads for one head; small heads take one.
+        threads: most threads for one head on the CPU; small heads take one.
+        device: where they run, by ggml's name.
 
     Raises:
-        CannotLoad: ggml cannot be called here, or there is no memory.
+        CannotLoad: ggml cannot be called here, the device does not compute them, or there is no
+            memory.
         BadGguf: the file changed since it was checked.
     """
 
     def __init__(
-        self, header: GgufHeader, facts: MedusaFacts, target: GgufHeader, threads: int
+        self,
+        header: GgufHeader,
+        facts: MedusaFacts,
+        target: GgufHeader,
+        threads: int,
+        device: str = CPU,
     ) -> None:
-        self._g = _ggml()
-        self._ctx = None
+        self._g = g = _ggml()
+        self._ctx = self._backend = self._buffer = None
         self._facts = facts
         self._ids = read_output_ids(header, facts)
         self.measured = facts.measured
@@ -110,35 +117,46 @@ class GgmlHeads:
             kind = of.by_name[name].type
             if kind not in (MATRICES if of.by_name[name].is_matrix else ("F32",)):
                 raise CannotLoad(f"{of.path.name}: {name} is stored as {kind}")
-        weights = sum(of.by_name[name].n_bytes + 512 for of, name in sources)
-        values = 4 * facts.heads * ((8 * facts.blocks + 4) * facts.width + facts.rows)
-        graphs = facts.heads * int(self._g["ggml_graph_overhead_custom"](_NODES, False))
-        nodes = (8 * facts.blocks + 8) * facts.heads + len(sources)
-        size = weights + values + graphs + 2 * nodes * int(self._g["ggml_tensor_overhead"]())
-        self._ctx = self._g["ggml_init"](_InitParams(size + _SLACK, None, False))
-        if not self._ctx:
-            raise CannotLoad(f"no memory for the {size >> 20} MB of {header.path.name}")
-        self._tensors: dict[str, int] = {}
-        for of, name in sources:
-            key = name if of is header else "target"
-            rows = self._ids if of is target and of is not header else None
-            self._tensors[key] = self._copy(of, name, rows)
-        self._x = self._g["ggml_new_tensor_1d"](self._ctx, _F32, facts.width)
-        self._input = self._view(self._x, facts.width)
-        self._graphs: list[tuple[int, _Plan, Any, Row]] = []
-        threads = threads if weights / facts.heads > _ALONE else 1
-        for h in range(facts.heads):
-            self._graphs.append(self._build(h, threads))
+        try:
+            self._open(device)
+            nodes = (8 * facts.blocks + 8) * facts.heads + len(sources) + 1
+            size = facts.heads * int(g["ggml_graph_overhead_custom"](_NODES, False))
+            size += nodes * int(g["ggml_tensor_overhead"]())
+            self._ctx = g["ggml_init"](_InitParams(size, None, True))
+            self._tensors: dict[str, int] = {}
+            contents: list[tuple[int, Any]] = []
+            for of, name in sources:
+                rows = self._ids if of is target and of is not header else None
+                tensor, data = self._tensor(of, name, rows)
+                self._tensors[name if of is header else "target"] = tensor
+                contents.append((tensor, data))
+            self._x = g["ggml_new_tensor_1d"](self._ctx, _F32, facts.width)
+            self._graphs = [self._build(h) for h in range(facts.heads)]
+            self._buffer = g["ggml_backend_alloc_ctx_tensors"](self._ctx, self._backend)
+            if not self._buffer:
+                raise CannotLoad(f"no memory for {header.path.name} on {device}")
+            for tensor, data in contents:
+                g["ggml_backend_tensor_set"](tensor, data.ctypes.data, 0, data.nbytes)
+        except BaseException:
+            self.close()
+            raise
+        self._is_host = bool(g["ggml_backend_buffer_is_host"](self._buffer))
+        self._rows = [self._row(out) for _, out in self._graphs]
+        weights = sum(data.nbytes for _, data in contents)
+        self._set_threads(threads if weights / facts.heads > _ALONE else 1)
 
     def __len__(self) -> int:
         return self._facts.heads
 
     def logits(self, hidden: Row, depth: int) -> Row:
         """Logits [n_vocab] of head ``depth`` (from 1); a view until the next call."""
-        graph, plan, _, rows = self._graphs[depth - 1]
-        self._input[:] = hidden
-        if self._g["ggml_graph_compute"](graph, ctypes.byref(plan)) != 0:
+        g, (graph, out), rows = self._g, self._graphs[depth - 1], self._rows[depth - 1]
+        x = np.ascontiguousarray(hidden, np.float32)
+        g["ggml_backend_tensor_set"](self._x, x.ctypes.data, 0, x.nbytes)
+        if g["ggml_backend_graph_compute"](self._backend, graph) != 0:
             rows[:] = np.nan
+        elif not self._is_host:
+            g["ggml_backend_tensor_get"](out, rows.ctypes.data, 0, rows.nbytes)
         if self._ids is None:
             return rows
         row = np.full(self._facts.vocab, -np.inf, np.float32)
@@ -147,32 +165,54 @@ class GgmlHeads:
 
     def close(self) -> None:
         """Free the weights; nothing may be computed afterwards."""
-        if self._ctx:
-            self._graphs = []
-            self._g["ggml_free"](self._ctx)
-            self._ctx = None
+        for name, held in (
+            ("ggml_backend_buffer_free", self._buffer),
+            ("ggml_free", self._ctx),
+            ("ggml_backend_free", self._backend),
+        ):
+            if held:
+                self._g[name](held)
+        self._buffer = self._ctx = self._backend = None
 
     # -- building --
 
-    def _view(self, tensor: int, n: int) -> Row:
-        data = self._g["ggml_get_data"](tensor)
+    def _open(self, device: str) -> None:
+        self._device = handles().get(device)
+        if self._device:
+            self._backend = self._g["ggml_backend_dev_init"](self._device, None)
+        if not self._backend:
+            raise CannotLoad(f"there is no device {device}")
+
+    def _set_threads(self, n: int) -> None:
+        """Of backends that have some."""
+        registry = self._g["ggml_backend_dev_backend_reg"](self._device)
+        found = self._g["ggml_backend_reg_get_proc_address"](
+            registry, b"ggml_backend_set_n_threads"
+        )
+        if found:
+            ctypes.CFUNCTYPE(None, _P, ctypes.c_int)(found)(self._backend, n)
+
+    def _row(self, out: int) -> Row:
+        """Where the logits of a head are read: in the tensor itself where that is in RAM."""
+        n = self._facts.rows
+        if not self._is_host:
+            return np.empty(n, np.float32)
+        data = self._g["ggml_get_data"](out)
         return np.ctypeslib.as_array(ctypes.cast(data, ctypes.POINTER(ctypes.c_float)), (n,))
 
-    def _copy(self, header: GgufHeader, name: str, rows: Any) -> int:
+    def _tensor(self, header: GgufHeader, name: str, rows: Any) -> tuple[int, Any]:
+        """A tensor of the file, or some rows of it, and what it is to hold."""
         info = header.by_name[name]
         data = read_bytes(header, name)
         if len(info.shape) == 1:
-            tensor = self._g["ggml_new_tensor_1d"](self._ctx, info.type_id, info.shape[0])
-        else:
-            data = data.reshape(info.shape[1], -1)
-            data = data if rows is None else np.ascontiguousarray(data[rows])
-            tensor = self._g["ggml_new_tensor_2d"](
-                self._ctx, info.type_id, info.shape[0], len(data)
-            )
-        ctypes.memmove(self._g["ggml_get_data"](tensor), data.ctypes.data, data.nbytes)
-        return int(tensor)
+            return int(self._g["ggml_new_tensor_1d"](self._ctx, info.type_id, info.shape[0])), data
+        data = data.reshape(info.shape[1], -1)
+        data = data if rows is None else np.ascontiguousarray(data[rows])
+        new = self._g["ggml_new_tensor_2d"]
+        return int(new(self._ctx, info.type_id, info.shape[0], len(data))), data
 
-    def _build(self, h: int, threads: int) -> tuple[int, _Plan, Any, Row]:
+    def _build(self, h: int) -> tuple[int, int]:
+        """The graph of a head, and the tensor of its logits."""
         g, ctx, tensors = self._g, self._ctx, self._tensors
         x = self._x
         for b in range(self._facts.blocks):
@@ -188,7 +228,7 @@ class GgmlHeads:
         x = g["ggml_mul_mat"](ctx, output, x)
         graph = g["ggml_new_graph_custom"](ctx, _NODES, False)
         g["ggml_build_forward_expand"](graph, x)
-        plan = g["ggml_graph_plan"](graph, threads, None)
-        work = ctypes.create_string_buffer(max(int(plan.work_size), 1) + 64)
-        plan.work_data = ctypes.addressof(work)
-        return graph, plan, work, self._view(x, self._facts.rows)
+        for i in range(g["ggml_graph_n_nodes"](graph)):
+            if not g["ggml_backend_dev_supports_op"](self._device, g["ggml_graph_node"](graph, i)):
+                raise CannotLoad("the device does not compute a head's matrices as they are stored")
+        return graph, x

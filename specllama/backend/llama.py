@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import llama_cpp as ll
 
 from specllama.backend import llama_place
+from specllama.backend.devices import devices as all_devices
+from specllama.backend.devices import gpus
 from specllama.backend.llama_log import last_words, recent, start, supports_gpu
 from specllama.backend.llama_vocab import LlamaVocab
 from specllama.backend.placement import CPU
@@ -130,6 +132,17 @@ class LlamaModel:
     @property
     def handle(self) -> Any:
         return self._model
+
+    @property
+    def last_device(self) -> str:
+        """Where the last layer is computed: layers go to the devices in order, the last ones
+        first where not all of them do."""
+        if not self.gpu_layers:
+            return CPU
+        found = self.devices
+        if found is None:
+            found = [device.name for device in gpus(all_devices())]
+        return found[-1] if found else CPU
 
     @property
     def can_roll_back(self) -> bool:

@@ -27,24 +27,28 @@ logger = logging.getLogger("specllama.engine.open_medusa")
 
 
 def open_medusa(header: GgufHeader, target: LoadedTarget) -> HeadSource:
-    """The heads of a file on ggml's kernels, in numpy where those cannot be called.
+    """The heads of a file where the target's last layer runs; on the CPU where that device does not
+    take them, in numpy where ggml cannot be called.
 
     Raises:
         PairIncompatible, BadGguf, UnsupportedModel: see ``load_heads``.
     """
     from specllama.backend.ggml_heads import GgmlHeads
+    from specllama.backend.placement import CPU
 
     facts = read_facts(header)
     check_target(facts, header, target.header)
-    try:
-        heads = GgmlHeads(header, facts, target.header, target.threads)
-    except CannotLoad as error:
-        if isinstance(error, BadGguf):
-            raise
-        logger.info("%s; Medusa heads are computed in numpy", error)
-        return load_heads(header.path, target.header)
-    target.on_close.callback(heads.close)
-    return heads
+    for device in dict.fromkeys((target.model.last_device, CPU)):
+        try:
+            heads = GgmlHeads(header, facts, target.header, target.threads, device)
+        except CannotLoad as error:
+            if isinstance(error, BadGguf):
+                raise
+            logger.info("%s; Medusa heads do not run on %s", error, device)
+        else:
+            target.on_close.callback(heads.close)
+            return heads
+    return load_heads(header.path, target.header)
 
 
 def load_heads(path: Path, target: GgufHeader) -> Heads:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from ggufs import write_llama
 
+from specllama.backend.devices import handles
 from specllama.backend.ggml_heads import GgmlHeads
 from specllama.engine.open_medusa import load_heads
 from specllama.errors import CannotLoad
@@ -64,8 +65,12 @@ def test_ggml_computes_what_numpy_does(
     write_llama(tmp_path / "target.gguf", width=WIDTH, quant="Q8_0")
     target = read_header(tmp_path / "target.gguf")
     header = write(tmp_path / "h.gguf", target, kind=kind, own=own, blocks=blocks, ids=ids)
+    for device in handles():  # the CPU, and what else this build of llama.cpp finds
+        compare(GgmlHeads(header, read_facts(header), target, threads, device), header, target)
+
+
+def compare(heads: GgmlHeads, header: GgufHeader, target: GgufHeader) -> None:
     expected = load_heads(header.path, target)
-    heads = GgmlHeads(header, read_facts(header), target, threads)
     assert len(heads) == 3
     try:
         for seed in range(3):
@@ -81,6 +86,13 @@ def test_ggml_computes_what_numpy_does(
     finally:
         heads.close()
         heads.close()
+
+
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    target = read_header(write_llama(tmp_path / "target.gguf", width=WIDTH))
+    header = write(tmp_path / "h.gguf", target, kind="F32", own=True, blocks=1, ids=False)
+    with pytest.raises(CannotLoad, match="no device RPC7"):
+        GgmlHeads(header, read_facts(header), target, 1, "RPC7")
 
 
 def test_the_targets_matrix_may_be_of_types_that_numpy_does_not_read(tmp_path: Path) -> None:
