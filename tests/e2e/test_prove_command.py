@@ -29,12 +29,12 @@ WAYS = ("draft", "ngram", "auto", "suffix", "tree", "merged", "eagle3", "medusa"
 
 
 def test_random_pauses_with_the_window_on_never_change_a_token(
-    tiny: Engine, prompts: list[Prompt]
+    own_tiny: Engine, prompts: list[Prompt]
 ) -> None:
-    with random_pauses(tiny, 3.0, seed=7):
+    with random_pauses(own_tiny, 3.0, seed=7):
         cases = list(
             prove(
-                tiny,
+                own_tiny,
                 prompts[4:8],  # one of each slice
                 proposers=WAYS,
                 temperatures=(0.0, 0.7, 1.0),

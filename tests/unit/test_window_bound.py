@@ -29,7 +29,7 @@ from specllama.speculative.policy.ledger import BEHIND, EPSILON
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room
 
-SEQUENCES = int(os.environ.get("SPECLLAMA_SEQUENCES", "200"))
+SEQUENCES = int(os.environ.get("SPECLLAMA_SEQUENCES", "120"))
 MACHINES = {
     "cpu": (CPU, 0.1),
     "gpu": (GPU, 0.1),

@@ -103,7 +103,7 @@ def talk(rng: random.Random, parts: Iterable[tuple[str, int, float]]) -> Talk:
     return Talk(prompt, reply, right)
 
 
-def talks(kind: str, n: int = 12) -> list[Talk]:
+def talks(kind: str, n: int = 8) -> list[Talk]:
     rng = random.Random(kind)
     if kind == "copies":
         parts = [("quote", 24, 0.3), ("new", 8, 0.3)] * 4

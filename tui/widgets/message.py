@@ -131,7 +131,8 @@ class MessageView(Inked, Vertical, can_focus=True):
 
     def show_version(self, number: int, count: int) -> None:
         self.version = (number, count)
-        self.query_one(".name", Static).update(self.heading())
+        for line in self.query(".name").results(Static):  # none before it is composed
+            line.update(self.heading())
 
     def action_turn(self, action: str) -> None:
         self.post_message(TurnAction(action, self.index))
