@@ -1,14 +1,10 @@
 """Every method with a file that does not belong to the target: a sentence and exit code 4.
 
-Each command runs in a process of its own, since a check that is missing would end the process in
-llama.cpp, not raise.
+A check that is missing would not raise: llama.cpp would end the process of the tests.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +15,7 @@ from ggufs import CONTROL, NORMAL, _Writer, write_llama
 from ggufs_gemma4 import write_assistant, write_gemma4
 from ggufs_nextn import write_nextn
 
+from specllama.cli import invoke
 from specllama.models.gguf import read_header
 from specllama.models.medusa_file import vocabulary_digest, write_heads
 from specllama.models.refs import resolve
@@ -117,11 +114,17 @@ def write_draft(path: Path, share: float) -> Path:
     )
 
 
-def run(home: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "SPECLLAMA_HOME": str(home), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "specllama", "run", *args, "--threads", "1"]
-    command += ["--max-tokens", "16", "--seed", "1", "Hi there"]
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    def run(*args: str) -> tuple[int, str, str]:
+        more = ("--threads", "1", "--max-tokens", "16", "--seed", "1", "Hi there")
+        code = invoke(["run", *args, *more])
+        return code, *capfd.readouterr()
+
+    return run
 
 
 # name -> (words of the error, arguments for a folder)
@@ -197,26 +200,27 @@ def medusa(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_file_ends_with_a_sentence_and_exit_code_4(case: str, tmp_path: Path) -> None:
+def test_a_wrong_file_ends_with_a_sentence_and_exit_code_4(
+    case: str, run: Run, tmp_path: Path
+) -> None:
     words, make = WRONG[case]
-    done = run(tmp_path / "home", *make(tmp_path))
-    assert done.returncode == 4, done.stderr
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ")
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "GGML_ASSERT" not in done.stderr
+    code, out, err = run(*make(tmp_path))
+    assert code == 4, err
+    assert out == ""
+    assert err.startswith("error: ")
+    assert words in err
+    assert "Traceback" not in err
 
 
-def test_a_head_is_no_draft_model(tmp_path: Path) -> None:
+def test_a_head_is_no_draft_model(run: Run, tmp_path: Path) -> None:
     """It is of another kind, so it cannot be loaded at all: exit code 5."""
-    done = run(tmp_path / "home", "-m", "tiny-target", "-d", str(write_eagle(tmp_path / "h.gguf")))
-    assert done.returncode == 5, done.stderr
-    assert "EAGLE-3 head" in done.stderr
-    assert "Traceback" not in done.stderr
+    code, _, err = run("-m", "tiny-target", "-d", str(write_eagle(tmp_path / "h.gguf")))
+    assert code == 5, err
+    assert "EAGLE-3 head" in err
+    assert "Traceback" not in err
 
 
-def test_the_same_files_are_taken_where_they_belong(tmp_path: Path) -> None:
+def test_the_same_files_are_taken_where_they_belong(run: Run, tmp_path: Path) -> None:
     """What is refused above is refused for what is wrong with it, not for being made here."""
     for args in (
         eagle(write_eagle(tmp_path / "eagle.gguf")),
@@ -225,5 +229,5 @@ def test_the_same_files_are_taken_where_they_belong(tmp_path: Path) -> None:
         gemma(tmp_path, {}),
         ["-m", "tiny-target", "-d", str(write_draft(tmp_path / "draft.gguf", 1.0))],
     ):
-        done = run(tmp_path / "home", *args)
-        assert done.returncode == 0, done.stderr
+        code, _, err = run(*args)
+        assert code == 0, err
