@@ -22,6 +22,10 @@ from specllama.cli import loading
 
 TESTS = Path(__file__).parent
 
+# Many tests start a Python: none of them has to compile everything anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A busy machine must not fail a property.
 settings.register_profile("specllama", deadline=None)
 settings.load_profile("specllama")

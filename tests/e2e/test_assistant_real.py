@@ -98,7 +98,7 @@ def test_the_text_is_that_of_plain_decoding(opened: tuple[Opened, float]) -> Non
     cases = list(
         prove(
             engine,
-            load_prompts()[:4],
+            load_prompts()[:2],
             proposers=("mtp", "auto", *trees, "mtp"),
             temperatures=(0.0, 0.8),
             draft_max=(1, 4),

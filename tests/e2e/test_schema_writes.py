@@ -72,7 +72,7 @@ def test_the_bundled_target_writes_what_the_schema_says(tiny: Engine) -> None:
         proposer="mixed",
         window="fixed",
     )
-    for seed in range(32):
+    for seed in range(16):
         *_, last = tiny.generate("A person, as JSON: ", params.replace(seed=seed))
         assert isinstance(last, Finished)
         assert last.reason == "stop_token", last.text

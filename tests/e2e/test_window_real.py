@@ -60,12 +60,11 @@ def test_random_sleeps_never_change_a_token(
     for prompt in prompts:
         plain, _ = answer(own_tiny, prompt, sampling=sampling, speculate=False)
         for proposer in ("mixed", "draft", "ngram"):
-            for _ in range(2):
-                spec, rounds = answer(own_tiny, prompt, sampling=sampling, proposer=proposer)
-                assert spec.token_ids == plain.token_ids
-                assert len(spec.token_ids) == spec.draft_n_accepted + spec.rounds - spec.cut
-                assert all(r.window_reason for r in rounds)
-                drafted += spec.draft_n
+            spec, rounds = answer(own_tiny, prompt, sampling=sampling, proposer=proposer)
+            assert spec.token_ids == plain.token_ids
+            assert len(spec.token_ids) == spec.draft_n_accepted + spec.rounds - spec.cut
+            assert all(r.window_reason for r in rounds)
+            drafted += spec.draft_n
     assert drafted > 0
 
 

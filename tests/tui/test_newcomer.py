@@ -101,6 +101,7 @@ class Pane:
 def pane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pane]:
     Preferences.path().unlink()  # as on a machine that has never seen specllama
     monkeypatch.setenv("LANG", "C.UTF-8")
+    monkeypatch.setenv("SPECLLAMA_THREADS", "1")  # a busy machine makes two wait for each other
     pane = Pane(tmp_path, sys.executable, "-m", "specllama")
     try:
         yield pane
