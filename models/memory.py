@@ -314,6 +314,7 @@ def estimate_pair(
     heads: Sequence[GgufHeader] = (),
     n_ctx: int | None = None,
     parallel: int = 1,
+    branches: int = 1,
     **options: Any,
 ) -> PairMemory:
     """Memory of a target with its draft and heads.
@@ -321,6 +322,7 @@ def estimate_pair(
     Args:
         n_ctx, options: as for ``estimate_model``.
         parallel: conversations at once.
+        branches: of a tree that the draft model grows.
 
     Raises:
         UsageError: an unknown cache type.
@@ -330,7 +332,8 @@ def estimate_pair(
     second = None
     if draft is not None:
         draft_ctx = min(first.n_ctx, padded_ctx(draft.context_length or first.n_ctx))
-        second = estimate_model(draft, n_ctx=draft_ctx, **{**options, "n_outputs": parallel})
+        rows = max(parallel, branches)
+        second = estimate_model(draft, n_ctx=draft_ctx, **{**options, "n_outputs": rows})
     beside = tuple(estimate_head(head, target, n_ctx=first.n_ctx) for head in heads)
     return PairMemory(first, second, beside)
 

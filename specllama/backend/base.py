@@ -159,8 +159,8 @@ class Context(Protocol):
     ) -> Rows:
         """Evaluate tokens after the present ones: a pass of one part, see ``Part``.
 
-        Returns logits [n_rows, n_vocab]: a view that the next pass overwrites. A tree pass must be
-        settled with ``keep_path`` or ``rollback`` before the next.
+        Returns logits [n_rows, n_vocab]: a view that the next pass overwrites. Until it is settled
+        with ``keep_path`` or ``rollback`` a tree takes no pass but those that it grows by.
 
         Raises:
             ContextFull: no room for the tokens.
@@ -171,7 +171,7 @@ class Context(Protocol):
         ...
 
     def keep_path(self, path: Sequence[int]) -> None:
-        """After a tree pass, keep the root-to-node ``path`` (indices within that pass) only."""
+        """Of a tree keep the root-to-node ``path`` only (nodes in the order of their passes)."""
         ...
 
     def reach(self, keep_len: int) -> int:
@@ -207,6 +207,10 @@ class Lane(Context, Protocol):
         ``n`` tokens that is read afresh, behind which the rest of it is read alike, too."""
         ...
 
+    def branches(self, parents: Sequence[int]) -> int:
+        """Leaves that a tree pass opens beside those that the lane's tree has, see ``Part``."""
+        ...
+
     def capture(self, need: HiddenNeed) -> None:
         """Keep this state of the passes from here on, "nothing" to stop.
 
@@ -222,8 +226,9 @@ class Part:
     Attributes:
         tokens: evaluated after those of the lane.
         outputs: which of them return a row of logits.
-        parents: for a tree, parents[i] is the index, within ``tokens``, of the token that token i
-            follows, -1 for the lane's text. None is a chain.
+        parents: for a tree, parents[i] is the node that token i follows, -1 for the lane's text.
+            Nodes are counted over all passes that the tree grew by, ``tokens`` behind those before.
+            None is a chain.
     """
 
     lane: Lane

@@ -58,11 +58,10 @@ class Home(Pool, Protocol):
 
 
 @dataclass(slots=True)
-class TreePass:
+class Tree:
     """A tree in the cache. ``path``: the nodes that stay; None until that is decided."""
 
     tokens: list[int]
-    parents: tuple[int, ...]
     layout: Layout
     sequences: list[int]  # of the leaves; the first is the lane's own
     places: Places  # of the nodes
@@ -74,22 +73,6 @@ class TreePass:
         stays = np.zeros(len(self.tokens), np.bool_)
         stays[self.path] = True
         return np.flatnonzero(~stays)
-
-    def above(self, leaf: int) -> list[int]:
-        """The nodes from the root to a leaf."""
-        node, path = self.layout.ends[leaf], list[int]()
-        while node >= 0:
-            path.append(node)
-            node = self.parents[node]
-        return path[::-1]
-
-    def is_path(self, path: Sequence[int]) -> bool:
-        above = -1
-        for node in path:
-            if not 0 <= node < len(self.parents) or self.parents[node] != above:
-                return False
-            above = node
-        return True
 
 
 def alike(tiled: Sequence[tuple[int, int]], keep: int, n: int) -> int:
@@ -139,12 +122,18 @@ class CellLane:
         self.places: Places = np.empty(pool.n_ctx, np.int64)  # of the cells, by position
         self.n_cells = 0  # of them that the cache holds, a tree apart
         self.tiled: list[tuple[int, int]] = []  # cells that were read in tiles, from and to
-        self.tree: TreePass | None = None
+        self.tree: Tree | None = None
         self.hidden = HiddenRows()
         self.need: HiddenNeed = "nothing"
         self.closed = False
 
     # -- facts --
+
+    @property
+    def growing(self) -> Tree | None:
+        """The tree of which it is not decided yet what stays."""
+        tree = self.tree
+        return tree if tree is not None and tree.path is None else None
 
     @property
     def n_past(self) -> int:
@@ -166,12 +155,25 @@ class CellLane:
     ) -> Rows:
         return self.pool.run((Part(self, tokens, outputs, parents),))[0]
 
+    def grown(self, parents: Sequence[int]) -> Layout:
+        """The lane's tree with the nodes of a further pass.
+
+        Raises:
+            ValueError: a parent does not precede its child.
+        """
+        tree = self.growing
+        return (Layout() if tree is None else tree.layout).grown(parents)
+
+    def branches(self, parents: Sequence[int]) -> int:
+        return len(self.grown(parents).copies)
+
     def keep_path(self, path: Sequence[int]) -> None:
         self._require_open()
-        tree = self.tree
-        if tree is None or tree.path is not None:
-            raise EngineError("there is no tree pass to settle")
-        if not tree.is_path(path):
+        tree = self.growing
+        if tree is None:
+            raise EngineError("there is no tree to settle")
+        end = path[-1] if path else -1
+        if end >= len(tree.tokens) or list(path) != tree.layout.above(end):
             raise ValueError("not a path from the root of the tree")
         tree.path = list(path)
         self.hidden.keep_path(len(self.tokens), path)
@@ -182,7 +184,7 @@ class CellLane:
         self._require_open()
         if not 0 <= keep_len <= len(self.tokens):
             raise ValueError(f"cannot roll back to {keep_len} of {len(self.tokens)} tokens")
-        if self.tree is not None and self.tree.path is None:
+        if self.growing is not None:
             self.keep_path(())
         if keep_len < len(self.tokens):
             self.tokens.cut(keep_len)
@@ -207,8 +209,8 @@ class CellLane:
         """Give the place back; nothing happens where that was done."""
         if self.closed:
             return
-        if self.tree is not None and self.tree.path is None:
-            self.tree.path = []
+        if (tree := self.growing) is not None:
+            tree.path = []
         self.tokens.clear()
         self.hidden.clear()
         self.closed = True

@@ -1,8 +1,11 @@
-"""Where the nodes of a token tree stand in a pass.
+"""Where the nodes of a token tree stand in the cache; the tree may grow pass by pass.
 
-Every leaf gets a sequence id of its own, and a node carries the ids of all leaves below it, so a
-query that looks for its first id sees exactly its ancestors (the layout of SpecInfer and Medusa, in
-llama.cpp's terms). A chain is the special case of one leaf.
+Every leaf gets a sequence of its own, and a node is in the sequences of all leaves below it, so a
+query that looks into its first one sees exactly its ancestors (the layout of SpecInfer and Medusa,
+in llama.cpp's terms). A chain is the special case of one leaf.
+
+A node behind the end of a leaf goes on with that leaf. Any other opens a new leaf: what lies above
+it in the cache already is copied to the new sequence, what comes in the same pass is put into both.
 """
 
 from __future__ import annotations
@@ -10,48 +13,83 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from specllama.arrays import IntArray
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the nodes of a pass stand.
+    """A tree, or forest, behind a text.
 
-    ``depth[i]`` counts the nodes above i, so its position is the cached length plus that;
-    ``leaves[i]`` are the ascending numbers of the leaves below node i (of a leaf: its own).
+    Attributes:
+        parents: of every node; -1 hangs it on the text.
+        depth: nodes above each one: its position is the length of the text plus that.
+        ends: the node at which each leaf ends.
+        leaves: of the nodes of the last pass, the leaves below each; the leaf that ends at a node,
+            or goes on behind it, is the first.
+        copies: of the leaves that the last pass opened, (the leaf that has what lies above in the
+            cache, how many nodes that is).
     """
 
-    depth: IntArray  # [n]
-    leaves: tuple[tuple[int, ...], ...]
-    ends: tuple[int, ...]  # the node that each leaf is
+    parents: tuple[int, ...] = ()
+    depth: tuple[int, ...] = ()
+    ends: tuple[int, ...] = (-1,)
+    leaves: tuple[tuple[int, ...], ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def n_leaves(self) -> int:
         return len(self.ends)
 
+    @property
+    def new_depth(self) -> tuple[int, ...]:
+        """That of the nodes of the last pass."""
+        return self.depth[len(self.depth) - len(self.leaves) :]
+
+    def grown(self, parents: Sequence[int]) -> Layout:
+        """With the nodes of a further pass.
+
+        Raises:
+            ValueError: a parent does not precede its child.
+        """
+        known = len(self.parents)
+        above, depth, ends = [*self.parents], [*self.depth], [*self.ends]
+        leaves: list[list[int]] = []
+        copies: list[tuple[int, int]] = []
+        for node, parent in enumerate(parents, known):
+            if not -1 <= parent < node:
+                raise ValueError("a node's parent must precede it")
+            above.append(parent)
+            depth.append(depth[parent] + 1 if parent >= 0 else 0)
+            if parent in ends:
+                leaf = ends.index(parent)
+                ends[leaf] = node
+            else:
+                leaf = len(ends)
+                ends.append(node)
+                while parent >= known:
+                    leaves[parent - known].append(leaf)
+                    parent = above[parent]
+                copies.append((self.leaf_at(parent), depth[parent] + 1 if parent >= 0 else 0))
+            leaves.append([leaf])
+        return Layout(
+            tuple(above), tuple(depth), tuple(ends), tuple(map(tuple, leaves)), tuple(copies)
+        )
+
+    def above(self, node: int) -> list[int]:
+        """The nodes from the root to one, itself included; none for -1."""
+        found: list[int] = []
+        while node >= 0:
+            found.append(node)
+            node = self.parents[node]
+        return found[::-1]
+
+    def leaf_at(self, node: int) -> int:
+        """A leaf at or below a node; for -1 the first."""
+        return next(i for i, end in enumerate(self.ends) if node in (-1, *self.above(end)))
+
 
 def layout(parents: Sequence[int]) -> Layout:
-    """The layout of a tree or forest; ``parents[i] == -1`` hangs node i on the cached prefix.
+    """The layout of a tree that comes in one pass.
 
     Raises:
         ValueError: a parent does not precede its child.
     """
-    n = len(parents)
-    depth = np.zeros(n, np.int32)
-    is_leaf = [True] * n
-    for i, parent in enumerate(parents):
-        if not -1 <= parent < i:
-            raise ValueError("a node's parent must precede it")
-        if parent >= 0:
-            depth[i] = depth[parent] + 1
-            is_leaf[parent] = False
-    below: list[list[int]] = [[] for _ in range(n)]
-    ends = [i for i in range(n) if is_leaf[i]]
-    for leaf, end in enumerate(ends):
-        below[end].append(leaf)
-    for i in range(n - 1, -1, -1):
-        if parents[i] >= 0:
-            below[parents[i]] += below[i]
-    return Layout(depth, tuple(tuple(sorted(leaves)) for leaves in below), tuple(ends))
+    return Layout().grown(parents)

@@ -153,6 +153,7 @@ def open_pool(
         kind = SlidingWindowPool
     if kind is not LlamaPool:
         lanes = max_leaves = 1
+        max_rows = max_rows if alike else 1  # a draft model steps, and keeps no planes
     if model.has_windows:
         lanes = 1  # what has left a window is not part of a lane's state
     rows = max(max_rows, lanes)

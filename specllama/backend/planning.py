@@ -144,6 +144,7 @@ def plan_offload(
     n_ctx: int | None = None,
     n_ubatch: int = 512,
     n_outputs: int = 16,
+    branches: int = 16,
     flash_attn: bool = True,
     type_k: str = "f16",
     type_v: str = "f16",
@@ -193,7 +194,7 @@ def plan_offload(
             experts=without_moved(expert_weights(header), header, options.moves, experts=True),
             moves=checked_moves(options, header, on),
             buffer=memory.compute_bytes(
-                header, context, n_outputs=n_outputs if role == "target" else 2, **buffers
+                header, context, n_outputs=n_outputs if role == "target" else branches, **buffers
             ),
             devices=tuple(device.name for device in devices if device in on),
             usable=tuple(device in on for device in devices),

@@ -20,8 +20,8 @@ from specllama.backend.base import Blob, Lane, Outputs, Part
 from specllama.backend.cache import Cache, Shape
 from specllama.backend.cells import Places
 from specllama.backend.kernels import TILE, Kernels
-from specllama.backend.lane import CellLane, Parked, TreePass, alike
-from specllama.backend.layout import Layout, layout
+from specllama.backend.lane import CellLane, Parked, Tree, alike
+from specllama.backend.layout import Layout
 from specllama.backend.reading import ReadingRoom
 from specllama.backend.settling import Settling
 from specllama.errors import Cancelled, ContextFull, EngineError
@@ -34,10 +34,15 @@ class Piece:
     lane: CellLane
     tokens: Sequence[int]
     outputs: Outputs
-    parents: tuple[int, ...] = ()
-    laid: Layout | None = None
-    sequences: Sequence[int] = ()  # of a tree's leaves
+    laid: Layout | None = None  # the lane's tree with it
+    opened: Sequence[int] = ()  # sequences of the leaves that it opens
     rows: Rows | None = None  # what the pass returned for it
+
+    @property
+    def past(self) -> int:
+        """Tokens of the lane that were evaluated before, those of its tree among them."""
+        tree = self.lane.growing
+        return len(self.lane.tokens) + (0 if tree is None else len(tree.tokens))
 
     @property
     def n_rows(self) -> int:
@@ -199,12 +204,12 @@ class CellPool(Settling):
             raise
         return lane
 
-    def _mine(self, lane: Lane) -> CellLane:
+    def _mine(self, lane: Lane, *, grows: bool = False) -> CellLane:
         self.cache.require_open()
         if not isinstance(lane, CellLane) or lane.closed or lane.pool is not self:
             raise EngineError("the lane is closed, or of another pool")
-        if lane.tree is not None and lane.tree.path is None:
-            raise EngineError("a tree pass must be settled with keep_path")
+        if lane.growing is not None and not grows:
+            raise EngineError("a tree must be settled with keep_path")
         return lane
 
     def _require_tokens(self, tokens: Sequence[int]) -> None:
@@ -278,7 +283,7 @@ class CellPool(Settling):
         pieces: list[Piece] = []
         n = n_rows = leaves = 0
         for part in parts:
-            lane = self._mine(part.lane)
+            lane = self._mine(part.lane, grows=part.parents is not None)
             if len(parts) > 1 and any(lane is piece.lane for piece in pieces):
                 raise ValueError("a lane has one part in a pass")
             piece = Piece(lane, part.tokens, part.outputs)
@@ -287,17 +292,17 @@ class CellPool(Settling):
                     raise EngineError("this pool takes chains, no tree passes")
                 if len(part.parents) != len(part.tokens):
                     raise ValueError(f"{len(part.tokens)} tokens with {len(part.parents)} parents")
-                piece.parents, piece.laid = tuple(part.parents), layout(part.parents)
+                piece.laid = lane.grown(part.parents)
                 if piece.laid.n_leaves > self.max_leaves:
-                    raise ValueError(
+                    raise EngineError(
                         f"a tree has at most {self.max_leaves} leaves, not {piece.laid.n_leaves}"
                     )
-                leaves += piece.laid.n_leaves - 1
+                leaves += len(piece.laid.copies)
             size = len(part.tokens)
             if size == 0:
                 raise ValueError("a pass needs at least one token")
             self._require_tokens(part.tokens)
-            if len(lane.tokens) + size > self.n_ctx:
+            if piece.past + size > self.n_ctx:
                 raise ContextFull(
                     f"the context of {self.n_ctx} tokens is full",
                     "start a new chat, raise --ctx-size, or use --on-full shift",
@@ -348,7 +353,7 @@ class CellPool(Settling):
             batch.token[rows] = piece.tokens
             past, laid = len(piece.lane.tokens), piece.laid
             batch.position[rows] = (
-                np.arange(past, past + size) if laid is None else laid.depth + past
+                np.arange(past, past + size) if laid is None else past + np.array(laid.new_depth)
             )
             batch.output[rows] = piece.outputs == "all"
             if piece.outputs == "last":
@@ -381,11 +386,12 @@ class CellPool(Settling):
         batch.sequences[rows, 0] = lane.sequence
         if laid is None:
             return
-        leaves = [self._free.pop() for _ in range(laid.n_leaves - 1)]
-        for leaf in leaves:
-            self.cache.copy(lane.sequence, leaf, -1, -1)
-        ids = np.array([lane.sequence, *leaves])
-        piece.sequences = ids.tolist()
+        past = len(lane.tokens)
+        held = [lane.sequence] if lane.tree is None else lane.tree.sequences
+        piece.opened = [self._free.pop() for _ in laid.copies]
+        for opened, (leaf, n_above) in zip(piece.opened, laid.copies, strict=True):
+            self.cache.copy(held[leaf], opened, 0, past + n_above)
+        ids = np.array([*held, *piece.opened])
         n = len(piece.tokens)
         for i, below in zip(
             np.arange(n) if isinstance(rows, slice) else rows, laid.leaves, strict=True
@@ -396,10 +402,15 @@ class CellPool(Settling):
     def _undo(self, pieces: Sequence[Piece], error: BaseException) -> None:
         """The pass failed: the cache of every lane is as it was before."""
         for piece in pieces:
-            for leaf in piece.sequences[1:]:
+            for leaf in piece.opened:
                 self.cache.remove(leaf, 0)
                 self._free.append(leaf)
-            self.cache.remove(piece.lane.sequence, len(piece.lane.tokens))
+            lane, tree = piece.lane, piece.lane.tree
+            if tree is None:
+                self.cache.remove(lane.sequence, len(lane.tokens))
+                continue
+            for end, sequence in zip(tree.layout.ends, tree.sequences, strict=True):
+                self.cache.remove(sequence, len(lane.tokens) + len(tree.layout.above(end)))
 
     def _take(
         self,
@@ -415,7 +426,7 @@ class CellPool(Settling):
         total = pieces[0].n_rows if order is None else int(order[-1]) + 1
         given = self.cache.rows(total)
         for piece, rows in zip(pieces, at, strict=True):
-            lane, size, past = piece.lane, len(piece.tokens), len(piece.lane.tokens)
+            lane, size, past = piece.lane, len(piece.tokens), piece.past
             if order is None:
                 piece.rows = given
             else:
@@ -428,9 +439,12 @@ class CellPool(Settling):
                 lane.hidden.add(past, self.cache.states(lane.need, n)[rows])
             tokens = batch.token[rows].tolist()
             if piece.laid is not None:
-                lane.tree = TreePass(
-                    tokens, piece.parents, piece.laid, list(piece.sequences), places[rows]
-                )
+                tree = lane.tree or Tree([], piece.laid, [lane.sequence], places[:0])
+                tree.tokens += tokens
+                tree.layout = piece.laid
+                tree.sequences += piece.opened
+                tree.places = np.concatenate((tree.places, places[rows]))
+                lane.tree = tree
             else:
                 if tiled:
                     lane.tiled.append((past, past + size))

@@ -105,8 +105,8 @@ class Settling:
             and tree.path is not None
             and self.cells.gaps(tree.places[tree.rest])[1]
         ):
-            for leaf, sequence in enumerate(tree.sequences):
-                along = tree.above(leaf)
+            for end, sequence in zip(tree.layout.ends, tree.sequences, strict=True):
+                along = tree.layout.above(end)
                 same = common_prefix(along, tree.path)
                 self._leave(sequence, lane.n_cells + same, tree.places[along[same:]])
         if keep < lane.n_cells:
@@ -124,7 +124,7 @@ class Settling:
         tree, keep = lane.tree, len(lane.tokens)
         if tree is not None and tree.path is not None:
             path = tree.path
-            winner = tree.layout.leaves[path[-1]][0] if path else 0
+            winner = tree.layout.leaf_at(path[-1]) if path else 0
             end = lane.n_cells + len(path)
             lane.sequence = tree.sequences.pop(winner)
             if len(self._lanes) == 1 and not self.cells.haunted:

@@ -327,7 +327,7 @@ def _size(ask: Ask | None) -> tuple[int, int, int]:
     assert isinstance(ask, Pass)
     n = len(ask.tokens)
     rows = n if ask.outputs == "all" else int(ask.outputs == "last")
-    return n, rows, 0 if ask.parents is None else _branches(ask.parents)
+    return n, rows, 0 if ask.parents is None else cast(Lane, ask.lane).branches(ask.parents)
 
 
 def _branches(parents: Sequence[int]) -> int:

@@ -14,7 +14,7 @@ yielded    means                                 answered with
 ``Fill``   guess some places, all at once        ``Filled``, good until the next ``Fill``
 ``Look``   what a head makes of a state          row [n_vocab], good until the next ``Look``
 ``Offer``  this draft could be sent              how many of ``size`` guesses may go
-``Keep``   of the lane's last tree, this path    None
+``Keep``   of the lane's tree, this path         None
 ``Cut``    of the lane, the first tokens         None
 =========  ====================================  =========================================
 """
@@ -320,7 +320,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Of the lane's last pass, a tree, keep the nodes of ``path``."""
+    """Of the lane's tree keep the nodes of ``path``."""
 
     lane: Place
     path: tuple[int, ...]

@@ -6,12 +6,16 @@ How a pass takes a tree is decided in ``backend.layout``.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
 
 from specllama.speculative.asking import Asking
 from specllama.speculative.types import Draft, Law, Room
 
 ROOT = -1  # the pending token
+
+Path: TypeAlias = tuple[int, ...]  # drafted tokens, from the first on
+Guess: TypeAlias = tuple[int, float, str, Law | None]  # token, share, source, q
 
 
 class TreeBuilder:
@@ -148,8 +152,9 @@ class BestFirst(TreeBuilder):
 
     A child is never likelier than its parent, so the first n guesses to leave the heap make the
     best n nodes there are (EAGLE-2, OPT-Tree; Sequoia's dynamic programme finds the same). A node
-    is read only when no likelier guess is waiting, so a weak side branch costs a row of the target
-    and no draft step.
+    is read only when no likelier guess is waiting. What reads in passes reads ``coming`` nodes in
+    the same one: those alone can be read later, whatever is found in it, so a tree takes no more
+    passes than it is deep, and which passes it took cannot be told from it.
 
     Args:
         room: bounds the nodes, and is asked for those off the path of the best guesses.
@@ -172,7 +177,7 @@ class BestFirst(TreeBuilder):
         self.window = room
         self._is_end = is_end
         self._floor = floor
-        self._heap: list[tuple[float, int, int, tuple[int, float, str, Law | None] | None]] = []
+        self._heap: list[tuple[float, int, int, Guess | None]] = []
         self._pushed = 0
 
     def read(self, node: int) -> Asking[None]:
@@ -217,6 +222,42 @@ class BestFirst(TreeBuilder):
     def stop(self) -> None:
         """No guess that waits is worth its row."""
         self._heap.clear()
+
+    def coming(
+        self, known: Callable[[Path], Iterable[tuple[int, float]]]
+    ) -> Iterator[tuple[Path, float]]:
+        """What joins if nothing better is found, and could be read then: paths and weights.
+
+        Likelier ones come first, and parents before their children.
+
+        Args:
+            known: tokens and shares of what may follow a path that is asked for here.
+        """
+        heap: list[tuple[float, int, int | Path, Guess | None]] = [*self._heap]
+        room, leaves, pushed = self.room, self.spare_leaves, self._pushed
+        joined: set[Path] = set()
+        opened: set[Path] = set()
+        while heap:
+            minus, _, above, guess = heapq.heappop(heap)
+            path = above if isinstance(above, tuple) else tuple(self.path(above))
+            if guess is not None:
+                branches = path in opened or above in self._has_child
+                child = (*path, guess[0])
+                if child in joined or (above, guess[0], False) in self._child:
+                    continue
+                if branches and not leaves:
+                    continue
+                leaves -= branches
+                room -= 1
+                opened.add(path)
+                joined.add(child)
+                path = child
+            if room <= 0 or -minus < self._floor:
+                return
+            yield path, -minus
+            for token, share in known(path):
+                pushed += 1
+                heapq.heappush(heap, (minus * share, pushed, path, (token, share, "", None)))
 
     def grow(self) -> Asking[Draft]:
         """The tree, from the pending token or from what has joined already."""

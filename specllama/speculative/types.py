@@ -149,6 +149,10 @@ def _worth(likely: float) -> bool:
     return True
 
 
+def _read(likely: float, rows: int) -> bool:
+    return True
+
+
 def _all_of(n: int) -> int:
     return n
 
@@ -195,7 +199,11 @@ class Room:
     stayed out or found nothing to send.
 
     ``beside(likely)``: a tree may get a node off the path of its best guesses, which the target
-    reaches with this probability; is it worth a row?
+    reaches with this probability; is it worth a row? ``worth(likely)`` asks the same of one that
+    may join later.
+
+    ``ride(likely, rows)``: a draft pass of so many ``rows`` is about to run; is what may follow
+    such a node worth a further one? Of a pass for its sake alone with ``rows`` 0.
 
     ``rows(most)``: how many rows a pass may have that evaluates more than can be accepted.
     """
@@ -206,6 +214,8 @@ class Room:
     include: Callable[[float | None, float | None, int | None], bool] = field(default=_take)
     pick: Callable[[Sequence[Guess]], tuple[int, int]] = field(default=_first_whole)
     beside: Callable[[float], bool] = field(default=_worth)
+    worth: Callable[[float], bool] = field(default=_worth)
+    ride: Callable[[float, int], bool] = field(default=_read)
     rows: Callable[[int], int] = field(default=_all_of)
 
     @property

@@ -179,7 +179,7 @@ def test_bad_passes_change_nothing() -> None:
         ([Part(a, [1] * 20, "none"), Part(b, [1] * 13, "none")], ValueError, "32 tokens"),
         ([Part(a, [1, 2], "all", [-1])], ValueError, "parents"),
         ([Part(a, [1, 2], "all", [0, 0])], ValueError, "precede"),
-        ([Part(a, [1, 2, 3, 4, 5, 6], "all", [-1, 0, 0, 0, 0, 0])], ValueError, "4 leaves"),
+        ([Part(a, [1, 2, 3, 4, 5, 6], "all", [-1, 0, 0, 0, 0, 0])], EngineError, "4 leaves"),
         ([Part(x, [1, 2, 3, 4], "all", [-1, 0, 0, 0]) for x in (a, b)], EngineError, "branches"),
     ]
     for parts, kind, message in bad:

@@ -153,7 +153,7 @@ def test_what_llama_would_abort_on_is_refused_and_changes_nothing(
 ) -> None:
     c = context(models["Q8_0"], 2)
     c.forward([3, 4], outputs="none")
-    with pytest.raises(ValueError, match="at most 2 leaves"):
+    with pytest.raises(EngineError, match="at most 2 leaves"):
         c.forward([5, 6, 7, 8], outputs="all", parents=[-1, 0, 0, 0])
     with pytest.raises(ValueError, match="precede"):
         c.forward([5, 6], outputs="all", parents=[-1, 1])

@@ -13,6 +13,8 @@ from specllama.errors import ContextFull
 from specllama.speculative.asking import Asking, Feed, StateLane
 from specllama.speculative.drafting.states import Stated
 from specllama.speculative.drafting.stepping import Stepping
+from specllama.speculative.shortlist import Scores
+from specllama.speculative.tree import Path
 from specllama.speculative.types import Room
 
 
@@ -52,9 +54,11 @@ class AssistantDrafter(Stepping):
         except ContextFull:
             return None, 0
 
-    def after(self, path: Sequence[int]) -> Asking[Row]:
+    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
+        (path,) = paths
         n = len(path)
-        return (yield from self._feed(path[-1], self._own[n - 1], n))
+        row = yield from self._feed(path[-1], self._own[n - 1], n)
+        return [row]
 
     def _feed(self, token: int, state: Rows, n: int) -> Asking[Row]:
         """The logits behind ``n`` drafted tokens, of which ``token`` is the last."""

@@ -20,6 +20,7 @@ from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.drafting.states import Stated
 from specllama.speculative.shortlist import Scores
+from specllama.speculative.tree import Path
 from specllama.speculative.types import Draft, Room, Verdict
 
 _UNREAD = 1024  # states that wait while nothing is drafted; older ones are given up
@@ -80,10 +81,11 @@ class DflashDrafter(MayBranch):
         self._block = Block(filled, self._n_vocab, self._lane.markov)
         return self._block.row(()), n
 
-    def after(self, path: Sequence[int]) -> Asking[Row]:
+    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
         yield from ()
+        (path,) = paths
         assert self._block is not None
-        return self._block.row(path)
+        return [self._block.row(path)]
 
     def sure(self, path: Sequence[int], row: Scores) -> float:
         told = None if self._block is None else self._block.sure(path)

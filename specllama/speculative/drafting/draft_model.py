@@ -17,6 +17,8 @@ from specllama.speculative.asking import Asking, Pass, Place
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, with_draft
 from specllama.speculative.drafting.stepping import Stepping
+from specllama.speculative.shortlist import Scores
+from specllama.speculative.tree import Path
 from specllama.speculative.types import Room
 
 _SHORT = 3  # tokens; a longer backlog is one pass
@@ -104,12 +106,13 @@ class ChainDrafter(Stepping):
         # step i evaluates one more token, so the last draft needs no place in the lane
         return row, fits
 
-    def after(self, path: Sequence[int]) -> Asking[Row]:
+    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
+        (path,) = paths
         held = self.lane.tokens[self._base :]
         keep = min(common_prefix(held, path), len(path) - 1)
         cut = None if keep == len(held) else self._base + keep
         rows: Rows = yield Pass(self.lane, path[keep:], keep=cut)
-        return rows[0, : self._n_vocab]
+        return [*rows[:, : self._n_vocab]]
 
     def _unread(self, tokens: Sequence[int]) -> tuple[int, int]:
         """(tokens that the lane does not hold yet, drafts that fit after them).

@@ -1,4 +1,4 @@
-"""A draft model grows a token tree, best first (``BestFirst``).
+"""A draft model grows a token tree, best first (``BestFirst``), in one pass per depth.
 
 Siblings. Under ``match`` the children of a node are the front-runners of the race in which the
 target draws its own token (common noise). Under ``rejection`` one child is sampled, and the
@@ -9,13 +9,16 @@ gets is decided before the draw.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from specllama.arrays import Rows
 from specllama.errors import ContextFull, EngineError
-from specllama.speculative.asking import Asking, Place
+from specllama.speculative.asking import Asking, Keep, Pass, Place
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.likeliest import likeliest
@@ -23,8 +26,11 @@ from specllama.speculative.drafting.method import Facts, Kit, Method, with_draft
 from specllama.speculative.drafting.stepping import Stepping
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.shortlist import Scores
-from specllama.speculative.tree import ROOT, BestFirst
+from specllama.speculative.tree import ROOT, BestFirst, Guess, Path
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
+
+if TYPE_CHECKING:
+    from specllama.backend.base import Context
 
 _BESIDE = 0.1  # what a further sampled or fixed sibling must have left to catch
 
@@ -39,12 +45,42 @@ class MayBranch(Stepping):
 
 
 class TreeDrafter(ChainDrafter):
-    """Drafts a tree with a second model, whose lane evaluates chains only."""
+    """Drafts a tree with a second model, which its lane grows pass by pass; where that evaluates
+    chains only, node by node."""
 
     name = "tree"
 
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        lane = cast("Context", self.lane)
+        return lane.max_rows if min(lane.max_leaves, self.request.leaves) > 1 else 1
+
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
         return (yield from grow(self, tokens, chain, room))
+
+    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Scores | None, int]]:
+        self._nodes: dict[Path, int] = {(): ROOT}  # of the lane's tree
+        return (yield from super().begin(tokens, room))
+
+    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
+        if self.width == 1:
+            return (yield from super().after(paths))
+        nodes = self._nodes | {path: n for n, path in enumerate(paths, len(self._nodes) - 1)}
+        rows: Rows = yield Pass(
+            self.lane,
+            [path[-1] for path in paths],
+            "all",
+            parents=[nodes[path[:-1]] for path in paths],
+        )
+        self._nodes = nodes
+        return [*rows[:, : self._n_vocab]]
+
+    def settle(self, path: Path) -> Asking[None]:
+        if len(self._nodes) > 1:
+            above = (path[:n] for n in range(1, len(path) + 1))
+            kept = tuple(self._nodes[part] for part in above if part in self._nodes)
+            with suppress(EngineError):  # the pool lost it
+                yield Keep(self.lane, kept)
 
 
 def grow(
@@ -62,7 +98,24 @@ def grow(
     if room.n <= 0:
         return EMPTY_DRAFT
     row, fits = yield from model.begin(tokens, room)
-    return (yield from _Growth(model, chain, room, guess, fits, row).grow())
+    growth = _Growth(model, chain, room, guess, fits, row)
+    draft = yield from growth.grow()
+    yield from model.settle(tuple(growth.path(growth.trunk)))
+    return draft
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the model says of a node.
+
+    Attributes:
+        guesses: what may follow it; under a rule that samples, the sampled one first.
+        score, lead: of its best guess, for the window.
+    """
+
+    guesses: Sequence[Guess] = ()
+    score: float = 0.0
+    lead: float = 0.0
 
 
 class _Growth(BestFirst):
@@ -83,20 +136,21 @@ class _Growth(BestFirst):
         self._request = request
         self._guess = guess
         self._fits = fits
-        self._first_row = row
-        self._chains: dict[int, SamplerChain] = {ROOT: chain.fork()}
-        self._guessed: dict[int, int] = {ROOT: 0}  # node -> index of the guess that follows it
+        self._chains: dict[Path, SamplerChain] = {(): chain.fork()}
+        self._looks: dict[Path, _Look] = {}
         self._reading = row is not None
         self._looked: tuple[float, float] = (0.0, 0.0)  # score and lead behind the trunk
         self._drawn = request.drawn(chain)
-        self._offer_guess(ROOT)
+        if row is not None:
+            self._looks[()] = self._look((), 1.0, row)
+        self._offer_guess(ROOT, ())
 
     def wants(self, parent: int, token: int, weight: float) -> bool:
         """Ask the window for a row: the best path step by step, other nodes by their weight.
 
         A copied guess is free to make and was weighed before.
         """
-        if self._guess_at(parent) == token:
+        if self._guess_at(tuple(self.path(parent))) == token:
             return True
         if not self.is_best(parent, token):
             return self.window.beside(weight)
@@ -110,85 +164,129 @@ class _Growth(BestFirst):
     ) -> int | None:
         if q is not None and q.prob(token) <= 0.0:
             q = None
+        known = len(self)
         node = super().join(parent, token, share, source, q)
-        if node is not None and self._guess_at(parent) == token and node not in self._guessed:
-            self._guessed[node] = self._guessed[parent] + 1
-            self._offer_guess(node)
+        if node == known:
+            self._offer_guess(node, tuple(self.path(node)))
         return node
 
     # -- the free guess --
 
-    def _offer_guess(self, node: int) -> None:
+    def _offer_guess(self, node: int, path: Path) -> None:
         """The free guess that follows ``node`` may join."""
-        token = self._guess_at(node)
+        token = self._guess_at(path)
         if token is not None:
-            at = self._guessed[node]
-            share = self._guess.confidence[at]
-            self.offer(node, token, 0.5 if share is None else share, self._guess.sources[at])
+            self.offer(node, token, self._guessed(path), self._guess.sources[len(path)])
 
-    def _guess_at(self, node: int) -> int | None:
-        at = self._guessed.get(node)
-        return self._guess.tokens[at] if at is not None and at < len(self._guess) else None
+    def _guess_at(self, path: Path) -> int | None:
+        """The free guess behind ``path``."""
+        at, guess = len(path), self._guess.tokens
+        return guess[at] if at < len(guess) and guess[:at] == path else None
 
-    def _source(self, node: int, token: int) -> str:
-        copied = self._guess_at(node) == token
-        return self._guess.sources[self._guessed[node]] if copied else self._model.name
+    def _guessed(self, path: Path) -> float:
+        share = self._guess.confidence[len(path)]
+        return 0.5 if share is None else share
 
     # -- the draft model --
 
-    def _may_read(self, node: int) -> bool:
-        if node == ROOT:
-            return self._reading
-        depth = self.depth(node)
-        if not self._reading or depth >= self._fits:
-            return False
-        self._reading = self.window.keep_going(depth, self._confidence[node])
-        return self._reading
-
     def read(self, node: int) -> Asking[None]:
-        """Evaluate ``node`` with the draft model and offer what may follow it."""
-        if not self._may_read(node):
+        """Offer what the draft model says may follow ``node``."""
+        path = tuple(self.path(node))
+        if path not in self._looks:
+            yield from self._evaluate(node, path)
+        look = self._looks.get(path, _Look())
+        if not look.guesses:
             return
-        request = self._request
-        try:
-            ahead = self._chain_at(node)
-            if node == ROOT:
-                assert self._first_row is not None
-                row = self._first_row
-            else:
-                row = yield from self._model.after(self.path(node))
-            row = ahead.short(row)
-            score = self._model.sure(self.path(node), row)
-            if score < request.p_min:
+        if node == self.trunk:
+            if not self._drawn and not self.window.include(look.score, None, None):
+                self._reading = False
                 return
-            law = ahead.law(row)
-        except (ContextFull, EngineError):
-            return  # full, NaN, or no way on under the grammar: nothing follows here
-        if self._drawn:
-            found, lead = likeliest(law, row, ahead, self._model.siblings, request.seed)
-            if node == self.trunk:
-                self.best, self._looked = found[0][0], (score, lead)
-            q = None if ahead.greedy else law
-            for token, share in found:
-                self.offer(node, token, share, self._source(node, token), q)
-        elif node != self.trunk or self.window.include(score, None, None):
-            self._draw(node, law)
-        else:
-            self._reading = False
+            if self._drawn or look.guesses[0][3] is not None:
+                self.best, self._looked = look.guesses[0][0], (look.score, look.lead)
+        weight, copied = self.weight[node], self._guess_at(path)
+        for token, share, source, q in look.guesses:
+            if self._drawn:
+                self.offer(node, token, share, source, q)
+            elif q is not None or token == copied or self.window.beside(weight * share):
+                self.join(node, token, share, source, q)
 
-    def _chain_at(self, node: int) -> SamplerChain:
-        found = self._chains.get(node)
+    def _evaluate(self, node: int, path: Path) -> Asking[None]:
+        """Run a pass for a node, if the window wants one, in which others come along."""
+        model, window, looks = self._model, self.window, self._looks
+        if not self._reading or len(path) >= self._fits or path[:-1] not in looks:
+            return
+        if node == self.trunk:
+            self._reading = window.keep_going(len(path), self._confidence[node])
+            if not self._reading:
+                return
+        elif not window.ride(self.weight[node], 0):
+            return
+        along = {path: self.weight[node]}
+        for other, weight in self.coming(self._known) if model.width > 1 else ():
+            if other in looks or len(other) >= self._fits or self._is_end(other[-1]):
+                continue
+            if other[:-1] not in looks and other[:-1] not in along:
+                continue
+            if len(along) == model.width or not window.ride(weight, len(along)):
+                break
+            along[other] = weight
+        while True:
+            try:
+                rows = yield from model.after([*along])
+                break
+            except (ContextFull, EngineError):
+                if len(along) == 1:
+                    self._reading = False
+                    return
+                along = {path: along[path]}  # there may be room for this one
+        for (read, weight), row in zip(along.items(), rows, strict=True):
+            looks[read] = self._look(read, weight, row)
+
+    def _known(self, path: Path) -> Iterator[tuple[int, float]]:
+        """What is known to follow a path."""
+        copied = self._guess_at(path)
+        if copied is not None:
+            yield copied, self._guessed(path)
+        if path in self._looks:
+            for token, share, _, _ in self._looks[path].guesses:
+                yield token, share
+
+    def _look(self, path: Path, weight: float, row: Scores) -> _Look:
+        """What a row says; nothing where it is not sure enough, NaN, or there is no way on under
+        the grammar."""
+        request, model = self._request, self._model
+        try:
+            ahead = self._chain_at(path)
+            row = ahead.short(row)
+            score = model.sure(path, row)
+            if score < request.p_min:
+                return _Look()
+            law = ahead.law(row)
+        except EngineError:
+            return _Look()
+        if not self._drawn:
+            return _Look(self._draw(path, weight, law), score)
+        found, lead = likeliest(law, row, ahead, model.siblings, request.seed)
+        q = None if ahead.greedy else law
+        guesses = [(token, share, self._source(path, token), q) for token, share in found]
+        return _Look(guesses, score, lead)
+
+    def _source(self, path: Path, token: int) -> str:
+        copied = self._guess_at(path) == token
+        return self._guess.sources[len(path)] if copied else self._model.name
+
+    def _chain_at(self, path: Path) -> SamplerChain:
+        found = self._chains.get(path)
         if found is None:
-            found = self._chain_at(self.parent(node)).fork()
-            found.advance(self.token(node))
-            self._chains[node] = found
+            found = self._chain_at(path[:-1]).fork()
+            found.advance(path[-1])
+            self._chains[path] = found
         return found
 
-    def _draw(self, node: int, law: Law) -> None:
+    def _draw(self, path: Path, weight: float, law: Law) -> list[Guess]:
         """One sampled child and the likeliest other tokens beside it, all settled from the law."""
-        weight = self.weight[node]
         most = min(self._model.siblings, self.room, 1 + self.spare_leaves)
-        guess = self._guess_at(node)
+        guess = self._guess_at(path)
         fixed: list[int] = [] if guess is None or most < 2 else [guess]
         left = 1.0 - sum(law.prob(t) for t in fixed)
         for i in np.lexsort((law.ids, -law.probs)):
@@ -197,21 +295,21 @@ class _Growth(BestFirst):
                 break
             token = int(law.ids[i])
             if token not in fixed:
-                if not self.window.beside(weight * float(law.probs[i])):
+                if not self.window.worth(weight * float(law.probs[i])):
                     break
                 fixed.append(token)
                 left -= float(law.probs[i])
+        drawn: list[Guess] = []
         outside = _without(law, fixed)
         if outside is not None and (not fixed or weight * left >= _BESIDE):
             token = self._request.coins.pick(outside.ids, outside.probs)
-            if node == self.trunk:
-                self.best = token
-            self.join(node, token, max(left, 0.0), self._model.name, outside)
+            drawn.append((token, max(left, 0.0), self._model.name, outside))
         for token in fixed:
             share = law.prob(token)
             if token == guess:
-                share = max(share, self._guess.confidence[self._guessed[node]] or 0.0)
-            self.join(node, token, share, self._source(node, token))
+                share = max(share, self._guessed(path))
+            drawn.append((token, share, self._source(path, token), None))
+        return drawn
 
 
 def _without(law: Law, tokens: Sequence[int]) -> Law | None:

@@ -17,6 +17,8 @@ from specllama.errors import ContextFull, EngineError
 from specllama.history import Follower, common_prefix
 from specllama.speculative.asking import Asking, Feed, Place, StateLane
 from specllama.speculative.drafting.stepping import Stepping
+from specllama.speculative.shortlist import Scores
+from specllama.speculative.tree import Path
 from specllama.speculative.types import Room
 
 if TYPE_CHECKING:
@@ -80,14 +82,15 @@ class StateDrafter(Stepping):
             return None, 0
         return row, self.deepest
 
-    def after(self, path: Sequence[int]) -> Asking[Row]:
+    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
+        (path,) = paths
         # of several heads, each holds only what it read itself
         head = len(path) if self._lane.heads > 1 else 0
         keep = 0 if head else min(common_prefix(self._path, path), len(path) - 1)
         states = np.stack([self._own[tuple(path[:i])] for i in range(keep, len(path))])
         row = yield from self._feed(path[keep:], states, self._end + keep, tuple(path), head)
         self._path = list(path)
-        return row
+        return [row]
 
     def _feed(
         self,

@@ -14,6 +14,7 @@ from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.noise import draw
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.shortlist import Scores, confidence
+from specllama.speculative.tree import Path
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
 
 
@@ -23,10 +24,12 @@ class Stepping(Drafter):
     Attributes:
         siblings: most children that one reading gives where a tree is grown (``draft_tree``).
         floor: path probability below which a node of it is not worth a row of the target.
+        width: most drafted tokens that are read in one pass; 1 of what reads a chain only.
     """
 
     siblings = 3
     floor = 0.02
+    width = 1
 
     def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Scores | None, int]]:
         """Read the text, as far as the window lets it be read.
@@ -36,15 +39,20 @@ class Stepping(Drafter):
         """
         raise NotImplementedError
 
-    def after(self, path: Sequence[int]) -> Asking[Scores]:
-        """The logits [n_vocab] behind the text and these drafted tokens.
+    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
+        """The logits [n_vocab] behind the text and each of some paths of drafted tokens, at most
+        ``width``; good until more is asked for.
 
-        All but the last of them were asked for before.
+        What is above a path was asked for before, or is asked for before it.
 
         Raises:
             ContextFull: there is no room for them.
         """
         raise NotImplementedError
+
+    def settle(self, path: Path) -> Asking[None]:
+        """A tree is complete: of what was read for it, this path is the likeliest to stay."""
+        yield from ()
 
     def sure(self, path: Sequence[int], row: Scores) -> float:
         """How likely the best token behind these drafted ones is right, told from their row."""
@@ -97,7 +105,7 @@ class Stepping(Drafter):
                 break
             ahead.advance(token)
             try:
-                row = yield from self.after(drafted)
+                (row,) = yield from self.after([tuple(drafted)])
             except ContextFull:
                 break
         return Draft.chain(drafted, self.name, q=laws, confidence=scores)

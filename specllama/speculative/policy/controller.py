@@ -149,7 +149,8 @@ class Controller:
         self._n = self._beside = 0  # rows of guesses; of them, off the path of the drafted ones
         self._expected = 1.0
         self._rows = 1  # of the draft pass that runs
-        self._since = self._spent = self._due = 0.0  # ms of draft passes, and what was expected
+        self._since: float | None = None  # when it began
+        self._spent = self._due = 0.0  # ms of draft passes, and what was expected
         self._exploring = self._asking = False
         self._why = ""
 
@@ -181,8 +182,18 @@ class Controller:
         if looking > ledger.balance(self._payer) and self._model_gain() < looking * one:
             return Plan(0, "looking for drafts costs more than they save")
         self._asking = True
-        hooks = (self.keep_going, self.begin, self.include, self.pick, self.beside, self.rows)
-        return Plan(longest, "", room=Room(longest, *hooks), explain=self.explain)
+        asked_on_the_way = Room(
+            longest,
+            keep_going=self.keep_going,
+            begin=self.begin,
+            include=self.include,
+            pick=self.pick,
+            beside=self.beside,
+            worth=self.worth,
+            ride=self.ride,
+            rows=self.rows,
+        )
+        return Plan(longest, "", room=asked_on_the_way, explain=self.explain)
 
     def _fits(self, guesses: int, further: float = 0.0) -> bool:
         """Whether so many guesses, and ``further`` ms for them, risk no more than the stake."""
@@ -284,7 +295,7 @@ class Controller:
         return read
 
     def include(self, confidence: float | None, lead: float | None, token: int | None) -> bool:
-        self._ran((self._clock() - self._since) * 1e3)
+        self._ran()
         trial = self._drafting
         if trial is None:
             return True  # a proposer that did not ask to begin
@@ -315,6 +326,7 @@ class Controller:
     def keep_going(self, drafted: int, confidence: float | None) -> bool:
         if self._drafting is None:
             return True
+        self._ran()
         further = self._further
         if not self._fits(self._n + 1, further):
             return False
@@ -325,8 +337,32 @@ class Controller:
         self._since = self._clock()
         return True
 
-    def _ran(self, ms: float) -> None:
-        """A draft pass of ``_rows`` tokens took so long; 0: none was run."""
+    def ride(self, likely: float, rows: int) -> bool:
+        trial, draft, n = self._drafting, self._draft, self._n
+        if trial is None:
+            return True
+        if not rows:
+            self._ran()
+        price = 0.0
+        if not self._at_once:
+            price = draft.ms(rows + 1, self._depth) - draft.ms(rows, self._depth)
+        if not self._fits(n + 1, price):
+            return False
+        acceptance, weights = trial.state.spread()
+        row = self._v[n + 2] - self._v[n + 1]
+        gains = likely * acceptance - self._rate * row
+        if float(weights @ gains.clip(min=0.0)) <= self._rate * price:
+            return False
+        self._rows = 0 if self._at_once else rows + 1
+        if not rows:
+            self._since = self._clock()
+        return True
+
+    def _ran(self) -> None:
+        """The draft pass of ``_rows`` tokens is over, if there was one; of 0: nothing was run."""
+        if self._since is None:
+            return
+        ms, self._since = (self._clock() - self._since) * 1e3, None
         self._spent += ms
         if not self._rows:
             self._due += ms
@@ -389,9 +425,12 @@ class Controller:
         self._drafting = None
         return gain
 
-    def beside(self, likely: float) -> bool:
+    def worth(self, likely: float) -> bool:
         n = self._n
-        if not self._fits(n + 1) or likely <= self._rate * (self._v[n + 2] - self._v[n + 1]):
+        return self._fits(n + 1) and likely > self._rate * (self._v[n + 2] - self._v[n + 1])
+
+    def beside(self, likely: float) -> bool:
+        if not self.worth(likely):
             return False
         self._n += 1
         self._beside += 1
