@@ -170,6 +170,11 @@ class Context(Protocol):
         """
         ...
 
+    def reopen(self, n: int) -> None:
+        """Make the last ``n`` tokens the first nodes of a tree, one behind the other; nothing
+        happens where there is a tree."""
+        ...
+
     def keep_path(self, path: Sequence[int]) -> None:
         """Of a tree keep the root-to-node ``path`` only (nodes in the order of their passes)."""
         ...
@@ -207,8 +212,9 @@ class Lane(Context, Protocol):
         ``n`` tokens that is read afresh, behind which the rest of it is read alike, too."""
         ...
 
-    def branches(self, parents: Sequence[int]) -> int:
-        """Leaves that a tree pass opens beside those that the lane's tree has, see ``Part``."""
+    def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
+        """Leaves that a tree pass opens beside those that the lane's tree has, see ``Part``; of the
+        last ``reopen`` tokens a tree is made first."""
         ...
 
     def capture(self, need: HiddenNeed) -> None:

@@ -164,8 +164,21 @@ class CellLane:
         tree = self.growing
         return (Layout() if tree is None else tree.layout).grown(parents)
 
-    def branches(self, parents: Sequence[int]) -> int:
-        return len(self.grown(parents).copies)
+    def reopen(self, n: int) -> None:
+        if self.growing is not None or not n:
+            return
+        self._require_open()
+        self.pool.settle()
+        keep = len(self.tokens) - n
+        line = Layout().grown(range(-1, n - 1))
+        places = self.places[keep : keep + n].copy()
+        self.tree = Tree(self.tokens[keep:], line, [self.sequence], places)
+        self.tokens.cut(keep)
+        self.n_cells = keep
+
+    def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
+        line = range(-1, reopen - 1) if self.growing is None else ()
+        return len(self.grown((*line, *parents)).copies)
 
     def keep_path(self, path: Sequence[int]) -> None:
         self._require_open()

@@ -127,7 +127,7 @@ class Settling:
             winner = tree.layout.leaf_at(path[-1]) if path else 0
             end = lane.n_cells + len(path)
             lane.sequence = tree.sequences.pop(winner)
-            if len(self._lanes) == 1 and not self.cells.haunted:
+            if tree.sequences and len(self._lanes) == 1 and not self.cells.haunted:
                 self.cache.keep(lane.sequence)  # sequence by sequence takes longer
             else:
                 for sequence in tree.sequences:

@@ -165,8 +165,7 @@ class Scheduler:
             asks = [cast(Pass, one.ask) for one in together]
             try:
                 for ask in asks:
-                    if ask.keep is not None:
-                        cast(Lane, ask.lane).rollback(ask.keep)
+                    ask.prepare()
                 parts = [Part(cast(Lane, a.lane), a.tokens, a.outputs, a.parents) for a in asks]
                 return together, list(pool.run(parts))
             except PoolFull as full:
@@ -327,7 +326,8 @@ def _size(ask: Ask | None) -> tuple[int, int, int]:
     assert isinstance(ask, Pass)
     n = len(ask.tokens)
     rows = n if ask.outputs == "all" else int(ask.outputs == "last")
-    return n, rows, 0 if ask.parents is None else cast(Lane, ask.lane).branches(ask.parents)
+    lane = cast(Lane, ask.lane)
+    return n, rows, 0 if ask.parents is None else lane.branches(ask.parents, ask.reopen)
 
 
 def _branches(parents: Sequence[int]) -> int:

@@ -75,8 +75,9 @@ class Shared:
 class Pass:
     """Evaluate ``tokens`` behind the first ``keep`` of the lane (None: behind all of them).
 
-    ``parents`` make it a tree, see ``Context.forward``, whose errors it may raise. ``tell`` is told
-    of a pass that was run where other conversations wait for theirs.
+    ``parents`` make it a tree, see ``Context.forward``, whose errors it may raise; the lane's last
+    ``reopen`` tokens are its first nodes. ``tell`` is told of a pass that was run where other
+    conversations wait for theirs.
     """
 
     lane: Place
@@ -84,7 +85,16 @@ class Pass:
     outputs: Outputs = "last"
     keep: int | None = None
     parents: Sequence[int] | None = None
+    reopen: int = 0
     tell: Callable[[Shared], None] | None = None
+
+    def prepare(self) -> None:
+        """Make the lane's text what the tokens follow."""
+        lane = cast("Context", self.lane)
+        if self.keep is not None:
+            lane.rollback(self.keep)
+        if self.reopen:
+            lane.reopen(self.reopen)
 
 
 class HeadLane(Protocol):
@@ -379,8 +389,7 @@ def grant(ask: Ask) -> object:
         return ask.heads.logits(ask.state, ask.depth)
     lane = cast("Context", ask.lane)
     if isinstance(ask, Pass):
-        if ask.keep is not None:
-            lane.rollback(ask.keep)
+        ask.prepare()
         return lane.forward(ask.tokens, outputs=ask.outputs, parents=ask.parents)
     if isinstance(ask, Keep):
         lane.keep_path(ask.path)

@@ -59,24 +59,27 @@ class TreeDrafter(ChainDrafter):
         return (yield from grow(self, tokens, chain, room))
 
     def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Scores | None, int]]:
-        self._nodes: dict[Path, int] = {(): ROOT}  # of the lane's tree
+        self._nodes: dict[Path, int] = {(): ROOT}  # what the lane has read behind the text
+        self._line = 0  # of these, one behind the other, before it was a tree
         return (yield from super().begin(tokens, room))
 
     def after(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
         if self.width == 1:
             return (yield from super().after(paths))
-        nodes = self._nodes | {path: n for n, path in enumerate(paths, len(self._nodes) - 1)}
-        rows: Rows = yield Pass(
-            self.lane,
-            [path[-1] for path in paths],
-            "all",
-            parents=[nodes[path[:-1]] for path in paths],
-        )
+        n = len(self._nodes) - 1
+        nodes = self._nodes | {path: node for node, path in enumerate(paths, n)}
+        tokens, parents = [path[-1] for path in paths], [nodes[path[:-1]] for path in paths]
+        rows: Rows
+        if n == self._line and parents == [n - 1]:
+            rows = yield Pass(self.lane, tokens)
+            self._line += 1
+        else:
+            rows = yield Pass(self.lane, tokens, "all", parents=parents, reopen=self._line)
         self._nodes = nodes
         return [*rows[:, : self._n_vocab]]
 
     def settle(self, path: Path) -> Asking[None]:
-        if len(self._nodes) > 1:
+        if len(self._nodes) - 1 > self._line:
             above = (path[:n] for n in range(1, len(path) + 1))
             kept = tuple(self._nodes[part] for part in above if part in self._nodes)
             with suppress(EngineError):  # the pool lost it

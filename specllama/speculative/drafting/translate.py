@@ -177,6 +177,9 @@ class TranslatedContext:
         self._row[0, self._map.target_ids] = rows[0, self._map.draft_ids]
         return self._row
 
+    def reopen(self, n: int) -> None:
+        raise EngineError("a translated context takes chains only")
+
     def keep_path(self, path: Sequence[int]) -> None:
         raise EngineError("a translated context takes chains only")
 
