@@ -6,14 +6,19 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from oracle import Oracle, Tokens, bias
 from test_loop import FULL, SAMPLERS, ChainToy, NotTwice, Setup, V, is_eog
 
-from specllama.backend.fake import FakeContext, FakeTable
-from specllama.backend.layout import layout
+from specllama.backend.base import Lane
+from specllama.backend.fake import FakeContext, FakePool, FakeTable
+from specllama.backend.layout import Layout, layout
+from specllama.cancel import Cancel
+from specllama.engine.scheduler import Scheduler
+from specllama.errors import EngineError
 from specllama.params import VerifyRule
 from specllama.speculative.asking import Asking, drive
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -22,7 +27,7 @@ from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.merged import MergedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.round import Round, Rounds
-from specllama.speculative.rules import MATCH, REJECTION, RandomCoins
+from specllama.speculative.rules import MATCH, REJECTION, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import TreeBuilder
 from specllama.speculative.types import Draft, Room, Verdict
@@ -75,26 +80,66 @@ PROPOSERS: dict[str, Callable[[Setup], Drafter]] = {
 
 
 def test_queries_see_their_ancestors_and_sequences_have_no_gaps() -> None:
-    """llama.cpp's rule: a query sees the cells with its first id, at positions up to its own."""
+    """llama.cpp's rules, however many passes a tree grows by: a query sees the cells with its first
+    id, at positions up to its own; sequences that a pass gives one token end alike before it."""
     rng = random.Random(0)
     for _ in range(300):
         n = rng.randint(1, 30)
         parents = [rng.randrange(-1, i) if i else -1 for i in range(n)]
-        placed = layout(parents)
-        for i in range(n):
-            ancestors, node = set(), i
-            while node >= 0:
-                ancestors.add(node)
-                node = parents[node]
-            seen = {
-                j
-                for j in range(n)
-                if placed.leaves[i][0] in placed.leaves[j] and placed.depth[j] <= placed.depth[i]
-            }
-            assert seen == ancestors
-        for leaf in range(placed.n_leaves):
-            held = [int(placed.depth[i]) for i in range(n) if leaf in placed.leaves[i]]
-            assert held == list(range(len(held)))
+        cuts = sorted({0, n, *(rng.randrange(n) for _ in range(rng.randint(0, 4)))})
+        placed, owners = Layout(), list[set[int]]()
+        for begin, end in itertools.pairwise(cuts):
+            before = placed
+            placed = placed.grown(parents[begin:end])
+            for leaf, (source, n_above) in enumerate(placed.copies, before.n_leaves):
+                for node, owned in enumerate(owners):
+                    if source in owned and placed.depth[node] < n_above:
+                        owned.add(leaf)
+            ends = [sum(leaf in owned for owned in owners) for leaf in range(placed.n_leaves)]
+            owners += map(set, placed.leaves)
+            for node, leaves in enumerate(placed.leaves, begin):
+                assert len({ends[leaf] for leaf in leaves}) == 1
+                seen = {
+                    j
+                    for j, owned in enumerate(owners)
+                    if leaves[0] in owned and placed.depth[j] <= placed.depth[node]
+                }
+                assert seen == set(placed.above(node))
+        assert placed.n_leaves == len(set(range(n)) - set(parents))
+        for leaf, end in enumerate(placed.ends):
+            held = sorted(placed.depth[i] for i in range(n) if leaf in owners[i])
+            assert held == list(range(len(placed.above(end))))
+
+
+def test_a_grown_tree_has_the_rows_of_its_chains_and_any_path_can_stay() -> None:
+    rng, table = random.Random(1), FakeTable(V, seed=2, order=64)
+    lane, text = FakeContext(table, n_ctx=512, max_leaves=32, in_order=False), [1, 2, 3]
+    lane.forward(text, outputs="none")
+    for _ in range(60):
+        line = rng.randrange(4)
+        parents, tokens = list(range(-1, line - 1)), [rng.randrange(V) for _ in range(line)]
+        for token in tokens:
+            lane.forward([token], outputs="last")
+        lane.reopen(line)
+        for _ in range(rng.randint(1, 4)):
+            known, more = len(parents), rng.randint(1, 5)
+            parents += [rng.randrange(-1, i) if i else -1 for i in range(known, known + more)]
+            tokens += [rng.randrange(V) for _ in range(more)]
+            assert lane.branches(parents[known:]) >= 0
+            rows = lane.forward(tokens[known:], outputs="all", parents=parents[known:])
+            whole = layout(parents)
+            for node, row in enumerate(rows, known):
+                path = [tokens[i] for i in whole.above(node)]
+                assert np.array_equal(row, table.row([*text, *path]))
+        with pytest.raises(EngineError, match="settled"):
+            lane.forward([1], outputs="last")
+        kept = whole.above(rng.randrange(-1, len(parents)))
+        lane.keep_path(kept)
+        text = [*text, *(tokens[node] for node in kept)][:20]
+        lane.rollback(min(len(lane.tokens), 20))
+        assert lane.tokens == text
+        assert lane.n_past == len(text)
+        assert lane.pool.held == len(text)
 
 
 def test_a_layout_needs_parents_before_children() -> None:
@@ -168,6 +213,42 @@ def test_the_tree_holds_the_likeliest_nodes_of_all() -> None:
         )
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("verify", ["match", "rejection"])
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_tree_takes_a_pass_per_depth(
+    temperature: float, verify: VerifyRule, merged: bool
+) -> None:
+    """Beside the one that reads the text; where tokens are drawn as the target draws them, which
+    passes it took cannot be told from it. No more is read than could have come in."""
+    sampling, drawn = dataclasses.replace(FULL, temperature=temperature), 0
+    for seed, n, leaves in itertools.product(range(6), (1, 4, 9, 24), (2, 16)):
+        setup = Setup(sampling=sampling, seed=seed)
+        tokens = [1, 2 + seed % 3, 3, 1, 2 + seed % 3]
+        found: list[Draft] = []
+        for branches in (64, 1):
+            table = FakeTable(V, seed=6 + seed, sharpness=1.5, of=setup.table, agreement=0.5)
+            lane = FakeContext(table, n_ctx=256, max_leaves=branches)
+            model = TreeDrafter(lane, n_vocab=V)
+            drafter = MergedDrafter(NgramDrafter(n_min=1), model) if merged else model
+            rule = rule_of(verify, greedy=not temperature)
+            drafter.start(
+                Request(seed=seed, rule=rule, coins=RandomCoins(seed), is_eog=is_eog, leaves=leaves)
+            )
+            chain = SamplerChain(sampling, tokens=tokens)
+            found.append(drive(drafter.draft(tokens, chain, Room(n))))
+            whole = layout(found[-1].parents)
+            if branches > 1:
+                assert len(lane.passes) <= 1 + max(whole.depth, default=0) + 1
+                assert model.lane.tokens[: len(tokens)] == tokens
+                assert lane.growing is None
+        if rule.common_noise:
+            one, other = ((d.tokens, d.parents, d.confidence, d.sources) for d in found)
+            assert one == other
+            drawn += 1
+    assert drawn or verify == "rejection"
+
+
 def test_only_nodes_that_can_still_matter_are_read() -> None:
     setup = Setup(sampling=dataclasses.replace(FULL, temperature=0.0))
     proposer = grower(setup, 0.5)
@@ -175,16 +256,54 @@ def test_only_nodes_that_can_still_matter_are_read() -> None:
     tokens = [1, 2, 3]
     context = proposer.lane
     assert isinstance(context, FakeContext)
-    drive(proposer.draft(tokens, SamplerChain(setup.sampling, tokens=tokens), Room(8)))
-    assert len(context.passes) <= 1 + 8
+    chain = SamplerChain(setup.sampling, tokens=tokens)
+    drive(proposer.draft(tokens, chain, Room(2)))
+    assert context.passes == [3, 1]  # behind the second there would be no place
     context.passes.clear()
-    stopped = drive(
-        proposer.draft(
-            tokens, SamplerChain(setup.sampling, tokens=tokens), Room(8, lambda depth, c: False)
-        )
-    )
+    drive(proposer.draft([*tokens, 4], chain, Room(8)))
+    assert sum(context.passes) <= 1 + 2 * 8
+    context.passes.clear()
+    alone = drive(proposer.draft([*tokens, 5], chain, Room(8, ride=lambda likely, rows: False)))
+    line = next((i for i, above in enumerate(alone.parents) if above != i - 1), len(alone))
+    assert context.passes == [1] * len(context.passes)
+    assert len(context.passes) <= 1 + line
+    context.passes.clear()
+    stopped = drive(proposer.draft([*tokens, 6], chain, Room(8, lambda depth, c: False)))
     assert len(context.passes) == 1  # the window forbade a second step
     assert set(stopped.parents) == {-1}
+
+
+def test_trees_of_several_conversations_share_the_passes_of_their_model() -> None:
+    setup = Setup(sampling=dataclasses.replace(FULL, temperature=0.0))
+    table = FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=0.5)
+    texts = [[1, 2, 3], [2, 4, 1, 3], [5, 1]]
+
+    def drafting(pool: FakePool, tokens: list[int]) -> Asking[Draft]:
+        drafter = TreeDrafter(pool.open(), n_vocab=V)
+        drafter.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=is_eog, leaves=8))
+        return drafter.draft(tokens, SamplerChain(setup.sampling, tokens=tokens), Room(8))
+
+    def pool() -> FakePool:
+        return FakePool(table, lanes=3, max_leaves=48, in_order=False)
+
+    alone: list[Draft] = []
+    passes: list[int] = []
+    for tokens in texts:
+        one = pool()
+        alone.append(drive(drafting(one, tokens)))
+        passes.append(len(one.fake.passes))
+    shared, together = pool(), dict[int, Draft]()
+
+    def say(id: int, asking: Asking[Draft]) -> Any:
+        together[id] = yield from asking
+
+    scheduler = Scheduler(FakePool(table))
+    for id, tokens in enumerate(texts):
+        said = say(id, drafting(shared, tokens))
+        scheduler.add(id, said, lambda: None, cast(Lane, None), Cancel())
+    assert scheduler.step() == []
+    assert [together[id] for id in range(len(texts))] == alone
+    assert len(shared.fake.passes) == max(passes)
 
 
 def test_one_leaf_makes_a_chain() -> None:
