@@ -113,7 +113,8 @@ def test_queries_see_their_ancestors_and_sequences_have_no_gaps() -> None:
 
 def test_a_grown_tree_has_the_rows_of_its_chains_and_any_path_can_stay() -> None:
     rng, table = random.Random(1), FakeTable(V, seed=2, order=64)
-    lane, text = FakeContext(table, n_ctx=512, max_leaves=32, in_order=False), [1, 2, 3]
+    lane = FakeContext(table, n_ctx=512, max_leaves=32, in_order=False, by_order=False)
+    text = [1, 2, 3]
     lane.forward(text, outputs="none")
     for _ in range(60):
         line = rng.randrange(4)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from ggufs import write_llama, write_mamba
 
+from specllama.backend.base import Part
 from specllama.backend.lane import CellLane
 from specllama.backend.layout import layout
 from specllama.backend.llama import LlamaModel
@@ -102,6 +103,53 @@ def test_tree_rows_are_the_rows_of_their_own_chains(
                 row = one.forward([tokens[node]], outputs="last")[0]
             assert np.abs(row - rows[path[-1]]).max() <= tolerance * row.std()
         many.rollback(len(prefix))
+
+
+def test_a_tree_that_grows_pass_by_pass_has_the_same_rows_and_any_path_can_stay(
+    models: dict[str, LlamaModel],
+) -> None:
+    """Two conversations grow theirs in the same passes; a line that was read becomes a tree."""
+    model, rng = models["Q4_0"], random.Random(4)
+    one = context(model, flash="on")
+    pool = open_pool(
+        model, n_ctx=256, max_rows=33, threads=1, options=OPTIONS, flash="on", max_leaves=16,
+        lanes=2, alike=False,
+    )  # fmt: skip
+    lanes = [pool.open(), pool.open()]
+    texts = [some(rng, 20 + i, one.n_vocab) for i in range(2)]
+    for lane, text in zip(lanes, texts, strict=True):
+        lane.forward(text, outputs="none")
+    for _ in range(12):
+        grown = []
+        for lane in lanes:
+            line = rng.randrange(3)
+            tokens = some(rng, line, one.n_vocab)
+            for token in tokens:
+                lane.forward([token], outputs="last")
+            lane.reopen(line)
+            grown.append((tokens, list(range(-1, line - 1))))
+        for _ in range(3):
+            parts = []
+            for lane, (tokens, parents) in zip(lanes, grown, strict=True):
+                known, more = len(tokens), rng.randint(1, 3)
+                tokens += some(rng, more, one.n_vocab)
+                parents += [rng.randrange(-1, i) if i else -1 for i in range(known, known + more)]
+                parts.append(Part(lane, tokens[known:], "all", parents[known:]))
+            rows = [part.copy() for part in pool.run(parts)]
+            for part, row, text, (tokens, parents) in zip(parts, rows, texts, grown, strict=True):
+                known = len(tokens) - len(part.tokens)
+                for node in range(known, len(tokens)):
+                    one.rollback(0)
+                    path = [tokens[i] for i in layout(parents).above(node)]
+                    expected = one.forward([*text, *path], outputs="last")[0]
+                    assert np.abs(row[node - known] - expected).max() <= 0.2 * expected.std()
+        for i, (lane, (tokens, parents)) in enumerate(zip(lanes, grown, strict=True)):
+            path = layout(parents).above(rng.randrange(-1, len(parents)))
+            lane.keep_path(path)
+            texts[i] = [*texts[i], *(tokens[node] for node in path)][:40]
+            lane.rollback(len(texts[i]))
+            assert (lane.tokens, lane.n_past) == (texts[i], len(texts[i]))
+    assert pool.free_leaves == 15
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q4_0"])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from specllama.arrays import Rows
+from specllama.arrays import Row, Rows
 from specllama.errors import ContextFull, EngineError
 from specllama.speculative.asking import Asking, Keep, Pass, Place
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -58,7 +58,7 @@ class TreeDrafter(ChainDrafter):
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
         return (yield from grow(self, tokens, chain, room))
 
-    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Scores | None, int]]:
+    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
         self._nodes: dict[Path, int] = {(): ROOT}  # what the lane has read behind the text
         self._line = 0  # of these, one behind the other, before it was a tree
         return (yield from super().begin(tokens, room))
