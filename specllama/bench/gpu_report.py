@@ -66,7 +66,7 @@ def _loads(parts: Mapping[str, Found]) -> Rows:
         found["pair"]: "; ".join(
             f"{check['name']}: {check['found']}"
             for check in document.get("checks", ())
-            if check["name"] in ("target", "draft", "placement", "GPU", "context", "RAM needed")
+            if check["name"].startswith(("offload", "device", "RAM needed"))
         )
         for step in ("load", "bench")
         for _, found, document in _of(parts, step, "plan")
@@ -95,8 +95,9 @@ def _proofs(parts: Mapping[str, Found]) -> Rows:
     names = ("cases", "identical", "near_ties", "unexplained", "drafted", "accepted", "exactness")
     return [
         [name, *(str(d.get(n, "")) for n in names)]
-        for name, _, d in _of(parts, "prove")
-        if d.get("type") == "summary"
+        for step, word in (("prove", ""), ("bench", "prove, "))
+        for name, _, d in _of(parts, step, word)
+        if isinstance(d, dict) and d.get("type") == "summary"
     ]
 
 
