@@ -168,7 +168,8 @@ def kept(output: str) -> list[Any]:
         for line in output.splitlines():
             with suppress(ValueError):
                 documents.append(json.loads(line))
-    if any(d.get("type") == "summary" for d in documents):  # a proof: the cases that differ
+    kinds = [d.get("type") for d in documents if isinstance(d, dict)]
+    if "summary" in kinds:  # a proof: of its cases, those that differ
         documents = [d for d in documents if d.get("type") == "summary" or not d.get("identical")]
         documents = [*documents[:20], *documents[20:][-1:]]
     elif len(documents) > 1:  # of a stream of events, what it ends with

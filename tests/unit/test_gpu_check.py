@@ -189,6 +189,21 @@ def test_a_proof_that_fails_is_a_finding(clock: Clock, tmp_path: Path) -> None:
     assert "| a | 2 | 1 |  | 1 |" in page
 
 
+def test_an_answer_that_nobody_understands_does_not_end_the_check(
+    clock: Clock, tmp_path: Path
+) -> None:
+    for name in ("v(n), specllama", "v(n), llama-bench"):
+        clock.script[name] = [Done(0, 1.0, '[{"n_prompt": 1}]')]
+    clock.script["draft model"] = [Done(0, 1.0, '{"summaries": [{}]}')]
+    clock.script["talk"] = [Done(0, 1.0, "no JSON at all\n[1, 2]\n")]
+    parts = [part("v(n), specllama", "costs"), part("v(n), llama-bench", "costs")]
+    assert check(clock, tmp_path).go([*parts, part("draft model", "bench"), part("talk")], 1000)
+    found, page = report(tmp_path)
+    assert all(one["ok"] for one in found.values())
+    assert found["costs: v(n), llama-bench"]["answer"] == [[{"n_prompt": 1}]]
+    assert page.count("not understood") == 3
+
+
 def test_the_most_that_a_part_took_of_the_device_is_kept() -> None:
     free = iter([100, 70, 30, 60])
     over = []
