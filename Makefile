@@ -18,6 +18,7 @@ BENCH    ?= --count 8
 
 LLAMA_CPP ?=
 MODELS    ?=
+VULKAN    ?=
 
 PACK    ?=
 WHEELS  ?= $(PACK)
@@ -28,7 +29,7 @@ ARGS    ?=
 PYVER   ?= 3.12
 export OUT
 
-.PHONY: gpu-check gpu-pack chat test schemas families archs lint types check screenshots gallery walk recordings clean
+.PHONY: gpu-check gpu-pack chat test schemas families archs devices lint types check screenshots gallery walk recordings clean
 
 chat: $(STAMP)
 	$(BIN)/specllama chat
@@ -51,6 +52,21 @@ gpu-check:
 gpu-pack:
 	$(PYTHON) tests/gpu/gpu_pack.py $(OUT) --python $(PYVER) $(addprefix --source ,$(SOURCE)) \
 	  $(addprefix --platform ,$(PLATFORM))
+
+# offload on devices that are not there: workers on loopback, and with VULKAN=1 a software
+# driver (Debian: glslc libvulkan-dev spirv-headers mesa-vulkan-drivers). Either with libraries of
+# the llama.cpp that the binding has pinned, or with its source, which is built here first:
+#   make devices LLAMA_CPP_LIB=FOLDER      make devices LLAMA_CPP=FOLDER [VULKAN=1]
+LLAMA_CPP_LIB ?= $(CURDIR)/build/devices$(VULKAN)/bin
+devices: $(VENV)/.installed-test $(if $(LLAMA_CPP),build/devices$(VULKAN)/bin)
+	LLAMA_CPP_LIB=$(LLAMA_CPP_LIB) $(BIN)/python -m pytest -m devices tests/devices
+
+build/devices$(VULKAN)/bin:
+	cmake -S $(LLAMA_CPP) -B $(@D) -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_RPC=ON \
+	  -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF \
+	  -DLLAMA_BUILD_EXAMPLES=OFF $(if $(VULKAN),-DGGML_VULKAN=ON \
+	    -DCMAKE_CXX_FLAGS="-include $(CURDIR)/tests/devices/layer_settings.hpp")
+	cmake --build $(@D) --config Release --parallel
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

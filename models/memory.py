@@ -194,6 +194,7 @@ def compute_bytes(
     n_ubatch: int = PASS_TOKENS,
     n_outputs: int = PASS_ROWS,
     flash_attn: bool = True,
+    on_cpu: bool = True,
 ) -> int:
     """The buffer of the widest pass: the largest of attention scores, feed-forward and output.
 
@@ -212,12 +213,23 @@ def compute_bytes(
     attention = scores + rows * (2 * width + 3 * queries + keys) * F32
     feed_forward = rows * (3 * hidden + 4 * width) * F32
     logits = n_outputs * (header.vocab_size + 2 * width) * F32
-    # activations are rounded to 8 bit in a scratch buffer before each matrix product
-    scratch = rows * max(hidden, width) * 34 // 32
+    # a CPU rounds activations to 8 bit in a scratch buffer before each matrix product
+    scratch = rows * max(hidden, width) * 34 // 32 if on_cpu else 0
     # states that a layer computes, its planes among them
     layers = sum(running_state.recurrent_layers(header))
     states = running_state.kept_bytes(header, n_outputs) // max(layers, 1)
     return mask + max(attention, feed_forward, logits) + scratch + states
+
+
+def pipelining_bytes(
+    header: GgufHeader, n_ctx: int, *, n_ubatch: int = PASS_TOKENS, flash_attn: bool = True
+) -> int:
+    """What each of several devices takes beside its buffer so that a pass can begin on one while
+    another still computes the pass before: copies of the mask, and of what layers hand on."""
+    cells = padded_ctx(n_ctx)
+    rows = min(n_ubatch, cells)
+    mask = rows * cells * (2 if flash_attn else F32)
+    return 3 * mask + 6 * rows * header.embedding_length * F32
 
 
 def _expert_width(header: GgufHeader) -> int:

@@ -31,7 +31,7 @@ class Placement:
         experts: of the first so many layers, the experts stay in RAM.
         expert_bytes: what these are, of layers that are offloaded.
         moves: (pattern, device) of tensors that were given a place, the first match counts.
-        devices: the only ones that llama.cpp may use.
+        devices: those that take something of it, which are all that llama.cpp hears of.
         usable: which of the plan's devices these are.
         split_mode: "layer", "row" or "none".
     """

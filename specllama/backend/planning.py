@@ -112,8 +112,9 @@ class _Model:
     experts: list[int]
     moves: tuple[tuple[str, str], ...]
     buffer: int
-    devices: tuple[str, ...]
-    usable: tuple[bool, ...]  # which of the plan's devices these are
+    pipelining: int  # on top of it, where whole layers lie on several devices
+    devices: tuple[str, ...]  # of the plan
+    usable: tuple[bool, ...]  # which of them may be used
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -184,6 +185,7 @@ def plan_offload(
         return every
 
     def model(role: str, header: GgufHeader, asked: str, options: PlaceOptions) -> _Model:
+        outputs = n_outputs if role == "target" else branches
         on = own if role == "target" else drafts_own
         return _Model(
             role=role,
@@ -194,9 +196,10 @@ def plan_offload(
             experts=without_moved(expert_weights(header), header, options.moves, experts=True),
             moves=checked_moves(options, header, on),
             buffer=memory.compute_bytes(
-                header, context, n_outputs=n_outputs if role == "target" else branches, **buffers
+                header, context, n_outputs=outputs, on_cpu=False, **buffers
             ),
-            devices=tuple(device.name for device in devices if device in on),
+            pipelining=memory.pipelining_bytes(header, context, **buffers),
+            devices=tuple(device.name for device in devices),
             usable=tuple(device in on for device in devices),
         )
 
@@ -276,17 +279,26 @@ def _place(model: _Model, free: list[int], warnings: list[str]) -> Placement:
         split=(0,) * len(free),
         bytes=(0,) * len(free),
         moves=model.moves,
-        devices=model.devices,
-        usable=model.usable,
         split_mode=options.split_mode,
     )
+    nowhere = _on_devices(nowhere, model)
     if not free or asked == "0":
         if asked not in ("auto", "0") and not free:
             warnings.append(f"the {model.role} cannot be offloaded: there is no usable GPU")
         return nowhere
     wanted = of if asked in ("auto", "all") else min(int(asked), of)
-    room = [max(size - model.buffer, 0) for size in free]
-    layers, experts, split = _fitting(model, wanted, room)
+
+    def fit(buffer: int) -> tuple[int, int, list[int] | None]:
+        return _fitting(model, wanted, [max(size - buffer, 0) for size in free])
+
+    buffer = model.buffer
+    layers, experts, split = fit(buffer)
+    whole = split is not None and layers == of and not (experts or model.moves)
+    if whole and sum(map(bool, split or ())) > 1 and options.split_mode == "layer":
+        buffer += model.pipelining
+        roomier = fit(buffer)
+        if roomier[:2] == (of, 0):  # else llama.cpp takes it of the reserve, or does without
+            layers, experts, split = roomier
     if asked != "auto" and layers < wanted:
         warnings.append(
             f"{wanted} layers of the {model.role} need more GPU memory than is free;"
@@ -300,9 +312,9 @@ def _place(model: _Model, free: list[int], warnings: list[str]) -> Placement:
     sizes = model.kept(experts)
     used, at = [], of - layers
     for count in split:
-        used.append(sum(sizes[at : at + count]) + model.buffer if count else 0)
+        used.append(sum(sizes[at : at + count]) + buffer if count else 0)
         at += count
-    return dataclasses.replace(
+    placed = dataclasses.replace(
         nowhere,
         layers=layers,
         split=tuple(split),
@@ -310,6 +322,16 @@ def _place(model: _Model, free: list[int], warnings: list[str]) -> Placement:
         experts=experts,
         expert_bytes=sum(model.experts[of - layers : experts]),
     )
+    return _on_devices(placed, model)
+
+
+def _on_devices(placement: Placement, model: _Model) -> Placement:
+    """With the devices that take something: llama.cpp keeps buffers on every one it is given."""
+    moved = {device for _, device in model.moves}
+    parts = zip(placement.split, model.devices, strict=True)
+    usable = tuple(n > 0 or device in moved for n, device in parts)
+    names = (device for device, may in zip(model.devices, usable, strict=True) if may)
+    return dataclasses.replace(placement, usable=usable, devices=tuple(names))
 
 
 def _fitting(model: _Model, wanted: int, room: list[int]) -> tuple[int, int, list[int] | None]:

@@ -47,7 +47,7 @@ def room(header: GgufHeader, layers: int) -> float:
     """Free memory (GB) in which the output and ``layers - 1`` blocks fit, and no more."""
     sizes = layer_bytes(header, 512)
     need = sum(sizes[-layers:]) + sizes[0] // 2
-    buffer = memory.compute_bytes(header, 512, n_ubatch=512, n_outputs=16)
+    buffer = memory.compute_bytes(header, 512, n_ubatch=512, n_outputs=16, on_cpu=False)
     return (need + buffer + planning.RESERVE_BYTES) / planning.USABLE / GB
 
 
@@ -104,7 +104,7 @@ def test_two_cards_share(target: GgufHeader) -> None:
     assert min(plan.target.split) > 0
     assert sum(plan.target.split) == plan.target.layers
     sizes = layer_bytes(target, 512)
-    buffer = memory.compute_bytes(target, 512, n_ubatch=512, n_outputs=16)
+    buffer = memory.compute_bytes(target, 512, n_ubatch=512, n_outputs=16, on_cpu=False)
     at = plan.target.of - plan.target.layers
     for count, used, free in zip(
         plan.target.split, plan.target.bytes, (first, second), strict=True
