@@ -224,6 +224,8 @@ def _typed(setting: Setting, value: Any) -> Any:
         return float(value)
     elif kind == "text" and setting.name.endswith("gpu-layers") and isinstance(value, int):
         return str(value)
+    elif setting.name == "exact" and isinstance(value, int):
+        return ("off", "on")[value] if value in (0, 1) else str(value)
     wanted = {
         "int": "a whole number",
         "float": "a number",

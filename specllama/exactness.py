@@ -2,6 +2,9 @@
 
 A verdict belongs to one file, one build of llama.cpp, one machine and the settings that choose
 kernels; anything else is measured anew. One small JSON file per verdict.
+
+Where ``--exact`` asks for it, widths of passes are divided into groups in which a row has the same
+bits, and passes are kept to the widths of one of them, plain ones too (see ``backend.widths``).
 """
 
 from __future__ import annotations
@@ -14,11 +17,43 @@ from typing import Any
 
 import msgspec
 
-from specllama.params import DRAFT_MAX
+from specllama.errors import UsageError
+from specllama.params import DRAFT_MAX, DRAFT_MAX_EXACT
 
 logger = logging.getLogger("specllama.exactness")
 
 SCHEMA = "specllama.exactness.v1"
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Widths of passes, ascending, in which a row has the same bits wherever it stands.
+
+    Attributes:
+        trees: rows of branches have them, too.
+        ms: of a pass of each width.
+    """
+
+    widths: tuple[int, ...]
+    trees: bool = False
+    ms: tuple[float, ...] = ()
+
+    @property
+    def price(self) -> float:
+        """Milliseconds of a token at its best width: v(w) / (1 + 1/2 + ... + 1/w).
+
+        The sum is what w - 1 guesses and the target's token give on average, where every rate of
+        acceptance a from 0 to 1 is as likely as another: the mean of 1 + a + ... + a^(w-1).
+        """
+        return min(
+            ms / sum(1 / n for n in range(1, w + 1))
+            for w, ms in zip(self.widths, self.ms, strict=True)
+        )
+
+    def __str__(self) -> str:
+        first, last = self.widths[0], self.widths[-1]
+        if len(self.widths) > 2 and last - first == len(self.widths) - 1:
+            return f"{first} to {last}"
+        return _and(self.widths)
 
 
 class Exactness(msgspec.Struct, frozen=True):
@@ -31,6 +66,7 @@ class Exactness(msgspec.Struct, frozen=True):
         differs: the narrowest of ``widths`` that differed, 0 if none; by ``by`` in logits.
         inside: whether the sums inside the passes were compared, not only the logits.
         why_not: why nothing was measured, "" if it was.
+        groups: of widths, where they were looked for. kept: the one that passes are kept to.
     """
 
     rows: int = 1
@@ -42,10 +78,45 @@ class Exactness(msgspec.Struct, frozen=True):
     inside: bool = False
     seconds: float = 0.0
     why_not: str = ""
+    groups: tuple[Group, ...] = ()
+    kept: Group | None = None
+
+    def keeping(self, wish: str) -> Exactness:
+        """The same with passes kept to one group.
+
+        Args:
+            wish: "off", "on" for the group that costs least, or the most rows of a pass.
+
+        Raises:
+            UsageError: no group has passes of so many rows.
+        """
+        if wish == "off":
+            return self
+        if wish == "on":
+            alike = Group(tuple(range(1, self.rows + 1)), self.trees)
+            kept = min(self.groups, key=lambda group: group.price, default=alike)
+            return msgspec.structs.replace(self, kept=kept)
+        most = int(wish)
+        if most <= self.rows:
+            group: Group | None = Group(tuple(range(1, most + 1)), self.trees)
+        else:
+            group = next((one for one in self.groups if most in one.widths), None)
+        if group is None:
+            found = "; ".join(str(one) for one in self.groups) or f"1 to {self.rows}"
+            raise UsageError(
+                f"--exact {most}: passes of {most} rows do not compute a row alike wherever it "
+                "stands in them",
+                f"widths that agree here: {found}",
+            )
+        n = group.widths.index(most) + 1
+        cut = Group(group.widths[:n], group.trees, group.ms[:n])
+        return msgspec.structs.replace(self, kept=cut)
 
     @property
     def label(self) -> str:
         """What this means for the promise of the same text, in a few words."""
+        if self.kept is not None:
+            return _kept_label(self.kept)
         if self.rows > DRAFT_MAX:
             return f"bitwise up to {self.rows} rows"
         beyond = f" beyond {self.rows} rows" if self.rows > 1 else ""
@@ -66,7 +137,20 @@ class Exactness(msgspec.Struct, frozen=True):
         if self.differs:
             text += f": {self.differs} rows differ "
             text += f"by up to {self.by:.1g} in logits" if self.by else "inside, in the last bits"
+        if self.groups:
+            text += f"; widths that agree: {'; '.join(str(group) for group in self.groups)}"
+        elif self.kept is not None and self.rows > DRAFT_MAX_EXACT:
+            text += "; --exact changes nothing here"
         return text
+
+
+def _kept_label(group: Group) -> str:
+    *_, most = group.widths
+    if group.widths == tuple(range(1, most + 1)):
+        return f"bitwise up to {most} {'row' if most == 1 else 'rows'}"
+    if group.widths == (most,):
+        return f"bitwise, constant width {most}"
+    return f"bitwise, constant widths {group}"
 
 
 def _and(numbers: tuple[int, ...]) -> str:

@@ -96,6 +96,7 @@ class EngineInfo:
         exactness: for people, such as "bitwise up to 65 rows"; measured: what that rests on.
         exact_rows: widest pass whose rows equal single steps bit for bit.
         exact_trees: whether the rows of branches do, too.
+        widths: rows of the passes that return any, where they are kept to some; see ``--exact``.
         lanes: conversations that it writes at once.
     """
 
@@ -109,6 +110,7 @@ class EngineInfo:
     load_ms: float
     has_chat_template: bool
     exact_trees: bool = False
+    widths: tuple[int, ...] = ()
     measured: str = ""
     methods: tuple[MethodInfo, ...] = ()
     lanes: int = 1

@@ -157,7 +157,6 @@ class GenerateParams:
             always drafts ``draft_max``.
         min_speculative_tokens: below this ``max_tokens`` speculation is skipped.
         ignore_eos: continue past the model's end token; a complete grammar still ends the reply.
-        exact: no target pass is wider than those that are bit-identical to single steps.
         grammar: GBNF text. json_schema: JSON schema text. At most one of the two.
         think: one of THINK: thoughts on or off, or how hard to think; "auto" is the template's way.
         think_budget: most tokens of thoughts; behind them the thought is closed.
@@ -182,7 +181,6 @@ class GenerateParams:
     draft_min: int = 0
     draft_p_min: float = 0.0
     min_speculative_tokens: int = 8
-    exact: bool = False
     on_full: OnFull = "stop"
     grammar: str | None = None
     json_schema: str | None = None
@@ -287,6 +285,8 @@ class EngineOptions:
             copy from them in later runs.
         parallel: conversations that can be written at once, in one context that they share.
         kv_ram: MiB for what conversations left in a context that others have to share.
+        exact: keep the target's passes to widths in which every row has the same bits, in plain
+            decoding, too: "on" takes those that cost least, a number is the most rows of a pass.
         check_memory: refuse a pair that needs more memory than is free.
     """
 
@@ -312,6 +312,7 @@ class EngineOptions:
     heads: tuple[str, ...] = ()
     parallel: int = 1
     kv_ram: int = 1024
+    exact: str = "off"
     allow_other_vocab: bool = False
     keep_texts: bool = False
     use_mmap: bool = True
@@ -394,5 +395,9 @@ class EngineOptions:
         _whole("max leaves", self.max_leaves, 1, 256)
         _whole("parallel", self.parallel, 1, 64)
         _whole("kv-ram", self.kv_ram, 0, 2**24)
+        if self.exact not in ("off", "on"):
+            if not self.exact.isdecimal():
+                raise UsageError(f"exact must be on, off or a number of rows, got {self.exact!r}")
+            _whole("exact", int(self.exact), 2, DRAFT_MAX_LIMIT + 1)
         if any(not head for head in self.heads):
             raise UsageError("--head needs a file, not an empty name")

@@ -208,10 +208,12 @@ SCHEMA: tuple[Setting, ...] = (
     ),
     Setting(
         "exact",
-        "bool",
-        "generate.exact",
-        "Keep target passes narrow enough that every row is computed as in plain decoding.",
+        "text",
+        "engine.exact",
+        "The same bits in plain and drafted passes: all of them get a number of rows that one "
+        "kernel computes. Without N, at the least cost; N is the most rows of a pass.",
         _S,
+        metavar="[N]",
     ),
     Setting(
         "min-speculative-tokens",

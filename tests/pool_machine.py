@@ -20,6 +20,8 @@ from specllama.backend.lane import CellLane, Parked
 from specllama.backend.pool import CellPool
 from specllama.errors import ContextFull
 
+ROW = 0
+
 
 @dataclass
 class Talk:
@@ -27,7 +29,7 @@ class Talk:
 
     lane: CellLane
     text: list[int] = field(default_factory=list)
-    reads: list[int] = field(default_factory=list)  # lengths; 1 is a row of its own
+    reads: list[int] = field(default_factory=list)  # lengths; ROW is a token whose row was judged
 
 
 class Alone:
@@ -41,14 +43,14 @@ class Alone:
         """Behind ``text``, whose last token is a pass of one row."""
         lane, at, same = self._lane, 0, 0
         for old, n in zip(self._reads, reads[:-1], strict=False):
-            if old != n or lane.tokens[at : at + n] != list(text[at : at + n]):
+            if old != n or lane.tokens[at : at + (n or 1)] != list(text[at : at + (n or 1)]):
                 break
-            at, same = at + n, same + 1
+            at, same = at + (n or 1), same + 1
         lane.rollback(at)
         for n in reads[same:-1]:
-            lane.forward(text[at : at + n], outputs="none")
-            at += n
-        assert len(text) - at == reads[-1] == 1
+            lane.forward(text[at : at + (n or 1)], outputs="none" if n else "all")
+            at += n or 1
+        assert len(text) - at == 1
         self._reads = list(reads)
         row: Row = lane.forward(text[at:], outputs="all")[0]
         return row
@@ -154,15 +156,16 @@ class Machine:
     def run(self, rng: random.Random) -> None:
         """One ragged pass of chains and trees; some of each stays."""
         parts: list[Part] = []
-        leaves = self.pool.free_leaves
+        leaves, left = self.pool.free_leaves, self.pool.max_rows
         for talk in self.talks:
-            if rng.random() < 0.8:
-                n = rng.randint(1, 6)
+            if rng.random() < 0.8 and left:
+                n = rng.randint(1, min(left, 6))
                 parents: list[int] | None = None
                 if leaves >= 3 and rng.random() < 0.4:
                     parents = [-1, *(rng.randrange(max(0, i - 2), i) for i in range(1, min(n, 4)))]
                     n = len(parents)
                     leaves -= 3
+                left -= n
                 parts.append(Part(talk.lane, self.some(rng, n), "all", parents))
         if not parts:
             return
@@ -182,14 +185,14 @@ class Machine:
                 path = _path(rng, part.parents)
                 talk.lane.keep_path(path)
             talk.text += [part.tokens[i] for i in path]
-            talk.reads += [1] * len(path)
+            talk.reads += [ROW] * len(path)
 
     def _judge(self, talk: Talk, part: Part, rows: Rows) -> None:
         paths: list[list[int]] = []
         for i, row in enumerate(rows):
             above = i - 1 if part.parents is None else part.parents[i]
             paths.append([*(paths[above] if above >= 0 else []), part.tokens[i]])
-            right = self.alone.row([*talk.text, *paths[-1]], [*talk.reads, *[1] * len(paths[-1])])
+            right = self.alone.row([*talk.text, *paths[-1]], [*talk.reads, *[ROW] * len(paths[-1])])
             self.rows += 1
             self.wrong += not np.array_equal(row.view(np.uint32), right.view(np.uint32))
 
@@ -227,9 +230,9 @@ def _whole(talk: Talk, keep: int) -> tuple[int, list[int]]:
     """The longest beginning of up to ``keep`` tokens that ends between two reads."""
     at, reads = 0, []
     for n in talk.reads:
-        if at + n > keep:
+        if at + (n or 1) > keep:
             break
-        at += n
+        at += n or 1
         reads.append(n)
     return at, reads
 

@@ -84,7 +84,6 @@ class Storm:
             proposer=rng.choice(["none", *self.methods]),
             window=rng.choice(("auto", "fixed")),
             draft_max=rng.randrange(1, 9),
-            exact=True,
             min_speculative_tokens=0,
             sampling=SamplingParams(temperature=rng.choice((0.0, 0.8))),
         )

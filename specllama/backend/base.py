@@ -217,6 +217,10 @@ class Lane(Context, Protocol):
         last ``reopen`` tokens a tree is made first."""
         ...
 
+    def rows_at(self, past: int) -> int:
+        """Most rows of a judged pass behind so many tokens; ``max_rows`` at most."""
+        ...
+
     def capture(self, need: HiddenNeed) -> None:
         """Keep this state of the passes from here on, "nothing" to stop.
 

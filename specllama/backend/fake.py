@@ -129,10 +129,18 @@ class FakeCache:
 
     Args:
         by_order: False takes them in the order of their positions, as in exact arithmetic.
+        by_four: rows of a pass are computed four at a time and what is left over one by one, which
+            rounds otherwise; so are those that come out.
     """
 
     def __init__(
-        self, table: FakeTable, shape: Shape, stop: StopFlag, *, by_order: bool = True
+        self,
+        table: FakeTable,
+        shape: Shape,
+        stop: StopFlag,
+        *,
+        by_order: bool = True,
+        by_four: bool = False,
     ) -> None:
         self.batch = Batch(shape.n_batch, shape.max_leaves)
         self.passes: list[int] = []  # tokens of each
@@ -140,12 +148,13 @@ class FakeCache:
         self._table = table
         self._shape = shape
         self.stop = stop
-        self._by_order = by_order
+        self._by_order, self._by_four = by_order, by_four
         n = shape.n_ctx
         self._token: IntArray = np.zeros(n, np.int32)
         self._position: IntArray = np.full(n, -1, np.int32)
         self._owners: npt.NDArray[np.uint64] = np.zeros(n, np.uint64)  # a bit a sequence
-        self._displaced: IntArray = np.zeros(n, np.int32)  # how a tile found the cell
+        # how a tile found the cell, and whether it was computed among four
+        self._displaced: IntArray = np.zeros(n, np.int32)
         self._head = 0
         self._needs: set[HiddenNeed] = set()
         self._states: Rows = np.empty((0, _WIDTH), np.float32)
@@ -179,6 +188,8 @@ class FakeCache:
             for s in batch.sequences[i, 1 : batch.n_sequences[i]]:
                 self._owners[cells[i]] |= np.uint64(1 << int(s))
         self._displaced[cells] = cells - batch.position[:n] if tiled else 0
+        if self._by_four:
+            self._displaced[cells[: n // 4 * 4]] += 1
         self.passes.append(n)
         seen = {int(s): self._text(int(s)) for s in set(batch.sequences[:n, 0].tolist())}
         states, rows = [], []
@@ -190,6 +201,8 @@ class FakeCache:
         if self._needs:
             self._states = np.array(states, np.float32)
         self._handed_out = np.array(rows, np.float32).reshape(len(rows), self._table.n_vocab)
+        if self._by_four:
+            self._handed_out[: len(rows) // 4 * 4] += np.float32(1e-3)
 
     def _text(self, sequence: int) -> tuple[list[int], IntArray, IntArray]:
         """Tokens, positions and displacements of a sequence, in the order in which they lie."""
@@ -311,7 +324,9 @@ class FakeCache:
         return True
 
     def beside(self, shape: Shape) -> FakeCache:
-        return FakeCache(self._table, shape, self.stop, by_order=self._by_order)
+        return FakeCache(
+            self._table, shape, self.stop, by_order=self._by_order, by_four=self._by_four
+        )
 
     def close(self) -> None:
         self.closed = True
@@ -322,8 +337,9 @@ class FakePool(CellPool):
 
     Args:
         in_order: False frees cells instead of leaving ghosts.
-        by_order: see ``FakeCache``.
+        by_order, by_four: see ``FakeCache``.
         tiles: long reads are computed in tiles, which see where cells lie.
+        widths: see ``keep_to``.
     """
 
     def __init__(
@@ -338,12 +354,17 @@ class FakePool(CellPool):
         stop: StopFlag | None = None,
         in_order: bool = True,
         by_order: bool = True,
+        by_four: bool = False,
         tiles: bool = False,
+        widths: Sequence[int] = (),
     ) -> None:
         shape = Shape(n_ctx, lanes, max_rows, max_leaves, n_batch)
-        self.fake = FakeCache(table, shape, stop or StopFlag(), by_order=by_order)
-        kernels = Kernels(tiles=tiles, exact_rows=max_rows, exact_trees=True)
+        self.fake = FakeCache(table, shape, stop or StopFlag(), by_order=by_order, by_four=by_four)
+        exact = 1 if by_four else max_rows
+        kernels = Kernels(tiles=tiles, exact_rows=exact, exact_trees=exact > 1)
         super().__init__(self.fake, shape, table.n_vocab, kernels, in_order=in_order)
+        if widths:
+            self.keep_to(widths, trees=True)
 
 
 class FakeContext(CellLane):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ZONE = 256  # cells in whose multiples attention is computed (llama-kv-cache.cpp get_n_kv)
 TILE = 64  # tokens of a pass from which attention is tiled (ggml-cpu/common.h GGML_FA_TILE_Q)
 
 
@@ -25,6 +26,8 @@ class Kernels:
         tiles: passes of at least ``TILE`` tokens that return no rows are computed in tiles.
         exact_rows: widest pass that was found to be like single steps, bit for bit.
         exact_trees: rows of branches were, too.
+        widths: passes that return rows have one of so many, ascending, see ``padding``; ()
+            leaves them as wide as they are asked for.
     """
 
     on_cpu: bool = True
@@ -35,3 +38,4 @@ class Kernels:
     tiles: bool = False
     exact_rows: int = 1
     exact_trees: bool = False
+    widths: tuple[int, ...] = ()

@@ -29,6 +29,11 @@ class Home(Pool, Protocol):
     def n_ctx(self) -> int: ...
 
     @property
+    def longest(self) -> int:
+        """Most cells of a lane, pads among them."""
+        ...
+
+    @property
     def n_vocab(self) -> int: ...
 
     @property
@@ -52,6 +57,10 @@ class Home(Pool, Protocol):
 
     def choose_states(self) -> None:
         """A lane wants other hidden states than before."""
+        ...
+
+    def rows_at(self, past: int) -> int:
+        """See ``Lane.rows_at``."""
         ...
 
     def require_open(self) -> None: ...
@@ -119,7 +128,7 @@ class CellLane:
         self.n_ctx, self.n_vocab, self.n_batch = pool.n_ctx, pool.n_vocab, pool.n_batch
         self.max_rows, self.max_leaves = pool.max_rows, pool.max_leaves
         self.tokens = History()
-        self.places: Places = np.empty(pool.n_ctx, np.int64)  # of the cells, by position
+        self.places: Places = np.empty(pool.longest, np.int64)  # of the cells, by position
         self.n_cells = 0  # of them that the cache holds, a tree apart
         self.tiled: list[tuple[int, int]] = []  # cells that were read in tiles, from and to
         self.tree: Tree | None = None
@@ -147,6 +156,9 @@ class CellLane:
 
     def alike(self, keep: int, n: int) -> int:
         return self.pool.alike(self, keep, n)
+
+    def rows_at(self, past: int) -> int:
+        return self.pool.rows_at(past)
 
     # -- passes and what stays of them --
 

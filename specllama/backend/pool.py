@@ -3,6 +3,12 @@
 The rows of a pass lie depth first of all: every lane's first token, then every second one, so that
 what is rejected gathers at the end. What becomes of it is ``settling``'s affair.
 
+Where passes of some widths only are computed alike, those that return rows are given one of these
+widths (``keep_to``): guesses that nobody asked for are hung on their longest part, and given up as
+rejected ones are. They are rows like all others, in the lane's own text and with logits, so that
+nothing tells a pass with pads from one without. They come last: their cells are free again before
+the next pass.
+
 The library ends the process on some bad calls: what it would not take is refused here before.
 """
 
@@ -11,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -19,12 +26,13 @@ from specllama.arrays import Rows
 from specllama.backend.base import Blob, Lane, Outputs, Part
 from specllama.backend.cache import Cache, Shape
 from specllama.backend.cells import Places
-from specllama.backend.kernels import TILE, Kernels
+from specllama.backend.kernels import TILE, ZONE, Kernels
 from specllama.backend.lane import CellLane, Parked, Tree, alike
 from specllama.backend.layout import Layout
 from specllama.backend.reading import ReadingRoom
 from specllama.backend.settling import Settling
 from specllama.errors import Cancelled, ContextFull, EngineError
+from specllama.params import DRAFT_MAX
 
 
 @dataclass(slots=True)
@@ -34,8 +42,10 @@ class Piece:
     lane: CellLane
     tokens: Sequence[int]
     outputs: Outputs
+    parents: tuple[int, ...] = ()  # of a tree's nodes
     laid: Layout | None = None  # the lane's tree with it
     opened: Sequence[int] = ()  # sequences of the leaves that it opens
+    pads: int = 0  # guesses at its end that nobody asked for
     rows: Rows | None = None  # what the pass returned for it
 
     @property
@@ -64,15 +74,50 @@ class CellPool(Settling):
         self.shape = shape
         self.kernels = kernels
         self.n_vocab = n_vocab
-        self.n_ctx = shape.n_ctx
+        self.n_ctx = self.longest = shape.n_ctx
         self.n_batch = shape.n_batch
         self.max_rows = shape.max_rows
         self.max_leaves = shape.max_leaves
+        self._wide = list(range(max(TILE, shape.max_rows) + 1))  # rows of a pass, by those asked
         self._counting = np.arange(cache.n_cells + shape.n_batch, dtype=np.int32)
         self._no_rows: Rows = np.empty((0, n_vocab), np.float32)
         self._reading = ReadingRoom(
             self._make_room, lambda lane: self.cache.state(lane.sequence), shape.n_ctx
         )
+
+    @property
+    def pads(self) -> int:
+        """Most guesses of a pass that can be given up each time."""
+        return self.shape.max_rows - 1
+
+    def rows_at(self, past: int) -> int:
+        """Most rows of a pass behind so many tokens.
+
+        llama.cpp computes attention over a multiple of 256 cells. Where its kernels choose by that,
+        a row has to be judged over as many as it has in a pass of its own.
+        """
+        kernels, least = self.kernels, self._wide[1]
+        if kernels.alike or not kernels.widths:
+            return self.max_rows
+        fits = -(-(past + least) // ZONE) * ZONE - past
+        rows = (n for n in range(self.max_rows, 1, -1) if max(self._wide[n], n - 1 + least) <= fits)
+        return next(rows, 1)
+
+    def keep_to(self, widths: Sequence[int], *, trees: bool) -> None:
+        """From now on a pass that returns rows has one of ``widths``, ascending. No lane is open.
+
+        Args:
+            trees: rows of branches are computed as those of chains.
+        """
+        most = widths[-1]
+        any_width = tuple(widths) == tuple(range(1, most + 1)) and most > DRAFT_MAX
+        kept = () if any_width else tuple(widths)
+        self.kernels = replace(self.kernels, exact_rows=most, exact_trees=trees, widths=kept)
+        self.max_rows = most
+        self.max_leaves = self.shape.max_leaves if trees else 1
+        self._wide[: most + 1] = [min(w for w in widths if w >= n) for n in range(most + 1)]
+        # pads take places behind the last token that a text may have
+        self.n_ctx = self.shape.n_ctx - max(b - a for a, b in pairwise((0, *widths))) + 1
 
     # -- facts --
 
@@ -227,7 +272,7 @@ class CellPool(Settling):
         try:
             together = [piece for piece in pieces if not self._read_first(piece)]
             if together:
-                self._pass(together)
+                self._run_padded(together)
         except BaseException:
             for piece, n in zip(pieces, past, strict=True):
                 if len(piece.lane.tokens) > n:
@@ -246,6 +291,7 @@ class CellPool(Settling):
             and not lane.closed
             and part.parents is None
             and 0 < n <= most
+            and (n == 1 or part.outputs != "last" or not self.kernels.widths)
             and n < TILE
             and len(lane.tokens) + n <= self.n_ctx
             and not self._needs
@@ -258,24 +304,28 @@ class CellPool(Settling):
         cache.require_running()
         lane, tokens, outputs = cast(CellLane, part.lane), part.tokens, part.outputs
         n = len(tokens)
+        wide = n if outputs == "none" else self._wide[n]
         with self._lock:
             self._settle_only(lane)
             past = lane.n_cells
             self._require_tokens(tokens)
             batch.token[:n] = tokens
-            batch.position[:n] = self._counting[past : past + n]
-            batch.sequences[:n, 0] = lane.sequence
-            batch.output[:n] = outputs == "all"
+            batch.token[n:wide] = tokens[-1]
+            batch.position[:wide] = self._counting[past : past + wide]
+            batch.sequences[:wide, 0] = lane.sequence
+            batch.output[:wide] = outputs == "all"
             if outputs == "last":
-                batch.output[n - 1] = 1
-            batch.n = n
+                batch.output[n - 1 : wide] = 1
+            batch.n = wide
             try:
                 cache.decode(tiled=False)
             except BaseException as error:
                 self._undo([Piece(lane, tokens, outputs)], error)
                 raise
-            lane.n_cells = past + n
+            lane.n_cells = past + wide
             lane.tokens.extend(batch.token[:n].tolist())
+            if wide > n:
+                self._decided.append(lane)  # the pads go before the next pass
             return cache.rows(n if outputs == "all" else int(outputs == "last"))
 
     def _check(self, parts: Sequence[Part]) -> list[Piece]:
@@ -292,7 +342,9 @@ class CellPool(Settling):
                     raise EngineError("this pool takes chains, no tree passes")
                 if len(part.parents) != len(part.tokens):
                     raise ValueError(f"{len(part.tokens)} tokens with {len(part.parents)} parents")
-                piece.laid = lane.grown(part.parents)
+                if lane.growing is not None and self.kernels.widths:
+                    raise EngineError("a tree takes one pass where passes are kept to widths")
+                piece.parents, piece.laid = tuple(part.parents), lane.grown(part.parents)
                 if piece.laid.n_leaves > self.max_leaves:
                     raise EngineError(
                         f"a tree has at most {self.max_leaves} leaves, not {piece.laid.n_leaves}"
@@ -320,13 +372,16 @@ class CellPool(Settling):
     def _read_first(self, piece: Piece) -> bool:
         """Read what has to be read in a pass of its own; whether that was all of it.
 
-        Text in tiles, and all before a last row whose bits must be those of a later pass over the
-        same text, or whose hidden state is given away of passes that return every row.
+        Text in tiles or beside passes of fixed widths, and all before a last row whose bits must be
+        those of a later pass over the same text, or whose hidden state is given away of passes that
+        return every row.
         """
         n, tiled = len(piece.tokens), self.kernels.tiles and len(piece.tokens) >= TILE
+        fixed = bool(self.kernels.widths)
         if piece.laid is not None:
             return False
-        if piece.outputs == "last" and n > 1 and (tiled or piece.lane.need == "final_hidden"):
+        apart = tiled or fixed or piece.lane.need == "final_hidden"
+        if piece.outputs == "last" and n > 1 and apart:
             before = Piece(piece.lane, piece.tokens[:-1], "none")
             if not self._read_first(before):
                 self._pass([before])
@@ -339,7 +394,29 @@ class CellPool(Settling):
             else:
                 self._read_apart(piece)
             return True
+        elif piece.outputs == "none" and fixed:
+            self._pass([piece])
+            return True
         return False
+
+    def _run_padded(self, pieces: Sequence[Piece]) -> None:
+        """One pass, of a width that passes are kept to."""
+        n = sum(len(piece.tokens) for piece in pieces)
+        longest = max(pieces, key=lambda piece: len(piece.tokens))
+        if self.kernels.widths and (pads := self._wide[n] - n):
+            end = len(longest.tokens)
+            longest.tokens = [*longest.tokens, *[longest.tokens[-1]] * pads]
+            longest.pads = pads
+            if longest.laid is not None:
+                longest.laid = longest.lane.grown(
+                    [*longest.parents, *range(end - 1, end + pads - 1)]
+                )
+        if self.kernels.widths:
+            for piece in pieces:
+                piece.outputs = "all"  # how many rows come out chooses kernels, too
+        self._pass(pieces)
+        if longest.pads and longest.laid is None:
+            longest.lane.rollback(len(longest.lane.tokens) - longest.pads)
 
     def _pass(self, pieces: Sequence[Piece], *, tiled: bool = False) -> None:
         """One pass of the library."""
@@ -428,9 +505,9 @@ class CellPool(Settling):
         for piece, rows in zip(pieces, at, strict=True):
             lane, size, past = piece.lane, len(piece.tokens), piece.past
             if order is None:
-                piece.rows = given
+                piece.rows = given[: total - piece.pads]
             else:
-                piece.rows = _pick(given, order[rows][size - piece.n_rows :])
+                piece.rows = _pick(given, order[rows][size - piece.n_rows : size - piece.pads])
             if lane.need == "final_hidden":
                 if piece.gives_final:
                     states = self.cache.states(lane.need, total)

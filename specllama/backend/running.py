@@ -154,6 +154,10 @@ class RunningPool(ForgettingPool):
 
     # -- going back --
 
+    @property
+    def pads(self) -> int:
+        return self.cache.planes
+
     def reach(self, lane: CellLane, keep: int) -> int:
         if keep == len(lane.tokens):
             return keep
@@ -222,7 +226,7 @@ class RunningPool(ForgettingPool):
 
     def _step(self, part: Part) -> Any:
         rows = super()._step(part)
-        self._passed(len(part.tokens), reading=False)
+        self._passed(self.cache.batch.n, reading=False)
         return rows
 
     def _read_first(self, piece: Piece) -> bool:
@@ -257,7 +261,7 @@ class RunningPool(ForgettingPool):
     @property
     def _drafts(self) -> bool:
         """Whether this is a draft model's: no pass is judged."""
-        return self.max_rows == 1
+        return self.shape.max_rows == 1
 
     def _keep_passing(self, lane: CellLane) -> None:
         """Take the checkpoint for what is not known to stay; it gives way to the next one."""

@@ -58,9 +58,10 @@ class Settling:
 
     def _seek_only(self) -> None:
         """Whether a lane is alone from here on."""
-        if len(self._lanes) == 1 and not self.cells.haunted and not self._decided:
+        if len(self._lanes) == 1 and not self.cells.haunted:
             lane = self._lanes[0]
-            if lane.tree is None and self.cells.held == lane.n_cells:
+            settled = all(one is lane for one in self._decided)  # of it, pads may be left
+            if settled and lane.tree is None and self.cells.held == lane.n_cells:
                 self._only = lane
 
     def _settle_only(self, lane: CellLane) -> None:

@@ -42,16 +42,19 @@ class GroupedCommand(click.Command):
     """A command whose ``--help`` shows its options under headings."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """``--think`` takes a value or none, so that a prompt may follow it."""
+        """``--think`` and ``--exact`` take a value or none, so that a prompt may follow them."""
         given: list[str] = []
         for at, word in enumerate(args):
             if word == "--":
                 given += args[at:]
                 break
-            if word == "--no-think":
-                word = "--think=off"
-            elif word == "--think" and (args[at + 1 : at + 2] or [""])[0] not in THINK:
+            after = (args[at + 1 : at + 2] or [""])[0]
+            if word in ("--no-think", "--no-exact"):
+                word = f"--{word[5:]}=off"
+            elif word == "--think" and after not in THINK:
                 word = "--think=on"
+            elif word == "--exact" and not after.isdecimal():
+                word = "--exact=on"
             given.append(word)
         return super().parse_args(ctx, given)
 

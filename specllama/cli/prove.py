@@ -93,7 +93,7 @@ Those that come from variables and files are named first.
     help="Write N replies side by side, with arrivals and cancels at random.",
 )
 @seed_option
-@settings_options(only=(*LOADING, "exact"))
+@settings_options(only=LOADING)
 @click.option("--json", "as_json", is_flag=True, help="JSON Lines: cases, then a summary.")
 def command(
     prompts: Path | None,

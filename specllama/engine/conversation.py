@@ -216,7 +216,7 @@ class Conversation:
 
     def _start(self, cached: int) -> Started:
         params, drafter = self._params, self._drafter
-        reach = min(params.reach(self._loaded.info.exact_rows), self._pass_rows - 1)
+        reach = min(params.reach(self._loaded.info.exact_rows), self._target.max_rows - 1)
         return Started(
             prompt_n=len(self._tokens),
             cached_n=cached,
@@ -228,12 +228,6 @@ class Conversation:
             exactness=self._loaded.info.exactness,
             tokenize_ms=self._clock.tokenize_ms,
         )
-
-    @property
-    def _pass_rows(self) -> int:
-        """Rows of the widest pass; with ``exact``, one that is bit-identical to single steps."""
-        most = self._target.max_rows
-        return min(most, self._loaded.info.exact_rows) if self._params.exact else most
 
     def _read_prompt(self) -> Saying[Row]:
         """Read what is not in the cache; the row behind the prompt."""
@@ -253,10 +247,9 @@ class Conversation:
 
     def _begin(self, chain: SamplerChain) -> Saying[Rounds]:
         """What drafts, judges and decides how far to draft."""
-        info, windows = self._loaded.info, self._loaded.windows
+        windows = self._loaded.windows
         params, drafter = self._params, self._drafter
         rule = rule_of(params.verify, greedy=chain.greedy)
-        trees = not rule.chains_only and (info.exact_trees or not params.exact)
         drafter.start(
             Request(
                 seed=self._seed,
@@ -264,8 +257,8 @@ class Conversation:
                 coins=RandomCoins((self._seed, 2)),
                 is_eog=self._reply.is_stop,
                 p_min=params.draft_p_min,
-                leaves=self._target.max_leaves if trees else 1,
-                pass_rows=self._pass_rows,
+                leaves=1 if rule.chains_only else self._target.max_leaves,
+                pass_rows=self._target.max_rows,
                 n_ctx=self._target.n_ctx,
                 ending=self._ending,
             )
@@ -292,7 +285,7 @@ class Conversation:
             seed=self._seed,
             coins=RandomCoins((self._seed, 1)),
             is_stop=self._reply.is_stop,
-            pass_rows=self._pass_rows,
+            pass_rows=self._target.max_rows,
             chances=params.chances,
         )
 
@@ -305,8 +298,9 @@ class Conversation:
             if len(self._tokens) > n_ctx:
                 yield from self._make_room()
             begun = perf_counter()
+            most = min(self._reply.remaining, self._target.rows_at(len(self._tokens) - 1))
             try:
-                done = yield from rounds.round(self._reply.remaining, first=first)
+                done = yield from rounds.round(most, first=first)
             except ContextFull as full:  # others took what room there was
                 raise _Full(full.message) from None
             first = None
@@ -361,7 +355,7 @@ class Conversation:
 
     def _read_among_others(self, at: int) -> None:
         """What was read from ``at`` on was read in other parts than alone, or beside other rows."""
-        if self._loaded.info.exact_rows < 2:
+        if self._loaded.info.exact_rows < 2 or self._loaded.info.widths:
             self._slot.rounded(at)
 
     def _done(self, done: Round, kept: int) -> RoundDone:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from specllama.backend import llama
@@ -85,7 +85,6 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
             if one is not None:
                 _warm_up(one.pool)
         exactness = exactness_of(header, model, pool, options)
-        pool.kernels = replace(pool.kernels, exact_rows=exactness.rows, exact_trees=exactness.trees)
         if options.threads is None:
             pool.choose_threads()
             if draft is not None:

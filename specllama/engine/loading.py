@@ -66,6 +66,7 @@ def load(
         exactness=opened.exactness.label,
         exact_rows=kernels.exact_rows,
         exact_trees=kernels.exact_trees,
+        widths=kernels.widths,
         measured=opened.exactness.measured,
         device="CPU" if kernels.on_cpu else "GPU",
         threads=kernels.threads,

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from specllama.errors import SpecllamaError
-from specllama.exactness import Exactness, measured
+import msgspec
+
+from specllama.errors import EngineError, SpecllamaError, UsageError
+from specllama.exactness import Exactness, Group, measured
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
@@ -16,17 +22,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("specllama.engine.probing")
 
+_TIMED = 5  # passes of each width
 FAR_BYTES = 1 << 30  # weights of models for which passes of up to 65 rows are compared, too
 
 
 def exactness_of(
     header: GgufHeader, model: LlamaModel, target: LlamaPool, options: EngineOptions
 ) -> Exactness:
-    """How far the target's passes equal single steps; kept in the profiles once it is known.
+    """How far the target's passes equal single steps; kept in the profiles once it is known. The
+    target's passes are kept to what ``options.exact`` asks for.
 
     Args:
         options: resolved, as ``target`` was made with them.
+
+    Raises:
+        UsageError: what it asks for cannot be had here.
     """
+    found = _found(header, model, target, options).keeping(options.exact)
+    pool = target.kernels
+    if found.kept is None:
+        target.kernels = replace(pool, exact_rows=found.rows, exact_trees=found.trees)
+        return found
+    if found.kept.widths[0] > 1 and options.parallel > 1 and not pool.alike:
+        raise UsageError(
+            "--exact: on this device the rows of a conversation depend on where others lie in the "
+            "cache",
+            "add --parallel 1",
+        )
+    target.keep_to(found.kept.widths, trees=found.kept.trees)
+    return found
+
+
+def _found(
+    header: GgufHeader, model: LlamaModel, target: LlamaPool, options: EngineOptions
+) -> Exactness:
     if model.has_windows and not options.swa_full:
         return Exactness(why_not="cells that have left a window are taken again, in another order")
     try:
@@ -64,6 +93,7 @@ def _key(
         "leaves": target.max_leaves,
         "placement": [str(part) for part in (options.place, options.cpu, options.n_ubatch)],
         "text": [str(part) for part in (options.loras, options.rope)],
+        "groups": options.exact != "off",
     }
 
 
@@ -72,6 +102,10 @@ def _measure(model: LlamaModel, target: LlamaPool, options: EngineOptions) -> Ex
     from specllama.backend.llama_pool import open_pool
     from specllama.backend.probe import CELLS, COPIES, NARROW, probe
     from specllama.backend.watch import Watch
+    from specllama.backend.widths import WIDTHS
+
+    most = min(target.max_rows, target.pads + 1)
+    widths = [w for w in WIDTHS if w <= most] if options.exact != "off" else []
 
     # a GPU runs different kernels if it is stopped and watched
     watch = Watch() if model.gpu_layers == 0 else None
@@ -89,13 +123,33 @@ def _measure(model: LlamaModel, target: LlamaPool, options: EngineOptions) -> Ex
     lane = pool.open()
 
     def fill(copies: int) -> None:
+        if not pool.kernels.alike:
+            raise EngineError("cells that no row sees tell nothing of this attention")
         twin = pool.fork(lane, lane.n_past)
         copy = pool.park(twin)
         twin.close()
         for _ in range(copies):
             pool.resume(copy)
 
+    far = model.n_bytes <= FAR_BYTES
     try:
-        return probe(lane, watch, fill, trained=model.n_ctx_train, far=model.n_bytes <= FAR_BYTES)
+        found = probe(lane, watch, fill, trained=model.n_ctx_train, far=far, widths=widths)
     finally:
         model.drop(pool)
+    return msgspec.structs.replace(found, groups=_timed(found.groups, target))
+
+
+def _timed(groups: Sequence[Group], target: LlamaPool) -> tuple[Group, ...]:
+    """The groups with what passes of their widths take: of a few in turn, the shortest."""
+    ms = {w: math.inf for group in groups for w in group.widths}
+    lane = target.open()
+    for _ in range(_TIMED):
+        for w in ms:
+            begin = perf_counter()
+            lane.forward([0] * w, outputs="all")
+            ms[w] = min(ms[w], (perf_counter() - begin) * 1e3)
+            lane.rollback(0)
+    lane.close()
+    return tuple(
+        msgspec.structs.replace(group, ms=tuple(ms[w] for w in group.widths)) for group in groups
+    )

@@ -63,7 +63,8 @@ class PairKey:
         return PairKey(
             target=_model_key(info.target),
             draft="none" if info.draft is None else _model_key(info.draft),
-            device=f"{info.device}, flash attention {'on' if info.flash_attn else 'off'}",
+            device=f"{info.device}, flash attention {'on' if info.flash_attn else 'off'}"
+            + _padding(info.widths),
             threads=info.threads,
             layers=" ".join(str(model.gpu_layers) for model in models),
             cache=" ".join(model.kv_types for model in models),
@@ -269,6 +270,12 @@ def measured_passes(info: EngineInfo, rows: int, folder: Path | None = None) -> 
     return best[1] or None
 
 
+def _padding(widths: tuple[int, ...]) -> str:
+    """How passes are filled up: it decides what they cost."""
+    filled = widths != tuple(range(1, len(widths) + 1))
+    return f", passes of {' '.join(map(str, widths))}" if filled else ""
+
+
 class Windows:
     """The draft windows of an engine: adaptive ones that learn into ``profile``, or fixed ones."""
 
@@ -298,8 +305,6 @@ class Windows:
             return FixedWindow(limit, params.draft_min)
         profile = self.profile
         profile.refresh()
-        if params.exact:  # a pass of more rows would be cut into several
-            limit = min(limit, info.exact_rows - 1)
         return Controller(
             profile.learned(band(params)),
             profile.costs,

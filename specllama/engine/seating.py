@@ -87,7 +87,9 @@ class Seating:
             self._follow(lane, ids)
         while not (slot.target.tokens or self._fill(slot, ids)) and self.vacate(free):
             pass
-        if (known := len(slot.target.tokens)) and self._pool.kernels.exact_rows <= DRAFT_MAX:
+        kernels = self._pool.kernels
+        any_parts = kernels.exact_rows > DRAFT_MAX and not kernels.widths
+        if (known := len(slot.target.tokens)) and not any_parts:
             slot.rounded(known - 1)  # read in other parts than it would be alone
         return slot
 

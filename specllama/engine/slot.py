@@ -50,7 +50,7 @@ class Slot:
                 f"speculation skipped: {params.max_tokens} tokens asked for, "
                 f"it starts to pay at {params.min_speculative_tokens}"
             )
-        if params.exact and info.exact_rows < 2:
+        if self.target.max_rows < 2:
             return none, "nothing is drafted: no pass of two rows is bit-exact here (--exact)"
         drafter = self._named(params.proposer, info)
         rule = rule_of(params.verify, greedy=params.sampling.temperature == 0.0)

@@ -44,7 +44,6 @@ class Speculation(msgspec.Struct, kw_only=True):
     draft_p_min: float | None = None
     verify: str | None = None
     window: str | None = None
-    exact: bool | None = None
 
 
 class Sampling(msgspec.Struct, kw_only=True):

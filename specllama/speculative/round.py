@@ -125,7 +125,7 @@ class Rounds:
         """One draft, verify, commit.
 
         Args:
-            remaining: tokens still wanted; a draft never exceeds ``remaining - 1``.
+            remaining: tokens that it may add at most; a draft never exceeds ``remaining - 1``.
             first: the row [n_vocab] behind all ``tokens``, from the pass that read the prompt: the
                 first token is drawn from it, and nothing is drafted or evaluated.
 

@@ -161,11 +161,11 @@ def test_flags_reach_the_engine(cli, tmp_path: Path) -> None:
     assert (settings["model"], settings["draft-model"]) == ("a.gguf", "b.gguf")
     options = settings.engine_options()
     assert (options.n_ctx, options.gpu_layers, options.threads) == (512, "7", 2)
-    assert (options.flash_attn, options.kv_type_k) == ("on", "q8_0")
+    assert (options.flash_attn, options.kv_type_k, options.exact) == ("on", "q8_0", "on")
     request = cli.engine.requests[0]
     params, sampling = request.params, request.params.sampling
     assert (params.draft_max, params.verify, params.max_tokens) == (0, "block", 9)
-    assert (params.exact, params.on_full, params.speculate) == (True, "shift", False)
+    assert (params.on_full, params.speculate) == ("shift", False)
     assert (params.stop, params.ignore_eos) == (("END", "\n\n"), True)
     assert params.json_schema == '{"type": "object"}'
     assert (sampling.temperature, sampling.top_k, sampling.typical_p) == (0.0, 5, 0.9)

@@ -12,7 +12,7 @@ from specllama.bench.proof import prove
 from specllama.cli import invoke
 from specllama.engine.engine import Engine
 from specllama.models.refs import resolve
-from specllama.params import EngineOptions, GenerateParams
+from specllama.params import EngineOptions
 from specllama.prompts import load_prompts
 
 pytestmark = pytest.mark.e2e
@@ -35,7 +35,6 @@ def test_the_text_is_that_of_plain_decoding(drafter: Path) -> None:
                 temperatures=(0.0, 0.8),
                 draft_max=(4,),
                 max_tokens=32,
-                base=GenerateParams(exact=True),
             )
         )
     assert [case for case in cases if not (case.ok and case.identical and case.law_holds)] == []

@@ -66,8 +66,7 @@ def test_its_logits_are_those_of_numpy(tiny: Engine) -> None:
     tiny.reset()
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_the_text_with_the_head_is_that_of_plain_decoding(tiny: Engine, exact: bool) -> None:
+def test_the_text_with_the_head_is_that_of_plain_decoding(tiny: Engine) -> None:
     cases = list(
         prove(
             tiny,
@@ -76,11 +75,10 @@ def test_the_text_with_the_head_is_that_of_plain_decoding(tiny: Engine, exact: b
             temperatures=(0.0, 0.7, 1.0),
             draft_max=(4, 8),
             max_tokens=40,
-            base=GenerateParams(exact=exact),
         )
     )
     assert [c for c in cases if not c.ok] == []
-    assert all(c.identical for c in cases) or not exact
+    assert all(c.identical for c in cases) or tiny.info.exact_rows < 9
     assert all(c.law_holds for c in cases)
     assert sum(c.drafted for c in cases) > 0
 

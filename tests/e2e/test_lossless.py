@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pytest
 
-from specllama.backend.base import Outputs
 from specllama.bench.proof import probe_rows, prove, score_gap
 from specllama.engine.engine import Engine
 from specllama.events import Finished, RoundDone
-from specllama.models.quantize import prepare, run
-from specllama.models.refs import bundled
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import Prompt
 
 pytestmark = pytest.mark.e2e
@@ -42,48 +37,6 @@ def test_the_default_context_is_in_the_bit_exact_class(tiny: Engine) -> None:
     assert tiny.info.exactness == f"bitwise up to {tiny.target.max_rows} rows"
     assert tiny.info.exact_trees
     assert "every product and attention" in tiny.info.measured
-
-
-@pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """The pair with a K-quant target, whose kernels change at a few rows."""
-    path = tmp_path_factory.mktemp("narrow") / "k-quant.gguf"
-    whole = bundled("tiny-target")
-    run(prepare(whole, path, "q4_k_m", requantize=True, threads=1))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPECLLAMA_HOME", str(path.parent))
-        options = EngineOptions(n_ctx=1024, threads=1)
-        with Engine.load(path, bundled("tiny-draft"), options) as engine:
-            yield engine
-
-
-def test_wide_drafts_are_identical_when_cut_into_exact_passes(
-    narrow: Engine, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = narrow.info.exact_rows
-    assert 1 < rows < 8
-    widths: set[int] = set()
-    forward = narrow.target.forward
-
-    def watched(tokens: Sequence[int], *, outputs: Outputs, **more: Any) -> Any:
-        if outputs == "all":
-            widths.add(len(tokens))
-        return forward(tokens, outputs=outputs, **more)
-
-    monkeypatch.setattr(narrow.target, "forward", watched)
-    cases = list(
-        prove(
-            narrow,
-            prompts[:8],
-            proposers=("draft", "ngram"),
-            temperatures=(0.0, 1.0),
-            draft_max=(8, 16),
-            max_tokens=48,
-            base=GenerateParams(exact=True),
-        )
-    )
-    assert [c for c in cases if not c.identical] == []
-    assert max(widths) == rows, "longer drafts went in several passes"
 
 
 def test_wide_drafts_are_identical(tiny: Engine, prompts: list[Prompt]) -> None:

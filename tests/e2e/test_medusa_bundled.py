@@ -11,7 +11,6 @@ from specllama.engine.open_medusa import load_heads
 from specllama.models.gguf import read_header
 from specllama.models.medusa_file import read_facts
 from specllama.models.refs import resolve
-from specllama.params import GenerateParams
 from specllama.paths import bundled_dir
 from specllama.prompts import load_prompts
 
@@ -34,8 +33,7 @@ def test_the_bundled_heads_are_small_and_belong_to_the_bundled_target() -> None:
     assert (rates[:, -1, 0] > rates[:, 0, 0]).all()
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_bundled_heads_are_accepted_and_change_no_token(tiny: Engine, exact: bool) -> None:
+def test_bundled_heads_are_accepted_and_change_no_token(tiny: Engine) -> None:
     assert next(m for m in tiny.info.methods if m.name == "medusa").available
     cases = list(
         prove(
@@ -45,11 +43,10 @@ def test_bundled_heads_are_accepted_and_change_no_token(tiny: Engine, exact: boo
             temperatures=(0.0, 0.7, 1.0),
             draft_max=(4,),
             max_tokens=48,
-            base=GenerateParams(exact=exact),
         )
     )
     assert [c for c in cases if not c.ok] == []
-    assert all(c.identical for c in cases) or not exact
+    assert all(c.identical for c in cases) or tiny.info.exact_rows < 9
     greedy = [c for c in cases if c.temperature == 0.0]
     # a blind guess among 4096 tokens would add nothing
     assert sum(c.accepted for c in greedy) > 0.25 * sum(c.rounds for c in greedy)

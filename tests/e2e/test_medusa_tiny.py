@@ -16,7 +16,7 @@ from specllama.engine.open_medusa import load_heads
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.medusa_file import vocabulary_digest, write_heads
 from specllama.models.refs import resolve
-from specllama.params import EngineOptions, GenerateParams
+from specllama.params import EngineOptions
 from specllama.prompts import load_prompts
 
 pytestmark = pytest.mark.e2e
@@ -73,8 +73,7 @@ def test_the_state_that_heads_read_is_what_the_output_matrix_reads(
     echo.reset()
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_the_text_with_medusa_is_that_of_plain_decoding(echo: Engine, exact: bool) -> None:
+def test_the_text_with_medusa_is_that_of_plain_decoding(echo: Engine) -> None:
     cases = list(
         prove(
             echo,
@@ -83,11 +82,10 @@ def test_the_text_with_medusa_is_that_of_plain_decoding(echo: Engine, exact: boo
             temperatures=(0.0, 0.7, 1.0),
             draft_max=(3, 8),
             max_tokens=40,
-            base=GenerateParams(exact=exact),
         )
     )
     assert [c for c in cases if not c.ok] == []
-    assert all(c.identical for c in cases) or not exact
+    assert all(c.identical for c in cases) or echo.info.exact_rows < 9
     assert sum(c.accepted for c in cases) < sum(c.drafted for c in cases)
 
 

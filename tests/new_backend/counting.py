@@ -120,6 +120,9 @@ class CountLane:
     def reach(self, keep_len: int) -> int:
         return keep_len
 
+    def rows_at(self, past: int) -> int:
+        return self.max_rows
+
     def alike(self, keep: int, n: int) -> int:
         return keep
 

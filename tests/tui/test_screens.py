@@ -375,7 +375,7 @@ async def test_every_key_of_the_form_moves_and_turns(start: Any) -> None:
             await d.pilot.press("tab" if names[-1] == "system" else "down")
             await d.pilot.pause()
         assert set(names) == set(FIELDS)
-        for name in ("speculate", "exact", "default_system"):
+        for name in ("speculate", "default_system"):
             before = screen.query_one(f"#set-{name}").value
             screen.query_one(f"#set-{name}").focus()
             await d.pilot.press("space")
@@ -385,7 +385,7 @@ async def test_every_key_of_the_form_moves_and_turns(start: Any) -> None:
         await d.until(lambda: screen.query_one("#set-on_full").value == "shift")
         await saved(d)
         params = d.app.session.params
-        assert (params.speculate, params.exact, params.on_full) == (False, True, "shift")
+        assert (params.speculate, params.on_full) == (False, "shift")
 
 
 async def test_another_context_size_loads_the_model_again(

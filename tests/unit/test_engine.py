@@ -86,6 +86,7 @@ def make(
     agreement: float = 0.7,
     sharpness: float = 2.0,
     exact_rows: int = 65,
+    widths: Sequence[int] = (),
     context: Callable[..., FakeContext] = FakeContext,
     draft_context: Callable[..., FakeContext] = FakeContext,
     draft_ctx: int = 256,
@@ -109,9 +110,9 @@ def make(
     }
     return Engine(
         loaded(
-            target=context(table, n_ctx=n_ctx),
+            target=context(table, n_ctx=n_ctx, widths=widths, by_four=bool(widths)),
             vocab=FakeVocab(V),
-            info=fake_info(n_ctx, V, exact_rows=exact_rows),
+            info=fake_info(n_ctx, V, exact_rows=widths[-1] if widths else exact_rows),
             drafters=proposers,
             **options,
         )
@@ -125,7 +126,7 @@ def params(**changes: Any) -> GenerateParams:
 
 
 def plain(p: GenerateParams) -> GenerateParams:
-    return p.replace(speculate=False, exact=False)
+    return p.replace(speculate=False)
 
 
 def check_laws(events: Sequence[Event]) -> Finished:
@@ -206,8 +207,7 @@ def test_speculative_is_plain_for_every_length(proposer: str, temperature: float
     temperature=st.sampled_from([0.0, 0.5, 1.0]),
     eog_bias=st.sampled_from([-5.0, 0.0, 3.0]),
     agreement=st.sampled_from([0.0, 0.5, 1.0]),
-    exact=st.booleans(),
-    exact_rows=st.sampled_from([1, 2, 3, 7]),
+    widths=st.sampled_from([(), (1,), (1, 2, 3), (4,), (4, 8), (8, 16)]),
     ignore_eos=st.booleans(),
     stop=st.lists(st.text("etaoin sh", min_size=1, max_size=3), max_size=3),
     n_ctx=st.sampled_from([40, 64, 256]),
@@ -229,8 +229,7 @@ def test_any_request_is_plain_decoding(
     temperature: float,
     eog_bias: float,
     agreement: float,
-    exact: bool,
-    exact_rows: int,
+    widths: tuple[int, ...],
     ignore_eos: bool,
     stop: list[str],
     n_ctx: int,
@@ -244,7 +243,6 @@ def test_any_request_is_plain_decoding(
         min_speculative_tokens=0,
         seed=seed,
         sampling=dataclasses.replace(sampling, temperature=temperature),
-        exact=exact,
         ignore_eos=ignore_eos,
         stop=tuple(dict.fromkeys(stop)),
         on_full=on_full,
@@ -253,7 +251,7 @@ def test_any_request_is_plain_decoding(
         "n_ctx": n_ctx,
         "eog_bias": eog_bias,
         "agreement": agreement,
-        "exact_rows": exact_rows,
+        "widths": widths,
     }
     assert words(run(make(**options), p)) == words(run(make(**options), plain(p)))
 
@@ -318,8 +316,9 @@ def test_stop_string_that_never_completes_is_shown_at_the_end() -> None:
 def test_stop_token_inside_an_accepted_run(exact_rows: int) -> None:
     ends = 0
     for seed in range(16):
-        p = params(seed=seed, draft_max=8, exact=exact_rows < 65)
-        engine = make(eog_bias=0.5, agreement=1.0, exact_rows=exact_rows)
+        p = params(seed=seed, draft_max=8)
+        widths = range(1, exact_rows + 1) if exact_rows < 65 else ()
+        engine = make(eog_bias=0.5, agreement=1.0, widths=widths)
         finished = run(engine, p)
         assert words(finished) == words(run(make(eog_bias=0.5), plain(p)))
         if finished.reason == "stop_token":
@@ -540,8 +539,8 @@ def test_a_target_that_cannot_cut() -> None:
 
 
 def test_prompts_longer_than_a_pass_are_read_in_pieces() -> None:
-    def small(table: FakeTable, *, n_ctx: int) -> FakeContext:
-        return FakeContext(table, n_ctx=n_ctx, n_batch=32)
+    def small(table: FakeTable, **options: Any) -> FakeContext:
+        return FakeContext(table, n_batch=32, **options)
 
     engine = make(context=small, n_ctx=300)
     prompt = PROMPT * 4
@@ -782,5 +781,5 @@ def test_near_ties_are_flagged_only_where_passes_were_wide() -> None:
     wide = run(make(exact_rows=2, **flat), params(draft_max=8))
     assert wide.near_ties > 0
     assert run(make(exact_rows=65, **flat), params(draft_max=8)).near_ties == 0
-    assert run(make(exact_rows=2, **flat), params(draft_max=8, exact=True)).near_ties == 0
+    assert run(make(widths=(1, 2), **flat), params(draft_max=8)).near_ties == 0
     assert run(make(exact_rows=2, **flat), plain(params())).near_ties == 0

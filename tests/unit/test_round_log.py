@@ -255,14 +255,14 @@ def test_params_survive_and_bad_ones_are_left_out() -> None:
     )
     data = json.loads(encode(params_to_dict(params)))
     assert params_from_dict(data) == params
-    data.update(draft_max="many", verify="guess", future=1, seed=-1, stop="ab", exact=[])
+    data.update(draft_max="many", verify="guess", future=1, seed=-1, stop="ab", ignore_eos=[])
     data["sampling"]["temperature"] = "hot"
     read = params_from_dict(data)
     assert read.draft_max == GenerateParams().draft_max
     assert read.verify == "match"
     assert read.seed is None
     assert read.stop == ()
-    assert read.exact is False
+    assert read.ignore_eos is False
     assert read.sampling.temperature == SamplingParams().temperature
     assert read.sampling.logit_bias == params.sampling.logit_bias
     assert params_from_dict(None) == GenerateParams()

@@ -107,8 +107,8 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
             Field("draft_p_min", "draft while p over", "0 to 1; 0 is off.", parse=float),
             Field("verify", "verification", "match: same seed, same text. rejection and block:"
                   " same distribution.", choices=tuple(VERIFY_RULES)),
-            Field("exact", "exact rows only", "Bit for bit as without drafting, where the device"
-                  " allows it."),
+            Field("exact", "the same bits", "on: one kind of pass, drafted or not; a number: its"
+                  " most rows. " + RELOADS, "load", str),
         ),
     ),
     (

@@ -1,0 +1,114 @@
+"""Rows of one text behind one head, decoded in passes of any width, to be compared bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from specllama.arrays import Row
+from specllama.backend.base import Context
+
+# a branch beside a chain: rows 3 and 4 follow row 0, past the cells of rows 1 and 2
+TREE = (-1, 0, 1, 0, 3)
+LINE = (0, 3, 4)
+
+
+class Seen(Protocol):
+    """What passes compute inside: by name, a hash of each token's row."""
+
+    def expect(self, n: int) -> None: ...
+
+    def take(self) -> Mapping[str, Sequence[int]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """One row of a pass: its logits and what led to them."""
+
+    logits: Row
+    inside: Mapping[str, int]
+
+    def same(self, other: Computed) -> bool:
+        """Bit for bit, in all that both passes name alike."""
+        mine, theirs = self.inside, other.inside
+        return bool(
+            np.array_equal(self.logits.view(np.uint32), other.logits.view(np.uint32))
+        ) and all(mine[name] == theirs[name] for name in mine.keys() & theirs.keys())
+
+
+class Probe:
+    """Rows of one text behind one head, decoded in passes of any width."""
+
+    def __init__(self, context: Context, seen: Seen | None, base: int) -> None:
+        self.context = context
+        self._seen = seen
+        self._base = base
+        n = context.max_rows
+        self._text = [spread(i if i % 4 < 2 else 1, context.n_vocab) for i in range(n + 1)]
+        self._alone: list[Computed] = []
+        self.worst = 0.0
+
+    def run(self, start: int, n: int) -> list[Computed]:
+        """Rows ``start`` to ``start + n - 1`` of the text in one pass, on top of those before."""
+        return self.evaluate(self._text[start : start + n], None)
+
+    def evaluate(self, tokens: Sequence[int], parents: Sequence[int] | None) -> list[Computed]:
+        if self._seen is not None:
+            self._seen.expect(len(tokens))
+        rows = self.context.forward(tokens, outputs="all", parents=parents).copy()
+        inside = {} if self._seen is None else self._seen.take()
+        return [
+            Computed(row, {name: hashes[i] for name, hashes in inside.items()})
+            for i, row in enumerate(rows)
+        ]
+
+    def restart(self) -> None:
+        """Go back to the head."""
+        self.context.rollback(self._base)
+
+    def padded(
+        self, text: Sequence[int], width: int, parents: Sequence[int] | None = None
+    ) -> list[Computed]:
+        """These tokens of the text in one pass of ``width`` rows, of which only theirs stay."""
+        n = len(text)
+        past = len(self.context.tokens)
+        tokens = [self._text[i] for i in text]
+        if parents is not None:
+            parents = [*parents, *range(n - 1, width - 1)]
+        rows = self.evaluate(tokens + tokens[-1:] * (width - n), parents)[:n]
+        if parents is None:
+            self.context.rollback(past + n)
+        return rows
+
+    def padded_steps(self, text: Sequence[int], width: int) -> list[Computed]:
+        """These tokens behind the head, each in a pass of ``width`` rows."""
+        self.restart()
+        return [self.padded([i], width)[0] for i in text]
+
+    def steps(self, n: int) -> None:
+        """Decode the first ``n`` tokens one by one."""
+        self.restart()
+        self._alone = [self.run(i, 1)[0] for i in range(n)]
+
+    def extend(self, n: int, size: int) -> None:
+        """Decode on to ``n`` tokens in passes of ``size``, which were found to be like steps."""
+        for start in range(len(self._alone), n, size):
+            self._alone += self.run(start, min(size, n - start))
+
+    def alike(self, n: int) -> bool:
+        """Whether a pass of the first ``n`` tokens, and the step after it, are like steps."""
+        self.restart()
+        rows = self.run(0, n)
+        pairs = list(zip(self._alone, rows, strict=False))
+        if n < len(self._alone):
+            pairs.append((self._alone[n], self.run(n, 1)[0]))
+        self.worst = max(float(np.abs(a.logits - b.logits).max()) for a, b in pairs)
+        return all(a.same(b) for a, b in pairs)
+
+
+def spread(i: int, n_vocab: int) -> int:
+    """Tokens spread over the vocabulary, the same for everyone."""
+    return (7919 * i + 101) % n_vocab

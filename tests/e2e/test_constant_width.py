@@ -1,0 +1,190 @@
+"""The same bits at a constant width, on a file whose kernels change at a few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ggufs
+import pytest
+from ggufs_nextn import write_nextn
+
+from specllama.bench.proof import available, probe_rows, prove
+from specllama.engine.engine import Engine
+from specllama.errors import UsageError
+from specllama.events import Finished, Notice
+from specllama.models.quantize import prepare, run
+from specllama.models.refs import bundled
+from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.prompts import Prompt
+
+pytestmark = pytest.mark.e2e
+
+METHODS = ("draft", "ngram", "tree", "merged", "eagle3", "medusa", "auto")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The bundled target with a mixture of K-quants: exact up to 3 rows."""
+    path = tmp_path_factory.mktemp("k") / "k-quant.gguf"
+    run(prepare(bundled("tiny-target"), path, "q4_k_m", requantize=True, threads=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECLLAMA_HOME", str(path.parent))
+        yield path
+
+
+def load(file: Path, exact: str, **more: Any) -> Engine:
+    heads = tuple(str(file) for file in bundled("tiny-target").parent.glob("tiny-[em]*.gguf"))
+    options = EngineOptions(**{"n_ctx": 1024, "threads": 1, "exact": exact, "heads": heads, **more})
+    return Engine.load(file, bundled("tiny-draft"), options)
+
+
+def test_passes_of_other_widths_differ_where_nothing_is_done(
+    file: Path, prompts: list[Prompt]
+) -> None:
+    """Negative control: what a constant width has to make good is there."""
+    with load(file, "off") as engine:
+        assert engine.info.exactness == "near-ties possible beyond 3 rows"
+        ids = engine.encode(prompts[0].content)[0]
+        differ = {probe.rows: probe.difference for probe in probe_rows(engine, ids, (2, 3, 4, 8))}
+    assert differ[2] == differ[3] == 0.0
+    assert min(differ[4], differ[8]) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("exact", "widths"), [("16", (4, 8, 12, 16)), ("4", (4,)), ("3", (1, 2, 3))]
+)
+def test_every_method_writes_the_text_of_plain_decoding(
+    file: Path, prompts: list[Prompt], exact: str, widths: tuple[int, ...]
+) -> None:
+    with load(file, exact) as engine:
+        info = engine.info
+        assert info.widths == widths
+        assert info.exact_rows == engine.target.max_rows == widths[-1]
+        assert "widths that agree: 1 to 3; 4, 8, 12 and 16" in info.measured
+        ids = engine.encode(prompts[0].content)[0]
+        assert {probe.difference for probe in probe_rows(engine, ids, widths)} == {0.0}
+        cases = list(
+            prove(
+                engine,
+                prompts[4:8],
+                proposers=available(engine, METHODS)[0],
+                temperatures=(0.0, 0.7, 1.0),
+                draft_max=(8, 16) if exact == "16" else (8,),
+                max_tokens=32,
+            )
+        )
+        assert all(case.bitwise and case.law_holds for case in cases)
+        assert [case for case in cases if not case.identical] == []
+        assert sum(case.accepted for case in cases) > 0
+
+
+def test_the_least_price_is_chosen_once(file: Path) -> None:
+    with load(file, "on") as engine:
+        first = engine.info
+        assert first.widths in ((1, 2, 3), (4, 8, 12, 16))
+    with load(file, "on") as engine:
+        assert engine.info.exactness == first.exactness, "times are not taken anew"
+
+
+def test_a_width_that_cannot_be_kept_is_refused(file: Path) -> None:
+    with pytest.raises(UsageError, match="--exact 6") as refused:
+        load(file, "6")
+    assert refused.value.hint == "widths that agree here: 1 to 3; 4, 8, 12 and 16"
+
+
+def test_where_every_width_is_alike_nothing_changes() -> None:
+    with load(bundled("tiny-target"), "on") as engine:
+        assert engine.info.exactness == "bitwise up to 65 rows"
+        assert engine.info.measured.endswith("--exact changes nothing here")
+        assert (engine.info.widths, engine.target.max_rows, engine.target.n_ctx) == ((), 65, 1024)
+
+
+def reply(engine: Engine, prompt: list[int], proposer: str, **more: object) -> Finished:
+    params = GenerateParams(
+        proposer=proposer,
+        window="fixed",
+        draft_max=7,
+        seed=5,
+        ignore_eos=True,
+        sampling=SamplingParams(temperature=0.7),
+    ).replace(**more)
+    *_, last = engine.generate(prompt, params)
+    assert isinstance(last, Finished)
+    return last
+
+
+SHIFTING = GenerateParams(
+    seed=3, max_tokens=380, on_full="shift", ignore_eos=True, window="fixed", draft_max=7
+)
+
+
+def test_conversations_that_go_on_stay_equal(file: Path, prompts: list[Prompt]) -> None:
+    """Second and third turns over the cells of earlier ones, edits, and a context that shifts."""
+    texts: dict[str, list[tuple[int, ...]]] = {}
+    with load(file, "8", n_ctx=384) as engine:
+        ids = [engine.encode(prompt.content)[0][:90] for prompt in prompts[:4]]
+        for proposer in ("none", "draft", "tree"):
+            engine.reset()
+            said = texts.setdefault(proposer, [])
+            text: list[int] = []
+            for turn in ids:
+                text = [*text, *turn]
+                said.append(reply(engine, text, proposer, max_tokens=24).token_ids)
+                text += said[-1]
+            edited = [*text[:150], *ids[0][:30]]
+            said.append(reply(engine, edited, proposer, max_tokens=24).token_ids)
+            *events, last = engine.generate(ids[1], SHIFTING.replace(proposer=proposer))
+            assert any(isinstance(event, Notice) and "dropped" in event.message for event in events)
+            assert isinstance(last, Finished)
+            said.append(last.token_ids)
+    assert texts["none"] == texts["draft"] == texts["tree"]
+
+
+def test_conversations_beside_each_other_stay_equal(file: Path, prompts: list[Prompt]) -> None:
+    """Their rows fill each other's passes; short prompts, which are read whole."""
+    with load(file, "8") as alone, load(file, "8", parallel=3, n_ctx=2048) as three:
+        ids = [alone.encode(prompt.content)[0][:50] for prompt in prompts[:9]]
+        ids = [[11 + i, *one] for i, one in enumerate(ids)]  # nobody shares a beginning
+        params = GenerateParams(
+            window="fixed", draft_max=5, max_tokens=32, ignore_eos=True,
+            sampling=SamplingParams(temperature=0.7),
+        )  # fmt: skip
+        running: dict[int, tuple[int, str]] = {}
+        waiting = [(i, name) for i in range(len(ids)) for name in ("draft", "ngram", "none")]
+        said: list[tuple[int, str, tuple[int, ...]]] = []
+        while waiting or running:
+            while waiting and three.free:
+                i, name = waiting.pop()
+                for slot in three._free:
+                    slot.reset()
+                id = three.submit(ids[i], params.replace(proposer=name, seed=i))
+                running[id] = i, name
+            for id, event in three.step():
+                assert not isinstance(event, Exception), event
+                if isinstance(event, Finished):
+                    said.append((*running.pop(id), event.token_ids))
+        for i, _, tokens in said:
+            alone.reset()
+            *_, last = alone.generate(ids[i], params.replace(proposer="none", seed=i))
+            assert isinstance(last, Finished)
+            assert tokens == last.token_ids
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "mamba"])
+def test_running_states_take_pads_as_far_as_they_can_go_back(tmp_path: Path, arch: str) -> None:
+    path = tmp_path / f"{arch}.gguf"
+    if arch == "mamba":
+        ggufs.write_mamba(path)
+    else:
+        write_nextn(path, arch)
+    options = EngineOptions(n_ctx=512, threads=1, exact="on")
+    with Engine.load(path, None, options) as engine:
+        widths = engine.info.widths
+        assert max(widths) <= (7 if arch == "qwen35" else 1)
+        prompt = [(7 * i) % 50 + 5 for i in range(40)]
+        plain = reply(engine, prompt, "none", max_tokens=40)
+        engine.reset()
+        drafted = reply(engine, prompt, "ngram", max_tokens=40)
+        assert drafted.token_ids == plain.token_ids
