@@ -103,8 +103,8 @@ class Check:
                 self.say(f"  failed: {found['said'][-1] if found['said'] else found['status']}")
             queue.pop(0)
             self.write()
-            if part.pair.group not in {rest.pair.group for rest in queue}:
-                shutil.rmtree(part.pair.group, ignore_errors=True)
+            if part.pair.folder and all(rest.pair != part.pair for rest in queue):
+                shutil.rmtree(part.pair.folder, ignore_errors=True)
         return True
 
     def _try(self, part: Part, seconds: float) -> dict[str, Any]:
@@ -122,8 +122,8 @@ class Check:
 
     @staticmethod
     def _found(part: Part, done: Done, making: Sequence[str] = ()) -> dict[str, Any]:
-        answer = [] if making else kept(part.step, done.output)
-        proved = part.step == "prove" and bool(answer) and answer[-1].get("type") == "summary"
+        answer = [] if making else kept(done.output)
+        proved = part.argv[0] == "prove" and bool(answer) and answer[-1].get("finished")
         said = (done.errors.strip() or done.output.strip()).splitlines()[-LAST_WORDS:]
         if done.status is None:
             said.append(f"stopped after {done.seconds:.0f} s")
@@ -159,7 +159,7 @@ def specllama(argv: Sequence[str]) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "specllama", *argv)  # never a checkout in this folder
 
 
-def kept(step: str, output: str) -> list[Any]:
+def kept(output: str) -> list[Any]:
     """What a command printed as JSON, one object a line or all as one, without what is bulky."""
     try:
         documents = [json.loads(output)]
@@ -168,7 +168,8 @@ def kept(step: str, output: str) -> list[Any]:
         for line in output.splitlines():
             with suppress(ValueError):
                 documents.append(json.loads(line))
-    if step == "prove":  # of the cases, those that differ
+    kinds = [d.get("type") for d in documents if isinstance(d, dict)]
+    if "summary" in kinds:  # a proof: of its cases, those that differ
         documents = [d for d in documents if d.get("type") == "summary" or not d.get("identical")]
         documents = [*documents[:20], *documents[20:][-1:]]
     elif len(documents) > 1:  # of a stream of events, what it ends with

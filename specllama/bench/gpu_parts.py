@@ -6,6 +6,7 @@ all others, as long as there is time.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from specllama.prompts import load_prompts
 
 SIZES = {"300m": "20m", "1b": "60m", "3b": "180m", "7b": "400m"}  # of a target: of its draft
 KINDS = ("q4_k_m", "q8_0")
-LENGTHS = (2, 4, 8, 16)
+LENGTHS = (2, 4, 8)
 CONTEXT = ("-c", "4096")
 PROMPT = "Write a Python function that adds the numbers of a list, and explain it."
 READ = (512, 2048)
@@ -32,14 +33,14 @@ class Pair:
         name: as the report calls it.
         target, draft: the files; ``draft`` None is a pair without one.
         makers: specllama commands that write them, each with the file that it leaves.
-        group: pairs that are made from the same files; their folder goes with the last of them.
+        folder: where the makers work; it is removed behind the last part of the pair.
     """
 
     name: str
     target: str
     draft: str | None = None
     makers: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    group: str = ""
+    folder: str = ""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -71,7 +72,7 @@ def bundled() -> Pair:
 
 def scaled(folder: Path, size: str, kind: str) -> Pair:
     """The bundled pair at the cost of ``size``, quantized to ``kind``; made where it is used."""
-    place, small, tiny = folder / size, SIZES[size], bundled()
+    place, small, tiny = folder / f"{size}-{kind}", SIZES[size], bundled()
     target = str(place / f"{Path(tiny.target).stem}-scaled-{size}.gguf")
     draft = str(place / f"{Path(str(tiny.draft)).stem}-scaled-{small}.gguf")
     made = str(place / f"{size}-{kind}.gguf")
@@ -83,7 +84,11 @@ def scaled(folder: Path, size: str, kind: str) -> Pair:
 
 
 def parts(
-    pairs: Sequence[Pair], texts: dict[int, Path], tools: dict[str, Path], cpu: bool, count: int
+    pairs: Sequence[Pair],
+    texts: dict[int, Path],
+    tools: dict[str, Path],
+    devices: str | None,
+    count: int,
 ) -> Iterator[Part]:
     """All parts in the order in which they run.
 
@@ -91,7 +96,7 @@ def parts(
         pairs: what is measured; the first is the one that is looked at closely.
         texts: a file with one prompt of about so many tokens.
         tools: the programs of llama.cpp that are there.
-        cpu: nothing goes to a GPU.
+        devices: those that llama.cpp's programs shall use, "none" for the CPU alone; None: all.
         count: prompts of a small measurement.
     """
     tiny, first = bundled(), pairs[0]
@@ -103,10 +108,10 @@ def parts(
 
     ways = {"": (), ", constant width": ("--exact",)}
     widths = ("--draft-max", "4", "--draft-max", "16", "--json")
-    for pair, more in ((tiny, False), (first, False), *((p, True) for p in pairs[1:])):
+    for pair in (tiny, first):
         for way, flags in ways.items():
             argv = ("prove", *pair.flags, *flags, "-n", n, *widths)
-            yield Part("prove", f"{pair.name}{way}", pair, argv, more=more)
+            yield Part("prove", f"{pair.name}{way}", pair, argv)
     for skip in range(count, 200, 20):
         for way, flags in ways.items():
             argv = ("prove", *tiny.flags, *flags, "-n", "20", "--skip", str(skip), "--json")
@@ -119,36 +124,50 @@ def parts(
             name = f"{pair.name}, temperature {temperature}"
             yield Part("own", name, pair, (*run, *fixed, "--temperature", temperature))
 
-    yield from _costs(first, texts, tools, cpu)
+    yield from _costs(first, texts, tools, devices)
 
     yield Part("tune", first.name, first, ("tune", *first.flags, "--json"))
 
     for pair in pairs:
+        more = not pair.name.endswith(KINDS[0]) and pair is not first
         if pair is not first:
-            yield Part("bench", f"plan, {pair.name}", pair, ("doctor", *pair.flags, "--json"))
+            plan = ("doctor", *pair.flags, "--json")
+            yield Part("bench", f"plan, {pair.name}", pair, plan, more=more)
             quick = ("tune", *pair.flags, "--quick", "--json")
-            yield Part("bench", f"tune, {pair.name}", pair, quick)
+            yield Part("bench", f"tune, {pair.name}", pair, quick, more=more)
+            for way, flags in ways.items():
+                argv = ("prove", *pair.flags, *flags, "-n", "4", "--json")
+                yield Part("bench", f"prove, {pair.name}{way}", pair, argv, more=more)
         base = ("bench", "run", *pair.flags, "-n", n, "-r", "2", "--max-tokens", "96", "--json")
-        peers: tuple[str, ...] = ()
-        if server := tools.get("llama-server"):
-            layers = "0" if cpu else "999"
-            peers = ("--against", f"llama-server {server} -ngl {layers} -ngld {layers}")
+        peers = _server(tools, devices)
         lengths = tuple(word for k in LENGTHS for word in ("--length", str(k)))
         own = ("--proposer", "draft", *lengths, *peers)
-        yield Part("bench", f"draft model, {pair.name}", pair, (*base, *own))
+        yield Part("bench", f"draft model, {pair.name}", pair, (*base, *own), more=more)
         methods = ("auto", "draft", "tree", "ngram", "suffix", "mixed", "lookahead")
         argv = (*base, *(word for name in methods for word in ("--proposer", name)))
         yield Part("bench", f"methods, {pair.name}", pair, argv, more=pair is not first)
 
 
-def _costs(pair: Pair, texts: dict[int, Path], tools: dict[str, Path], cpu: bool) -> Iterator[Part]:
+def _server(tools: dict[str, Path], devices: str | None) -> tuple[str, ...]:
+    """llama-server as a peer of ``bench run``, on the same devices; nothing if it is not here."""
+    if "llama-server" not in tools:
+        return ()
+    layers = "0" if devices == "none" else "999"
+    peer = f"llama-server {shlex.quote(str(tools['llama-server']))} -ngl {layers} -ngld {layers}"
+    return ("--against", peer if devices is None else f"{peer} -dev {devices} -devd {devices}")
+
+
+def _costs(
+    pair: Pair, texts: dict[int, Path], tools: dict[str, Path], devices: str | None
+) -> Iterator[Part]:
     """Reading a prompt, plain decoding behind it, and passes of several rows: ours and theirs."""
     alone = ("-m", pair.target, "-d", "none", *CONTEXT)
-    layers = "0" if cpu else "999"
-    bench, server = tools.get("llama-bench"), tools.get("llama-server")
+    bench, server = tools.get("llama-bench"), _server(tools, devices)
     costs = ("tune", *pair.flags, "--quick", "--no-save", "--json", "--temperature", "0")
     yield Part("costs", "v(n), specllama", pair, costs)
-    shared = ("-m", pair.target, "-ngl", layers, "-fa", "1", "-o", "json")
+    chosen = () if devices is None else ("-dev", devices.replace(",", "/"))
+    layers = "0" if devices == "none" else "999"
+    shared = ("-m", pair.target, "-ngl", layers, *chosen, "-fa", "1", "-o", "json")
     if bench:
         passes = (*shared, "-p", ROWS, "-n", "0", "-r", "20", "-d", "512")
         yield Part("costs", "v(n), llama-bench", pair, passes, str(bench))
@@ -161,11 +180,10 @@ def _costs(pair: Pair, texts: dict[int, Path], tools: dict[str, Path], cpu: bool
             steps = (*shared, "-p", "0", "-n", "64", "-d", str(n), "-r", "3")
             yield Part("costs", f"steps behind {n}, llama-bench", pair, steps, str(bench))
         if server:
-            peer = ("--against", f"llama-server {server} -ngl {layers}")
             run = ("bench", "run", "--prompts", str(texts[n]), *alone, "-n", "1", "-r", "5")
             rest = ("--max-tokens", "64", "--temperature", "0", "--json", "--proposer", "ngram")
             name = f"prompt of {n}, llama-server in turns"
-            yield Part("costs", name, pair, (*run, *rest, *peer))
+            yield Part("costs", name, pair, (*run, *rest, *server))
 
 
 def write_texts(folder: Path) -> dict[int, Path]:

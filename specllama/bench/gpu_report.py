@@ -20,20 +20,25 @@ def to_markdown(state: Mapping[str, Any]) -> str:
     parts: Mapping[str, Found] = state["parts"]
     lines = ["# GPU check", ""]
     lines += [f"- {name}: {_words(value)}" for name, value in state["facts"].items()]
-    failed = {name: found for name, found in parts.items() if not found["ok"]}
-    spent = sum(found["seconds"] for found in parts.values())
+    failed = {name: part for name, part in parts.items() if not part["ok"]}
+    spent = sum(part["seconds"] for part in parts.values())
     lines += [
         "",
         f"{len(parts) - len(failed)} of {len(parts)} parts in {spent / 60:.0f} minutes.",
         "",
     ]
     for title, heads, rows in _TABLES:
-        if table := rows(parts):
-            lines += [f"## {title}", "", *markdown_table(heads, table), ""]
+        try:
+            table = markdown_table(heads, found) if (found := rows(parts)) else []
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            # a command of another version may say other things: the check goes on
+            table = [f"These answers are not understood ({error!r}); they stand in the JSON."]
+        if table:
+            lines += [f"## {title}", "", *table, ""]
     if failed:
         lines += ["## What failed", ""]
-        for name, found in failed.items():
-            lines += [f"- {name} (`{found['command']}`):", "", "```text", *found["said"], "```", ""]
+        for name, part in failed.items():
+            lines += [f"- {name} (`{part['command']}`):", "", "```text", *part["said"], "```", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -66,7 +71,7 @@ def _loads(parts: Mapping[str, Found]) -> Rows:
         found["pair"]: "; ".join(
             f"{check['name']}: {check['found']}"
             for check in document.get("checks", ())
-            if check["name"] in ("target", "draft", "placement", "GPU", "context", "RAM needed")
+            if check["name"].startswith(("offload", "device", "RAM needed"))
         )
         for step in ("load", "bench")
         for _, found, document in _of(parts, step, "plan")
@@ -95,8 +100,9 @@ def _proofs(parts: Mapping[str, Found]) -> Rows:
     names = ("cases", "identical", "near_ties", "unexplained", "drafted", "accepted", "exactness")
     return [
         [name, *(str(d.get(n, "")) for n in names)]
-        for name, _, d in _of(parts, "prove")
-        if d.get("type") == "summary"
+        for step, word in (("prove", ""), ("bench", "prove, "))
+        for name, _, d in _of(parts, step, word)
+        if isinstance(d, dict) and d.get("type") == "summary"
     ]
 
 

@@ -45,15 +45,14 @@ def check(
     Raises:
         SpecllamaError: no GPU is there that this build of llama.cpp can use.
     """
-    from specllama.backend import devices, rpc
+    from specllama.backend import devices
     from specllama.bench import gpu_check, gpu_parts
     from specllama.errors import SpecllamaError
 
     deadline = time.monotonic() + 60 * minutes
     cpu = settings["device"] == "none"
-    rpc.use(settings["rpc"])
-    cards = devices.gpus(devices.devices())
-    if not cards and not cpu:
+    cards = devices.gpus(devices.devices())  # no workers: they answer one program at a time
+    if not (cards or cpu or settings["rpc"]):
         seen, command = devices.gpu_build_command(cards) or ("no GPU", "")
         raise SpecllamaError(
             f"{seen} here that this build of llama.cpp can use",
@@ -66,16 +65,15 @@ def check(
     texts = gpu_parts.write_texts(folder)
     wanted = [
         part
-        for part in gpu_parts.parts(pairs, texts, tools, cpu, count)
+        for part in gpu_parts.parts(pairs, texts, tools, settings["device"] or None, count)
         if part.step in steps and (more or not part.more)
     ]
     environment = _environment(settings, folder)
     work = gpu_check.Check(
         [folder, *out[1:]],
-        _facts([] if cpu else cards, folder, tools),
+        _facts([] if cpu else cards, settings["rpc"], folder, tools),
         run=partial(gpu_check.run, environment=environment),
-        # a worker may answer nobody else while a command uses it
-        free=(lambda: 0) if settings["rpc"] else _free,
+        free=_free,
         say=diagnostics.say,
     )
     for name in TOOLS:
@@ -120,7 +118,7 @@ def _pairs(settings: Settings, folder: Path, sizes: Sequence[str]) -> list[Pair]
         named = None if draft is None else str(draft)
         return [gpu_parts.Pair(Path(target).stem, str(target), named)]
     models = folder / "models"
-    return [gpu_parts.scaled(models, size, kind) for size in sizes for kind in gpu_parts.KINDS]
+    return [gpu_parts.scaled(models, size, kind) for kind in gpu_parts.KINDS for size in sizes]
 
 
 def _environment(settings: Settings, folder: Path) -> dict[str, str]:
@@ -139,7 +137,9 @@ def _text(value: Any) -> str:
     return ("off", "on")[value] if isinstance(value, bool) else str(value)
 
 
-def _facts(cards: Sequence[Device], folder: Path, tools: Mapping[str, Path]) -> dict[str, Any]:
+def _facts(
+    cards: Sequence[Device], workers: str, folder: Path, tools: Mapping[str, Path]
+) -> dict[str, Any]:
     """Provenance: device, driver, build, commit, versions."""
     import platform
 
@@ -147,15 +147,16 @@ def _facts(cards: Sequence[Device], folder: Path, tools: Mapping[str, Path]) -> 
     from specllama.store.rounds import package_versions
 
     build = devices.build_info()
+    remote = [f"workers at {workers}"] if workers else []
     facts: dict[str, Any] = {
-        "devices": [f"{d.name}: {d.description}, {d.total / 2**30:.1f} GiB" for d in cards]
+        "devices": [f"{d.name}: {d.description}, {d.total / 2**30:.1f} GiB" for d in cards] + remote
         or ["the CPU"],
         "driver": _driver(),
         "build": {
             "llama.cpp": build.llama_cpp,
             "backends": list(build.backends),
             "features": list(build.features),
-            "devices": [d.description for d in cards],
+            "devices": [d.description for d in cards] + remote,
         },
         "machine": f"{devices.cpu_name()}, {os.cpu_count()} cores, {platform.platform()}",
         "versions": package_versions(),

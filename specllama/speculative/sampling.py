@@ -26,7 +26,7 @@ from specllama.params import SamplingParams
 from specllama.speculative.matches import agreement
 from specllama.speculative.noise import coin
 from specllama.speculative.selection import Peaks, smallest
-from specllama.speculative.shortlist import SHORT, Scores, Shortlist, shortlist
+from specllama.speculative.shortlist import FEW, Scores, Shortlist, shortlist
 from specllama.speculative.types import Law
 
 # Tokens this far (in logits) below the best are looked at only when the nearer ones do not settle
@@ -153,7 +153,7 @@ class SamplerChain:
         if not (self.greedy or 0 < p.top_k <= _SHORTEST) or max(bias.values(), default=0.0) > 0.0:
             return None
         # as many as are pushed down may come from behind
-        return (SHORT if self.greedy else max(p.top_k, SHORT)) + len(bias)
+        return (FEW if self.greedy else p.top_k) + len(bias)
 
     def law(self, row: Scores) -> Law:
         """The law of the next token. ``row``: [n_vocab] logits, left unchanged; or a shortlist of

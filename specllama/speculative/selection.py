@@ -12,6 +12,7 @@ Numbers = npt.NDArray[np.floating]
 
 _GROUP = 4, 128  # numbers of which only the largest is looked at, least and most
 _GROUPS = 1024  # between these, there are about so many groups
+_SUMMED = 8192  # numbers whose exponentials take no time
 _SORTED = 4096  # numbers that are sorted at once
 _BINS = 2048
 
@@ -26,7 +27,7 @@ class Peaks:
         values: floating-point numbers [n], not changed as long as this is asked.
     """
 
-    __slots__ = ("_maxima", "_table", "values")
+    __slots__ = ("_maxima", "_table", "top", "values")
 
     def __init__(self, values: Numbers) -> None:
         least, most = _GROUP
@@ -38,11 +39,15 @@ class Peaks:
         self._maxima = np.empty(columns + 1, values.dtype)
         np.maximum.reduce(self._table, axis=0, out=self._maxima[:-1])
         self._maxima[-1] = rest.max() if len(rest) else -np.inf
+        self.top = float(self._maxima.max())  # NaN where one of them is
 
     @property
-    def top(self) -> float:
-        """The largest; NaN where one of them is."""
-        return float(self._maxima.max())
+    def share(self) -> float:
+        """What the largest would have of a softmax; of very many, only the best of each group
+        counts beside it."""
+        counted = self._maxima if len(self.values) > _SUMMED else self.values
+        weights = counted - self.values.dtype.type(self.top)
+        return float(1.0 / np.exp(weights, out=weights).sum(dtype=np.float64))
 
     def bar(self, k: int) -> float:
         """A number that at least ``k`` of them reach, and not many more; -inf for none found."""

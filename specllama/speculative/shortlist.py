@@ -11,41 +11,45 @@ import numpy as np
 from specllama.arrays import IntArray, Row
 from specllama.speculative.selection import Peaks
 
-SHORT = 40  # tokens of which a confidence is told
 _LEAST = float(np.finfo(np.float32).min)
+FEW = 16  # the best of a row, of which a greedy draft takes one or some
 
 
 @dataclass(frozen=True, slots=True)
 class Shortlist:
-    """The tokens of a row with the best logits, and maybe some more."""
+    """The tokens of a row with the best logits, and maybe some more.
+
+    Attributes:
+        sure: the probability of the best token under the plain softmax of the row, as far as it
+            was summed; 0 for a row that cannot be sampled (NaN, +inf, all -inf).
+    """
 
     ids: IntArray  # [n], ascending
     logits: Row  # [n]
+    sure: float
 
 
 Scores: TypeAlias = Row | Shortlist
 
 
-def shortlist(row: Scores, k: int) -> Shortlist:
+def shortlist(row: Scores, k: int = FEW) -> Shortlist:
     """At least the ``k`` best tokens that are not forbidden.
 
-    Of a row that cannot be sampled (NaN, +inf, all -inf) one that shows it.
+    Of a row that cannot be sampled one that shows it.
     """
     if isinstance(row, Shortlist):
         return row
     peaks = Peaks(row)
-    if math.isfinite(peaks.top):
-        ids = peaks.reaching(max(peaks.bar(k), _LEAST)).astype(np.int32)
-    else:
-        ids = np.array([row.argmax()], np.int32)
-    return Shortlist(ids, row[ids])
+    if not math.isfinite(peaks.top):
+        at = int(row.argmax())
+        return Shortlist(np.array([at], np.int32), row[at : at + 1], 0.0)
+    ids = peaks.reaching(max(peaks.bar(k), _LEAST)).astype(np.int32)
+    return Shortlist(ids, row[ids], peaks.share)
 
 
 def confidence(row: Scores) -> float:
-    """The probability of the best token among the ``SHORT`` likeliest or some more.
-
-    0 for a row that cannot be sampled.
-    """
-    logits = shortlist(row, SHORT).logits
-    top = logits.max()
-    return float(1.0 / np.exp(logits - top).sum(dtype=np.float64)) if np.isfinite(top) else 0.0
+    """See ``Shortlist.sure``."""
+    if isinstance(row, Shortlist):
+        return row.sure
+    peaks = Peaks(row)
+    return peaks.share if math.isfinite(peaks.top) else 0.0

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from fakes import Reply, ScriptedEngine
+from textual import _wait
 from textual.pilot import Pilot
 
 from specllama import paths
@@ -30,6 +31,9 @@ from specllama.tui.widgets import first_look, sidebar
 from specllama.tui.widgets.transcript import Note
 
 LIMIT_S = 60.0
+# A pause of the pilot ends when the app was idle for so long. There are thousands of pauses.
+_wait.SLEEP_GRANULARITY = 0.005
+_wait.SLEEP_IDLE = _wait.SLEEP_GRANULARITY / 20
 
 
 @pytest.fixture(autouse=True)

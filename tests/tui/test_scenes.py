@@ -15,7 +15,7 @@ from conftest import screen_text
 from textual.pilot import Pilot
 
 from specllama.tui.app import SpecllamaApp
-from specllama.tui.screenshots import LOOKS, SCENES, SIZES, Pair, resize, staged
+from specllama.tui.screenshots import LOOKS, SCENES, SIZES, Pair, staged
 
 KEPT = Path(__file__).parent / "__snapshots__" / "scenes"
 PAGE = re.compile(r"^== (\d+x\d+)\n(.*?)\n(?=== \d|\Z)", re.MULTILINE | re.DOTALL)
@@ -46,7 +46,8 @@ async def test_every_size(name: str, look: str, request: pytest.FixtureRequest) 
     async with staged(Pair(), SCENES[name], LOOKS[look], SIZES[0]) as (app, pilot):
         for width, height in SIZES:
             size = f"{width}x{height}"
-            await resize(app, pilot, (width, height))
+            await pilot.resize_terminal(width, height)
+            app.clear_notifications()
             drawn[size] = shown = await _settled(app, pilot, pages.get(size))
             assert not DASHES.search(shown), shown
             assert look != "ascii" or shown.isascii(), {c for c in shown if not c.isascii()}

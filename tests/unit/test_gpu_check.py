@@ -47,7 +47,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def part(name: str, step: str = "own", **more: object) -> Part:
-    return Part(step, name, more.pop("pair", PAIR), (name,), **more)  # type: ignore[arg-type]
+    argv = (step, name)
+    return Part(step, name, more.pop("pair", PAIR), argv, **more)  # type: ignore[arg-type]
 
 
 def check(clock: Clock, *folders: Path, build: str = "abc") -> Check:
@@ -139,7 +140,7 @@ def test_a_damaged_report_is_not_continued(clock: Clock, tmp_path: Path) -> None
     assert check(clock, tmp_path).go([part("a")], 1000)
 
 
-def test_files_are_made_once_and_go_with_the_last_part_of_their_group(
+def test_files_are_made_once_and_go_with_the_last_part_of_their_pair(
     clock: Clock, tmp_path: Path
 ) -> None:
     folder = tmp_path / "models"
@@ -175,7 +176,7 @@ def test_a_proof_that_fails_is_a_finding(clock: Clock, tmp_path: Path) -> None:
     lines = [
         {"type": "case", "identical": True},
         {"type": "case", "identical": False, "prompt": "p1", "token_ids": [1, 2]},
-        {"type": "summary", "cases": 2, "identical": 1, "unexplained": 1},
+        {"type": "summary", "cases": 2, "identical": 1, "unexplained": 1, "finished": True},
     ]
     clock.script["a"] = [Done(1, 1.0, "\n".join(map(json.dumps, lines)))]
     check(clock, tmp_path).go([part("a", "prove")], 1000)
@@ -186,6 +187,21 @@ def test_a_proof_that_fails_is_a_finding(clock: Clock, tmp_path: Path) -> None:
         lines[2],
     ]
     assert "| a | 2 | 1 |  | 1 |" in page
+
+
+def test_an_answer_that_nobody_understands_does_not_end_the_check(
+    clock: Clock, tmp_path: Path
+) -> None:
+    for name in ("v(n), specllama", "v(n), llama-bench"):
+        clock.script[name] = [Done(0, 1.0, '[{"n_prompt": 1}]')]
+    clock.script["draft model"] = [Done(0, 1.0, '{"summaries": [{}]}')]
+    clock.script["talk"] = [Done(0, 1.0, "no JSON at all\n[1, 2]\n")]
+    parts = [part("v(n), specllama", "costs"), part("v(n), llama-bench", "costs")]
+    assert check(clock, tmp_path).go([*parts, part("draft model", "bench"), part("talk")], 1000)
+    found, page = report(tmp_path)
+    assert all(one["ok"] for one in found.values())
+    assert found["costs: v(n), llama-bench"]["answer"] == [[{"n_prompt": 1}]]
+    assert page.count("not understood") == 3
 
 
 def test_the_most_that_a_part_took_of_the_device_is_kept() -> None:
@@ -219,9 +235,11 @@ def test_a_command_is_interrupted_when_its_time_is_over() -> None:
     assert (done.status, done.output) == (0, "b\n")
 
 
-def plan(tmp_path: Path, tools: dict[str, Path], cpu: bool = False) -> list[Part]:
-    pairs = [gpu_parts.scaled(tmp_path, size, kind) for size in ("1b", "7b") for kind in ("q8_0",)]
-    return list(gpu_parts.parts(pairs, gpu_parts.write_texts(tmp_path), tools, cpu, 10))
+def plan(tmp_path: Path, tools: dict[str, Path], devices: str | None = None) -> list[Part]:
+    pairs = [
+        gpu_parts.scaled(tmp_path, size, kind) for size in ("1b", "7b") for kind in ("q4_k_m",)
+    ]
+    return list(gpu_parts.parts(pairs, gpu_parts.write_texts(tmp_path), tools, devices, 10))
 
 
 def test_the_parts_keep_the_order_of_the_steps_and_have_names_of_their_own(tmp_path: Path) -> None:
@@ -239,8 +257,14 @@ def test_without_llama_cpps_programs_nothing_asks_for_them(tmp_path: Path) -> No
 
 def test_peers_compute_where_we_do(tmp_path: Path) -> None:
     tools = {name: tmp_path / name for name in command.TOOLS}
-    for cpu, layers in ((True, "0"), (False, "999")):
-        parts = plan(tmp_path, tools, cpu)
-        benches = [part.argv for part in parts if part.tool]
-        assert {argv[argv.index("-ngl") + 1] for argv in benches} == {layers}
-        assert any(f"-ngl {layers} -ngld {layers}" in " ".join(part.argv) for part in parts)
+    for devices, layers in {None: "999", "none": "0", "GPU0,GPU1": "999"}.items():
+        parts = plan(tmp_path, tools, devices)
+        benches = [" ".join(part.argv) + " " for part in parts if part.tool]
+        argvs = [part.argv for part in parts if "--against" in part.argv]
+        servers = [argv[argv.index("--against") + 1] for argv in argvs]
+        assert len(benches) > 3
+        assert len(servers) > 3
+        chosen = "" if devices is None else f"-dev {devices.replace(',', '/')} "
+        assert all(f"-ngl {layers} " in argv and chosen in argv for argv in benches)
+        chosen = "" if devices is None else f" -dev {devices} -devd {devices}"
+        assert all(argv.endswith(f"-ngl {layers} -ngld {layers}{chosen}") for argv in servers)

@@ -15,7 +15,7 @@ from specllama.errors import EngineError
 from specllama.params import SamplingParams
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.selection import Peaks
-from specllama.speculative.shortlist import SHORT, Shortlist, confidence, shortlist
+from specllama.speculative.shortlist import FEW, Shortlist, confidence, shortlist
 
 SIZES = st.sampled_from([1, 3, 64, 300, 4096, 5001, 32_000])
 
@@ -95,25 +95,35 @@ def test_a_chain_that_could_pick_from_behind_it_reads_the_row(changes: dict[str,
     assert chain.short(row) is row
 
 
-def test_as_many_as_are_pushed_down_are_read_besides() -> None:
+@pytest.mark.parametrize(("temperature", "k"), [(0.0, FEW), (1.0, 40)])
+def test_as_many_as_are_pushed_down_are_read_besides(temperature: float, k: int) -> None:
     bias = {token: -1.0 for token in range(7)}
-    assert SamplerChain(SamplingParams(logit_bias=bias)).reads == SHORT + 7
+    params = SamplingParams(temperature=temperature, logit_bias=bias)
+    assert SamplerChain(params).reads == k + 7
 
 
-def test_confidence_is_that_of_its_tokens() -> None:
-    row = random_row(1, 5000, False)
-    short = shortlist(row, SHORT)
-    weights = np.exp(short.logits - short.logits.max())
-    assert confidence(row) == confidence(short) == pytest.approx(1 / weights.sum(), rel=1e-6)
-    assert shortlist(short, 3) is short
+@pytest.mark.parametrize("n", [300, 5000, 32_000])
+def test_confidence_is_the_share_of_the_best(n: int) -> None:
+    for seed in range(20):
+        row = random_row(seed, n, False)
+        whole = np.exp((row - row.max()).astype(np.float64)).sum()
+        beside = np.sort(np.exp((row - row.max()).astype(np.float64)))[::-1][:40].sum()
+        sure = confidence(row)
+        assert sure == shortlist(row, 40).sure >= 1 / whole - 1e-6
+        if n < 8192:
+            assert sure == pytest.approx(1 / whole, rel=1e-5)
+        else:
+            assert sure == pytest.approx(1 / beside, rel=0.3)
+    assert shortlist(short := shortlist(row), 3) is short
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_row_that_cannot_be_sampled_shows_it(bad: float) -> None:
     row = random_row(2, 5000, False)
     row[77] = bad
-    short = shortlist(row, SHORT)
+    short = shortlist(row)
     assert short.ids.tolist() == [77]
+    assert confidence(short) == confidence(row) == 0.0
     for temperature in (0.0, 1.0):
         with pytest.raises(EngineError, match="cannot be sampled"):
             SamplerChain(SamplingParams(temperature=temperature)).law(short)

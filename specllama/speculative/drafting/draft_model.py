@@ -108,7 +108,7 @@ class ChainDrafter(Stepping):
 
     def after(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
         (path,) = paths
-        held = self.lane.tokens[self._base :]
+        held = tuple(self.lane.tokens[self._base :])
         keep = min(common_prefix(held, path), len(path) - 1)
         cut = None if keep == len(held) else self._base + keep
         rows: Rows = yield Pass(self.lane, path[keep:], keep=cut)

@@ -7,7 +7,7 @@ import numpy as np
 from specllama.arrays import FloatArray
 from specllama.speculative.noise import exp_noise
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.shortlist import SHORT, Scores, shortlist
+from specllama.speculative.shortlist import Scores, shortlist
 from specllama.speculative.types import Law
 
 _NEAR = 8.0  # logits; a token farther below the best is never a greedy guess
@@ -26,7 +26,7 @@ def likeliest(
         seed: of the common noise; None where the rule has none.
     """
     if ahead.greedy:
-        short = shortlist(row, SHORT)
+        short = shortlist(row)
         ids, logits = short.ids, short.logits
         near = logits > logits.max() - np.float32(_NEAR)
         ids, logits = ids[near], logits[near]

@@ -54,7 +54,7 @@ class StateDrafter(Stepping):
         self._held = 0  # tokens of the text up to the last pair that holds a state of the target
         self._anew = False  # whether the lane has to begin anew
         self._end = 0  # position behind the text's last pair
-        self._path: list[int] = []  # drafted tokens that the lane holds
+        self._path: tuple[int, ...] = ()  # drafted tokens that the lane holds
         self._own: dict[tuple[int, ...], Row] = {}  # the block's states behind drafted tokens
 
     @property
@@ -89,7 +89,7 @@ class StateDrafter(Stepping):
         keep = 0 if head else min(common_prefix(self._path, path), len(path) - 1)
         states = np.stack([self._own[tuple(path[:i])] for i in range(keep, len(path))])
         row = yield from self._feed(path[keep:], states, self._end + keep, tuple(path), head)
-        self._path = list(path)
+        self._path = path
         return [row]
 
     def _feed(
@@ -144,7 +144,7 @@ class StateDrafter(Stepping):
                 states[lack:] = rows
             row = yield from self._feed(part, states, at)
             self._held = self._end = at + len(part)
-        self._path = []
+        self._path = ()
         return row
 
     def forget(self) -> None:
