@@ -155,10 +155,22 @@ async def _empty(app: SpecllamaApp, pilot: Pilot[int]) -> None:
     await until(pilot, lambda: app.keeper.ready)
 
 
+async def _settle(app: SpecllamaApp, pilot: Pilot[int]) -> None:
+    """No worker of a screen is busy, nor one that another's findings began."""
+
+    def settled() -> bool:
+        return all(worker.is_finished for worker in app.workers)
+
+    await pilot.pause()
+    while not settled():
+        await until(pilot, settled)
+
+
 def _key(*keys: str) -> Steps:
     async def steps(app: SpecllamaApp, pilot: Pilot[int]) -> None:
         await ask(app, pilot)
         await pilot.press(*keys)
+        await _settle(app, pilot)
 
     return steps
 

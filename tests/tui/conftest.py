@@ -32,7 +32,7 @@ from specllama.tui.widgets.transcript import Note
 
 LIMIT_S = 60.0
 # A pause of the pilot ends when the app was idle for so long. There are thousands of pauses.
-_wait.SLEEP_GRANULARITY = 0.005
+_wait.SLEEP_GRANULARITY = 0.01
 _wait.SLEEP_IDLE = _wait.SLEEP_GRANULARITY / 20
 
 
