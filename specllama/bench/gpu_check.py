@@ -103,7 +103,9 @@ class Check:
                 self.say(f"  failed: {found['said'][-1] if found['said'] else found['status']}")
             queue.pop(0)
             self.write()
-            if part.pair.folder and all(rest.pair != part.pair for rest in queue):
+            # what comes much later makes them again: only one pair's files are there at a time
+            soon = (rest.pair for rest in queue if rest.more == part.more)
+            if part.pair.folder and part.pair not in soon:
                 shutil.rmtree(part.pair.folder, ignore_errors=True)
         return True
 

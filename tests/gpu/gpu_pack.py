@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from gpu_build import BINDING, BUILDERS, PROJECT, ROOT, SCALING, commit, output
 
+MOST_BYTES = 50 << 20
 PLATFORMS = (
     *(f"manylinux_2_{n}_x86_64" for n in (39, 35, 34, 31, 28, 27, 24, 17, 12, 5)),
     "manylinux2014_x86_64",
@@ -115,6 +116,8 @@ def main(given: Sequence[str] | None = None) -> None:
     (out / "pack.json").write_text(json.dumps(facts, indent=1))
     size = sum(path.stat().st_size for path in out.iterdir())
     print(f"{out}: {size / 2**20:.1f} MiB, of which {small.stat().st_size / 2**20:.1f} MiB source")
+    if size > MOST_BYTES:
+        raise SystemExit("that is more than intended: pack into an empty folder")
 
 
 if __name__ == "__main__":

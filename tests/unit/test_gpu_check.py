@@ -158,8 +158,8 @@ def test_files_are_made_once_and_go_with_the_last_part_of_their_pair(
     clock.__class__ = Maker
     pair = Pair("1b", str(made), None, ((str(made), ("make",)),), str(folder))
     parts = [part("a", pair=pair), part("b", pair=pair), part("c")]
-    assert check(clock, tmp_path).go(parts, 1000)
-    assert clock.ran == ["make", "a", "b", "c"]
+    assert check(clock, tmp_path).go([*parts, part("late", pair=pair, more=True)], 1000)
+    assert clock.ran == ["make", "a", "b", "c", "make", "late"]
     assert not folder.exists()
 
 
