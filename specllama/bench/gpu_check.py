@@ -2,7 +2,8 @@
 
 Its report is also its state: it is written after every part, and a check goes on from the one that
 it finds. So a check may be stopped at any time. A part that fails is kept with its last words, the
-next ones run, and a later call tries it again behind those that never ran.
+next ones run, and a later call tries it again behind those that never ran; one that two calls were
+stopped in comes behind those that were not begun, too.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Check:
     state: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.state = {"schema": SCHEMA, "parts": {}}
+        self.state = {"schema": SCHEMA, "parts": {}, "begun": {}}
         for folder in self.folders:
             with suppress(OSError, ValueError):
                 known = json.loads((folder / f"{NAME}.json").read_text("utf-8"))
@@ -81,10 +82,10 @@ class Check:
 
     def go(self, parts: Iterable[Part], deadline: float) -> bool:
         """Run what is left to run until the deadline (monotonic); whether all of it ran."""
-        known = self.state["parts"]
+        known, begun = self.state["parts"], self.state["begun"]
         queue = sorted(
             (part for part in parts if not known.get(_key(part), {}).get("ok")),
-            key=lambda part: (_key(part) in known, part.more),
+            key=lambda part: (_key(part) in known, begun.get(_key(part), 0) > 1, part.more),
         )
         fresh = True  # nothing ran yet: this part has all the time that there is
         while queue:
@@ -94,6 +95,8 @@ class Check:
                 self.say(f"{len(queue)} parts are left; the same command goes on with them")
                 return False
             self.say(f"{part.step}: {part.name}")
+            begun[_key(part)] = begun.get(_key(part), 0) + 1
+            self.write()
             found = self._try(part, min(left, PART_S))
             if found["status"] is None and left < PART_S and not fresh:
                 continue  # stopped by the deadline alone: a later call has more time for it

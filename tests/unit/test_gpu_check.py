@@ -103,6 +103,14 @@ def test_a_kill_in_any_part_loses_that_part_alone(clock: Clock, tmp_path: Path, 
     assert sorted(clock.ran) == sorted(["a", "b", "c", name])
 
 
+def test_a_part_that_kills_every_call_comes_behind_the_others(clock: Clock, tmp_path: Path) -> None:
+    clock.script["a"] = [KeyboardInterrupt()]
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            check(clock, tmp_path).go([part("a"), part("b"), part("c", more=True)], 1000)
+    assert clock.ran == ["a", "a", "b", "c", "a"]
+
+
 def test_a_part_that_the_deadline_stopped_is_no_failure(clock: Clock, tmp_path: Path) -> None:
     clock.script["b"] = [Done(0, 100.0, "{}")]
     parts = [part("a"), part("b")]
