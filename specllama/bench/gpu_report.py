@@ -6,6 +6,7 @@ command printed. Whatever a part lacks leaves its cell empty.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -152,7 +153,7 @@ def _prompts(parts: Mapping[str, Found]) -> Rows:
                 if summary["group"] == "all":
                     first = _show(summary["ttft_p50_s"] * 1e3, ".0f") + " ms to the first token"
                     speed = _show(summary["tok_per_s"], ".1f")
-                    rows.append([f"{summary['arm']}, in turns", n, first, speed])
+                    rows.append([f"{_arm(summary['arm'])}, in turns", n, first, speed])
         else:
             times, read = document.get("timings", {}), document.get("prompt_n")
             prefill = times.get("prefill_ms")
@@ -172,6 +173,11 @@ def _tunings(parts: Mapping[str, Found]) -> Rows:
     return rows
 
 
+def _arm(name: str) -> str:
+    """A peer's arm without the flags that say where it computes."""
+    return re.sub(r" -\S+ \S+", "", name)
+
+
 def _speeds(parts: Mapping[str, Found]) -> Rows:
     rows = []
     for name, _, document in _of(parts, "bench"):
@@ -181,11 +187,13 @@ def _speeds(parts: Mapping[str, Found]) -> Rows:
             if s["arm"].startswith("llama-server") and s["tok_per_s"]:
                 best[s["group"]] = max(best.get(s["group"], 0.0), s["tok_per_s"])
         for s in summaries:
+            if s["group"] == "all":  # of all temperatures: they stand below, one by one
+                continue
             reference = best.get(s["group"])
             rows.append(
                 [
                     name,
-                    s["arm"],
+                    _arm(s["arm"]),
                     s["group"],
                     _show(s["tok_per_s"], ".1f"),
                     _show(s["ratio"], ".2f"),

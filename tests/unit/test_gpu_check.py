@@ -212,6 +212,23 @@ def test_an_answer_that_nobody_understands_does_not_end_the_check(
     assert page.count("not understood") == 3
 
 
+def test_speeds_stand_beside_llama_servers_best(clock: Clock, tmp_path: Path) -> None:
+    arms = {"plain": 50.0, "warm": 90.0, "llama-server -ngl 999 -ngld 999 2": 60.0,
+            "llama-server -ngl 999 -ngld 999 4": 75.0}  # fmt: skip
+    fields = dict.fromkeys(("ratio", "ttft_p50_s", "acceptance_rate", "other_share", "equal"))
+    rows = [
+        {**fields, "arm": arm, "group": group, "tok_per_s": speed}
+        for arm, speed in arms.items()
+        for group in ("all", "code T=0")
+    ]
+    clock.script["draft model"] = [Done(0, 1.0, json.dumps({"summaries": rows}))]
+    check(clock, tmp_path).go([part("draft model", "bench")], 1000)
+    _, page = report(tmp_path)
+    assert "| draft model | warm | code T=0 | 90.0 |  | 1.20 |" in page
+    assert "| draft model | llama-server 2 | code T=0 | 60.0 |  | 0.80 |" in page
+    assert "| all |" not in page
+
+
 def test_the_most_that_a_part_took_of_the_device_is_kept() -> None:
     free = iter([100, 70, 30, 60])
     over = []
