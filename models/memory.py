@@ -28,6 +28,7 @@ CTX_PADDING = 256
 F32 = 4
 DEFAULT_CTX = 8192
 PASS_TOKENS, PASS_ROWS = 256, 65  # of the engine's passes on CPUs, unless it is told otherwise
+TREE_ROWS = 16  # of a pass in which a draft grows a tree, unless it is told otherwise
 HEAD_BATCH = 128  # tokens of a pass of an EAGLE-3 head: each costs a row of the output matrix
 
 # Python, numpy, llama.cpp's libraries and our own code and buffers (measured with the tiny pair)
@@ -277,7 +278,7 @@ def estimate_model(
     compute = buffer(n_outputs)
     reading = kv + compute if reads_apart and _has_cells_only(header) else 0
     if not why_not(header):  # the context that runs the NextN block
-        compute += buffer(1)
+        compute += buffer(TREE_ROWS)
     return ModelMemory(
         weights=header.tensor_bytes,
         repacked=repacked_bytes(header),
@@ -305,9 +306,10 @@ def estimate_head(header: GgufHeader, target: GgufHeader, *, n_ctx: int) -> Mode
     from specllama.models import medusa_file as medusa
 
     if header.architecture == "gemma4-assistant":  # it keeps no keys and values
-        return replace(estimate_model(header, n_ctx=n_ctx, n_ubatch=1, n_outputs=1), kv=0)
+        rows = TREE_ROWS
+        return replace(estimate_model(header, n_ctx=n_ctx, n_ubatch=rows, n_outputs=rows), kv=0)
     if lacks_trunk(header):
-        return estimate_model(header, n_ctx=n_ctx, n_outputs=1)
+        return estimate_model(header, n_ctx=n_ctx, n_outputs=TREE_ROWS)
     if header.architecture != medusa.ARCHITECTURE:
         return estimate_model(header, n_ctx=n_ctx, n_ubatch=HEAD_BATCH, n_outputs=HEAD_BATCH)
     facts = medusa.read_facts(header)

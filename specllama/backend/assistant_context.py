@@ -45,9 +45,17 @@ class AssistantContext(StateContext):
             raise EngineError("an assistant is opened before its target reads anything")
         params = pool.settings()
         params.ctx_other = pool.handle
-        params.n_batch = params.n_ubatch = 1
+        params.n_batch = params.n_ubatch = pool.max_leaves
         width = int(ll.llama_model_n_embd_out(model.handle))
-        super().__init__(model, params, width=width, lanes=0, outputs_only=False, flags="last")
+        super().__init__(
+            model,
+            params,
+            width=width,
+            lanes=0,
+            outputs_only=False,
+            flags="last",
+            leaves=pool.max_leaves,
+        )
 
     def look(self, target: CellLane) -> AssistantLook:
         """For the drafter of a lane of the target."""
@@ -65,11 +73,21 @@ class AssistantLook(LlamaStates):
     def n_past(self) -> int:
         return self._target.n_past  # which carries out what the lane decided
 
-    def feed(self, tokens: Sequence[int], states: Rows, head: int = 0) -> tuple[Row, Row]:
+    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
         if self.n_past != self.end:
             raise EngineError(f"the target's cache ends at {self.n_past}, not at {self.end}")
         self._sequence = self._target.sequence  # another one after a tree
-        return super().feed(tokens, states, head)
+        return super().feed(tokens, states)
+
+    def grow(
+        self, tokens: Sequence[int], states: Rows, parents: Sequence[int], head: int = 0
+    ) -> tuple[Rows, Rows]:
+        """Nodes of any depth: what is above one is in its state alone."""
+        n = len(tokens)
+        self._take(states)
+        self._know(tokens)
+        rows, own = self._pairs.nodes([self.n_past] * n, [[self._sequence]] * n, tokens, states, 0)
+        return rows, own.copy()
 
     def begin_at(self, position: int) -> None:
         self.first = self.end = position

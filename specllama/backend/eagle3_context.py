@@ -40,7 +40,13 @@ class EagleContext(StateContext):
     ) -> None:
         params = head_params(pool, threads)
         super().__init__(
-            model, params, width=facts.width, lanes=lanes, outputs_only=True, flags="all or none"
+            model,
+            params,
+            width=facts.width,
+            lanes=lanes,
+            outputs_only=True,
+            flags="all or none",
+            leaves=pool.max_leaves,
         )
         self.layers = facts.layers
         self._features = StateBatch(HEAD_BATCH, len(facts.layers) * facts.target_width)

@@ -36,7 +36,9 @@ def nextn_context(
     params = target.settings()
     params.ctx_type = ll.LLAMA_CONTEXT_TYPE_MTP
     params.n_ctx = n_ctx
-    params.n_outputs_max = lanes  # llama.cpp makes room for one of each
+    heads, leaves = nextn_blocks(header), target.max_leaves
+    # llama.cpp makes room for one of each sequence; of several heads each reads all above
+    params.n_outputs_max = max(lanes + leaves - 1, leaves * heads)
     params.swa_full = True  # so that any depth of rollback is possible
     width = int(ll.llama_model_n_embd_out(model.handle))
     return StateContext(
@@ -46,7 +48,8 @@ def nextn_context(
         lanes=lanes,
         flags="last",
         outputs_only=GRAPHS[header.architecture].outputs_only,
-        heads=nextn_blocks(header),
+        heads=heads,
+        leaves=leaves,
     )
 
 

@@ -1,8 +1,8 @@
 """Drafting layers that read the target's hidden states, run by llama.cpp.
 
-One context holds a cache of its own for every lane, so that each conversation has one and what is
-in the others changes no bit of it. Positions are those of the text. NextN blocks and EAGLE-3 heads
-read pairs:
+One context holds a lane for every conversation; where they grow trees, all share its cells, and a
+tree has a sequence for each leaf (``layout``). Positions are those of the text. NextN blocks and
+EAGLE-3 heads read pairs:
 
     pair at position p    token p of the text, and a state that stands for the text before it
     what comes out        logits of token p + 1, and a state that stands in for the target's own
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from specllama.arrays import IntArray, Row, Rows
 from specllama.backend.base import Outputs
+from specllama.backend.layout import Layout
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_cache import decode_error, require_running
 from specllama.backend.llama_log import last_words, recent
@@ -36,10 +37,11 @@ class StateBatch:
 
     Args:
         size: most rows. width: of a vector; 0 for a batch of tokens alone.
+        leaves: most sequences of a row.
     """
 
-    def __init__(self, size: int, width: int) -> None:
-        self.batch = ll.llama_batch_init(size, width, 1)
+    def __init__(self, size: int, width: int, leaves: int = 1) -> None:
+        self.batch = ll.llama_batch_init(size, width, leaves)
         as_array = np.ctypeslib.as_array
         self._states: Rows | None = as_array(self.batch.embd, (size, width)) if width else None
         # llama.cpp's own, to be freed by it; a field read as it is would follow its changes
@@ -49,7 +51,8 @@ class StateBatch:
         self._pos: IntArray = np.zeros(4 * size, np.int32)
         self.batch.pos = self._pos.ctypes.data_as(_INTS)
         self._output: npt.NDArray[np.int8] = as_array(self.batch.logits, (size,))
-        as_array(self.batch.n_seq_id, (size,))[:] = 1
+        self._n_sequences: IntArray = as_array(self.batch.n_seq_id, (size,))
+        self._n_sequences[:] = 1
 
     def fill(
         self,
@@ -67,6 +70,7 @@ class StateBatch:
         self._pos[: 4 * n] = np.tile(np.arange(past, past + n, dtype=np.int32), 4)
         self._output[:n] = outputs == "all"
         self._output[n - 1] = outputs != "none"
+        self._n_sequences[:n] = 1
         for i in range(n):
             self.batch.seq_id[i][0] = sequence
         if len(tokens):
@@ -74,6 +78,14 @@ class StateBatch:
             self.batch.token = self._tokens.ctypes.data_as(_INTS)
         self.batch.n_tokens = n
         return self.batch
+
+    def place(self, positions: Sequence[int], sequences: Sequence[Sequence[int]]) -> None:
+        """Put the rows of the batch there instead."""
+        self._pos[: 4 * len(positions)] = np.tile(np.array(positions, np.int32), 4)
+        for i, ids in enumerate(sequences):
+            self._n_sequences[i] = len(ids)
+            for j, sequence in enumerate(ids):
+                self.batch.seq_id[i][j] = sequence
 
     def close(self) -> None:
         self.batch.token, self.batch.pos = self._given
@@ -93,6 +105,7 @@ class HeadContext:
         width: of a state.
         lanes: most at once; each has the ``n_ctx`` of ``params``. 0 where ``params`` are those of
             a cache that is another context's.
+        leaves: most of a tree; all lanes together have so many branches.
         outputs_only: the graph gives states of rows with logits away, else of every row.
 
     Raises:
@@ -109,6 +122,7 @@ class HeadContext:
         width: int,
         lanes: int,
         outputs_only: bool,
+        leaves: int = 1,
     ) -> None:
         self._nextn = function("llama_get_embeddings_nextn")
         choose = function("llama_set_embeddings_nextn")
@@ -120,8 +134,10 @@ class HeadContext:
         n_ctx = int(params.n_ctx)
         if lanes:
             params.n_ctx = -(-n_ctx // 256) * 256 * lanes
-            params.n_seq_max = lanes
-            params.kv_unified = False
+            params.n_seq_max = lanes + leaves - 1
+            params.kv_unified = leaves > 1  # else each lane has cells of its own
+        self._branches = list(range(lanes, lanes + leaves - 1))
+        self.leaves = leaves
         recent.clear()
         self.handle: Any = ll.llama_init_from_model(model.handle, params)
         if not self.handle:
@@ -136,7 +152,7 @@ class HeadContext:
         self.memory = ll.llama_get_memory(self.handle)
         self.n_ctx = min(int(ll.llama_n_ctx_seq(self.handle)), n_ctx)
         self.n_batch = int(ll.llama_n_batch(self.handle))
-        self.states = StateBatch(self.n_batch, width)
+        self.states = StateBatch(self.n_batch, width, leaves)
 
     def take(self) -> int:
         """The sequence of a further lane."""
@@ -144,6 +160,21 @@ class HeadContext:
             raise EngineError(f"all {self._lanes} lanes of the drafting layer are taken")
         self._open += 1
         return self._open - 1
+
+    def branch(self, n: int) -> list[int]:
+        """So many sequences for leaves.
+
+        Raises:
+            EngineError: others have them.
+        """
+        if n > len(self._branches):
+            raise EngineError(f"trees have at most {len(self._branches)} branches more")
+        return [self._branches.pop() for _ in range(n)]
+
+    def give_back(self, sequences: Sequence[int]) -> None:
+        for sequence in sequences:
+            ll.llama_memory_seq_rm(self.memory, sequence, -1, -1)
+        self._branches += sequences
 
     def run(self, batch: Any) -> None:
         """Evaluate a batch."""
@@ -178,11 +209,14 @@ class StateContext(HeadContext):
         outputs_only: bool,
         flags: Literal["last", "all or none"],
         heads: int = 1,
+        leaves: int = 1,
     ) -> None:
         self._all = flags != "last"
         self.heads = heads
         self._choose_head = function("llama_set_nextn_layer_offset") if heads > 1 else None
-        super().__init__(model, params, width=width, lanes=lanes, outputs_only=outputs_only)
+        super().__init__(
+            model, params, width=width, lanes=lanes, outputs_only=outputs_only, leaves=leaves
+        )
 
     def open(self) -> LlamaStates:
         """An empty lane.
@@ -193,22 +227,42 @@ class StateContext(HeadContext):
         return LlamaStates(self, self.take())
 
     def decode(
-        self, sequence: int, at: int, tokens: Sequence[int], states: Rows, head: int
+        self, sequence: int, at: int, tokens: Sequence[int], states: Rows
     ) -> tuple[Row, Row]:
         """Read pairs from position ``at`` on: logits and state behind the last (views)."""
         if not self._all:
             if self._choose_head is not None:
-                for other in range(1, self.heads) if head == 0 else ():
+                for other in range(1, self.heads):
                     self._choose_head(self.handle, other)
                     self._pass(sequence, at, tokens, states, "none")
                     # each head has keys and values of its own, in the same cells
                     ll.llama_memory_seq_rm(self.memory, sequence, at, -1)
-                self._choose_head(self.handle, head)
+                self._choose_head(self.handle, 0)
             return self._pass(sequence, at, tokens, states, "last")
         begin = 0 if len(tokens) <= _FLAGGED else len(tokens) - 1
         if begin:
             self._pass(sequence, at, tokens[:begin], states[:begin], "none")
         return self._pass(sequence, at + begin, tokens[begin:], states[begin:], "all")
+
+    def nodes(
+        self,
+        positions: Sequence[int],
+        sequences: Sequence[Sequence[int]],
+        tokens: Sequence[int],
+        states: Rows,
+        head: int,
+    ) -> tuple[Rows, Rows]:
+        """Read pairs wherever they are: logits and states behind each (views)."""
+        if self._choose_head is not None:
+            self._choose_head(self.handle, head)
+        n = len(tokens)
+        batch = self.states.fill(0, 0, states, "all", tokens)
+        self.states.place(positions, sequences)
+        self.run(batch)
+        return (
+            view(ll.llama_get_logits(self.handle), n, self.n_vocab),
+            view(self._nextn(self.handle), n, self.width),
+        )
 
     def _pass(
         self, sequence: int, at: int, tokens: Sequence[int], states: Rows, outputs: Outputs
@@ -237,14 +291,14 @@ class LlamaHead:
         """One past the last position, as the cache itself reports it; 0 when it is empty."""
         return int(ll.llama_memory_seq_pos_max(self._of.memory, self._sequence)) + 1
 
-    def _take(self, states: Rows) -> None:
-        """Make sure that these states may be read now."""
+    def _take(self, states: Rows, held: int = 0) -> None:
+        """Make sure that these states may be read now, behind ``held`` nodes of a tree."""
         n, of = len(states), self._of
         if of.handle is None:
             raise EngineError("the context is closed")
         if not 0 < n <= of.n_batch or states.shape != (n, of.width):
             raise ValueError(f"states of shape {states.shape}")
-        if self.end - self.first + n > of.n_ctx:
+        if self.end - self.first + held + n > of.n_ctx:
             raise ContextFull("the cache of the drafting layer is full")
 
     def _know(self, tokens: Sequence[int]) -> None:
@@ -282,16 +336,62 @@ class LlamaStates(LlamaHead):
         super().__init__(context, sequence)
         self._pairs = context
         self.heads = context.heads
+        self.max_rows = context.leaves
+        self._tree, self._opened = Layout(), list[int]()  # and the sequences of its branches
 
-    def feed(self, tokens: Sequence[int], states: Rows, head: int = 0) -> tuple[Row, Row]:
+    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
+        self._drop()
         self._take(states)
         self._know(tokens)
         if len(tokens) != len(states):
             raise ValueError(f"{len(tokens)} tokens with {len(states)} states")
         try:
-            row, state = self._pairs.decode(self._sequence, self.end, tokens, states, head)
+            row, state = self._pairs.decode(self._sequence, self.end, tokens, states)
         except BaseException:
             self._cut(self.end)  # what was read of it
             raise
         self.end += len(tokens)
         return row, state.copy()
+
+    def grow(
+        self, tokens: Sequence[int], states: Rows, parents: Sequence[int], head: int = 0
+    ) -> tuple[Rows, Rows]:
+        if self.heads > 1:
+            self._drop()
+        of, before, end = self._pairs, self._tree, self.end
+        tree = before.grown(parents)
+        self._take(states, held=len(before.parents))
+        self._know(tokens)
+        if not len(tokens) == len(states) == len(parents):
+            raise ValueError(f"{len(tokens)} tokens, {len(states)} states, {len(parents)} parents")
+        opened = of.branch(len(tree.copies))
+        held = [self._sequence, *self._opened, *opened]
+        for sequence, (leaf, n_above) in zip(opened, tree.copies, strict=True):
+            ll.llama_memory_seq_cp(of.memory, held[leaf], sequence, 0, end + n_above)
+        ids = [[held[leaf] for leaf in below] for below in tree.leaves]
+        try:
+            rows, own = of.nodes([end + d for d in tree.new_depth], ids, tokens, states, head)
+        except BaseException:
+            of.give_back(opened)
+            for sequence, last in zip(held, before.ends, strict=False):
+                at = end + len(before.above(last))
+                ll.llama_memory_seq_rm(of.memory, sequence, at, -1)
+            raise
+        self._tree = tree
+        self._opened += opened
+        return rows, own.copy()
+
+    def _drop(self) -> None:
+        """Forget the tree."""
+        if self._tree.parents and self._of.handle is not None:
+            self._pairs.give_back(self._opened)
+            ll.llama_memory_seq_rm(self._of.memory, self._sequence, self.end, -1)
+        self._tree, self._opened = Layout(), []
+
+    def rollback_to(self, end: int) -> None:
+        self._drop()
+        super().rollback_to(end)
+
+    def begin_at(self, position: int) -> None:
+        self._drop()
+        super().begin_at(position)

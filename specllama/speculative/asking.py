@@ -9,6 +9,7 @@ yielded    means                                 answered with
 =========  ====================================  =========================================
 ``Pass``   evaluate these tokens                 rows [n, n_vocab], good until the lane's next pass
 ``Feed``   evaluate these beside states  (row [n_vocab], state [width]) behind the last
+``Grow``   evaluate these as nodes of a tree     (rows [n, n_vocab], states [n, width])
 ``Encode`` make states of the target's           states [n, width]
 ``Read``   take in states of the target's        None
 ``Fill``   guess some places, all at once        ``Filled``, good until the next ``Fill``
@@ -143,12 +144,30 @@ class StateLane(HeadLane, Protocol):
         """How many it has: 1 continues by its own states, of several each drafts one token."""
         ...
 
-    def feed(self, tokens: Sequence[int], states: Rows, head: int = 0) -> tuple[Row, Row]:
-        """Read tokens at the end, each beside a state of ``states`` [n, width].
+    @property
+    def max_rows(self) -> int:
+        """Most rows that ``grow`` is asked for at once."""
+        ...
 
-        All heads read what head 0 is given; any other reads drafted tokens by itself. Returns what
-        that head says: the logits [n_vocab] of what follows (a view, until the next call) and the
-        state [width] behind the last token.
+    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
+        """Read tokens at the end, each beside a state of ``states`` [n, width], with all heads.
+
+        Returns what the first one says: the logits [n_vocab] of what follows (a view, until the
+        next call) and the state [width] behind the last token.
+
+        Raises:
+            ContextFull, EngineError: the lane is as it was, or empty.
+        """
+        ...
+
+    def grow(
+        self, tokens: Sequence[int], states: Rows, parents: Sequence[int], head: int = 0
+    ) -> tuple[Rows, Rows]:
+        """Read drafted tokens as nodes of a tree behind the end, each beside a state [n, width].
+
+        One head's tree grows call by call (``parents``: see ``Part``), of several each is given all
+        of its own. Whatever else is called drops it. Returns logits [n, n_vocab] (a view, until the
+        next call) and states [n, width] behind each.
 
         Raises:
             ContextFull, EngineError: the lane is as it was, or empty.
@@ -232,6 +251,16 @@ class Feed:
     states: Rows  # [n, width]
     at: int
     anew: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """See ``StateLane.grow``."""
+
+    lane: StateLane
+    tokens: Sequence[int]
+    states: Rows  # [n, width]
+    parents: Sequence[int]
     head: int = 0
 
 
@@ -344,7 +373,7 @@ class Cut:
     length: int
 
 
-Ask = Pass | Feed | Encode | Read | Fill | Look | Offer | Keep | Cut
+Ask = Pass | Feed | Grow | Encode | Read | Fill | Look | Offer | Keep | Cut
 T = TypeVar("T")
 Asking = Generator[Ask, Any, T]
 
@@ -378,9 +407,11 @@ def grant(ask: Ask) -> object:
         else:
             ask.lane.rollback_to(ask.at)
         if isinstance(ask, Feed):
-            return ask.lane.feed(ask.tokens, ask.states, ask.head)
+            return ask.lane.feed(ask.tokens, ask.states)
         ask.lane.read(ask.states)
         return None
+    if isinstance(ask, Grow):
+        return ask.lane.grow(ask.tokens, ask.states, ask.parents, ask.head)
     if isinstance(ask, Encode):
         return ask.lane.encode(ask.features)
     if isinstance(ask, Fill):

@@ -30,30 +30,42 @@ V, WIDTH = 24, 8
 
 
 class FakeLook:
-    """An assistant that knows a table and looks into a lane; its own states are all ones."""
+    """An assistant that knows a table and looks into a lane; its states tell what it guessed."""
 
     def __init__(self, table: FakeTable, target: FakeContext, of: FakeTable, full: int) -> None:
         self._table, self._target, self._of, self._full = table, target, of, full
-        self.n_batch, self.width, self.heads = 1, WIDTH, 1
+        self.n_batch, self.width, self.heads, self.max_rows = 16, WIDTH, 1, 16
         self.first = self.end = 0
-        self._guessed: list[int] = []
+        self._guessed: dict[float, list[int]] = {}  # by the state behind them
         self.looks = 0
         self.closed = False
 
-    def feed(self, tokens: Sequence[int], states: Rows, head: int = 0) -> tuple[Row, Row]:
+    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
         text = self._target.tokens
         assert self.end == len(text), "it looks from where the text ends, however much it guessed"
         assert len(tokens) == 1
         if len(text) >= self._full:
             raise ContextFull("full")
-        if (states == 1).all():
-            self._guessed.append(tokens[0])
-        else:
-            assert np.array_equal(states[0], self._of.row(text)[:WIDTH])
-            self._guessed = [tokens[0]]
+        assert np.array_equal(states[0], self._of.row(text)[:WIDTH])
         self.end += 1
         self.looks += 1
-        return self._table.row([*text, *self._guessed]), np.ones(WIDTH, np.float32)
+        self._guessed = {1.0: [*tokens]}
+        return self._table.row([*text, *tokens]), np.ones(WIDTH, np.float32)
+
+    def grow(
+        self, tokens: Sequence[int], states: Rows, parents: Sequence[int], head: int = 0
+    ) -> tuple[Rows, Rows]:
+        text = self._target.tokens
+        assert self.end == len(text) + 1
+        rows, own = [], []
+        for token, state in zip(tokens, states, strict=True):
+            guessed = [*self._guessed[float(state[0])], token]
+            name = 1.0 + len(self._guessed)
+            self._guessed[name] = guessed
+            rows.append(self._table.row([*text, *guessed]))
+            own.append(np.full(WIDTH, name, np.float32))
+        self.looks += 1
+        return np.stack(rows), np.stack(own)
 
     def begin_at(self, position: int) -> None:
         self.first = self.end = position
@@ -65,10 +77,12 @@ class FakeLook:
         self.closed = True
 
 
-def make(agreement: float = 0.9, n_ctx: int = 256, full: int = 1 << 30) -> tuple[Engine, FakeLook]:
+def make(
+    agreement: float = 0.9, n_ctx: int = 256, full: int = 1 << 30, leaves: int = 16
+) -> tuple[Engine, FakeLook]:
     table = FakeTable(V, seed=3, sharpness=2.0, eog_bias=-3.0)
     other = FakeTable(V, seed=4, sharpness=2.0, of=table, agreement=agreement)
-    target = FakeContext(table, n_ctx=n_ctx)
+    target = FakeContext(table, n_ctx=n_ctx, max_leaves=leaves)
     look = FakeLook(other, target, table, full)
     engine = Engine(
         loaded(
@@ -103,10 +117,16 @@ def test_the_text_is_that_of_plain_decoding(temperature: float, agreement: float
 
 
 def test_one_that_knows_the_target_is_always_right_and_looks_once_a_guess() -> None:
-    engine, look = make(1.0)
+    engine, look = make(1.0, leaves=1)
     finished = run(engine, [3, 4, 5], draft_max=4, ignore_eos=True)
     assert finished.acceptance_rate == 1.0
     assert look.looks == finished.draft_n
+
+
+def test_a_tree_takes_a_look_per_depth() -> None:
+    engine, look = make(0.5)
+    finished = run(engine, [3, 4, 5], draft_max=12, ignore_eos=True)
+    assert finished.draft_n > 2 * look.looks
 
 
 def test_any_history_of_requests_leaves_the_text_as_it_was() -> None:

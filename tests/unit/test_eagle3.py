@@ -35,6 +35,9 @@ class FakeHead:
         self, table: FakeTable, target: FakeContext, known: FakeTable, n_ctx: int = 512
     ) -> None:
         self.n_ctx, self.n_batch, self.width, self.heads = n_ctx, 16, WIDTH, 1
+        self.max_rows = 16
+        self.grown: list[int] = []  # nodes of each pass over guesses
+        self._nodes: list[list[int]] = []  # guesses on the path to each
         self.first = 0
         self.layers = LAYERS
         self.pairs: list[tuple[int, bool]] = []  # token, with a state of the target
@@ -53,32 +56,47 @@ class FakeHead:
         states[:, : features.shape[1]] = 2.0 * features
         return states
 
-    def feed(self, tokens: Sequence[int], states: Rows, head: int = 0) -> tuple[Row, Row]:
+    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
         assert 0 < len(tokens) <= self.n_batch
+        self._nodes = []
         if len(self.pairs) + len(tokens) > self.n_ctx:
             raise ContextFull("full")
-        own = [bool((state == 1).all()) for state in states]
-        for token, state, guessed in zip(tokens, states, own, strict=True):
-            if not guessed:
-                assert all(true for _, true in self.pairs), "guessed states below known text"
-                text = [*self._of.tokens, token]
-                assert text[self.end] == token
-                row = self._known.row(text[: self.end])[:WIDTH]
-                assert np.array_equal(state[: len(row)], 2.0 * row)
-            self.pairs.append((token, not guessed))
-        assert len(set(own)) == 1
-        if not own[0]:
-            self.read.append(len(tokens))
-        before = self._of.tokens[: self.first]
-        return self._table.row([*before, *(t for t, _ in self.pairs)]), np.ones(WIDTH, np.float32)
+        for token, state in zip(tokens, states, strict=True):
+            text = [*self._of.tokens, token]
+            assert text[self.end] == token
+            row = self._known.row(text[: self.end])[:WIDTH]
+            assert np.array_equal(state[: len(row)], 2.0 * row)
+            self.pairs.append((token, True))
+        self.read.append(len(tokens))
+        return self._table.row(self._text), np.ones(WIDTH, np.float32)
+
+    @property
+    def _text(self) -> list[int]:
+        return [*self._of.tokens[: self.first], *(token for token, _ in self.pairs)]
+
+    def grow(
+        self, tokens: Sequence[int], states: Rows, parents: Sequence[int], head: int = 0
+    ) -> tuple[Rows, Rows]:
+        assert (states == 1).all()
+        self.grown.append(len(tokens))
+        rows = []
+        for token, parent in zip(tokens, parents, strict=True):
+            assert parent < len(self._nodes)
+            self._nodes.append([*(self._nodes[parent] if parent >= 0 else ()), token])
+            rows.append(self._table.row([*self._text, *self._nodes[-1]]))
+        if len(self.pairs) + len(self._nodes) > self.n_ctx:
+            raise ContextFull("full")
+        return np.stack(rows), np.ones((len(tokens), WIDTH), np.float32)
 
     def rollback_to(self, end: int) -> None:
         assert self.first <= end <= self.end
         del self.pairs[end - self.first :]
+        self._nodes = []
 
     def begin_at(self, position: int) -> None:
         self.first = position
         self.pairs.clear()
+        self._nodes = []
 
     def close(self) -> None:
         self.begin_at(0)

@@ -35,7 +35,8 @@ class FakeNextn:
         self._table = table
         self.heads = heads
         self.used: list[int] = []  # heads, in order
-        self.n_ctx, self.n_batch, self.width = n_ctx, n_batch, WIDTH
+        self.n_ctx, self.n_batch, self.width, self.max_rows = n_ctx, n_batch, WIDTH, 16
+        self._nodes: list[tuple[int, int]] = []  # token and parent of drafted tokens
         self.first = 0
         self.pairs: list[tuple[int, tuple[float, ...]]] = []
         self.fed: list[tuple[int, bool]] = []  # (position, with a state of the target)
@@ -46,27 +47,49 @@ class FakeNextn:
     def end(self) -> int:
         return self.first + len(self.pairs)
 
-    def feed(self, tokens: Sequence[int], states: Rows, head: int = 0) -> tuple[Row, Row]:
+    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
         assert 0 < len(tokens) <= self.n_batch
         assert states.shape == (len(tokens), WIDTH)
-        assert 0 <= head < self.heads
-        self.used.append(head)
-        if head:
-            assert len(tokens) == head
-            assert [set(state) for state in states.tolist()] == [{1.0 + i} for i in range(head)]
+        self.used.append(0)
+        self._nodes = []
         if len(self.pairs) + len(tokens) > self.n_ctx:
             raise ContextFull("full")
         for token, state in zip(tokens, states, strict=True):
             self.fed.append((self.end, not (state == 1).all()))
             self.pairs.append((token, tuple(state.tolist())))
         row = self._table.row([token for token, _ in self.pairs])
-        return row, np.full(WIDTH, 1.0 + head, np.float32)
+        return row, np.ones(WIDTH, np.float32)
+
+    def grow(
+        self, tokens: Sequence[int], states: Rows, parents: Sequence[int], head: int = 0
+    ) -> tuple[Rows, Rows]:
+        assert 0 <= head < self.heads
+        self.used.append(head)
+        self._nodes = [] if head else self._nodes
+        text, paths = [token for token, _ in self.pairs], list[list[int]]()
+        for token, state, parent in zip(tokens, states, parents, strict=True):
+            assert parent < len(self._nodes)
+            self._nodes.append((token, parent))
+            path = [token]
+            while parent >= 0:
+                token, parent = self._nodes[parent]
+                path.insert(0, token)
+            paths.append(path)
+            self.fed.append((self.end + len(path) - 1, False))
+            assert set(state.tolist()) == {float(len(path)) if head else 1.0}
+        assert not head or max(map(len, paths)) == head
+        if len(self.pairs) + len(self._nodes) > self.n_ctx:
+            raise ContextFull("full")
+        rows = np.stack([self._table.row([*text, *path]) for path in paths])
+        return rows, np.full((len(tokens), WIDTH), 1.0 + head, np.float32)
 
     def rollback_to(self, end: int) -> None:
+        self._nodes = []
         assert self.first <= end <= self.end
         del self.pairs[end - self.first :]
 
     def begin_at(self, position: int) -> None:
+        self._nodes = []
         self.first = position
         self.pairs.clear()
         self.restarts.append(position)
@@ -76,11 +99,15 @@ class FakeNextn:
 
 
 def make(
-    agreement: float = 0.9, n_ctx: int = 256, nextn_ctx: int = 512, heads: int = 1
+    agreement: float = 0.9,
+    n_ctx: int = 256,
+    nextn_ctx: int = 512,
+    heads: int = 1,
+    leaves: int = 16,
 ) -> tuple[Engine, FakeNextn, FakeTable]:
     table = FakeTable(V, seed=3, sharpness=2.0, eog_bias=-3.0)
     other = FakeTable(V, seed=4, sharpness=2.0, of=table, agreement=agreement)
-    target = FakeContext(table, n_ctx=n_ctx)
+    target = FakeContext(table, n_ctx=n_ctx, max_leaves=leaves)
     nextn = FakeNextn(other, nextn_ctx, heads=heads)
     engine = Engine(
         loaded(
@@ -127,7 +154,7 @@ def test_the_text_is_that_of_plain_decoding(temperature: float, agreement: float
 
 
 def test_a_block_that_knows_the_target_is_always_right() -> None:
-    engine, _, _ = make(1.0)
+    engine, _, _ = make(1.0, leaves=1)
     finished = run(engine, [3, 4, 5], draft_max=4, ignore_eos=True)
     assert finished.acceptance_rate == 1.0
 
@@ -228,6 +255,15 @@ def test_it_drafts_under_the_other_rules(rule: str) -> None:
     assert 0 < finished.draft_n_accepted < finished.draft_n
 
 
+def test_a_tree_takes_a_pass_per_depth() -> None:
+    engine, nextn, _ = make(0.5)
+    for temperature in (0.0, 1.0):
+        nextn.used.clear()
+        prompt = [1 + i % 20 for i in range(12)]
+        finished = run(engine, prompt, draft_max=12, ignore_eos=True, temperature=temperature)
+        assert finished.draft_n > 2 * len(nextn.used)
+
+
 def test_closing_the_engine_closes_the_block() -> None:
     engine, nextn, _ = make()
     engine.close()
@@ -246,8 +282,11 @@ def test_a_context_that_shifts_keeps_the_text_of_plain_decoding() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("agreement", [1.0, 0.8])
-def test_of_several_heads_each_drafts_one_token(temperature: float, agreement: float) -> None:
-    engine, nextn, _ = make(agreement, heads=3)
+@pytest.mark.parametrize("leaves", [1, 16])
+def test_of_several_heads_each_drafts_one_depth(
+    temperature: float, agreement: float, leaves: int
+) -> None:
+    engine, nextn, _ = make(agreement, heads=3, leaves=leaves)
     prompt = [1 + i % 20 for i in range(30)]
     options: dict[str, Any] = {"draft_max": 6, "ignore_eos": True, "temperature": temperature}
     plain = run(engine, prompt, proposer="none", **options)
@@ -257,5 +296,5 @@ def test_of_several_heads_each_drafts_one_token(temperature: float, agreement: f
     assert set(nextn.used) == {0, 1, 2}
     assert all(head == 0 or before == head - 1 for before, head in itertools.pairwise(nextn.used))
     if agreement == 1.0:
-        assert finished.draft_n_accepted == finished.draft_n
+        assert leaves > 1 or finished.draft_n_accepted == finished.draft_n
         assert len(finished.token_ids) <= 4 * finished.rounds

@@ -1,8 +1,8 @@
 """EAGLE-3: a one-layer head reads the target's hidden states and drafts a tree.
 
 The dynamic tree of EAGLE-2: nodes leave one heap by their cumulative confidence, the head reads a
-node when nothing likelier is left, and the best nodes over all levels make the draft. Where the
-target or the rule takes chains only, a chain.
+depth in one pass, and the best nodes over all depths make the draft. Where the target or the rule
+takes chains only, a chain.
 
 Three states of the target's pass make one of the head's (``Encode``); these are kept for the whole
 text, so that the head may begin anew anywhere.
@@ -16,14 +16,13 @@ from specllama.arrays import Row, Rows
 from specllama.backend.base import HiddenRows
 from specllama.history import Follower
 from specllama.speculative.asking import Asking, Encode, Encoder
-from specllama.speculative.drafting.draft_tree import MayBranch
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.drafting.states import Stated, StateDrafter
 from specllama.speculative.types import Room
 
 
-class EagleDrafter(MayBranch, StateDrafter):
+class EagleDrafter(StateDrafter):
     """Drafts with an EAGLE-3 head.
 
     Args:

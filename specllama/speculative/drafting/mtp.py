@@ -17,7 +17,7 @@ from specllama.speculative.drafting.states import StateDrafter
 
 
 class MtpDrafter(StateDrafter):
-    """Drafts a chain with the target's NextN block, which reads the prompt as the target does.
+    """Drafts a tree with the target's NextN block, which reads the prompt as the target does.
 
     States are dropped once their pairs are read. For a single missing one, zeros stand in, as
     before the first token, rather than give up the memory.
@@ -66,5 +66,6 @@ METHOD = Method(
     cost="own",
     why_not=with_own("mtp", "the target's file has no NextN layers"),
     open=_open,
+    branches="may",
     auto=True,
 )

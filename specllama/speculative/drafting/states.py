@@ -14,11 +14,11 @@ import numpy as np
 
 from specllama.arrays import Row, Rows
 from specllama.errors import ContextFull, EngineError
-from specllama.history import Follower, common_prefix
-from specllama.speculative.asking import Asking, Feed, Place, StateLane
-from specllama.speculative.drafting.stepping import Stepping
+from specllama.history import Follower
+from specllama.speculative.asking import Asking, Feed, Grow, Place, StateLane
+from specllama.speculative.drafting.draft_tree import MayBranch
 from specllama.speculative.shortlist import Scores
-from specllama.speculative.tree import Path
+from specllama.speculative.tree import ROOT, Path
 from specllama.speculative.types import Room
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class Stated(Place, Protocol):
     def hidden(self) -> HiddenRows: ...
 
 
-class StateDrafter(Stepping):
-    """Reads pairs of tokens and states; drafts a chain.
+class StateDrafter(MayBranch):
+    """Reads pairs of tokens and states; drafts a tree.
 
     Args:
         lane: the block's, which is closed with the drafter.
@@ -53,9 +53,12 @@ class StateDrafter(Stepping):
         self._seen = Follower()
         self._held = 0  # tokens of the text up to the last pair that holds a state of the target
         self._anew = False  # whether the lane has to begin anew
-        self._end = 0  # position behind the text's last pair
-        self._path: tuple[int, ...] = ()  # drafted tokens that the lane holds
-        self._own: dict[tuple[int, ...], Row] = {}  # the block's states behind drafted tokens
+        self._nodes: dict[Path, int] = {(): ROOT}  # drafted tokens that the lane has read
+        self._own: dict[Path, Row] = {}  # the block's states behind drafted tokens
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return self._lane.max_rows if self.request.leaves > 1 else 1
 
     @property
     def states(self) -> HiddenRows:
@@ -83,27 +86,33 @@ class StateDrafter(Stepping):
         return row, self.deepest
 
     def after(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
-        (path,) = paths
-        # of several heads, each holds only what it read itself
-        head = len(path) if self._lane.heads > 1 else 0
-        keep = 0 if head else min(common_prefix(self._path, path), len(path) - 1)
-        states = np.stack([self._own[tuple(path[:i])] for i in range(keep, len(path))])
-        row = yield from self._feed(path[keep:], states, self._end + keep, tuple(path), head)
-        self._path = path
-        return [row]
+        if self._lane.heads > 1:
+            return (yield from self._by_heads(paths))
+        n = len(self._nodes) - 1
+        nodes = self._nodes | {path: node for node, path in enumerate(paths, n)}
+        rows = yield from self._grow(paths, nodes)
+        self._nodes = nodes
+        return [*rows]
 
-    def _feed(
-        self,
-        tokens: Sequence[int],
-        states: Rows,
-        at: int,
-        path: tuple[int, ...] = (),
-        head: int = 0,
-    ) -> Asking[Row]:
-        anew, self._anew = self._anew, False
-        answer: tuple[Row, Row] = yield Feed(self._lane, tokens, states, at, anew, head)
-        row, self._own[path] = answer
-        return row[: self._n_vocab]
+    def _by_heads(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
+        """Each head drafts one depth, and reads all that is above."""
+        found: dict[Path, Row] = {}
+        for depth in sorted({len(path) for path in paths}):
+            asked = [path for path in paths if len(path) == depth]
+            read = dict.fromkeys(path[:n] for n in range(1, depth + 1) for path in asked)
+            nodes = {(): ROOT} | {path: node for node, path in enumerate(read)}
+            rows = yield from self._grow([*read], nodes, depth)
+            found |= {path: rows[nodes[path]].copy() for path in asked}
+        return [found[path] for path in paths]
+
+    def _grow(self, paths: Sequence[Path], nodes: dict[Path, int], head: int = 0) -> Asking[Rows]:
+        states = np.stack([self._own[path[:-1]] for path in paths])
+        tokens, parents = [path[-1] for path in paths], [nodes[path[:-1]] for path in paths]
+        answer: tuple[Rows, Rows] = yield Grow(self._lane, tokens, states, parents, head)
+        rows, own = answer
+        for path, state in zip(paths, own, strict=True):
+            self._own.setdefault(path, state)  # of several heads that which drafts behind it
+        return rows[:, : self._n_vocab]
 
     def _first_to_read(self, tokens: Sequence[int], last: int) -> int | None:
         """The first position to read, at most ``last``; None where states are not known to the end.
@@ -142,10 +151,12 @@ class StateDrafter(Stepping):
                 if rows is None:
                     raise EngineError("hidden states of the target are missing")
                 states[lack:] = rows
-            row = yield from self._feed(part, states, at)
-            self._held = self._end = at + len(part)
-        self._path = ()
-        return row
+            anew, self._anew = self._anew, False
+            answer: tuple[Row, Row] = yield Feed(lane, part, states, at, anew)
+            row, self._own[()] = answer
+            self._held = at + len(part)
+        self._nodes = {(): ROOT}
+        return row[: self._n_vocab]
 
     def forget(self) -> None:
         """Begin without any memory of a text."""
