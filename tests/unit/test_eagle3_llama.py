@@ -151,6 +151,47 @@ def test_pairs_read_at_once_give_the_same_as_step_by_step(
     context.close()
 
 
+def test_a_tree_has_the_rows_of_its_chains_and_leaves_nothing_behind(
+    target: CellLane, tmp_path: Path
+) -> None:
+    context = open_head(write_eagle3(tmp_path / "head.gguf"), target, lanes=2)
+    alone = open_head(write_eagle3(tmp_path / "alone.gguf"), target).open()
+    rng, noise, lanes = random.Random(5), np.random.default_rng(5), [context.open() for _ in "ab"]
+    for turn in range(24):
+        lane, n = lanes[turn % 2], rng.randint(1, 30)
+        text = [rng.randrange(3, VOCAB) for _ in range(n)]
+        states = noise.normal(size=(n, context.width)).astype(np.float32)
+        lane.begin_at(0)
+        _, state = lane.feed(text, states)
+        behind, nodes = {(): state}, {(): -1}
+        for _ in range(3):
+            fed = [
+                (*rng.choice([*behind]), rng.randrange(3, VOCAB)) for _ in range(rng.randint(1, 3))
+            ]
+            fed = [path for path in dict.fromkeys(fed) if path not in nodes]
+            nodes |= {path: node for node, path in enumerate(fed, len(nodes) - 1)}
+            own = np.stack([behind[path[:-1]] for path in fed])
+            if len(context._branches) < 3:
+                break  # another's tree has them
+            rows, after = lane.grow(
+                [path[-1] for path in fed], own, [nodes[path[:-1]] for path in fed]
+            )
+            for path, row, state in zip(fed, rows, after, strict=True):
+                known = np.stack([behind[path[:i]] for i in range(len(path))])
+                alone.begin_at(0)
+                expected, ahead = alone.feed([*text, *path], np.concatenate((states, known)))
+                assert np.abs(row - expected).max() < 3e-2
+                assert np.abs(state - ahead).max() < 3e-2
+                behind[path] = state
+        if turn % 3:
+            lane.rollback_to(rng.randint(0, n))
+            assert lane.n_past == lane.end
+    for lane in lanes:
+        lane.begin_at(0)
+    assert len(context._branches) == 7
+    context.close()
+
+
 def test_lanes_of_a_head_leave_no_trace_in_each_other(target: CellLane, tmp_path: Path) -> None:
     """Rounds of drafts and rejects in three lanes, by chance: each as a lane that is alone."""
     path = write_eagle3(tmp_path / "head.gguf")
