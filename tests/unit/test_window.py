@@ -20,6 +20,7 @@ from specllama.speculative.policy.acceptance import (
 )
 from specllama.speculative.policy.controller import Learned
 from specllama.speculative.policy.ledger import Ledger
+from specllama.speculative.types import Room
 from specllama.speculative.window import Outcome
 
 FLAT = [0.0, *(1 + 0.12 * (n - 1) for n in range(1, 18))]
@@ -99,6 +100,30 @@ def test_look_ahead_prices_a_look_before_the_step() -> None:
     assert sum(s.hit for s in trace) / len(trace) < 0.55 + 0.05  # fact: alpha below c + beta
     assert result.speed > 1.03
     assert result.accepted / result.drafted > 0.85
+
+
+def test_a_node_is_read_beside_others_where_that_pays_its_row() -> None:
+    """A row beside others is cheaper than a pass of its own; all of them are timed as one pass."""
+    clock = VirtualClock()
+
+    def room(step: float) -> Room:
+        pair = Pair().tuned([0.0, 1.0, *[1.02] * 12], step)
+        pair.ledger.earn(100_000, "draft")
+        window = pair.window(clock)
+        window.drafts_with("draft", "draft")
+        plan = window.plan(8)
+        assert plan.room is not None
+        assert plan.room.begin("draft", 1)
+        clock.steps(step)
+        assert plan.room.include(0.9, 3.0, 5)
+        assert plan.room.keep_going(1, 0.9)
+        return plan.room
+
+    def least(step: float, rows: int) -> int:
+        return next(i for i in range(1, 101) if room(step).ride(i / 100, rows))
+
+    assert 1 < least(0.1, 1) < least(0.1, 0)
+    assert least(0.1, 1) < least(0.3, 1)
 
 
 def test_a_copy_is_taken_by_its_own_merit() -> None:
