@@ -340,7 +340,7 @@ class LlamaStates(LlamaHead):
         self._tree, self._opened = Layout(), list[int]()  # and the sequences of its branches
 
     def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
-        self._drop()
+        self.drop()
         self._take(states)
         self._know(tokens)
         if len(tokens) != len(states):
@@ -357,7 +357,7 @@ class LlamaStates(LlamaHead):
         self, tokens: Sequence[int], states: Rows, parents: Sequence[int], head: int = 0
     ) -> tuple[Rows, Rows]:
         if self.heads > 1:
-            self._drop()
+            self.drop()
         of, before, end = self._pairs, self._tree, self.end
         tree = before.grown(parents)
         self._take(states, held=len(before.parents))
@@ -381,17 +381,16 @@ class LlamaStates(LlamaHead):
         self._opened += opened
         return rows, own.copy()
 
-    def _drop(self) -> None:
-        """Forget the tree."""
+    def drop(self) -> None:
         if self._tree.parents and self._of.handle is not None:
             self._pairs.give_back(self._opened)
             ll.llama_memory_seq_rm(self._of.memory, self._sequence, self.end, -1)
         self._tree, self._opened = Layout(), []
 
     def rollback_to(self, end: int) -> None:
-        self._drop()
+        self.drop()
         super().rollback_to(end)
 
     def begin_at(self, position: int) -> None:
-        self._drop()
+        self.drop()
         super().begin_at(position)

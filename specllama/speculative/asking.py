@@ -10,6 +10,7 @@ yielded    means                                 answered with
 ``Pass``   evaluate these tokens                 rows [n, n_vocab], good until the lane's next pass
 ``Feed``   evaluate these beside states  (row [n_vocab], state [width]) behind the last
 ``Grow``   evaluate these as nodes of a tree     (rows [n, n_vocab], states [n, width])
+``Drop``   forget the nodes of that tree         None
 ``Encode`` make states of the target's           states [n, width]
 ``Read``   take in states of the target's        None
 ``Fill``   guess some places, all at once        ``Filled``, good until the next ``Fill``
@@ -166,12 +167,16 @@ class StateLane(HeadLane, Protocol):
         """Read drafted tokens as nodes of a tree behind the end, each beside a state [n, width].
 
         One head's tree grows call by call (``parents``: see ``Part``), of several each is given all
-        of its own. Whatever else is called drops it. Returns logits [n, n_vocab] (a view, until the
+        of its own. ``feed`` and cuts drop it. Returns logits [n, n_vocab] (a view, until the
         next call) and states [n, width] behind each.
 
         Raises:
             ContextFull, EngineError: the lane is as it was, or empty.
         """
+        ...
+
+    def drop(self) -> None:
+        """Forget the tree."""
         ...
 
 
@@ -262,6 +267,13 @@ class Grow:
     states: Rows  # [n, width]
     parents: Sequence[int]
     head: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """See ``StateLane.drop``."""
+
+    lane: StateLane
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +385,7 @@ class Cut:
     length: int
 
 
-Ask = Pass | Feed | Grow | Encode | Read | Fill | Look | Offer | Keep | Cut
+Ask = Pass | Feed | Grow | Drop | Encode | Read | Fill | Look | Offer | Keep | Cut
 T = TypeVar("T")
 Asking = Generator[Ask, Any, T]
 
@@ -412,6 +424,9 @@ def grant(ask: Ask) -> object:
         return None
     if isinstance(ask, Grow):
         return ask.lane.grow(ask.tokens, ask.states, ask.parents, ask.head)
+    if isinstance(ask, Drop):
+        ask.lane.drop()
+        return None
     if isinstance(ask, Encode):
         return ask.lane.encode(ask.features)
     if isinstance(ask, Fill):

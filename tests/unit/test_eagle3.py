@@ -88,6 +88,9 @@ class FakeHead:
             raise ContextFull("full")
         return np.stack(rows), np.ones((len(tokens), WIDTH), np.float32)
 
+    def drop(self) -> None:
+        self._nodes = []
+
     def rollback_to(self, end: int) -> None:
         assert self.first <= end <= self.end
         del self.pairs[end - self.first :]

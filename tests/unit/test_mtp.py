@@ -83,6 +83,9 @@ class FakeNextn:
         rows = np.stack([self._table.row([*text, *path]) for path in paths])
         return rows, np.full((len(tokens), WIDTH), 1.0 + head, np.float32)
 
+    def drop(self) -> None:
+        self._nodes = []
+
     def rollback_to(self, end: int) -> None:
         self._nodes = []
         assert self.first <= end <= self.end

@@ -15,7 +15,7 @@ import numpy as np
 from specllama.arrays import Row, Rows
 from specllama.errors import ContextFull, EngineError
 from specllama.history import Follower
-from specllama.speculative.asking import Asking, Feed, Grow, Place, StateLane
+from specllama.speculative.asking import Asking, Drop, Feed, Grow, Place, StateLane
 from specllama.speculative.drafting.draft_tree import MayBranch
 from specllama.speculative.shortlist import Scores
 from specllama.speculative.tree import ROOT, Path
@@ -93,6 +93,9 @@ class StateDrafter(MayBranch):
         rows = yield from self._grow(paths, nodes)
         self._nodes = nodes
         return [*rows]
+
+    def settle(self, path: Path) -> Asking[None]:
+        yield Drop(self._lane)  # what is accepted is read again, beside the target's states
 
     def _by_heads(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
         """Each head drafts one depth, and reads all that is above."""

@@ -51,7 +51,7 @@ class Stepping(Drafter):
         raise NotImplementedError
 
     def settle(self, path: Path) -> Asking[None]:
-        """A tree is complete: of what was read for it, this path is the likeliest to stay."""
+        """The draft is complete: of what was read for it, this path is the likeliest to stay."""
         yield from ()
 
     def sure(self, path: Sequence[int], row: Scores) -> float:
@@ -65,7 +65,9 @@ class Stepping(Drafter):
         row, fits = yield from self.begin(tokens, room)
         if row is None or fits <= 0:
             return EMPTY_DRAFT
-        return (yield from self._extend(request, row, chain.fork(), room, min(room.n, fits)))
+        draft = yield from self._extend(request, row, chain.fork(), room, min(room.n, fits))
+        yield from self.settle(draft.tokens)
+        return draft
 
     def _extend(
         self, request: Request, row: Scores, ahead: SamplerChain, room: Room, n: int
