@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from textual.pilot import Pilot
+from textual.widgets import Static
 
 from specllama.engine.inline import InlineHost
 from specllama.errors import SpecllamaError
@@ -175,6 +176,13 @@ def _key(*keys: str) -> Steps:
     return steps
 
 
+async def _models(app: SpecllamaApp, pilot: Pilot[int]) -> None:
+    """Until the pair has been weighed: that begins when the choice stays for a moment."""
+    await _key("f6")(app, pilot)
+    await until(pilot, lambda: str(app.screen.query_one("#detail", Static).render()))
+    await _settle(app, pilot)
+
+
 TREE = GenerateParams(proposer="tree")
 README = {
     "chat": Scene(_chat),
@@ -189,7 +197,7 @@ SCENES = README | {
     "first-look": Scene(_empty, first_look=True),
     "empty": Scene(_empty),
     "help": Scene(_key("f1")),
-    "models": Scene(_key("f6")),
+    "models": Scene(_models),
     "sessions": Scene(_key("f7")),
     "settings": Scene(_key("f8")),
     "checks": Scene(_checks),
