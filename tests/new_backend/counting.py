@@ -109,6 +109,12 @@ class CountLane:
     ) -> Rows:
         return self.pool.run([Part(self, tokens, outputs, parents)])[0]
 
+    def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
+        raise EngineError("this backend takes chains")
+
+    def reopen(self, n: int) -> None:
+        raise EngineError("this backend takes chains")
+
     def keep_path(self, path: Sequence[int]) -> None:
         raise EngineError("there was no tree")
 
