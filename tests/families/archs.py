@@ -1,6 +1,6 @@
 """Every architecture that llama.cpp can save, drafted by every method, against plain decoding.
 
-    python tests/families/archs.py FOLDER [--quant q4_0] [--only qwen35] [--jobs 1]
+    python tests/families/archs.py FOLDER [--quant q4_0] [--only qwen35] [--rpc HOST:PORT]
 
 FOLDER holds small random models, as llama.cpp's ``test-llama-archs -o FOLDER`` writes them. They
 have no tokenizer; each gets one here. A model is checked in a process of its own, so that an abort
@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -40,6 +39,7 @@ from dflash_files import write_dflash
 from eagle_files import write_eagle3
 from ggufs import _Writer, bpe_tokens
 
+from specllama.backend.llama_log import ABORTED
 from specllama.engine.engine import Engine
 from specllama.errors import SpecllamaError
 from specllama.events import Finished, Notice, RoundDone
@@ -112,7 +112,7 @@ def blocks(reader: gguf.GGUFReader, arch: str) -> tuple[int, int]:
 # ---- one model, in a process of its own
 
 
-def cases(target: Path, other: Path) -> Iterator[dict[str, Any]]:
+def cases(target: Path, other: Path, rpc: str) -> Iterator[dict[str, Any]]:
     """What came of each comparison: {case, outcome: equal | near-tie | differs | refused, why}."""
     heads = heads_for(target)
     for name, draft, methods in (
@@ -124,6 +124,7 @@ def cases(target: Path, other: Path) -> Iterator[dict[str, Any]]:
         options = EngineOptions(
             n_ctx=256,
             threads=1,
+            rpc=rpc,
             check_memory=False,
             heads=tuple(map(str, heads)) if name == "heads" else (),
         )
@@ -146,12 +147,12 @@ def cases(target: Path, other: Path) -> Iterator[dict[str, Any]]:
                     except SpecllamaError as error:
                         yield {"case": ", ".join(label), "outcome": "refused", "why": str(error)}
             if name == "itself":
-                yield from side_by_side(target)
+                yield from side_by_side(target, rpc)
 
 
-def side_by_side(target: Path) -> Iterator[dict[str, Any]]:
+def side_by_side(target: Path, rpc: str) -> Iterator[dict[str, Any]]:
     """Conversations in one pass, whose prompts share beginnings, against each of them alone."""
-    options = EngineOptions(n_ctx=512, threads=1, check_memory=False, parallel=4, kv_ram=8)
+    options = EngineOptions(n_ctx=512, threads=1, rpc=rpc, check_memory=False, parallel=4, kv_ram=8)
     with Engine.load(target, target, options) as engine:
         exact, lanes = engine.info.exactness, engine.info.lanes
         yield {"case": "load, side by side", "outcome": "equal", "why": f"{exact}, {lanes} lanes"}
@@ -259,7 +260,7 @@ def reply_of(events: list[Any]) -> Written:
 # ---- all models
 
 
-def check(file: Path, other: Path, work: Path, kind: str | None) -> list[dict[str, Any]]:
+def check(file: Path, other: Path, work: Path, kind: str | None, rpc: str) -> list[dict[str, Any]]:
     target = dressed(file, work / file.name)
     if kind is not None:
         smaller = work / f"{file.stem}-{kind}.gguf"
@@ -269,7 +270,7 @@ def check(file: Path, other: Path, work: Path, kind: str | None) -> list[dict[st
             return [{"case": "quantize", "outcome": "refused", "why": str(error)}]
         target.unlink()
         target = smaller
-    command = [sys.executable, __file__, "--one", str(target), str(other)]
+    command = [sys.executable, __file__, "--one", str(target), str(other), "--rpc", rpc]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
@@ -278,8 +279,8 @@ def check(file: Path, other: Path, work: Path, kind: str | None) -> list[dict[st
         for beside in target.parent.glob(f"{target.stem}.*"):
             beside.unlink()
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode < 0:
-        why = f"{signal.Signals(-done.returncode).name}: {done.stderr.strip()[-300:]}"
+    if done.returncode < 0 or done.returncode == ABORTED:
+        why = f"{done.returncode}: {done.stderr.strip()[-300:]}"
         rows.append({"case": "all", "outcome": "aborted", "why": why})
     elif done.returncode:
         rows.append({"case": "all", "outcome": "failed", "why": done.stderr.strip()[-400:]})
@@ -293,11 +294,12 @@ def main() -> int:
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--quant")
     parser.add_argument("--only", default="")
+    parser.add_argument("--rpc", default="", help="workers; one program at a time")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.one:
-        for row in cases(args.folder, args.other):
+        for row in cases(args.folder, args.other, args.rpc):
             print(json.dumps(row), flush=True)
         return 0
     total: Counter[str] = Counter()
@@ -307,9 +309,8 @@ def main() -> int:
         other = dressed(args.folder / f"{OTHER}.gguf", work / "other.gguf")
         files = sorted(f for f in args.folder.glob("*.gguf") if args.only in f.stem)
         begun = time.monotonic()
-        for file, rows in zip(
-            files, pool.map(lambda f: check(f, other, work, args.quant), files), strict=True
-        ):
+        checked = pool.map(lambda file: check(file, other, work, args.quant, args.rpc), files)
+        for file, rows in zip(files, checked, strict=True):
             counts = Counter(row["outcome"] for row in rows)
             total += counts
             kept[file.stem] = rows
