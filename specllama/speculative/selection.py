@@ -25,9 +25,12 @@ class Peaks:
 
     Args:
         values: floating-point numbers [n], not changed as long as this is asked.
+
+    Attributes:
+        maxima: of the groups.
     """
 
-    __slots__ = ("_maxima", "_table", "top", "values")
+    __slots__ = ("_table", "maxima", "top", "values")
 
     def __init__(self, values: Numbers) -> None:
         least, most = _GROUP
@@ -36,27 +39,19 @@ class Peaks:
         rest = values[group * columns :]
         self.values = values
         self._table = values[: group * columns].reshape(group, columns)
-        self._maxima = np.empty(columns + 1, values.dtype)
-        np.maximum.reduce(self._table, axis=0, out=self._maxima[:-1])
-        self._maxima[-1] = rest.max() if len(rest) else -np.inf
-        self.top = float(self._maxima.max())  # NaN where one of them is
-
-    @property
-    def share(self) -> float:
-        """What the largest would have of a softmax; of very many, only the best of each group
-        counts beside it."""
-        counted = self._maxima if len(self.values) > _SUMMED else self.values
-        weights = counted - self.values.dtype.type(self.top)
-        return float(1.0 / np.exp(weights, out=weights).sum(dtype=np.float64))
+        self.maxima = np.empty(columns + 1, values.dtype)
+        np.maximum.reduce(self._table, axis=0, out=self.maxima[:-1])
+        self.maxima[-1] = rest.max() if len(rest) else -np.inf
+        self.top = float(self.maxima.max())  # NaN where one of them is
 
     def bar(self, k: int) -> float:
         """A number that at least ``k`` of them reach, and not many more; -inf for none found."""
-        below = len(self._maxima) - k
-        return float(np.partition(self._maxima, below)[below]) if below >= 0 else -np.inf
+        below = len(self.maxima) - k
+        return float(np.partition(self.maxima, below)[below]) if below >= 0 else -np.inf
 
     def reaching(self, bar: float) -> Places:
         """The indices of those that reach ``bar``, ascending."""
-        columns = (self._maxima >= bar).nonzero()[0]
+        columns = (self.maxima >= bar).nonzero()[0]
         n, width = self._table.shape[1], len(columns)
         if width > n // 4 or (width and columns[-1] == n):
             return (self.values >= bar).nonzero()[0]
@@ -66,6 +61,18 @@ class Peaks:
         rows *= n
         rows += columns[found]
         return rows
+
+
+def share(values: Numbers, peaks: Peaks | None = None) -> float:
+    """What the largest has of the softmax; of very many, only the best of each group counts beside
+    it. 0 where there is none (NaN, inf, all -inf)."""
+    if len(values) > _SUMMED:
+        values = (peaks or Peaks(values)).maxima
+    top = values.max()
+    if not np.isfinite(top):
+        return 0.0
+    weights = values - top
+    return float(1.0 / np.exp(weights, out=weights).sum(dtype=np.float64))
 
 
 def smallest(keys: FloatArray, weights: FloatArray, mass: float) -> Places:

@@ -1,4 +1,4 @@
-"""The likeliest tokens of a row of logits: what a draft reads of it."""
+"""The likeliest tokens of a row of logits, where they tell enough of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from specllama.arrays import IntArray, Row
-from specllama.speculative.selection import Peaks
+from specllama.speculative.selection import Peaks, share
 
 _LEAST = float(np.finfo(np.float32).min)
 FEW = 16  # the best of a row, of which a greedy draft takes one or some
@@ -44,12 +44,9 @@ def shortlist(row: Scores, k: int = FEW) -> Shortlist:
         at = int(row.argmax())
         return Shortlist(np.array([at], np.int32), row[at : at + 1], 0.0)
     ids = peaks.reaching(max(peaks.bar(k), _LEAST)).astype(np.int32)
-    return Shortlist(ids, row[ids], peaks.share)
+    return Shortlist(ids, row[ids], share(row, peaks))
 
 
 def confidence(row: Scores) -> float:
     """See ``Shortlist.sure``."""
-    if isinstance(row, Shortlist):
-        return row.sure
-    peaks = Peaks(row)
-    return peaks.share if math.isfinite(peaks.top) else 0.0
+    return row.sure if isinstance(row, Shortlist) else share(row)

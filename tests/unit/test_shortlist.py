@@ -1,4 +1,4 @@
-"""What a draft reads of a row tells the law that the whole row has."""
+"""The best tokens of a row tell the law that the whole row has."""
 
 from __future__ import annotations
 

@@ -260,7 +260,6 @@ class _Growth(BestFirst):
         request, model = self._request, self._model
         try:
             ahead = self._chain_at(path)
-            row = ahead.short(row)
             score = model.sure(path, row)
             if score < request.p_min:
                 return _Look()

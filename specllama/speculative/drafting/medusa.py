@@ -88,8 +88,7 @@ class _Growth(BestFirst):
         room, ahead, request, heads = self.window, self._ahead, self._request, self._drafter.heads
         if depth > 1 and not room.keep_going(depth - 1, self._score):
             return []
-        looked: Row = yield Look(heads, self._hidden, depth)
-        row = ahead.short(looked)
+        row: Row = yield Look(heads, self._hidden, depth)
         score = self._score = confidence(row)
         if score < request.p_min:
             return []

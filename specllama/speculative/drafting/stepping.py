@@ -78,7 +78,6 @@ class Stepping(Drafter):
         laws: list[Law | None] = []
         scores: list[float | None] = []
         while True:
-            row = ahead.short(row)
             score = self.sure(drafted, row)
             # judged on the law alone, before the token is drawn: allowed under every rule
             if not score >= request.p_min:
