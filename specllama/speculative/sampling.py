@@ -26,13 +26,11 @@ from specllama.params import SamplingParams
 from specllama.speculative.matches import agreement
 from specllama.speculative.noise import coin
 from specllama.speculative.selection import Peaks, smallest
-from specllama.speculative.shortlist import FEW, Scores, Shortlist, shortlist
 from specllama.speculative.types import Law
 
 # Tokens this far (in logits) below the best are looked at only when the nearer ones do not settle
 # the truncation: a threshold scan is some 20 times cheaper than a partition of the vocabulary.
 _NEAR = 12.0
-_SHORTEST = 512  # tokens of a row that are few
 _LEAST = float(np.finfo(np.float32).min)
 _NEVER = np.float32(-1e4)  # a logit whose exponential is 0
 _LOG_FLOAT_MAX = 88.7228391
@@ -139,25 +137,8 @@ class SamplerChain:
             other.constraint = self.constraint.fork()
         return other
 
-    def short(self, row: Scores) -> Scores:
-        """As much of a row as tells its law: the best of it, where that is enough."""
-        k = self.reads
-        return row if k is None else shortlist(row, k)
-
-    @property
-    def reads(self) -> int | None:
-        """How many of the best tokens of a row tell its law; None if it takes all of them."""
-        p, bias = self.params, self.params.logit_bias
-        if self._penalties or self._dry or self.constraint is not None:
-            return None
-        if not (self.greedy or 0 < p.top_k <= _SHORTEST) or max(bias.values(), default=0.0) > 0.0:
-            return None
-        # as many as are pushed down may come from behind
-        return (FEW if self.greedy else p.top_k) + len(bias)
-
-    def law(self, row: Scores) -> Law:
-        """The law of the next token. ``row``: [n_vocab] logits, left unchanged; or a shortlist of
-        as many as the chain ``reads``.
+    def law(self, row: Row) -> Law:
+        """The law of the next token. ``row``: [n_vocab] logits, left unchanged.
 
         For a greedy chain the law is a point mass and ``gap`` is the lead of the best logit over
         the second; otherwise ``gap`` is inf (the draw reports its own).
@@ -165,24 +146,14 @@ class SamplerChain:
         Raises:
             EngineError: the row holds NaN or +inf, or every token is forbidden.
         """
-        if self.params.logit_bias:
-            row = self.short(row)  # less to copy
-        if isinstance(row, Shortlist):
-            law = self._law(row.logits, row.ids)
-            return Law(row.ids[law.ids], law.probs)
-        return self._law(row)
-
-    def _law(self, row: Row, ids: IntArray | None = None) -> Law:
-        """By index in ``row``, whose tokens are ``ids``, or all there are."""
-        short = ids is not None
-        z = self._adjusted(row, ids)
+        z = self._adjusted(row)
         if self.greedy:
             best = int(np.argmax(z))  # the lowest id on ties; a NaN wins, so it is seen here
             self._require_number(row, float(z[best]))
             return self._greedy_law(z, best)
         peaks = Peaks(z)
         self._require_number(row, peaks.top)
-        at, logits = self._truncate(peaks, short)
+        at, logits = self._truncate(peaks)
         if self.constraint is not None:
             keep = self.constraint.allowed(at)
             if keep.any():
@@ -215,16 +186,13 @@ class SamplerChain:
 
     # -- logits ---------------------------------------------------------------------------------
 
-    def _adjusted(self, row: Row, ids: IntArray | None) -> Row:
+    def _adjusted(self, row: Row) -> Row:
         """Bias, penalties and DRY; the row itself when none applies (no copy)."""
         p = self.params
         if not (p.logit_bias or self._penalties or self._dry):
             return row
         z = row.copy()
         for token, bias in p.logit_bias.items():
-            if ids is not None:
-                at = int(ids.searchsorted(token))
-                token = at if at < len(ids) and ids[at] == token else -1
             if 0 <= token < len(z):
                 z[token] += bias if math.isinf(bias) else max(min(bias, 1e37), -1e37)
         if self._penalties:
@@ -322,14 +290,14 @@ class SamplerChain:
             raise EngineError("every token the grammar allows is forbidden by a logit bias")
         return masked
 
-    def _truncate(self, peaks: Peaks, short: bool = False) -> tuple[IntArray, FloatArray]:
+    def _truncate(self, peaks: Peaks) -> tuple[IntArray, FloatArray]:
         """Top-k, typical, top-p, min-p, XTC. Returns (ids ascending, logits float64)."""
         p, top = self.params, peaks.top
         if p.top_k == 1 or (p.min_p > 0.0 and p.typical_p >= 1.0):
             near = peaks.reaching(top if p.top_k == 1 else top + math.log(p.min_p))
             if p.top_k == 1 or len(near) == 1:
                 return near[:1].astype(np.int32), np.array([top])
-        ids, logits, total, mean = self._candidates(peaks, top, short)
+        ids, logits, total, mean = self._candidates(peaks, top)
         whole = 1.0
         if p.typical_p < 1.0:
             # typical: as surprising as the mean, so a logit close to the mean one
@@ -361,9 +329,7 @@ class SamplerChain:
                 ids, logits = ids[~gone], logits[~gone]
         return ids, logits
 
-    def _candidates(
-        self, peaks: Peaks, top: float, short: bool
-    ) -> tuple[IntArray, FloatArray, float, float]:
+    def _candidates(self, peaks: Peaks, top: float) -> tuple[IntArray, FloatArray, float, float]:
         """Ids (ascending) that can survive and their logits; the sum of exp(logit - top) and the
         mean of logit - top (where typical sampling asks for it) over the top-k set.
 
@@ -371,7 +337,7 @@ class SamplerChain:
         where typical sampling, top-p or min-p is certain to drop it.
         """
         p, z = self.params, peaks.values
-        picks = short or 0 < p.top_k < len(z)
+        picks = 0 < p.top_k < len(z)
         if not picks and not self._weighs:
             return *_possible(z), math.nan, math.nan
         if picks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from specllama.arrays import FloatArray
+from specllama.arrays import FloatArray, Row
 from specllama.history import Places
 
 Numbers = npt.NDArray[np.floating]
@@ -63,15 +63,15 @@ class Peaks:
         return rows
 
 
-def share(values: Numbers, peaks: Peaks | None = None) -> float:
-    """What the largest has of the softmax; of very many, only the best of each group counts beside
-    it. 0 where there is none (NaN, inf, all -inf)."""
-    if len(values) > _SUMMED:
-        values = (peaks or Peaks(values)).maxima
-    top = values.max()
+def confidence(row: Row) -> float:
+    """The probability of the best token under the plain softmax of a row; of very many tokens, only
+    the best of each group counts beside it. 0 for a row that cannot be sampled (NaN, +inf, all
+    -inf)."""
+    logits = Peaks(row).maxima if len(row) > _SUMMED else row
+    top = logits.max()
     if not np.isfinite(top):
         return 0.0
-    weights = values - top
+    weights = logits - top
     return float(1.0 / np.exp(weights, out=weights).sum(dtype=np.float64))
 
 

@@ -19,7 +19,7 @@ from specllama.errors import EngineError
 from specllama.params import SamplingParams
 from specllama.speculative.noise import coin
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.shortlist import confidence
+from specllama.speculative.selection import confidence
 from specllama.speculative.types import Law
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

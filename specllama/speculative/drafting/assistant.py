@@ -15,7 +15,6 @@ from specllama.errors import ContextFull
 from specllama.speculative.asking import Asking, Feed, Grow, StateLane
 from specllama.speculative.drafting.draft_tree import MayBranch
 from specllama.speculative.drafting.states import Stated
-from specllama.speculative.shortlist import Scores
 from specllama.speculative.tree import ROOT, Path
 from specllama.speculative.types import Room
 
@@ -62,7 +61,7 @@ class AssistantDrafter(MayBranch):
         self._own = {(): own}
         return row[: self._n_vocab], 1 << 30
 
-    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
+    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
         states = np.stack([self._own[path[:-1]] for path in paths])
         tokens, roots = [path[-1] for path in paths], [ROOT] * len(paths)
         answer: tuple[Rows, Rows] = yield Grow(self._lane, tokens, states, roots)

@@ -19,7 +19,6 @@ from specllama.speculative.drafting.draft_tree import MayBranch
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.drafting.states import Stated
-from specllama.speculative.shortlist import Scores
 from specllama.speculative.tree import Path
 from specllama.speculative.types import Draft, Room, Verdict
 
@@ -81,13 +80,13 @@ class DflashDrafter(MayBranch):
         self._block = Block(filled, self._n_vocab, self._lane.markov)
         return self._block.row(()), n
 
-    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
+    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
         yield from ()
         (path,) = paths
         assert self._block is not None
         return [self._block.row(path)]
 
-    def sure(self, path: Sequence[int], row: Scores) -> float:
+    def sure(self, path: Sequence[int], row: Row) -> float:
         told = None if self._block is None else self._block.sure(path)
         return super().sure(path, row) if told is None else told
 

@@ -17,7 +17,6 @@ from specllama.speculative.asking import Asking, Pass, Place
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, with_draft
 from specllama.speculative.drafting.stepping import Stepping
-from specllama.speculative.shortlist import Scores
 from specllama.speculative.tree import Path
 from specllama.speculative.types import Room
 
@@ -106,7 +105,7 @@ class ChainDrafter(Stepping):
         # step i evaluates one more token, so the last draft needs no place in the lane
         return row, fits
 
-    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
+    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
         (path,) = paths
         held = tuple(self.lane.tokens[self._base :])
         keep = min(common_prefix(held, path), len(path) - 1)

@@ -25,7 +25,6 @@ from specllama.speculative.drafting.likeliest import likeliest
 from specllama.speculative.drafting.method import Facts, Kit, Method, with_draft, with_trees
 from specllama.speculative.drafting.stepping import Stepping
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.shortlist import Scores
 from specllama.speculative.tree import ROOT, BestFirst, Guess, Path
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
 
@@ -63,7 +62,7 @@ class TreeDrafter(ChainDrafter):
         self._line = 0  # of these, one behind the other, before it was a tree
         return (yield from super().begin(tokens, room))
 
-    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
+    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
         if self.width == 1:
             return (yield from super().after(paths))
         n = len(self._nodes) - 1
@@ -131,7 +130,7 @@ class _Growth(BestFirst):
         room: Room,
         guess: Draft,
         fits: int,
-        row: Scores | None,
+        row: Row | None,
     ) -> None:
         request = model.request
         super().__init__(room, leaves=request.leaves, is_end=request.is_eog, floor=model.floor)
@@ -254,7 +253,7 @@ class _Growth(BestFirst):
             for token, share, _, _ in self._looks[path].guesses:
                 yield token, share
 
-    def _look(self, path: Path, weight: float, row: Scores) -> _Look:
+    def _look(self, path: Path, weight: float, row: Row) -> _Look:
         """What a row says; nothing where it is not sure enough, NaN, or there is no way on under
         the grammar."""
         request, model = self._request, self._model

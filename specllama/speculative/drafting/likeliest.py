@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from specllama.arrays import FloatArray
+from specllama.arrays import FloatArray, Row
 from specllama.speculative.noise import exp_noise
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.shortlist import Scores, shortlist
 from specllama.speculative.types import Law
 
 _NEAR = 8.0  # logits; a token farther below the best is never a greedy guess
 
 
 def likeliest(
-    law: Law, row: Scores, ahead: SamplerChain, most: int, seed: int | None
+    law: Law, row: Row, ahead: SamplerChain, most: int, seed: int | None
 ) -> tuple[list[tuple[int, float]], float]:
     """The best ``most`` tokens with their shares, and the lead of the first in log score.
 
@@ -26,11 +25,9 @@ def likeliest(
         seed: of the common noise; None where the rule has none.
     """
     if ahead.greedy:
-        short = shortlist(row)
-        ids, logits = short.ids, short.logits
-        near = logits > logits.max() - np.float32(_NEAR)
-        ids, logits = ids[near], logits[near]
-        weights: FloatArray = np.exp((logits - logits.max()).astype(np.float64))
+        top = row.max()
+        ids = np.flatnonzero(row > top - np.float32(_NEAR)).astype(np.int32)
+        weights: FloatArray = np.exp((row[ids] - top).astype(np.float64))
     else:
         ids, weights = law.ids, law.probs
         if seed is not None:

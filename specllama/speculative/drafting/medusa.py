@@ -19,7 +19,7 @@ from specllama.speculative.drafting.likeliest import likeliest
 from specllama.speculative.drafting.medusa_heads import HeadSource, Vector
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.shortlist import confidence
+from specllama.speculative.selection import confidence
 from specllama.speculative.tree import BestFirst
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room
 

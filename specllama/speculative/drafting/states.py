@@ -17,7 +17,6 @@ from specllama.errors import ContextFull, EngineError
 from specllama.history import Follower
 from specllama.speculative.asking import Asking, Drop, Feed, Grow, Place, StateLane
 from specllama.speculative.drafting.draft_tree import MayBranch
-from specllama.speculative.shortlist import Scores
 from specllama.speculative.tree import ROOT, Path
 from specllama.speculative.types import Room
 
@@ -85,7 +84,7 @@ class StateDrafter(MayBranch):
             return None, 0
         return row, self.deepest
 
-    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
+    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
         if self._lane.heads > 1:
             return (yield from self._by_heads(paths))
         n = len(self._nodes) - 1
@@ -97,7 +96,7 @@ class StateDrafter(MayBranch):
     def settle(self, path: Path) -> Asking[None]:
         yield Drop(self._lane)  # what is accepted is read again, beside the target's states
 
-    def _by_heads(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
+    def _by_heads(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
         """Each head drafts one depth, and reads all that is above."""
         found: dict[Path, Row] = {}
         for depth in sorted({len(path) for path in paths}):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specllama.arrays import Row
 from specllama.errors import ContextFull, EngineError
 from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.noise import draw
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.shortlist import Scores, confidence
+from specllama.speculative.selection import confidence
 from specllama.speculative.tree import Path
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
 
@@ -31,7 +32,7 @@ class Stepping(Drafter):
     floor = 0.02
     width = 1
 
-    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Scores | None, int]]:
+    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
         """Read the text, as far as the window lets it be read.
 
         Returns the logits [n_vocab] behind it, None where nothing can be drafted, and how many
@@ -39,7 +40,7 @@ class Stepping(Drafter):
         """
         raise NotImplementedError
 
-    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Scores]]:
+    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
         """The logits [n_vocab] behind the text and each of some paths of drafted tokens, at most
         ``width``; good until more is asked for.
 
@@ -54,7 +55,7 @@ class Stepping(Drafter):
         """The draft is complete: of what was read for it, this path is the likeliest to stay."""
         yield from ()
 
-    def sure(self, path: Sequence[int], row: Scores) -> float:
+    def sure(self, path: Sequence[int], row: Row) -> float:
         """How likely the best token behind these drafted ones is right, told from their row."""
         return confidence(row)
 
@@ -70,7 +71,7 @@ class Stepping(Drafter):
         return draft
 
     def _extend(
-        self, request: Request, row: Scores, ahead: SamplerChain, room: Room, n: int
+        self, request: Request, row: Row, ahead: SamplerChain, room: Room, n: int
     ) -> Asking[Draft]:
         """Draw a token, evaluate it, and so on."""
         drawn = request.drawn(ahead)
