@@ -10,14 +10,13 @@ from time import sleep
 from typing import Any
 
 import httpx2
+import msgspec
 
 from specllama.cancel import Cancel
 from specllama.events import Event, event_from_dict
 from specllama.interface import (
     EngineInfo,
     Message,
-    MethodInfo,
-    ModelInfo,
     OneAtATime,
     Prompt,
 )
@@ -44,7 +43,7 @@ class RemoteEngine(OneAtATime):
         with self.address.spoken():
             while code_of(answer := self._http.get(self.address.at("info"))) == "loading":
                 sleep(_LOADING_S)
-            self.info = _info(checked(answer).json())
+            self.info = msgspec.convert(checked(answer).json(), EngineInfo)
 
     def __enter__(self) -> RemoteEngine:
         return self
@@ -94,23 +93,3 @@ def _asked(prompt: Prompt) -> dict[str, Any]:
     if turns:
         return {"messages": [{**turn.to_dict(), "seams": turn.seams} for turn in turns]}
     return {"ids": list(prompt)}
-
-
-def _info(told: dict[str, Any]) -> EngineInfo:
-    def model(found: dict[str, Any]) -> ModelInfo:
-        return ModelInfo(**_known(ModelInfo, found))
-
-    draft = told.get("draft")
-    return EngineInfo(
-        **{
-            **_known(EngineInfo, told),
-            "target": model(told["target"]),
-            "draft": None if draft is None else model(draft),
-            "methods": tuple(MethodInfo(**_known(MethodInfo, m)) for m in told["methods"]),
-        }
-    )
-
-
-def _known(kind: Any, told: dict[str, Any]) -> dict[str, Any]:
-    """The fields that we know: newer servers may say more."""
-    return {name: told[name] for name in kind.__dataclass_fields__ if name in told}
