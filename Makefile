@@ -64,9 +64,9 @@ devices: $(VENV)/.installed-test $(if $(LLAMA_CPP),build/devices$(VULKAN)/bin)
 build/devices$(VULKAN)/bin:
 	cmake -S $(LLAMA_CPP) -B $(@D) -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_RPC=ON \
 	  -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF \
-	  -DLLAMA_BUILD_EXAMPLES=OFF $(if $(VULKAN),-DGGML_VULKAN=ON \
+	  -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF $(if $(VULKAN),-DGGML_VULKAN=ON \
 	    -DCMAKE_CXX_FLAGS="-include $(CURDIR)/tests/devices/layer_settings.hpp")
-	cmake --build $(@D) --config Release --parallel
+	cmake --build $(@D) --config Release --parallel $$(getconf _NPROCESSORS_ONLN)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
