@@ -88,8 +88,6 @@ async def test_the_inspector_follows_a_live_reply_until_one_steps_back_and_again
 
     async def more(to: int) -> None:
         engine.rounds = to
-        engine.gate.set()
-        engine.gate.clear()
         await d.until(lambda: len(screen.record.rounds) == to)
 
     async with start(recipe=Recipe(engine)) as d:
