@@ -79,6 +79,13 @@ class Machine:
 
     # -- what happens --
 
+    def play(self, seed: int, steps: int) -> None:
+        """So many steps at random, and the end of all talks."""
+        rng = random.Random(seed)
+        for _ in range(steps):
+            self.step(rng)
+        self.finish()
+
     def step(self, rng: random.Random) -> None:
         doing = rng.choices(
             (self.open, self.fork, self.run, self.close, self.park, self.resume, self.compact,

@@ -43,33 +43,33 @@ class _InitParams(ctypes.Structure):
     )
 
 
-# name -> (library, argument types, result type)
-_FUNCTIONS: dict[str, tuple[str, list[Any], Any]] = {
-    "ggml_init": ("ggml-base", [_InitParams], _P),
-    "ggml_free": ("ggml-base", [_P], None),
-    "ggml_new_tensor_1d": ("ggml-base", [_P, ctypes.c_int, ctypes.c_int64], _P),
-    "ggml_new_tensor_2d": ("ggml-base", [_P, ctypes.c_int, ctypes.c_int64, ctypes.c_int64], _P),
-    "ggml_get_data": ("ggml-base", [_P], _P),
-    "ggml_mul_mat": ("ggml-base", [_P, _P, _P], _P),
-    "ggml_add": ("ggml-base", [_P, _P, _P], _P),
-    "ggml_silu": ("ggml-base", [_P, _P], _P),
-    "ggml_new_graph_custom": ("ggml-base", [_P, ctypes.c_size_t, ctypes.c_bool], _P),
-    "ggml_build_forward_expand": ("ggml-base", [_P, _P], None),
-    "ggml_graph_overhead_custom": ("ggml-base", [ctypes.c_size_t, ctypes.c_bool], ctypes.c_size_t),
-    "ggml_tensor_overhead": ("ggml-base", [], ctypes.c_size_t),
-    "ggml_graph_n_nodes": ("ggml-base", [_P], ctypes.c_int),
-    "ggml_graph_node": ("ggml-base", [_P, ctypes.c_int], _P),
-    "ggml_backend_dev_init": ("ggml-base", [_P, ctypes.c_char_p], _P),
-    "ggml_backend_dev_supports_op": ("ggml-base", [_P, _P], ctypes.c_bool),
-    "ggml_backend_dev_backend_reg": ("ggml-base", [_P], _P),
-    "ggml_backend_reg_get_proc_address": ("ggml-base", [_P, ctypes.c_char_p], _P),
-    "ggml_backend_alloc_ctx_tensors": ("ggml-base", [_P, _P], _P),
-    "ggml_backend_buffer_is_host": ("ggml-base", [_P], ctypes.c_bool),
-    "ggml_backend_buffer_free": ("ggml-base", [_P], None),
-    "ggml_backend_tensor_set": ("ggml-base", [_P, _P, ctypes.c_size_t, ctypes.c_size_t], None),
-    "ggml_backend_tensor_get": ("ggml-base", [_P, _P, ctypes.c_size_t, ctypes.c_size_t], None),
-    "ggml_backend_graph_compute": ("ggml-base", [_P, _P], ctypes.c_int),
-    "ggml_backend_free": ("ggml-base", [_P], None),
+# name -> (argument types, result type)
+_FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
+    "ggml_init": ([_InitParams], _P),
+    "ggml_free": ([_P], None),
+    "ggml_new_tensor_1d": ([_P, ctypes.c_int, ctypes.c_int64], _P),
+    "ggml_new_tensor_2d": ([_P, ctypes.c_int, ctypes.c_int64, ctypes.c_int64], _P),
+    "ggml_get_data": ([_P], _P),
+    "ggml_mul_mat": ([_P, _P, _P], _P),
+    "ggml_add": ([_P, _P, _P], _P),
+    "ggml_silu": ([_P, _P], _P),
+    "ggml_new_graph_custom": ([_P, ctypes.c_size_t, ctypes.c_bool], _P),
+    "ggml_build_forward_expand": ([_P, _P], None),
+    "ggml_graph_overhead_custom": ([ctypes.c_size_t, ctypes.c_bool], ctypes.c_size_t),
+    "ggml_tensor_overhead": ([], ctypes.c_size_t),
+    "ggml_graph_n_nodes": ([_P], ctypes.c_int),
+    "ggml_graph_node": ([_P, ctypes.c_int], _P),
+    "ggml_backend_dev_init": ([_P, ctypes.c_char_p], _P),
+    "ggml_backend_dev_supports_op": ([_P, _P], ctypes.c_bool),
+    "ggml_backend_dev_backend_reg": ([_P], _P),
+    "ggml_backend_reg_get_proc_address": ([_P, ctypes.c_char_p], _P),
+    "ggml_backend_alloc_ctx_tensors": ([_P, _P], _P),
+    "ggml_backend_buffer_is_host": ([_P], ctypes.c_bool),
+    "ggml_backend_buffer_free": ([_P], None),
+    "ggml_backend_tensor_set": ([_P, _P, ctypes.c_size_t, ctypes.c_size_t], None),
+    "ggml_backend_tensor_get": ([_P, _P, ctypes.c_size_t, ctypes.c_size_t], None),
+    "ggml_backend_graph_compute": ([_P, _P], ctypes.c_int),
+    "ggml_backend_free": ([_P], None),
 }
 
 
@@ -80,7 +80,7 @@ def _ggml() -> dict[str, Callable[..., Any]]:
     Raises:
         CannotLoad: they are built in another way here.
     """
-    return {name: ggml(name, *where) for name, where in _FUNCTIONS.items()}
+    return {name: ggml(name, "ggml-base", *types) for name, types in _FUNCTIONS.items()}
 
 
 class GgmlHeads:

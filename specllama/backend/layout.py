@@ -84,12 +84,3 @@ class Layout:
     def leaf_at(self, node: int) -> int:
         """A leaf at or below a node; for -1 the first."""
         return next(i for i, end in enumerate(self.ends) if node in (-1, *self.above(end)))
-
-
-def layout(parents: Sequence[int]) -> Layout:
-    """The layout of a tree that comes in one pass.
-
-    Raises:
-        ValueError: a parent does not precede its child.
-    """
-    return Layout().grown(parents)

@@ -401,9 +401,12 @@ class CellPool(Settling):
 
     def _run_padded(self, pieces: Sequence[Piece]) -> None:
         """One pass, of a width that passes are kept to."""
+        if not self.kernels.widths:
+            self._pass(pieces)
+            return
         n = sum(len(piece.tokens) for piece in pieces)
         longest = max(pieces, key=lambda piece: len(piece.tokens))
-        if self.kernels.widths and (pads := self._wide[n] - n):
+        if pads := self._wide[n] - n:
             end = len(longest.tokens)
             longest.tokens = [*longest.tokens, *[longest.tokens[-1]] * pads]
             longest.pads = pads
@@ -411,9 +414,8 @@ class CellPool(Settling):
                 longest.laid = longest.lane.grown(
                     [*longest.parents, *range(end - 1, end + pads - 1)]
                 )
-        if self.kernels.widths:
-            for piece in pieces:
-                piece.outputs = "all"  # how many rows come out chooses kernels, too
+        for piece in pieces:
+            piece.outputs = "all"  # how many rows come out chooses kernels, too
         self._pass(pieces)
         if longest.pads and longest.laid is None:
             longest.lane.rollback(len(longest.lane.tokens) - longest.pads)

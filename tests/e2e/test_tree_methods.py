@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specllama.backend.lane import CellLane
-from specllama.backend.layout import layout
+from specllama.backend.layout import Layout
 from specllama.backend.llama_pool import open_pool
 from specllama.bench.proof import prove
 from specllama.engine.engine import Engine
@@ -126,7 +126,7 @@ def _parents(rng: random.Random, n: int, shape: str, max_leaves: int) -> list[in
     while True:
         near = 1 if shape == "chain" else 3
         parents = [-1, *(rng.randrange(max(0, i - near), i) for i in range(1, n))]
-        if layout(parents).n_leaves <= max_leaves:
+        if Layout().grown(parents).n_leaves <= max_leaves:
             return parents
 
 

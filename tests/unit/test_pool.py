@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 
 import numpy as np
 import pytest
@@ -33,10 +32,7 @@ def alone(*, tiles: bool = False, n_ctx: int = 160) -> Alone:
 
 
 def play(machine: Machine, seed: int, steps: int) -> Machine:
-    rng = random.Random(seed)
-    for _ in range(steps):
-        machine.step(rng)
-    machine.finish()
+    machine.play(seed, steps)
     return machine
 
 

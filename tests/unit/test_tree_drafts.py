@@ -15,7 +15,7 @@ from test_loop import FULL, SAMPLERS, ChainToy, NotTwice, Setup, V, is_eog
 
 from specllama.backend.base import Lane
 from specllama.backend.fake import FakeContext, FakePool, FakeTable
-from specllama.backend.layout import Layout, layout
+from specllama.backend.layout import Layout
 from specllama.cancel import Cancel
 from specllama.engine.scheduler import Scheduler
 from specllama.errors import EngineError
@@ -48,7 +48,7 @@ class Leaves(Drafter):
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
         draft = yield from self.inner.draft(tokens, chain, room)
         assert len(draft) <= room.n
-        assert layout((-1, *(p + 1 for p in draft.parents))).n_leaves <= self._leaves
+        assert Layout().grown((-1, *(p + 1 for p in draft.parents))).n_leaves <= self._leaves
         assert len(set(zip(draft.parents, draft.tokens, strict=True))) == len(draft)
         self.drafts.append(draft)
         return draft
@@ -128,7 +128,7 @@ def test_a_grown_tree_has_the_rows_of_its_chains_and_any_path_can_stay() -> None
             tokens += [rng.randrange(V) for _ in range(more)]
             assert lane.branches(parents[known:]) >= 0
             rows = lane.forward(tokens[known:], outputs="all", parents=parents[known:])
-            whole = layout(parents)
+            whole = Layout().grown(parents)
             for node, row in enumerate(rows, known):
                 path = [tokens[i] for i in whole.above(node)]
                 assert np.array_equal(row, table.row([*text, *path]))
@@ -146,7 +146,7 @@ def test_a_grown_tree_has_the_rows_of_its_chains_and_any_path_can_stay() -> None
 def test_a_layout_needs_parents_before_children() -> None:
     for parents in ([0], [-1, 1], [-1, 2, 0], [-2]):
         with pytest.raises(ValueError, match="precede"):
-            layout(parents)
+            Layout().grown(parents)
 
 
 def test_the_builder_joins_equal_children_and_keeps_its_bounds() -> None:
@@ -238,7 +238,7 @@ def test_a_tree_takes_a_pass_per_depth(
             )
             chain = SamplerChain(sampling, tokens=tokens)
             found.append(drive(drafter.draft(tokens, chain, Room(n))))
-            whole = layout(found[-1].parents)
+            whole = Layout().grown(found[-1].parents)
             if branches > 1:
                 assert len(lane.passes) <= 1 + max(whole.depth, default=0) + 1
                 assert model.lane.tokens[: len(tokens)] == tokens

@@ -18,7 +18,7 @@ from ggufs import write_llama, write_mamba
 
 from specllama.backend.base import Part
 from specllama.backend.lane import CellLane
-from specllama.backend.layout import layout
+from specllama.backend.layout import Layout
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import open_pool
 from specllama.errors import Cancelled, ContextFull, EngineError
@@ -51,7 +51,7 @@ def tree(rng: random.Random, n: int, leaves: int) -> list[int]:
     """Parents of a random tree of ``n`` nodes under one root, with few enough leaves."""
     while True:
         parents = [-1, *(rng.randrange(max(0, i - 4), i) for i in range(1, n))]
-        if layout(parents).n_leaves <= leaves:
+        if Layout().grown(parents).n_leaves <= leaves:
             return parents
 
 
@@ -140,11 +140,11 @@ def test_a_tree_that_grows_pass_by_pass_has_the_same_rows_and_any_path_can_stay(
                 known = len(tokens) - len(part.tokens)
                 for node in range(known, len(tokens)):
                     one.rollback(0)
-                    path = [tokens[i] for i in layout(parents).above(node)]
+                    path = [tokens[i] for i in Layout().grown(parents).above(node)]
                     expected = one.forward([*text, *path], outputs="last")[0]
                     assert np.abs(row[node - known] - expected).max() <= 0.2 * expected.std()
         for i, (lane, (tokens, parents)) in enumerate(zip(lanes, grown, strict=True)):
-            path = layout(parents).above(rng.randrange(-1, len(parents)))
+            path = Layout().grown(parents).above(rng.randrange(-1, len(parents)))
             lane.keep_path(path)
             texts[i] = [*texts[i], *(tokens[node] for node in path)][:40]
             lane.rollback(len(texts[i]))

@@ -7,7 +7,6 @@ a row depends on the width of its pass, on its place in it and on how many rows 
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,10 +43,7 @@ def pool(kind: type[FakePool] = FakePool, **options: Any) -> FakePool:
 
 def play(tested: FakePool, widths: Sequence[int], seed: int, steps: int) -> Machine:
     machine = Machine(tested, Alone(pool(lanes=1, widths=widths)), range(1, V))
-    rng = random.Random(seed)
-    for _ in range(steps):
-        machine.step(rng)
-    machine.finish()
+    machine.play(seed, steps)
     return machine
 
 

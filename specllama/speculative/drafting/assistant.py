@@ -38,7 +38,7 @@ class AssistantDrafter(MayBranch):
         self._own: dict[Path, Row] = {}  # its states behind drafted tokens
 
     @property
-    def width(self) -> int:  # type: ignore[override]
+    def width(self) -> int:
         return self._lane.max_rows if self.request.leaves > 1 else 1
 
     def read_prompt(self, tokens: Sequence[int], n: int) -> Asking[None]:

@@ -50,7 +50,7 @@ class TreeDrafter(ChainDrafter):
     name = "tree"
 
     @property
-    def width(self) -> int:  # type: ignore[override]
+    def width(self) -> int:
         lane = cast("Context", self.lane)
         return lane.max_rows if min(lane.max_leaves, self.request.leaves) > 1 else 1
 

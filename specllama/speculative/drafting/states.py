@@ -56,7 +56,7 @@ class StateDrafter(MayBranch):
         self._own: dict[Path, Row] = {}  # the block's states behind drafted tokens
 
     @property
-    def width(self) -> int:  # type: ignore[override]
+    def width(self) -> int:
         return self._lane.max_rows if self.request.leaves > 1 else 1
 
     @property

@@ -25,12 +25,15 @@ class Stepping(Drafter):
     Attributes:
         siblings: most children that one reading gives where a tree is grown (``draft_tree``).
         floor: path probability below which a node of it is not worth a row of the target.
-        width: most drafted tokens that are read in one pass; 1 of what reads a chain only.
     """
 
     siblings = 3
     floor = 0.02
-    width = 1
+
+    @property
+    def width(self) -> int:
+        """Most drafted tokens that are read in one pass; 1 of what reads a chain only."""
+        return 1
 
     def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
         """Read the text, as far as the window lets it be read.
