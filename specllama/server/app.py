@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -48,9 +50,18 @@ def make_app(service: Service) -> Starlette:
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, access=service.access)],
+        middleware=[Middleware(Guard, access=service.access, spelled=spelled)],
         exception_handlers={HTTPException: _unknown},
     )
+
+
+def spelled(path: str, refused: Refusal) -> dict[str, Any]:
+    """An error in the words of the family that a path belongs to."""
+    if path.startswith("/v1/messages"):
+        return anthropic.error_of(refused)
+    if path.startswith("/api/") and not path.startswith("/api/v0/"):
+        return ollama.error_of(refused)
+    return openai_error(refused)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
@@ -59,4 +70,4 @@ async def _unknown(request: Request, error: Exception) -> Response:
         error.status_code, f"{request.method} is not for {request.url.path[:200]!r}"
     )
     refused = Refusal(error.status_code, said, code="unknown_route")
-    return Json(openai_error(refused), error.status_code, error.headers)
+    return Json(spelled(request.url.path, refused), error.status_code, error.headers)

@@ -59,7 +59,7 @@ def routes(service: Service) -> list[Route]:
     async def generate(request: Request) -> Response:
         body = await service.read(request, Asked)
         params = params_from_dict(body.params)
-        client = service.access.key_of(request)
+        client = request.state.client
         exchange = Exchange(desk, Wanted((body.prompt,), params, stream=True, client=client))
 
         async def events() -> AsyncIterator[bytes]:

@@ -3,23 +3,29 @@
 A page in a browser can send requests to any address of this machine. Its own name stands in
 ``Origin``; where a name of its own was made to point here (DNS rebinding), in ``Host``. Neither is
 let in unless it was named when the server was started.
+
+Pages of programs on this machine (Electron, Tauri, VS Code) name a scheme that no page of the web
+can have; they are let in. ``null`` is not: any page of the web can put a frame into a sandbox and
+ask under that name.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specllama.hardware import is_loopback
-from specllama.server.dialect import openai_error
 from specllama.server.exchange import Json
 from specllama.server.refusals import Refusal
 
@@ -27,6 +33,9 @@ BODY_S = 60.0  # for the whole of a body
 OPEN = ("/health", "/v1/health")  # without a key
 _METHODS = "GET, POST, OPTIONS"
 _HEADERS = 200  # of one request
+_PROGRAMS = ("app://", "file://", "tauri://", "vscode-webview://", "vscode-file://")
+_PLAIN = ("", "identity")
+_GIVEN_ID = re.compile(r"[!-~]{1,128}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::\d{1,5})?")
 
 
@@ -37,7 +46,7 @@ class Access:
     Attributes:
         hosts: names beside loopback that requests may call this server by.
         origins: of pages beside those of this machine that may read answers; "*" is every one.
-        keys: one of them has to be sent; none: nobody is asked.
+        keys: one of them has to be sent, in UTF-8 or in Latin-1; none: nobody is asked.
         body: most bytes of a request.
         connections: most of one address.
     """
@@ -67,7 +76,7 @@ class Access:
             )
         if method == "OPTIONS":
             return None
-        if self.keys and path not in OPEN and not self._knows(headers):
+        if self.keys and path not in OPEN and self._key(headers) is None:
             return Refusal(
                 401,
                 "the key is missing or wrong",
@@ -80,29 +89,52 @@ class Access:
             unsaid = "application/json" if origin is None else ""
             kind = headers.get("content-type", unsaid).partition(";")[0].strip().lower()
             if kind != "application/json":
-                said = f"a request has Content-Type: application/json, not {kind[:80]!r}"
+                said = f"the body is called {kind[:80]!r}; send JSON under this header"
+                said = f"{said}: Content-Type: application/json"
                 return Refusal(415, said, code="content_type")
+            packed = headers.get("content-encoding", "").strip().lower()
+            if packed not in _PLAIN:
+                said = f"the body is packed as {packed[:80]!r}; send it without Content-Encoding"
+                plain = {"Accept-Encoding": "identity"}
+                return Refusal(415, said, code="content_encoding", headers=plain)
             if int(headers.get("content-length", "0") or 0) > self.body:
                 return too_large(self.body)
         return None
 
     def trusts(self, origin: str) -> bool:
-        if "*" in self.origins or origin in self.origins:
+        if "*" in self.origins or origin in self.origins or origin.startswith(_PROGRAMS):
             return True
         return is_loopback(_name(origin.partition("://")[2]))
 
-    def _knows(self, headers: Headers) -> bool:
+    def _key(self, headers: Headers) -> int | None:
+        """Which of the keys was sent, under either of the two headers."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        sent = given.encode()
+        bearer = token.strip() if scheme.lower() == "bearer" else ""
+        given = (bearer, headers.get("x-api-key", ""))
+        sent = [one.encode("latin-1") for one in given if one]
         # every key is compared, so that the time says nothing
-        return any([hmac.compare_digest(sent, key.encode()) for key in self.keys])
+        same = [
+            (i, hmac.compare_digest(one, spelling))
+            for i, key in enumerate(self.keys)
+            for spelling in _spellings(key)
+            for one in sent
+        ]
+        return next((i for i, equal in same if equal), None)
 
-    def key_of(self, request: Request) -> str:
-        """Who asks, for fairness: the key, else the address."""
+    def client(self, scope: Scope) -> str:
+        """Who asks: one name for each key, however it was sent; without keys, for each address."""
         if self.keys:
-            return request.headers.get("authorization") or request.headers.get("x-api-key", "")
-        return "" if request.client is None else request.client.host
+            key = self._key(Headers(scope=scope))
+            return "" if key is None else f"key {key + 1}"
+        return scope["client"][0] if scope.get("client") else ""
+
+
+def _spellings(key: str) -> set[bytes]:
+    """A key as clients send it: those of some languages write headers in Latin-1."""
+    spellings = {key.encode()}
+    with contextlib.suppress(UnicodeEncodeError):
+        spellings.add(key.encode("latin-1"))
+    return spellings
 
 
 def too_large(most: int) -> Refusal:
@@ -125,24 +157,48 @@ def _name(host: str) -> str:
 
 
 class Guard:
-    """The app behind ``Access``; answers preflights and adds the headers for pages of others."""
+    """The app behind ``Access``; answers preflights and adds the headers that every answer has.
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    Who asks stands in ``request.state.client``, what the request is called in
+    ``request.state.id``.
+
+    Args:
+        spelled: an error for whoever asked under this path.
+    """
+
+    def __init__(
+        self, app: ASGIApp, access: Access, spelled: Callable[[str, Refusal], dict[str, Any]]
+    ) -> None:
         self._app = app
         self._access = access
+        self._spelled = spelled
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        state = scope.setdefault("state", {})
+        state["id"] = _id(headers.get("x-request-id", ""))
+        state["client"] = self._access.client(scope)
         origin = headers.get("origin")
+        unread = _has_body(headers)
+
+        async def hear() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = unread and bool(message.get("more_body"))
+            return message
 
         async def answer(message: Message) -> None:
-            if origin is not None and message["type"] == "http.response.start":
-                allow = MutableHeaders(scope=message)
-                allow["Access-Control-Allow-Origin"] = origin
-                allow.add_vary_header("Origin")
+            if message["type"] == "http.response.start":
+                more = MutableHeaders(scope=message)
+                more["X-Request-Id"] = state["id"]
+                if unread:  # what is left of the body would be taken for the next request
+                    more["Connection"] = "close"
+                if origin is not None and refused is None:
+                    more["Access-Control-Allow-Origin"] = origin
+                    more.add_vary_header("Origin")
             await send(message)
 
         try:
@@ -151,14 +207,25 @@ class Guard:
             refused = Refusal(400, "a header cannot be read")
         if refused is not None:
             # a page that is not trusted cannot read why
-            error = Json(openai_error(refused), refused.status, dict(refused.headers))
-            await error(scope, receive, send)
+            error = Json(
+                self._spelled(scope["path"], refused), refused.status, dict(refused.headers)
+            )
+            await error(scope, hear, answer)
         elif scope["method"] == "OPTIONS":
             asked = headers.get("access-control-request-headers", "authorization, content-type")
             preflight = Json({}, 200, _preflight(asked))
-            await preflight(scope, receive, answer)
+            await preflight(scope, hear, answer)
         else:
-            await self._app(scope, receive, answer)
+            await self._app(scope, hear, answer)
+
+
+def _id(given: str) -> str:
+    """What a request is called: as the client says, if that can stand in a header and a log."""
+    return given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _has_body(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 def _preflight(asked: str) -> dict[str, str]:

@@ -109,7 +109,7 @@ class Service:
         else:
             label = "other" if label else ""
         arm, params = self._assigned(wanted)
-        client = self.access.key_of(request)
+        client = request.state.client
         wanted = replace(wanted, params=params, client=client, label=label, arm=arm)
         wanted = self.equipped(wanted)
         return await answer(request, self.desk, wanted, dialect)

@@ -68,6 +68,84 @@ def test_pages_of_this_machine_may_ask(server: Serving) -> None:
     assert "access-control-allow-credentials" not in answer.headers
 
 
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "app://obsidian.md",
+        "file://",
+        "tauri://localhost",
+        "vscode-webview://1a2b",
+        "vscode-file://vscode-app",
+    ],
+)
+def test_programs_with_pages_of_their_own_may_ask(server: Serving, origin: str) -> None:
+    answer = server.post(CHAT, HELLO, headers={"origin": origin})
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == origin
+
+
+def test_an_extension_has_to_be_named(tmp_path: Path) -> None:
+    page = {"origin": "chrome-extension://abcdefghijklmnop"}
+    with serving(table(tmp_path), access=Access(origins=(page["origin"],))) as server:
+        assert server.post(CHAT, HELLO, headers=page).status_code == 200
+        other = {"origin": "chrome-extension://ponmlkjihgfedcba"}
+        assert server.post(CHAT, HELLO, headers=other).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [
+        ("/v1/chat/completions", lambda body: body["error"]["code"]),
+        ("/api/v0/chat/completions", lambda body: body["error"]["code"]),
+        ("/v1/messages", lambda body: body["type"] == "error" and body["error"]["message"]),
+        ("/api/chat", lambda body: isinstance(body["error"], str) and body["error"]),
+        ("/api/nothing", lambda body: isinstance(body["error"], str) and body["error"]),
+    ],
+)
+def test_a_refusal_is_in_the_words_of_its_family(tmp_path: Path, path: str, shape: Any) -> None:
+    access = Access(keys=("first",), body=200)
+    with serving(table(tmp_path), access=access) as server:
+        key = {"x-api-key": "first"}
+        for headers, status in (
+            ({}, 401),
+            ({"host": "evil.example"}, 403),
+            ({**key, "content-type": "application/x-www-form-urlencoded"}, 415),
+            ({**key, "content-type": "application/json"}, 413),
+        ):
+            answer = server.http.post(path, content=b" " * 300, headers=headers)
+            assert answer.status_code == status
+            assert shape(answer.json())
+
+
+def test_a_refused_form_is_told_the_header_that_helps(server: Serving) -> None:
+    """``curl -d`` calls every body a form."""
+    kind = {"content-type": "application/x-www-form-urlencoded"}
+    answer = server.http.post("/api/chat", content=b"{}", headers=kind)
+    assert answer.json()["error"].endswith("Content-Type: application/json")
+
+
+@pytest.mark.parametrize("packed", ["gzip", "zstd", "br"])
+def test_a_packed_body_is_refused_as_such(server: Serving, packed: str) -> None:
+    kind = {"content-type": "application/json", "content-encoding": packed}
+    answer = server.http.post("/api/chat", content=b"\x1f\x8b", headers=kind)
+    assert answer.status_code == 415
+    assert answer.headers["accept-encoding"] == "identity"
+    assert packed in answer.json()["error"]
+    kind["content-encoding"] = "identity"
+    body = json.dumps(HELLO).encode()
+    assert server.http.post(CHAT, content=body, headers=kind).status_code == 200
+
+
+def test_a_request_has_a_name_for_whoever_looks_for_it(server: Serving) -> None:
+    for headers in ({}, {"host": "evil.example"}):
+        said = server.http.get("/health", headers={**headers, "x-request-id": "abc-1"})
+        assert said.headers["x-request-id"] == "abc-1"
+        made = {server.http.get("/health", headers=headers).headers["x-request-id"] for _ in "12"}
+        assert len(made) == 2
+    odd = server.http.get("/health", headers={"x-request-id": "a b"})
+    assert odd.headers["x-request-id"] != "a b"
+
+
 def test_a_form_cannot_ask(server: Serving) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         answer = server.http.post(CHAT, content=b"{}", headers={"content-type": kind})
@@ -106,6 +184,33 @@ def test_keys(tmp_path: Path) -> None:
         for headers in ({"authorization": "Bearer first"}, {"x-api-key": "first"}):
             assert server.post(CHAT, HELLO, headers=headers).status_code == 200
         assert server.http.get("/metrics").status_code == 401
+
+
+def test_one_key_is_one_client_however_it_is_sent() -> None:
+    access = Access(keys=("first", "sécond", "日本"))
+
+    def who(*headers: tuple[str, bytes]) -> str:
+        raw = [(name.encode(), value) for name, value in headers]
+        return access.client({"type": "http", "headers": raw, "client": ("1.2.3.4", 5)})
+
+    assert {
+        who(("authorization", b"Bearer first")),
+        who(("authorization", b"bearer  first")),
+        who(("x-api-key", b"first")),
+        who(("authorization", b"Bearer wrong"), ("x-api-key", b"first")),
+    } == {"key 1"}
+    for kind in ("utf-8", "latin-1"):
+        assert who(("x-api-key", "sécond".encode(kind))) == "key 2"
+    assert who(("x-api-key", "日本".encode())) == "key 3"
+    for nobody in ((), (("x-api-key", b""),), (("authorization", b"Bearer "),)):
+        assert who(*nobody) == ""
+    assert Access().client({"type": "http", "headers": [], "client": ("1.2.3.4", 5)}) == "1.2.3.4"
+
+
+def test_a_right_key_beside_a_wrong_one_lets_in(tmp_path: Path) -> None:
+    both = {"authorization": "Bearer wrong", "x-api-key": "first"}
+    with serving(table(tmp_path), access=Access(keys=("first",))) as server:
+        assert server.post(CHAT, HELLO, headers=both).status_code == 200
 
 
 def test_loopback() -> None:
