@@ -18,6 +18,7 @@ from typing import Literal
 
 from specllama import paths
 from specllama.errors import ModelUnavailable
+from specllama.kept import DAMAGE
 from specllama.models.sidecars import kind_of_name
 
 Source = Literal["bundled", "specllama", "huggingface", "lmstudio", "ollama", "llama.cpp", "folder"]
@@ -286,7 +287,7 @@ def _ollama_blob(root: Path, manifest: Path) -> Path | None:
                 # the digest becomes a path: nothing but hex may pass
                 blob = root / "blobs" / f"sha256-{digest[1]}" if digest else None
                 return blob if blob is not None and blob.is_file() else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, *DAMAGE):
         return None
     return None
 
@@ -341,6 +342,19 @@ def scan(folders: Sequence[str | Path] = (), *, include_bundled: bool = True) ->
 def scan_folder(folder: str | Path) -> list[LocalModel]:
     """Every model below one folder."""
     return list(_in_folder(Path(os.path.expanduser(folder))))
+
+
+def beside(file: Path) -> list[LocalModel]:
+    """The models in the folder of a file; what is no file or leads nowhere is passed over."""
+    paths = sorted(path for path in file.parent.glob("*.gguf") if _is_file(path))
+    return [model for path in paths if (model := _model(path, "folder", str(path), None))]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except LOOPS:
+        return False
 
 
 def single(path: Path) -> LocalModel:

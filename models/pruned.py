@@ -19,6 +19,7 @@ from typing import Any
 
 from specllama import paths
 from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel
+from specllama.kept import DAMAGE
 from specllama.models import quantize
 from specllama.models.download import disk_error
 from specllama.models.gguf import GgufHeader, read_header
@@ -140,7 +141,7 @@ def stored_choice(header: GgufHeader) -> dict[str, Any] | None:
             and 0 < len(drop) < header.block_count
             and isinstance(speed, int | float)
         )
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, *DAMAGE):
         return None
     return dict(data) if sound else None
 

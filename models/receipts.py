@@ -18,6 +18,7 @@ from typing import Any
 
 from specllama import paths
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
+from specllama.kept import DAMAGE
 from specllama.models import library
 from specllama.models.download import CHUNK, Digest, disk_error
 
@@ -94,7 +95,7 @@ def read_receipt(file: Path) -> Receipt | None:
             digest=str(data["digest"]),
             pulled_at=float(data.get("pulled_at", 0.0)),
         )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, *DAMAGE):
         return None
 
 

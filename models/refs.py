@@ -245,7 +245,7 @@ def _in_folder(folder: Path) -> Path:
     files = sorted(
         p
         for p in folder.glob("*.gguf")
-        if not library.is_later_part(p.name) and not kind_of_name(p.name)
+        if not library.is_later_part(p.name) and not kind_of_name(p.name) and p.is_file()
     )
     if len(files) > 1:
         files = _models_only(files, lambda path: path) or files

@@ -14,8 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from specllama import paths
 from specllama.errors import SpecllamaError
+from specllama.kept import DAMAGE
 from specllama.models import library
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.loadable import check_loadable
@@ -119,7 +122,7 @@ class Summaries:
         try:
             data = json.loads(self._file.read_text("utf-8"))
             return dict(data["files"]) if data.get("schema") == SCHEMA else {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, *DAMAGE):
             return {}
 
     def get(self, path: Path) -> Summary:
@@ -132,8 +135,8 @@ class Summaries:
         known = self._known.get(key)
         if isinstance(known, dict) and known.get("stamp") == stamp:
             try:
-                return Summary(**known["summary"])
-            except (KeyError, TypeError):
+                return msgspec.convert(known["summary"], Summary)
+            except DAMAGE:
                 pass
         summary = summarize(path)
         self._known[key] = {"stamp": stamp, "summary": summary.to_dict()}

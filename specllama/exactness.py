@@ -13,11 +13,12 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from specllama.errors import UsageError
+from specllama.kept import DAMAGE, read_json
 from specllama.params import DRAFT_MAX, DRAFT_MAX_EXACT
 
 logger = logging.getLogger("specllama.exactness")
@@ -173,19 +174,29 @@ def measured(
     name = f"{hashlib.sha256(text).hexdigest()[:16]}.json"
     path = (folder or profiles_dir() / "exactness") / name
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
-        if msgspec.json.encode(kept.key, order="sorted") == text:
-            return kept.found
-    except (OSError, msgspec.DecodeError):
-        pass
+        kept = read_json(path, _Kept)
+        if kept is not None and msgspec.json.encode(kept.key, order="sorted") == text:
+            if kept.sum == _sum(kept.found):
+                return cast(Exactness, kept.found)
+            raise ValueError("its sum does not fit")
+    except (OSError, *DAMAGE) as error:
+        logger.info("%s is measured again: %s", path, error)
     found = measure()
     try:
-        replace_file(path, msgspec.json.encode(_Kept(whole, found)))
+        replace_file(path, msgspec.json.encode(_Kept(whole, found, _sum(found))))
     except OSError as error:
         logger.info("cannot keep what was measured: %s", error)
     return found
 
 
 class _Kept(msgspec.Struct):
+    """A verdict in its file. A flipped bit could make another verdict of it, and other texts of
+    that: ``sum`` tells."""
+
     key: dict[str, Any]
     found: Exactness
+    sum: str = ""
+
+
+def _sum(found: Exactness) -> str:
+    return hashlib.sha256(msgspec.json.encode(found)).hexdigest()

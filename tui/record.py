@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specllama.events import Event, Finished, RoundDone, Started, event_from_dict
+from specllama.kept import DAMAGE
 from specllama.stats import SpecStats
 
 SPECIAL = re.compile(r"<\|?[\w/]+\|?>$")
@@ -123,6 +124,6 @@ def finished_from(stats: dict[str, Any]) -> Finished | None:
         tokens = int(stats["draft_n_accepted"]) + int(stats["rounds"]) - int(stats["cut"])
         ids = [0] * max(0, tokens)
         event = event_from_dict({**stats, "type": "finish", "text": "", "token_ids": ids})
-    except (KeyError, TypeError, ValueError):
+    except DAMAGE:
         return None
     return event if isinstance(event, Finished) else None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specllama import paths
+from specllama.kept import DAMAGE
 from specllama.text import encodable
 from specllama.tui.themes import DEFAULT_THEME
 
@@ -66,7 +67,7 @@ class Preferences:
             return out
         try:
             data = json.loads(text)
-        except (ValueError, RecursionError):
+        except DAMAGE:
             return out
         if not isinstance(data, dict):
             return out
@@ -92,7 +93,7 @@ class History:
         for line in (_read(self.path) or "").splitlines():
             try:
                 entry = json.loads(line)
-            except (ValueError, RecursionError):
+            except DAMAGE:
                 continue  # a line torn by a crash
             if isinstance(entry, str) and entry:
                 self.entries.append(entry)
@@ -118,7 +119,7 @@ class DraftFile:
         try:
             data = json.loads(_read(self.path) or "{}")
             text, pastes = data.get("text", ""), data.get("pastes", {})
-        except (ValueError, AttributeError, RecursionError):
+        except DAMAGE:
             return "", {}
         if not isinstance(text, str) or not isinstance(pastes, dict):
             return "", {}

@@ -27,6 +27,7 @@ from specllama.errors import Cancelled, CannotLoad, ContextFull, EngineError
 from specllama.events import Event
 from specllama.exactness import Exactness
 from specllama.interface import EngineInfo, ModelInfo
+from specllama.kept import DAMAGE
 from specllama.params import EngineOptions
 
 _EOG = 0
@@ -444,7 +445,7 @@ def open_pair(
     def opened(path: Path, of: FakeTable | None) -> tuple[FakeTable, Opened]:
         try:
             table = msgspec.json.decode(path.read_bytes(), type=TableFile).table(of)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *DAMAGE) as error:
             raise CannotLoad(f"{path.name} is no table: {error}") from None
         pool = FakePool(
             table, n_ctx=n_ctx, max_rows=rows, max_leaves=options.max_leaves, stop=stop,

@@ -14,6 +14,7 @@ from specllama.bench.runner import Comparison, Summary
 from specllama.bench.svg import bars
 from specllama.document import html_page, html_table, markdown_table
 from specllama.errors import UsageError
+from specllama.kept import DAMAGE
 
 SCHEMA = "specllama.bench.v1"
 
@@ -99,7 +100,7 @@ def read_report(path: Path) -> dict[str, Any]:
         data = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except DAMAGE as error:
         raise UsageError(f"{path} is not a report of specllama bench ({error})") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise UsageError(f"{path} is not a report of specllama bench")

@@ -183,6 +183,7 @@ def group(ctx: click.Context, offline: bool, verbose: bool) -> None:
 def invoke(args: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code. Nothing escapes as a traceback."""
     signals.install()
+    output.prepare()
     try:
         result: Any = group.main(
             args=None if args is None else list(args), prog_name="specllama", standalone_mode=False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import bench_load, loading, output
+from specllama.cli import bench_load, diagnostics, loading, output
 from specllama.cli.numbers import LENGTH
 from specllama.cli.options import (
     LOADING,
@@ -252,13 +252,13 @@ def compare_reports(first: Path, second: Path, as_json: bool) -> None:
     if as_json:
         output.document({"rows": common(a, b)})
         return
-    click.echo(f"{'arm':16}{'group':14}" + "".join(f"{h:>12}" for h in heads))
+    output.line(f"{'arm':16}{'group':14}" + "".join(f"{h:>12}" for h in heads))
     for arm, group, cells in rows:
-        click.echo(f"{arm:16}{group:14}" + "".join(f"{c:>12}" for c in cells))
+        output.line(f"{arm:16}{group:14}" + "".join(f"{c:>12}" for c in cells))
     if not rows:
-        click.echo("the reports have no arm and group in common", err=True)
+        diagnostics.say("the reports have no arm and group in common")
     for name, report in (("A", a), ("B", b)):
-        click.echo(f"\n{name}: " + "\n   ".join(provenance_lines(report["provenance"])))
+        output.line(f"\n{name}: " + "\n   ".join(provenance_lines(report["provenance"])))
 
 
 @command.command("table")
@@ -273,7 +273,7 @@ def table(reports: tuple[Path, ...], temperature: float) -> None:
     from specllama.bench.report import by_kind, read_report
 
     for line in by_kind([read_report(path) for path in reports], temperature):
-        click.echo(line)
+        output.line(line)
 
 
 @command.command("scale")
@@ -321,7 +321,7 @@ def scale(
         output.document({"target": str(written[0]), "draft": str(written[1])})
         return
     for path in written:
-        click.echo(path)
+        output.line(str(path))
 
 
 def _states(engine: Engine) -> dict[str, Callable[[], Profile] | None]:
@@ -333,9 +333,8 @@ def _states(engine: Engine) -> dict[str, Callable[[], Profile] | None]:
     if known.warm:
         states["warm"] = known.copy
     else:
-        click.echo(
-            "nothing is known of this pair yet, so there is no warm arm; run specllama tune first",
-            err=True,
+        diagnostics.say(
+            "nothing is known of this pair yet, so there is no warm arm; run specllama tune first"
         )
     return states
 
@@ -404,21 +403,21 @@ def _show(result: Comparison, out: Path | None, as_json: bool, spent: bool) -> N
     kept = _fitting(rows, width)
     for row in rows:
         texts = [row[i].ljust(width[i]) if i < 2 else row[i].rjust(width[i]) for i in kept]
-        click.echo("".join(texts).rstrip())
+        output.line("".join(texts).rstrip())
     if spent:
         rows = [list(SPENT_COLUMNS), *spent_rows(result, slices=False)]
         left = [max(len(row[i]) for row in rows) + 2 for i in range(3)]
         right = [max(len(row[i]) for row in rows) + 2 for i in range(3, len(SPENT_COLUMNS))]
-        click.echo(f"\n{SPENT}:")
+        output.line(f"\n{SPENT}:")
         for row in rows:
             cells_left = (text.ljust(n) for text, n in zip(row, left, strict=False))
             cells_right = (text.rjust(n) for text, n in zip(row[3:], right, strict=True))
-            click.echo("".join((*cells_left, *cells_right)).rstrip())
-    click.echo()
+            output.line("".join((*cells_left, *cells_right)).rstrip())
+    output.line()
     for line in provenance_lines(result.provenance):
-        click.echo(line)
+        output.line(line)
     for path in written:
-        click.echo(f"wrote {path}", err=True)
+        diagnostics.say(f"wrote {path}")
 
 
 # Columns that a narrow terminal drops, in this order.

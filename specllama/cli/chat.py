@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from specllama.cli import completing, diagnostics, loading
+from specllama.cli.history import stored
 from specllama.cli.options import (
     GroupedCommand,
     grouped,
@@ -121,7 +122,7 @@ def _terminal_app(settings: Settings, resume: str | None, server: str | None) ->
 
     session_id = None
     if resume is not None:
-        with SessionStore.open() as store:
+        with stored() as store:
             session_id = store.find(resume)
     model = settings["model"]
     if model is None and server is None and not Preferences.load().last_target:

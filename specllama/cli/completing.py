@@ -55,7 +55,7 @@ def _run_names() -> list[str]:
 def _conversation_ids() -> list[str]:
     from specllama.store.sessions import SessionStore
 
-    with SessionStore.open() as store:
+    with SessionStore.peek() as store:
         return ["last", *(one.id for one in store.summaries())]
 
 

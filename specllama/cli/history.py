@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +14,9 @@ from specllama.cli import completing, diagnostics, output
 from specllama.cli.asking import confirm
 from specllama.errors import UsageError
 from specllama.paths import data_dir, sessions_file
+
+if TYPE_CHECKING:
+    from specllama.store.sessions import SessionStore
 
 EPILOG = """\b
 Examples:
@@ -29,6 +35,20 @@ def command() -> None:
     """
 
 
+@contextmanager
+def stored() -> Iterator[SessionStore]:
+    """The stored conversations; what became of the file, and of what is written, is said."""
+    from specllama.store.sessions import SessionStore
+
+    with SessionStore.open() as store:
+        for notice in store.notices:
+            diagnostics.warn(notice)
+        told = len(store.notices)
+        yield store
+    for notice in store.notices[told:]:
+        diagnostics.warn(notice)
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
@@ -39,9 +59,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 def ls(words: tuple[str, ...], limit: int, as_json: bool) -> None:
     """List conversations, newest first; with WORDS, those that contain them."""
     from specllama.cli.listing import Column, show_table
-    from specllama.store.sessions import SessionStore
 
-    with SessionStore.open() as store:
+    with stored() as store:
         found = store.summaries(query=" ".join(words), limit=limit)
     if as_json:
         names = ("id", "title", "created_s", "updated_s", "messages")
@@ -76,15 +95,13 @@ def rm(ids: tuple[str, ...], every: bool, typed: bool, yes: bool) -> None:
 
     ID is one from `history ls` or the start of one, or `last`.
     """
-    from specllama.store.sessions import SessionStore
-
     if every and ids:
         raise UsageError("give conversations to delete, or --all, not both")
     if not (every or ids or typed):
         raise UsageError(
             "give the conversations to delete, or --all", "list them: specllama history ls"
         )
-    with SessionStore.open() as store:
+    with stored() as store:
         chosen = [one.id for one in store.summaries(limit=2**31)] if every else []
         chosen = chosen or list(dict.fromkeys(store.find(one) for one in ids))
         what = f"{len(chosen)} conversation" + ("" if len(chosen) == 1 else "s")

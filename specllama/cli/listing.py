@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import click
+from specllama.cli import diagnostics, output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -121,12 +121,12 @@ def _plain(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
             cell.rjust(widths[i]) if columns[i].align == "right" else cell.ljust(widths[i])
             for i, cell in enumerate(line)
         ]
-        click.echo("  ".join(cells).rstrip())
+        output.line("  ".join(cells).rstrip())
 
 
 def note(text: str) -> None:
     """One line for people on stderr."""
-    click.echo(clean(text), err=True)
+    diagnostics.say(clean(text))
 
 
 def folders() -> tuple[str, ...]:

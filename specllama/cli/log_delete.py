@@ -78,6 +78,12 @@ def texts(tokenizers: tuple[str, ...], delete: bool, yes: bool, as_json: bool) -
 
     corpus = Corpus()
     found = _chosen(corpus.files(), tokenizers)
+    for file in found:
+        if file.damaged:
+            diagnostics.warn(
+                f"the texts of {file.tokenizer} are damaged: behind the first {file.texts} they "
+                "cannot be read"
+            )
     if as_json:
         output.document({"texts": [file.to_dict() for file in found]})
     elif not found:

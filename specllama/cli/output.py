@@ -1,18 +1,45 @@
 """stdout: data and nothing else.
 
 Text from models and files is sanitized when stdout is a terminal. In pipes and files it is left
-alone, and is valid UTF-8 whatever the locale. A reader that goes away (``| head``) raises
-BrokenPipeError, which ends the program quietly.
+alone, and is valid UTF-8 whatever the locale. ``prepare`` sees to that for every writer, click and
+rich among them; where a terminal lacks a character, it gets a plain sign for it.
+
+A reader that goes away (``| head``) raises BrokenPipeError, which ends the program quietly.
 """
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from specllama.text import encodable, sanitize
+
+PLAIN = "specllama.plain"
+"""Errors handler of an encoding: a plain sign for one that it lacks."""
+
+_SIGNS = {"✓": "+", "✗": "x", "×": "x", "·": "-", "↓": "v", "→": "->", "…": "...", "–": "-",
+          "“": '"', "”": '"', "■": "#", "□": "o", **dict.fromkeys("█▉▊▋", "#")}  # fmt: skip
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(_SIGNS.get(sign, "?") for sign in lacking), error.end
+
+
+codecs.register_error(PLAIN, _plainly)
+
+
+def prepare() -> None:
+    """Whatever this process prints from now on can be encoded."""
+    utf8 = None if is_terminal() else "utf-8"
+    for stream, encoding in ((sys.stdout, utf8), (sys.stderr, None)):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding=encoding, errors=PLAIN)
 
 
 def is_terminal() -> bool:
@@ -38,8 +65,7 @@ def write(text: str, *, end: str = "") -> None:
     text += end
     if is_terminal():
         text = sanitize(text)
-        encoding = sys.stdout.encoding or "utf-8"
-        raw = text.encode(encoding, "replace")
+        raw = _encoded(text)
     else:
         raw = encodable(text).encode("utf-8")
     write_bytes(raw)
@@ -51,7 +77,11 @@ def line(text: str = "") -> None:
 
 def write_styled(text: str) -> None:
     """Write text with our own colour codes; the caller has sanitized untrusted parts."""
-    write_bytes(text.encode(sys.stdout.encoding or "utf-8", "replace"))
+    write_bytes(_encoded(text))
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(sys.stdout.encoding or "utf-8", PLAIN)
 
 
 def write_bytes(raw: bytes) -> None:

@@ -139,7 +139,7 @@ def _with_heads_here(
     missing = {way.name for way in ways if not way.available}
     near = [Path(draft).expanduser() for draft in drafts]
     models = [
-        *(library.single(file) for file in sorted(path.parent.glob("*.gguf"))),
+        *library.beside(path),
         *(model for folder in near if folder.is_dir() for model in library.scan_folder(folder)),
         *library.scan(folders),
     ]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import click
+from specllama.cli import diagnostics
 
 STEP = 10
 
@@ -55,7 +55,7 @@ class Bar:
         if self._live is not None:
             self._live.start()
         else:
-            click.echo(self._label, err=True)
+            diagnostics.say(self._label)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -69,7 +69,7 @@ class Bar:
             return
         step = int(100 * done / self._total) // STEP
         if step > self._step and time.monotonic() - self._said >= 1.0:
-            click.echo(f"  {step * STEP} %", err=True)
+            diagnostics.say(f"  {step * STEP} %")
             self._said = time.monotonic()
         self._step = step
 
@@ -86,7 +86,7 @@ class Bar:
         if self._live is not None:
             self._live.console.print(clean(text))
         else:
-            click.echo(f"  {clean(text)}", err=True)
+            diagnostics.say(f"  {clean(text)}")
 
 
 class _Transfer:

@@ -99,6 +99,8 @@ def command(
         _Meter("measuring") as progress,
     ):
         profile = engine.windows.profile
+        if profile.trouble:
+            diagnostics.warn(profile.trouble)
         if not save:
             profile.path = None
         result = tune(
@@ -130,13 +132,13 @@ def command(
         output.document({**result.to_dict(), "provenance": facts, "profile": _text(where)})
         return
     for line in describe(result):
-        click.echo(line)
-    click.echo()
-    click.echo(result.advice["words"])
+        output.line(line)
+    output.line()
+    output.line(result.advice["words"])
     if hint := result.advice.get("hint"):
-        click.echo(hint)
+        output.line(hint)
     if where is not None:
-        click.echo(f"profile kept: {where}")
+        output.line(f"profile kept: {where}")
 
 
 def _text(value: object) -> str | None:

@@ -18,6 +18,7 @@ import msgspec
 
 from specllama.errors import SpecllamaError
 from specllama.interface import EngineInfo, ModelInfo
+from specllama.kept import DAMAGE
 from specllama.paths import checks_file
 from specllama.store.rounds import iter_lines, open_for_append, package_versions
 
@@ -129,7 +130,7 @@ def _check(line: dict[str, Any] | None) -> Check | None:
     try:
         check = msgspec.convert(line, Check)
         day(check.when_s, 0.0)
-    except (msgspec.ValidationError, OverflowError, OSError, ValueError):
+    except (OSError, *DAMAGE):
         return None
     return check
 

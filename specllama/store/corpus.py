@@ -53,6 +53,11 @@ class CorpusFile:
     file_bytes: int
     modified_s: float
 
+    @property
+    def damaged(self) -> bool:
+        """Something lies behind the last text that can be read."""
+        return 8 * self.texts + 4 * self.tokens != self.file_bytes
+
     def to_dict(self) -> dict[str, str | int | float]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 

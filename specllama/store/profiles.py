@@ -15,19 +15,12 @@ from typing import Any
 import msgspec
 from filelock import FileLock, Timeout
 
+from specllama.kept import DAMAGE, read_json
 from specllama.paths import private_folder, replace_file
 
-LOCK_S = 2.0  # how long a save waits for another one before it gives up
-DAMAGE = (
-    msgspec.MsgspecError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-)
+__all__ = ["DAMAGE", "Data", "Stamp", "merge", "read", "stamp", "update"]
 
+LOCK_S = 2.0  # how long a save waits for another one before it gives up
 Data = dict[str, Any]
 
 
@@ -38,11 +31,8 @@ def read(path: Path) -> Data | None:
         OSError: it cannot be read.
         one of ``DAMAGE``: it is no JSON object.
     """
-    try:
-        data = msgspec.json.decode(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    if not isinstance(data, dict):
+    data = read_json(path)
+    if data is not None and not isinstance(data, dict):
         raise ValueError("not an object")
     return data
 

@@ -30,6 +30,7 @@ import msgspec
 from specllama.errors import SpecllamaError, StoreError, UsageError
 from specllama.events import Event, Finished, Notice, RoundDone, Started
 from specllama.interface import EngineInfo, ModelInfo
+from specllama.kept import DAMAGE
 from specllama.params import GenerateParams
 from specllama.paths import private_folder, rounds_dir
 from specllama.store.codec import encode, params_to_dict
@@ -248,7 +249,7 @@ def iter_lines(path: Path) -> Iterator[dict[str, Any] | None]:
                     continue
                 try:
                     value = msgspec.json.decode(raw)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                except DAMAGE:
                     yield None
                     continue
                 yield value if isinstance(value, dict) else None
@@ -293,7 +294,7 @@ def _parse(line: dict[str, Any]) -> Event | None:
         return None
     try:
         event: Event = msgspec.convert(line, cls)
-    except (msgspec.ValidationError, TypeError, ValueError):
+    except DAMAGE:
         return None
     if isinstance(event, RoundDone) and not _consistent(event):
         return None

@@ -5,13 +5,15 @@ loses at most the last update. Deleting only marks a session, so it can be undon
 deleted a month ago is removed when the store is opened.
 
 A store never stops a conversation: where the file cannot be written (disk full, read-only, a newer
-schema), the store continues in memory or without writing, and ``notices`` says so once. A damaged
-file is moved aside, never deleted.
+schema), the store continues in memory or without writing, and ``notices`` says so once. While
+another process has the file locked, what is to be written waits, and is written first the next time
+and when the store is closed. A damaged file is moved aside, never deleted.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import secrets
 import sqlite3
@@ -26,6 +28,8 @@ from typing import Any
 from specllama.errors import StoreError, UsageError
 from specllama.paths import private_file, private_folder, sessions_file
 from specllama.store.tree import START, StoredMessage, Tree
+
+logger = logging.getLogger("specllama.store")
 
 _SPACE = "' ' || char(9, 10, 13)"
 # Append only; a database is at version n once the first n have run.
@@ -82,7 +86,10 @@ UNTITLED = "untitled"
 KEEP_DELETED_S = 30 * 86400.0  # how long a deleted session can be brought back
 _TITLE_CHARS = 60
 _CHECK_BYTES = 32 * 2**20
+_PUT = "INSERT INTO messages"
 _BESIDE = ("-wal", "-shm")
+_PATIENCE_MS = 5000  # how long a write waits for another process, unless one waits already
+_HURRY_MS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,8 @@ class SessionStore:
         self._db = connection
         self._lock = threading.RLock()
         self._writing = True
+        self._waiting: list[_Write] = []
+        self._locked = False  # by another process, at the last try
         self._lost = ""  # why earlier conversations are missing
 
     @classmethod
@@ -153,8 +162,20 @@ class SessionStore:
         _prepare(connection)
         return cls(connection, Path(":memory:"), ())
 
+    @classmethod
+    def peek(cls, path: Path | None = None) -> SessionStore:
+        """What is there to read: nothing is made, mended or moved aside."""
+        return _open_for_reading(cls, path or sessions_file(), [])
+
     def close(self) -> None:
         with self._lock:
+            if self._waiting:
+                self._db.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
+                with suppress(ContinuedElsewhere):
+                    self._write_out()
+                if self._waiting:  # the conversation has ended, so that no notice is read any more
+                    logger.warning("the last messages were not stored: %s is locked", self.path)
+            self._waiting.clear()
             self._db.close()
 
     def __enter__(self) -> SessionStore:
@@ -212,7 +233,7 @@ class SessionStore:
         seams = json.dumps(message.seams) if message.seams else None
         statements: list[tuple[Any, ...]] = [
             (
-                "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+                f"{_PUT} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT DO UPDATE SET "
                 "role = excluded.role, content = excluded.content, state = excluded.state, "
                 "stats = excluded.stats, reasoning = excluded.reasoning, seams = excluded.seams",
@@ -375,26 +396,52 @@ class SessionStore:
 
         With ``seen``, a session and its ``updated_s``, only if that has not changed.
         """
-        session, updated_s = seen
         with self._lock:
-            if not self._writing:
-                return
+            if self._writing:
+                self._waiting.append(_Write(statements, *seen))
+                self._write_out()
+
+    def _write_out(self) -> None:
+        """Write what waits, in order, as far as it goes."""
+        while self._waiting:
+            first = self._waiting[0]
             try:
                 with _transaction(self._db):
-                    if updated_s is not None:
-                        row = self._db.execute(
-                            "SELECT updated_s FROM sessions WHERE id = ?", (session,)
-                        ).fetchone()
-                        if row != (updated_s,):
-                            raise ContinuedElsewhere(f"session {session!r} was continued elsewhere")
-                    for sql, *values in statements:
-                        self._db.execute(sql, values)
+                    first.run(self._db)
+            except ContinuedElsewhere:
+                # whoever writes to the session next hears of it, and makes a copy of all of it
+                last = self._waiting[-1]
+                self._waiting = [one for one in self._waiting if one.session != first.session]
+                if last.session == first.session:
+                    raise
             except sqlite3.Error as error:
+                if _is_locked(error):
+                    self._put_off(error)
+                    return
                 self._writing = False
+                self._waiting.clear()
                 self.notices.append(
                     f"conversations are no longer stored in {self.path} ({error}); "
                     "this one continues without a store"
                 )
+            else:
+                self._waiting.pop(0)
+        if self._locked:
+            self._locked = False
+            self._db.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
+
+    def _put_off(self, error: sqlite3.Error) -> None:
+        """Keep what could not be written; of two versions of one message only the newer."""
+        if not self._locked:
+            self._locked = True
+            self.notices.append(
+                f"another program has {self.path} locked ({error}); what is said is stored as soon "
+                "as it lets go"
+            )
+            self._db.execute(f"PRAGMA busy_timeout = {_HURRY_MS}")
+        if len(self._waiting) > 1 and self._waiting[-1].replaces(self._waiting[-2]):
+            newer, older = self._waiting.pop(), self._waiting.pop()
+            self._waiting.append(_Write(newer.statements, newer.session, older.seen))
 
     def _rows(self, query: str, values: Any = ()) -> list[tuple[Any, ...]]:
         with self._lock:
@@ -404,9 +451,38 @@ class SessionStore:
                 raise StoreError(f"cannot read {self.path}: {error}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """One transaction: (SQL, values...), of a session that must not have changed since ``seen``."""
+
+    statements: tuple[tuple[Any, ...], ...]
+    session: str = ""
+    seen: float | None = None
+
+    def run(self, db: sqlite3.Connection) -> None:
+        """Raises ContinuedElsewhere."""
+        if self.seen is not None:
+            query = "SELECT updated_s FROM sessions WHERE id = ?"
+            if db.execute(query, (self.session,)).fetchone() != (self.seen,):
+                raise ContinuedElsewhere(f"session {self.session!r} was continued elsewhere")
+        for sql, *values in self.statements:
+            db.execute(sql, values)
+
+    def replaces(self, older: _Write) -> bool:
+        """Whether both put the same message: session and number are its first values."""
+        mine, theirs = self.statements[0], older.statements[0]
+        return bool(self.session) and mine[:3] == theirs[:3] and mine[0].startswith(_PUT)
+
+
+def _is_locked(error: sqlite3.Error) -> bool:
+    """Whether another process has the file; anything else is there to stay."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
 def _open_for_reading(make: type[SessionStore], path: Path, notices: list[str]) -> SessionStore:
     """What can be read if nothing can be written: earlier conversations, or none."""
-    for how in ("mode=ro", "immutable=1"):  # immutable: where not even a lock can be taken
+    for how in ("mode=ro", "mode=ro&immutable=1"):  # immutable: where not even a lock can be taken
         with suppress(sqlite3.Error, StoreError, OSError):
             connection = sqlite3.connect(
                 f"{path.absolute().as_uri()}?{how}",

@@ -3,19 +3,21 @@ that cannot be read or written: one clear line each, before anything is loaded."
 
 from __future__ import annotations
 
+import io
 import os
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from specllama import paths
-from specllama.cli import invoke, loading
+from specllama.cli import invoke, loading, output
 from specllama.engine.profiles import Profile
 from specllama.errors import CannotLoad, StoreError
-from specllama.models import library
+from specllama.models import library, refs
 from specllama.models.gguf import read_header
 from specllama.models.receipts import read_receipt
 from specllama.store import sessions
@@ -244,3 +246,54 @@ def test_an_empty_store_is_an_empty_one(tmp_path: Path) -> None:
         pytest.raises(StoreError, match="no stored session yet"),
     ):
         store.find("last")
+
+
+@POSIX
+def test_what_lies_beside_a_target_does_not_matter(
+    tmp_path: Path, nobody_else: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "t.gguf").symlink_to(paths.bundled_dir() / "tiny-target-q4_0.gguf")
+    (folder / "dangling.gguf").symlink_to("/gone/x.gguf")
+    (folder / "loop.gguf").symlink_to("loop.gguf")
+    (folder / "folder.gguf").mkdir()
+    os.mkfifo(folder / "pipe.gguf")
+    code, err = said(capsys, "pair", str(folder / "t.gguf"))
+    assert (code, "error" in err) == (0, False), err
+    assert refs.resolve(str(folder)).name == "t.gguf"
+
+
+LEGACY = ("latin-1", "cp437", "ascii")
+
+
+@pytest.mark.parametrize("encoding", LEGACY)
+def test_output_in_an_encoding_that_lacks_signs(encoding: str) -> None:
+    """Both ways there are to a stream: our own, and click's for help."""
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    for args in (
+        ("pair", "tiny"),
+        ("hub", "pairs"),
+        ("run", "--help"),
+        ("config", "show", "--all"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "specllama", *args], capture_output=True, env=environment
+        )
+        assert (done.returncode, b"bug" in done.stderr) == (0, False), (args, done.stderr)
+        assert done.stdout.decode("utf-8"), "a pipe gets UTF-8, whatever the locale"
+
+
+def test_a_terminal_that_lacks_signs_gets_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return True
+
+    for encoding, shown in (("latin-1", "+ x... é\n"), ("cp437", "+ x... é\n")):
+        terminal = Terminal(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr(sys, "stdout", terminal)
+        output.prepare()
+        output.line("✓ ✗… é")
+        click.echo("✓ ✗… é")
+        terminal.flush()
+        assert terminal.buffer.getvalue().decode(encoding) == shown * 2

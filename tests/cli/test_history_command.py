@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
+
+from specllama.cli import completing
 from specllama.cli.lines import history_file
 from specllama.paths import rounds_dir, sessions_file
 
@@ -39,3 +42,20 @@ def test_conversations_are_listed_and_deleted_for_good(cli, home: Path) -> None:
     kept = [path for path in home.rglob("*") if path.is_file()]
     assert sessions_file() in kept
     assert not any(b"thoughts" in path.read_bytes() for path in kept), "for good"
+
+
+def test_every_command_names_a_damaged_file(cli, home: Path) -> None:
+    for args in (("history", "ls"), ("history", "rm", "--all", "-y"), ("chat", "--plain")):
+        sessions_file().parent.mkdir(parents=True, exist_ok=True)
+        sessions_file().write_bytes(b"no database at all" * 400)
+        result = cli(*args, stdin=b"Hi\n")
+        assert result.code == 0
+        assert "the sessions file was damaged; it was moved to" in result.err, args
+
+
+def test_completing_leaves_a_damaged_file_where_it_is(home: Path) -> None:
+    sessions_file().parent.mkdir(parents=True)
+    sessions_file().write_bytes(b"no database at all" * 400)
+    completing.conversations(click.Context(click.Command("x")), click.Argument(["id"]), "")
+    assert sessions_file().read_bytes().startswith(b"no database")
+    assert len(list(sessions_file().parent.iterdir())) == 1

@@ -17,7 +17,7 @@ from specllama.errors import StoreError, UsageError
 from specllama.paths import sessions_file
 from specllama.store import sessions
 from specllama.store.session_export import to_json, to_markdown
-from specllama.store.sessions import UNTITLED, SessionStore
+from specllama.store.sessions import UNTITLED, ContinuedElsewhere, SessionStore
 from specllama.store.tree import START, StoredMessage
 
 
@@ -403,3 +403,81 @@ def test_a_killed_process_loses_nothing_it_stored() -> None:
         read = store.get(store.find("last"))
     assert read.messages[1].state == "partial"
     assert read.messages[1].content.count("one") >= 30
+
+
+def held(path: Path) -> sqlite3.Connection:
+    """Another program that writes to the file and does not let go."""
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    return other
+
+
+def test_a_locked_file_is_written_to_as_soon_as_it_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "_PATIENCE_MS", 1)
+    monkeypatch.setattr(sessions, "_HURRY_MS", 1)
+    path = tmp_path / "sessions.db"
+    with SessionStore.open(path) as store:
+        store._db.execute("PRAGMA busy_timeout = 1")
+        session = store.create(system="Be kind.")
+        seen = store.put(session, 0, StoredMessage("user", "before"))
+        other = held(path)
+        for text in ("dur", "during"):  # a reply that grows is one message
+            seen = store.put(session, 1, StoredMessage("assistant", text), seen=seen)
+        seen = store.put(session, 2, StoredMessage("user", "still"), seen=seen)
+        assert [notice.split()[0] for notice in store.notices] == ["another"]
+        other.execute("ROLLBACK")
+        store.put(session, 3, StoredMessage("assistant", "after"), seen=seen)
+        texts = [message.content for message in store.get(session).messages]
+        assert texts == ["before", "during", "still", "after"]
+        assert len(store.notices) == 1
+
+
+def test_what_waits_is_written_when_the_store_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sessions, "_PATIENCE_MS", 1)
+    path = tmp_path / "sessions.db"
+    for let_go in (True, False):
+        store = SessionStore.open(path)
+        store._db.execute("PRAGMA busy_timeout = 1")
+        other = held(path)
+        session = store.create(title="kept" if let_go else "lost")
+        store.put(session, 0, StoredMessage("user", "Hi"))
+        if let_go:
+            other.execute("ROLLBACK")
+        store.close()
+        other.close()
+    with SessionStore.open(path) as store:
+        assert [one.title for one in store.summaries()] == ["kept"]
+    assert "the last messages were not stored" in caplog.text
+
+
+def test_who_waits_while_another_continues_hears_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "_PATIENCE_MS", 1)
+    path = tmp_path / "sessions.db"
+    with SessionStore.open(path) as store:
+        store._db.execute("PRAGMA busy_timeout = 1")
+        session = store.create()
+        seen = store.put(session, 0, StoredMessage("user", "Hi"))
+        other = held(path)
+        seen = store.put(session, 1, StoredMessage("assistant", "waits"), seen=seen)
+        other.execute("UPDATE sessions SET updated_s = updated_s + 9")
+        other.execute("COMMIT")
+        with pytest.raises(ContinuedElsewhere):
+            store.put(session, 2, StoredMessage("user", "next"), seen=seen)
+        assert len(store.get(session).messages) == 1
+
+
+def test_peeking_makes_and_moves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    with SessionStore.peek(path) as store:
+        assert store.summaries() == []
+    assert list(tmp_path.iterdir()) == []
+    path.write_bytes(b"no database" * 100)
+    with SessionStore.peek(path) as store:
+        assert store.summaries() == []
+    assert [one.name for one in tmp_path.iterdir()] == ["sessions.db"]
