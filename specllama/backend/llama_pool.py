@@ -74,14 +74,36 @@ class LlamaPool(CellPool):
 
         Attention that splits a single query over threads does, which matters where rows are judged.
         """
-        kernels, judged = self.kernels, self._llama.settings.alike
-        any_count = kernels.alike or not judged or kernels.flash == "off"
-        if any_count and kernels.threads > 1 and kernels.on_cpu:
-            choice = ThreadChoice(kernels.threads)
+        if self._any_count:
+            choice = ThreadChoice(self.kernels.threads)
             lane = self.open()
             choice.begin(lambda threads: self._time_one_row(lane, threads))
             lane.close()
             self._llama.choice = choice
+
+    @property
+    def _any_count(self) -> bool:
+        kernels, judged = self.kernels, self._llama.settings.alike
+        same = kernels.alike or not judged or kernels.flash == "off"
+        return same and kernels.threads > 1 and kernels.on_cpu
+
+    def try_one_thread(self) -> None:
+        """From now on compute narrow passes with one thread, if one is faster and changes no bit.
+
+        It is where little is computed between two of the points at which threads wait for each
+        other: in a small model, and in any whose passes are watched.
+        """
+        if self._any_count:
+            lane = self.open()
+            alone = min(self._time_one_row(lane, 1) for _ in range(2))
+            # beside a busy core all threads are fast now and then, and slow in most passes
+            if alone <= max(self._time_one_row(lane, self.kernels.threads) for _ in range(2)):
+                self._llama.choice = ThreadChoice(1)
+            lane.close()
+
+    def take_all_threads(self) -> None:
+        """Compute every pass with all threads from now on."""
+        self._llama.choice = None
 
     def _time_one_row(self, lane: CellLane, threads: int) -> float:
         """Seconds of a pass of one row."""

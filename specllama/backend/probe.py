@@ -24,6 +24,7 @@ WIDE = 32  # and further, up to what the context takes, where that takes a secon
 HEAD = 40  # tokens before the rows that are compared
 COPIES = 14  # of the head: the cache is longer than 512 cells, two sequences stay for branches
 LONG = HEAD * (COPIES + 1)
+PATIENCE_S = 2.0  # after which a person wonders what is going on
 CELLS = 768  # that a probe needs
 
 
@@ -35,6 +36,8 @@ def probe(
     trained: int,
     far: bool = True,
     widths: Sequence[int] = (),
+    all_threads: Callable[[], object] = lambda: None,
+    waiting: Callable[[], object] = lambda: None,
 ) -> Exactness:
     """How many rows of a pass are computed like single steps.
 
@@ -45,6 +48,8 @@ def probe(
         trained: positions that the model knows.
         far: go on to passes of more than 16 rows.
         widths: find the groups of these, unless all are like single steps.
+        all_threads: lets the passes that follow take every thread, if those before did not.
+        waiting: called once, if it takes longer than ``PATIENCE_S``.
 
     Raises:
         EngineError: a pass failed.
@@ -56,13 +61,21 @@ def probe(
     divided: list[Group] = []
     try:
         context.forward(head[:HEAD], outputs="last")  # a running state is copied shortly before
-        prober = Probe(context, seen, HEAD)
+        told = False
+
+        def tick() -> None:
+            nonlocal told
+            if not told and perf_counter() - begin > PATIENCE_S:
+                told = True
+                waiting()
+
+        prober = Probe(context, seen, HEAD, tick)
         found = _widths(prober, (2, 4))
         if found.rows == 4 or widths:
             short = groups(prober, widths) if widths else []
             base = _lengthen(context, fill, head, trained)
             cells += [LONG] if base else []
-            prober = Probe(context, seen, base or HEAD)
+            prober = Probe(context, seen, base or HEAD, tick)
             most = context.max_rows
             wide = [w for w in sorted({WIDE, most}) if far and NARROW[-1] < w <= most]
             if found.rows == 4:
@@ -71,6 +84,11 @@ def probe(
             if found.rows < max(widths, default=0):
                 shared = common(short, groups(prober, widths))
                 divided = [with_branches(prober, group) for group in shared]
+            if found.rows > 1:
+                all_threads()
+                if not prober.alike(min(found.rows, NARROW[-1])):
+                    found = _Found(1, found.widths, min(found.rows, NARROW[-1]), prober.worst)
+                    trees = False
         return Exactness(
             rows=found.rows,
             trees=trees,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,8 +42,15 @@ class Computed:
 class Probe:
     """Rows of one text behind one head, decoded in passes of any width."""
 
-    def __init__(self, context: Context, seen: Seen | None, base: int) -> None:
+    def __init__(
+        self,
+        context: Context,
+        seen: Seen | None,
+        base: int,
+        tick: Callable[[], object] = lambda: None,
+    ) -> None:
         self.context = context
+        self._tick = tick  # called before every pass
         self._seen = seen
         self._base = base
         n = context.max_rows
@@ -56,6 +63,7 @@ class Probe:
         return self.evaluate(self._text[start : start + n], None)
 
     def evaluate(self, tokens: Sequence[int], parents: Sequence[int] | None) -> list[Computed]:
+        self._tick()
         if self._seen is not None:
             self._seen.expect(len(tokens))
         rows = self.context.forward(tokens, outputs="all", parents=parents).copy()

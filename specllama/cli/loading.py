@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from specllama import signals
 from specllama.cli import diagnostics
 from specllama.config import Settings
-from specllama.events import Event, LoadProgress
+from specllama.events import Event, LoadProgress, Notice
 from specllama.params import EngineOptions
 from specllama.remote.address import KEY_VARIABLE, Address
 from specllama.text import sanitize_line
@@ -38,7 +38,7 @@ def open_engine(settings: Settings, *, quiet: bool, parallel: int = 1) -> Engine
         model = DEFAULT_MODEL
         if not quiet:
             diagnostics.note("no model given: using the bundled tiny pair (choose one with -m)")
-    progress = _Progress(shown=not quiet and sys.stderr.isatty())
+    progress = _Progress(shown=sys.stderr.isatty(), quiet=quiet)
     try:
         options = dataclasses.replace(settings.engine_options(), parallel=parallel)
         engine = load(model, settings["draft-model"], options, on_progress=progress)
@@ -84,14 +84,18 @@ def open_server(url: str) -> RemoteEngine:
 
 
 class _Progress:
-    """One line on a terminal, removed when loading is done."""
+    """One line on a terminal, removed when loading is done; what takes long is said anywhere."""
 
-    def __init__(self, *, shown: bool) -> None:
-        self._shown = shown
+    def __init__(self, *, shown: bool, quiet: bool) -> None:
+        self._shown = shown and not quiet
+        self._quiet = quiet
         self._length = 0
 
     def __call__(self, event: Event) -> None:
-        if self._shown and isinstance(event, LoadProgress):
+        if isinstance(event, Notice) and not self._quiet:
+            self.clear()
+            diagnostics.note(event.message)
+        elif self._shown and isinstance(event, LoadProgress):
             name = sanitize_line(event.path.replace("\\", "/").rsplit("/", 1)[-1])
             text = f"loading {name} {event.fraction:4.0%}"[:79]
             print(f"\r{text.ljust(self._length)}", end="", file=sys.stderr, flush=True)

@@ -84,7 +84,7 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
         for one in (target, draft):
             if one is not None:
                 _warm_up(one.pool)
-        exactness = exactness_of(header, model, pool, options)
+        exactness = exactness_of(header, model, pool, options, on_progress)
         if options.threads is None:
             pool.choose_threads()
             if draft is not None:

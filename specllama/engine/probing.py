@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from specllama.errors import EngineError, SpecllamaError, UsageError
+from specllama.events import Event, Notice
 from specllama.exactness import Exactness, Group, measured
 
 if TYPE_CHECKING:
@@ -22,23 +23,31 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("specllama.engine.probing")
 
+WAITING = (
+    "measuring whether drafted passes compute the same bits as plain ones here; once for this model"
+)
 _TIMED = 5  # passes of each width
 FAR_BYTES = 1 << 30  # weights of models for which passes of up to 65 rows are compared, too
 
 
 def exactness_of(
-    header: GgufHeader, model: LlamaModel, target: LlamaPool, options: EngineOptions
+    header: GgufHeader,
+    model: LlamaModel,
+    target: LlamaPool,
+    options: EngineOptions,
+    report: Callable[[Event], None] | None = None,
 ) -> Exactness:
     """How far the target's passes equal single steps; kept in the profiles once it is known. The
     target's passes are kept to what ``options.exact`` asks for.
 
     Args:
         options: resolved, as ``target`` was made with them.
+        report: hears that it is being measured, where that takes a while.
 
     Raises:
         UsageError: what it asks for cannot be had here.
     """
-    found = _found(header, model, target, options).keeping(options.exact)
+    found = _found(header, model, target, options, report).keeping(options.exact)
     pool = target.kernels
     if found.kept is None:
         target.kernels = replace(pool, exact_rows=found.rows, exact_trees=found.trees)
@@ -54,13 +63,17 @@ def exactness_of(
 
 
 def _found(
-    header: GgufHeader, model: LlamaModel, target: LlamaPool, options: EngineOptions
+    header: GgufHeader,
+    model: LlamaModel,
+    target: LlamaPool,
+    options: EngineOptions,
+    report: Callable[[Event], None] | None,
 ) -> Exactness:
     if model.has_windows and not options.swa_full:
         return Exactness(why_not="cells that have left a window are taken again, in another order")
     try:
         return measured(
-            _key(header, model, target, options), lambda: _measure(model, target, options)
+            _key(header, model, target, options), lambda: _measure(model, target, options, report)
         )
     except (SpecllamaError, OSError) as error:
         logger.warning("cannot measure how exact wide passes are: %s", error)
@@ -97,7 +110,12 @@ def _key(
     }
 
 
-def _measure(model: LlamaModel, target: LlamaPool, options: EngineOptions) -> Exactness:
+def _measure(
+    model: LlamaModel,
+    target: LlamaPool,
+    options: EngineOptions,
+    report: Callable[[Event], None] | None,
+) -> Exactness:
     """Measure in a separate context, made like the target's, whose passes can be watched."""
     from specllama.backend.llama_pool import open_pool
     from specllama.backend.probe import CELLS, COPIES, NARROW, probe
@@ -120,7 +138,15 @@ def _measure(model: LlamaModel, target: LlamaPool, options: EngineOptions) -> Ex
         max_leaves=2,
         watch=watch,
     )
+    if watch is not None:
+        watch.expect(1)  # a pass that is watched takes other times
+        pool.try_one_thread()
+        watch.take()
     lane = pool.open()
+
+    def waiting() -> None:
+        if report is not None:
+            report(Notice(WAITING, topic="exactness"))
 
     def fill(copies: int) -> None:
         if not pool.kernels.alike:
@@ -133,7 +159,16 @@ def _measure(model: LlamaModel, target: LlamaPool, options: EngineOptions) -> Ex
 
     far = model.n_bytes <= FAR_BYTES
     try:
-        found = probe(lane, watch, fill, trained=model.n_ctx_train, far=far, widths=widths)
+        found = probe(
+            lane,
+            watch,
+            fill,
+            trained=model.n_ctx_train,
+            far=far,
+            widths=widths,
+            all_threads=pool.take_all_threads,
+            waiting=waiting,
+        )
     finally:
         model.drop(pool)
     return msgspec.structs.replace(found, groups=_timed(found.groups, target))

@@ -184,3 +184,21 @@ def test_a_folder_that_cannot_be_written_to_keeps_nothing(tmp_path: Path) -> Non
     once = Once()
     assert measured(KEY, once, tmp_path / "file").rows == 2
     assert measured(KEY, once, tmp_path / "file").rows == 3
+
+
+def test_threads_that_change_bits_are_found_and_waiting_is_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("specllama.backend.probe.PATIENCE_S", 0.0)
+    context, said = Faulty(), []
+
+    def all_threads() -> None:
+        context._wide = 8
+
+    def waiting() -> None:
+        said.append(context)
+
+    sound = probe(context, None, context.fill, trained=4096, waiting=waiting)
+    assert (sound.rows, len(said)) == (65, 1)
+    found = probe(context, None, context.fill, trained=4096, all_threads=all_threads)
+    assert (found.rows, found.trees, found.differs) == (1, False, 16)
