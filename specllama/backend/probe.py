@@ -85,6 +85,8 @@ def probe(
                 shared = common(short, groups(prober, widths))
                 divided = [with_branches(prober, group) for group in shared]
             if found.rows > 1:
+                if not prober.has_steps:
+                    prober.steps(found.rows)
                 all_threads()
                 if not prober.alike(min(found.rows, NARROW[-1])):
                     found = _Found(1, found.widths, min(found.rows, NARROW[-1]), prober.worst)

@@ -96,6 +96,10 @@ class Probe:
         self.restart()
         return [self.padded([i], width)[0] for i in text]
 
+    @property
+    def has_steps(self) -> bool:
+        return bool(self._alone)
+
     def steps(self, n: int) -> None:
         """Decode the first ``n`` tokens one by one."""
         self.restart()
