@@ -21,6 +21,7 @@ from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
 from specllama.kept import DAMAGE
 from specllama.models import library
 from specllama.models.download import CHUNK, Digest, disk_error
+from specllama.models.gguf import read_header
 
 FOLDER = ".specllama"
 OWNERS = {
@@ -152,7 +153,7 @@ def verify(
             continue
         digest = expected_digest(file)
         if digest is None:
-            verdicts.append(Verdict(file, "unknown", "no digest is known for it"))
+            verdicts.append(_structure(file))
             continue
 
         def tell(done: int, file: Path = file) -> None:
@@ -168,12 +169,27 @@ def verify(
     return verdicts
 
 
+def _structure(file: Path) -> Verdict:
+    """What can be said of a file without a digest: whether its header and tensors are whole."""
+    if library.is_later_part(file.name):
+        return Verdict(file, "unknown", "no digest is known for it")
+    try:
+        read_header(file)
+    except SpecllamaError as error:
+        return Verdict(file, "damaged", error.message)
+    return Verdict(file, "unknown", "no digest is known; header and tensor lengths are right")
+
+
 def removable(model: library.LocalModel) -> list[Path]:
     """The files that removing a model deletes: its parts, receipts and unfinished transfers.
 
     Raises:
         UsageError: another tool owns it, or it lies outside our folder.
     """
+    if model.source == "bundled":
+        raise UsageError(
+            f"{model.ref} comes with specllama and is not deleted", "other models: specllama hub ls"
+        )
     if not model.owned:
         owner = OWNERS.get(model.source, model.source)
         raise UsageError(

@@ -269,6 +269,7 @@ def _models_only(items: Sequence[Item], path: Callable[[Item], Path]) -> list[It
 def _near_files(path: Path) -> str:
     try:
         names = [p.name for p in path.parent.iterdir() if p.name.lower().endswith(".gguf")]
+        names = [name for name in names if name != path.name]  # a link that leads nowhere
     except OSError:
         return "specllama hub ls shows the models on this machine"
     close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
@@ -278,7 +279,7 @@ def _near_files(path: Path) -> str:
 
 
 def _near_names(ref: str, models: Sequence[library.LocalModel]) -> str:
-    names = [*TINY, *catalog.load(), *(model.ref for model in models)]
+    names = list(dict.fromkeys([*TINY, *catalog.load(), *(model.ref for model in models)]))
     close = difflib.get_close_matches(ref, names, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"

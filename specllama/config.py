@@ -28,6 +28,7 @@ from specllama.schema import BY_NAME, SCHEMA
 from specllama.setting import DEFAULTS, ENGINE_PARTS, Setting
 
 PROJECT_FILE = "specllama.toml"
+PERSONAL = ("rpc", "keep-texts")  # where texts go, or stay: nobody else decides that
 CARD = "the model's card"
 
 
@@ -118,8 +119,15 @@ def load_settings(
         ConfigError: an unknown key, a wrong type or a value out of range; names file and key.
     """
     values = {setting.name: Value(setting.default, "default") for setting in SCHEMA}
-    for path in (config_file(), (project or Path(PROJECT_FILE)).absolute()):
+    own, shared = config_file(), (project or Path(PROJECT_FILE)).absolute()
+    for path in (own, shared):
         for key, raw in read_file(path).items():
+            if path == shared and key in PERSONAL:
+                raise ConfigError(
+                    f"{path}: {key} cannot come from the file of a folder, which others may have "
+                    "written: it decides where texts go",
+                    f"take the line out; for yourself: specllama config set {key} …",
+                )
             values[key] = Value(_checked(key, raw, f"{path}"), str(path))
     for setting in SCHEMA:
         text = (os.environ if environ is None else environ).get(setting.variable)

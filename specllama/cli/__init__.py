@@ -159,7 +159,7 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 @click.option("--offline", is_flag=True, help="Never use the network, whatever the command.")
 @click.option("-v", "--verbose", is_flag=True, help="Say on stderr what is decided, and why.")
 @click.pass_context
-def group(ctx: click.Context, offline: bool, verbose: bool) -> None:
+def group(ctx: click.Context, offline: bool, verbose: bool) -> Any:
     """Run quantized GGUF models on your own machine, sped up by speculative decoding.
 
     A small draft model guesses a few tokens, and the target checks them all in one pass. The text
@@ -174,10 +174,10 @@ def group(ctx: click.Context, offline: bool, verbose: bool) -> None:
         if sys.stdin.isatty() and sys.stderr.isatty() and sys.stdout.isatty():
             chat = group.get_command(ctx, "chat")
             assert chat is not None
-            ctx.invoke(chat)
-            return
+            return ctx.invoke(chat)
         output.line(ctx.get_help())
         ctx.exit(diagnostics.Exit.USAGE)
+    return None
 
 
 def invoke(args: Sequence[str] | None = None) -> int:

@@ -15,6 +15,7 @@ from specllama.cli.options import (
     GroupedCommand,
     grouped,
     resolve,
+    say_project,
     server_option,
     settings_options,
 )
@@ -72,6 +73,8 @@ def command(
     specllama history deletes what was kept.
     """
     settings = resolve(flags)
+    if not quiet:
+        say_project(settings)
     if unstored:
         if resume is not None:
             raise UsageError(

@@ -49,4 +49,4 @@ def command(checkpoint: Path, destination: Path, target: str, kind: str, as_json
         output.document({**header.to_dict(), "head": held, "source": str(checkpoint)})
     note(f"{destination}: {SIDECARS[held]}, {size(header.file_bytes)}, {header.quantization}")
     method = HEAD_KINDS[held]
-    note(f"next: specllama run -m {target} --head {destination} --proposer {method} “Hello”")
+    note(f'next: specllama run -m {target} --head {destination} --proposer {method} "Hello"')

@@ -370,16 +370,20 @@ def rm(refs: tuple[str, ...], yes: bool) -> None:
 @click.argument("refs", nargs=-1, shell_complete=completing.models)
 @json_option
 def verify(refs: tuple[str, ...], as_json: bool) -> None:
-    """Hash models again and compare with the hub's digests. Without REF: all that we pulled."""
+    """Hash models again and compare with the hub's digests. Without REF: all that we pulled.
+
+    Of a file whose digest is not known, the header and the lengths of its tensors are checked.
+    """
     from specllama.cli.listing import Column, note, show_table
     from specllama.cli.progress import hash_progress
     from specllama.models import library, receipts
 
     models = [_find(ref) for ref in refs] if refs else [m for m in library.scan() if m.owned]
     verdicts = []
-    with hash_progress(sum(model.bytes for model in models)) as advanced:
-        for model in models:
-            verdicts += receipts.verify(model, advanced)
+    if models:
+        with hash_progress(sum(model.bytes for model in models)) as advanced:
+            for model in models:
+                verdicts += receipts.verify(model, advanced)
     if as_json:
         files = [{"path": str(v.path), "status": v.status, "detail": v.detail} for v in verdicts]
         output.document({"files": files})
@@ -391,8 +395,8 @@ def verify(refs: tuple[str, ...], as_json: bool) -> None:
     bad = [v for v in verdicts if not v.sound]
     if bad:
         raise ModelUnavailable(
-            f"{len(bad)} of {len(verdicts)} files differ from the hub's digests",
-            "delete them and pull them again: specllama hub rm, specllama hub pull",
+            f"{len(bad)} of {len(verdicts)} files are damaged or missing",
+            "get them again: specllama hub rm and specllama hub pull, or from where you have them",
         )
 
 

@@ -6,6 +6,7 @@ file are the same thing. A flag that was not typed is None: then the settings de
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import click
 
 from specllama.cli import completing, diagnostics
 from specllama.cli.numbers import SEED, TEMPERATURE
-from specllama.config import Settings, load_settings
+from specllama.config import PROJECT_FILE, Settings, load_settings
 from specllama.errors import UsageError
 from specllama.hardware import endpoints, is_loopback
 from specllama.inputs import read_file
@@ -56,7 +57,18 @@ class GroupedCommand(click.Command):
             elif word == "--exact" and not after.isdecimal():
                 word = "--exact=on"
             given.append(word)
-        return super().parse_args(ctx, given)
+        try:
+            return super().parse_args(ctx, given)
+        except click.UsageError as error:
+            if "unexpected extra argument" not in error.message or not self._has_model():
+                raise
+            line = f"specllama {ctx.info_name} -m MODEL"
+            raise click.UsageError(
+                f"{error.message}; a model goes with -m, a prompt into quotes: {line}", ctx
+            ) from None
+
+    def _has_model(self) -> bool:
+        return any(param.name == "model" for param in self.params)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -218,6 +230,12 @@ def resolve(flags: dict[str, Any]) -> Settings:
         if flags.get(key := setting.name.replace("-", "_")) not in (None, ())
     }
     settings = load_settings().with_flags(typed)
+    cores = os.cpu_count()
+    if cores and (settings["threads"] or 0) > cores:
+        diagnostics.warn(
+            f"threads = {settings['threads']}, but this machine has {cores} cores: threads that "
+            "wait for each other are slower, often by far"
+        )
     for host, _ in endpoints(settings["rpc"]):
         if not is_loopback(host):
             diagnostics.warn(
@@ -231,6 +249,15 @@ def say_settings(settings: Settings) -> None:
     """Name what variables and files have set: a measurement must not depend on it unseen."""
     for name, value in settings.changes().items():
         diagnostics.note(f"{name} = {value.value!r} ({value.origin})")
+
+
+def say_project(settings: Settings) -> None:
+    """Name what the project file of this folder has set: somebody else may have written it."""
+    path = str(Path(PROJECT_FILE).absolute())
+    named = {name: value for name, value in settings.changes().items() if value.origin == path}
+    if named:
+        said = ", ".join(f"{name} = {str(value.value)[:60]!r}" for name, value in named.items())
+        diagnostics.note(f"from {path}: {said}")
 
 
 def request_params(settings: Settings, flags: dict[str, Any]) -> GenerateParams:
@@ -256,7 +283,10 @@ def read_text(path: Path, what: str) -> str:
     try:
         return read_file(path, what).decode("utf-8")
     except UnicodeDecodeError:
-        raise UsageError(f"{what} {path} is not UTF-8 text") from None
+        raise UsageError(
+            f"{what} {path} is not UTF-8 text",
+            f"save it as UTF-8, or convert it: iconv -f UTF-16 -t UTF-8 {path}",
+        ) from None
 
 
 def _json_schema(value: str) -> str:

@@ -105,8 +105,8 @@ def command(
         output.document({**header.to_dict(), "source": str(source), **search})
     note(f"{destination}: {size(header.file_bytes)}, {header.quantization}")
     if choice is None:
-        note(f"next: specllama run -m {destination} “Hello”")
+        note(f'next: specllama run -m {destination} "Hello"')
     elif choice.best.pays:
-        note(f"next: specllama run -m {source} --proposer self “Hello”")
+        note(f'next: specllama run -m {source} --proposer self "Hello"')
     else:
         note(f"next: other methods for this target: specllama pair {source}")

@@ -110,9 +110,14 @@ class Repl:
 
     def _take(self, text: str) -> None:
         if text.startswith("//"):
-            text = text[1:]
+            said = text[2:].strip().lower()
+            text = text[2:] if said in ("exit", "quit") else text[1:]
         elif text.startswith("/"):
             self._command(text[1:])
+            return
+        elif self.lines.interactive and text.strip().lower() in ("exit", "quit"):
+            word = text.strip().lower()
+            diagnostics.note(f"to leave: /{word} or Ctrl-D; to send the word: //{word}")
             return
         if self._files:
             named = " ".join(map(attach.named, self._files))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from specllama.cli.options import (
     read_text,
     request_params,
     resolve,
+    say_project,
     server_option,
     settings_options,
 )
@@ -33,7 +35,7 @@ from specllama.store.rounds import RoundLog, logged
 EPILOG = """\b
 Examples:
   specllama run "What is a draft model?"
-  git diff | specllama run --system "Review this change." -
+  git diff | specllama run "Review this change."      both: input, then prompt
   specllama run -m model.gguf -d small.gguf --temperature 0 -n 200 "…"
   specllama run --raw -n 64 "Once upon a time"        no chat template
   specllama run --json "…" | jq -c 'select(.type == "finish")'
@@ -88,9 +90,13 @@ def command(
 ) -> int:
     """Answer PROMPT and print the text.
 
-    With "-", or without PROMPT in a pipe, the prompt is read from standard input.
+    With "-", or without PROMPT in a pipe, the prompt is read from standard input. What is piped
+    in beside PROMPT stands before it: cat notes.md | specllama run "Summarize this."
     """
     settings = resolve(flags)
+    if not quiet:
+        say_project(settings)
+        _say_model(prompt)
     params = request_params(settings, flags)
     given = [one for one in (prompt, typed, file) if one is not None]
     if len(given) > 1:
@@ -172,9 +178,33 @@ def read_prompt(argument: str | Path | None, *, raw: bool) -> str:
         )
     else:
         raise UsageError("there is no prompt", 'give one: specllama run "…", or pipe it in')
+    if argument is not None and argument != "-" and _is_piped():
+        piped = read_bounded(sys.stdin.buffer, "the input").decode("utf-8", "replace")
+        text = f"{piped.rstrip()}\n\n{text}" if piped.strip() else text
     if not (text if raw else text.strip()):
         raise UsageError("the prompt is empty", 'give some text: specllama run "…"')
     return text
+
+
+def _is_piped() -> bool:
+    """Whether something was put before the program: a pipe or a file, not what it inherited."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+def _say_model(prompt: str | None) -> None:
+    """Who comes from other tools types the model's name first."""
+    if prompt is None or not prompt or any(sign.isspace() for sign in prompt):
+        return
+    from specllama.models import catalog, refs
+
+    if prompt in refs.TINY or prompt.endswith(".gguf") or catalog.find(prompt) is not None:
+        diagnostics.note(
+            f"{prompt} is taken for the prompt; as the model: specllama run -m {prompt} PROMPT"
+        )
 
 
 def _dropped(text: str, raw: bool) -> str:

@@ -21,6 +21,7 @@ from specllama.cli.options import (
     grouped,
     read_text,
     resolve,
+    say_project,
     settings_options,
     sharing_options,
 )
@@ -100,7 +101,7 @@ def command(
         if importlib.util.find_spec(needed) is None:
             raise SpecllamaError(
                 f"serve needs {needed}, which is not installed",
-                'install it with: pip install "specllama[serve]"',
+                'install it with, in the folder of specllama: pip install ".[serve]"',
             )
     from specllama.engine.host import EngineHost, LoadEngine
     from specllama.server.desk import Desk
@@ -109,6 +110,8 @@ def command(
     from specllama.server.service import Service
 
     settings = resolve(flags)
+    if not quiet:
+        say_project(settings)
     keys = _keys(api_key_file)
     if not (is_loopback(host) or keys or insecure):
         raise UsageError(

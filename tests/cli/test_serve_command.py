@@ -23,7 +23,7 @@ def test_what_is_missing_is_one_line(
     assert invoke(["serve"]) == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert "uvicorn" in error
-    assert 'pip install "specllama[serve]"' in hint
+    assert 'pip install ".[serve]"' in hint
 
 
 @pytest.mark.parametrize(

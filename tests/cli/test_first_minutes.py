@@ -1,0 +1,105 @@
+"""What a newcomer types first, and what others leave in a folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specllama import cli as command_line
+from specllama import paths
+from specllama.cli import chat, diagnostics
+from specllama.cli.run import read_prompt
+
+
+@pytest.mark.parametrize("key", ["rpc", "keep-texts"])
+def test_a_folder_does_not_decide_where_texts_go(
+    cli, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    value = "true" if key == "keep-texts" else '"box:1"'
+    Path("specllama.toml").write_text(f"{key} = {value}\n")
+    result = cli("run", "Hi")
+    assert result.code == 2
+    assert f"{key} cannot come from the file of a folder" in result.err
+    os.rename("specllama.toml", "mine.toml")
+    paths.config_file().parent.mkdir(parents=True)
+    paths.config_file().write_text(f"{key} = {value}\n".replace("box", "127.0.0.1"))
+    assert cli("run", "Hi").code == 0
+
+
+def test_what_a_folder_sets_is_named(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("specllama.toml").write_text('system = "You are a pirate."\n')
+    assert "specllama.toml: system = 'You are a pirate.'" in cli("run", "Hi").err
+    assert "pirate" in cli("chat", "--plain", stdin=b"Hi\n").err
+    assert "pirate" not in cli("run", "-q", "Hi").err
+
+
+def test_input_and_prompt_are_joined() -> None:
+    read, write = os.pipe()
+    os.write(write, b"some notes\n")
+    os.close(write)
+    code = "from specllama.cli.run import read_prompt; print(read_prompt('Sum up.', raw=False))"
+    done = subprocess.run([sys.executable, "-c", code], stdin=read, capture_output=True, text=True)
+    assert done.stdout == "some notes\n\nSum up.\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.stdout == "Sum up.\n"
+    assert read_prompt("Sum up.", raw=True) == "Sum up."
+
+
+def test_a_models_name_in_the_place_of_the_prompt(cli) -> None:
+    assert "specllama run -m qwen3-8b PROMPT" in cli("run", "qwen3-8b").err
+    assert "-m" not in cli("run", "Hello").err.replace("choose one with -m", "")
+    for args in (("run", "tiny", "hello"), ("chat", "qwen3-8b"), ("serve", "tiny")):
+        result = cli(*args)
+        assert (result.code, "a model goes with -m" in result.err) == (2, True), args
+
+
+def test_a_suggestion_is_made_once(cli, nobody_else: Path, tmp_path: Path) -> None:
+    assert cli("hub", "path", "tinny").err.count("tiny-draft") == 1
+    loop = tmp_path / "loop.gguf"
+    loop.symlink_to("loop.gguf")
+    assert "did you mean" not in cli("hub", "path", str(loop)).err
+
+
+def test_more_threads_than_cores_are_warned_of(cli) -> None:
+    assert "this machine has" in cli("run", "-t", "1024", "Hi").err
+    assert "this machine has" not in cli("run", "-t", "1", "Hi").err
+
+
+def test_a_local_file_is_verified_by_its_structure(cli, tmp_path: Path) -> None:
+    sound = (paths.bundled_dir() / "tiny-draft-q8_0.gguf").read_bytes()
+    file = tmp_path / "some.gguf"
+    file.write_bytes(sound)
+    result = cli("hub", "verify", str(file))
+    assert (result.code, "tensor lengths are right" in result.out) == (0, True)
+    file.write_bytes(sound[: len(sound) // 2])
+    result = cli("hub", "verify", str(file))
+    assert result.code != 0
+    assert "damaged" in result.out
+    assert "hashing" not in cli("hub", "verify").err
+    assert "comes with specllama" in cli("hub", "rm", "-y", "tiny").err
+
+
+def test_the_app_alone_gives_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal:
+        def __init__(self, under: object) -> None:
+            self._under = under
+
+        def isatty(self) -> bool:
+            return True
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._under, name)
+
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, Terminal(getattr(sys, name)))
+    monkeypatch.setattr(chat, "_can_draw", lambda: True)
+    monkeypatch.setattr(chat, "_terminal_app", lambda *args: diagnostics.Exit.TERMINATED)
+    assert command_line.invoke([]) == 143
