@@ -39,8 +39,52 @@ class GroupedOption(click.Option):
         self.group = group
 
 
+MANY = 40  # options; a command that has more shows those of ``COMMON`` and its own first
+COMMON = frozenset(
+    [
+        "model",
+        "draft_model",
+        "ctx_size",
+        "gpu_layers",
+        "threads",
+        "seed",
+        "temperature",
+        "max_tokens",
+        "system",
+        "proposer",
+        "speculate",
+        "think",
+        "json_schema",
+    ]
+)
+_ALL = "specllama.help_all"
+
+
 class GroupedCommand(click.Command):
-    """A command whose ``--help`` shows its options under headings."""
+    """A command whose ``--help`` shows its options under headings; of very many, the common ones,
+    and ``--help-all`` shows the rest."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if len(self.params) > MANY:
+            self.params.append(
+                click.Option(
+                    ["--help-all"],
+                    is_flag=True,
+                    is_eager=True,
+                    expose_value=False,
+                    callback=_help_all,
+                    help="Show every option and exit.",
+                )
+            )
+
+    def _shown(self, ctx: click.Context) -> list[click.Parameter]:
+        params = self.get_params(ctx)
+        if len(params) <= MANY or ctx.meta.get(_ALL):
+            return params
+        settings = {setting.name.replace("-", "_") for setting in SCHEMA} | _CONSTRAINTS
+        shown = [one for one in params if one.name in COMMON or one.name not in settings]
+        return sorted(shown, key=lambda one: getattr(one, "group", "") != "Prompt")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """``--think`` and ``--exact`` take a value or none, so that a prompt may follow them."""
@@ -72,15 +116,25 @@ class GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
+        for param in self._shown(ctx):
             record = param.get_help_record(ctx)
             if record is not None and isinstance(param, click.Option):
                 groups.setdefault(getattr(param, "group", "Options"), []).append(record)
-        if len(groups.get("Options", ())) == 1:  # --help alone
+        if len(groups.get("Options", ())) <= 2 and "Options" in groups:  # those of help alone
             groups["Options"] = groups.pop("Options")
         for heading, records in groups.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+def _help_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+_CONSTRAINTS = {"grammar", "grammar_file", "logit_bias"}
 
 
 def grouped(*names: str, group: str, **kwargs: Any) -> Callable[[Decorated], Decorated]:

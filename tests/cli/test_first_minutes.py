@@ -103,3 +103,15 @@ def test_the_app_alone_gives_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(chat, "_can_draw", lambda: True)
     monkeypatch.setattr(chat, "_terminal_app", lambda *args: diagnostics.Exit.TERMINATED)
     assert command_line.invoke([]) == 143
+
+
+@pytest.mark.parametrize("name", ["run", "chat", "serve"])
+def test_help_is_short_and_help_all_is_whole(cli, name: str) -> None:
+    brief, whole = cli(name, "--help"), cli(name, "--help-all")
+    assert (brief.code, whole.code) == (0, 0)
+    assert len(brief.out.splitlines()) < len(whole.out.splitlines()) / 2
+    for option in ("--model", "--seed", "--temperature", "--max-tokens", "--help-all"):
+        assert option in brief.out
+    assert "--yarn-ext-factor" not in brief.out
+    for option in ("--yarn-ext-factor", "--logit-bias" if name == "run" else "--top-k"):
+        assert option in whole.out
