@@ -213,6 +213,7 @@ class HubClient:
         Raises:
             ModelUnavailable: the hub cannot be reached or refuses.
         """
+        self.reach()  # where nobody answers, the library would try again for half a minute
         found = self._ask(
             lambda: list(
                 self._api.list_models(

@@ -12,6 +12,9 @@ import ggufs
 import pytest
 from fakehub import FakeHub, Fault
 
+from specllama.errors import ModelUnavailable
+from specllama.models.hub import HubClient
+
 REPO = "maker/small-GGUF"
 NAME = "small-Q4_0.gguf"
 
@@ -23,6 +26,8 @@ def refuse(*args, **kwargs):
 socket.socket.connect = socket.socket.connect_ex = refuse
 socket.getaddrinfo = refuse
 from specllama.cli import invoke
+from specllama.errors import ModelUnavailable
+from specllama.models.hub import HubClient
 sys.exit(invoke(sys.argv[1:]))
 """
 
@@ -91,3 +96,12 @@ def test_search_and_info(hub: FakeHub) -> None:
     assert data["licence"] == "apache-2.0"
     assert data["models"][0]["quant"] == "Q4_0"
     assert run("hub", "search", "nothing-like-it", code=online).stdout == ""
+
+
+def test_a_search_without_a_network_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = HubClient("http://127.0.0.1:9", insecure=True)
+    asked: list[object] = []
+    monkeypatch.setattr(client._api, "list_models", lambda **more: asked.append(more) or [])
+    with pytest.raises(ModelUnavailable, match="cannot be reached"):
+        client.search("qwen")
+    assert asked == []
