@@ -209,7 +209,8 @@ class Lane(Context, Protocol):
 
     def alike(self, keep: int, n: int) -> int:
         """How many of the first ``keep`` tokens have the cells that they would have in a text of
-        ``n`` tokens that is read afresh, behind which the rest of it is read alike, too."""
+        ``n`` tokens that is read afresh, behind which the rest of it is read alike, too. Where
+        passes of other parts round otherwise anyway: from how many it can go on (``reach``)."""
         ...
 
     def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
@@ -274,6 +275,11 @@ class Pool(Protocol):
     @property
     def lanes(self) -> int:
         """Most lanes at once; 1 for models that keep a running state."""
+        ...
+
+    @property
+    def forgets(self) -> bool:
+        """Whether a cut may find what came before it gone: a text goes on from where it can."""
         ...
 
     @property

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specllama.params import DRAFT_MAX
+
 ZONE = 256  # cells in whose multiples attention is computed (llama-kv-cache.cpp get_n_kv)
 TILE = 64  # tokens of a pass from which attention is tiled (ggml-cpu/common.h GGML_FA_TILE_Q)
 
@@ -39,3 +41,8 @@ class Kernels:
     exact_rows: int = 1
     exact_trees: bool = False
     widths: tuple[int, ...] = ()
+
+    @property
+    def any_parts(self) -> bool:
+        """Whether a text has the same bits in whatever parts it is read, tiles apart."""
+        return self.exact_rows > DRAFT_MAX and not self.widths

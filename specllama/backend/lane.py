@@ -109,7 +109,7 @@ class Parked:
     hidden: HiddenRows = field(default_factory=HiddenRows)
     need: HiddenNeed = "nothing"
     tiled: Sequence[tuple[int, int]] = ()  # cells that were read in tiles, from and to
-    tiles: bool = False  # whether the pool reads long texts so
+    tiles: bool = False  # whether that decides from where a text goes on
 
     def alike(self, keep: int, n: int) -> int:
         return alike(self.tiled, keep, n) if self.tiles else keep

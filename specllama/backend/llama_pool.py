@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any
 
 import llama_cpp as ll
 
@@ -30,9 +30,6 @@ class LlamaPool(CellPool):
 
     Raises what ``LlamaCache`` raises.
     """
-
-    forgets: ClassVar[bool] = False
-    """Whether a cut may find what came before it gone."""
 
     def __init__(self, model: LlamaModel, shape: Shape, settings: Settings) -> None:
         self.model = model

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -66,6 +66,8 @@ class Piece:
 
 class CellPool(Settling):
     """See ``base.Pool``, and ``Settling`` for the arguments."""
+
+    forgets: ClassVar[bool] = False
 
     def __init__(
         self, cache: Cache, shape: Shape, n_vocab: int, kernels: Kernels, *, in_order: bool
@@ -158,7 +160,8 @@ class CellPool(Settling):
         return keep
 
     def alike(self, lane: CellLane, keep: int, n: int) -> int:
-        return alike(lane.tiled, keep, n) if self.kernels.tiles else keep
+        kernels = self.kernels
+        return alike(lane.tiled, keep, n) if kernels.tiles and kernels.any_parts else keep
 
     # -- lanes --
 
@@ -215,8 +218,9 @@ class CellPool(Settling):
         if mine.n_cells and not state:
             raise EngineError("the library does not give the state of a lane away")
         parked = Parked(
-            list(mine.tokens), state, mine.hidden, mine.need, tuple(mine.tiled), self.kernels.tiles
-        )
+            list(mine.tokens), state, mine.hidden, mine.need, tuple(mine.tiled),
+            self.kernels.tiles and self.kernels.any_parts,
+        )  # fmt: skip
         mine.hidden = type(mine.hidden)()
         mine.rollback(0)
         self.settle()

@@ -139,7 +139,6 @@ class Conversation:
     ) -> None:
         self._loaded = loaded
         self._slot = slot
-        slot.whole = 0
         self._target = slot.target
         self._tokens = slot.history
         self._piece = loaded.prompting.vocab.piece
@@ -174,10 +173,10 @@ class Conversation:
         chain = loaded.chains.chain(params, self._seed, ids, prepared.limit)
         self._clock.tokenized()
         target.capture(self._drafter.needs)
-        # the last token gives its row
-        known = target.reach(min(common_prefix(target.tokens, ids), len(ids) - 1))
-        yield from self._cut(known)  # a hidden state that was kept comes back with it
-        cached = target.reach(self._drafter.reusable(ids, known))
+        known = len(target.tokens)  # the beginning that need not be read, see ``Seating``
+        cached = self._drafter.reusable(ids, known)
+        cached = known if cached >= known else target.alike(cached, len(ids))
+        self._slot.goes_on(cached, len(ids))
         self._tokens.replace(ids)
         self._started = self._start(cached)
         yield self._started
@@ -208,8 +207,6 @@ class Conversation:
         """However it ended: what leaves the target's lane within the committed text."""
         self._window.finish()
         keep = common_prefix(self._target.tokens, self._tokens)
-        if self._stats.rounds and keep > self._started.prompt_n:
-            self._slot.whole = keep
         return [Cut(self._target, keep)]
 
     # -- the parts of a request --
@@ -444,7 +441,8 @@ class Conversation:
         dropped = len(tokens) - head - tail
         tokens.replace([*tokens[:head], *tokens[-tail:]])
         same = min(common_prefix(self._target.tokens, tokens), head)
-        yield from self._cut(self._target.reach(same))
+        yield from self._cut(self._target.alike(same, len(tokens)))
+        self._slot.read = 0
         done, text = len(self._target.tokens), tokens[:-1]
         while done < len(text):
             done, _ = yield from self._read(text, done, row=False)

@@ -1,8 +1,13 @@
 """Which lane a conversation gets, and what becomes of the text that lies there.
 
-A new prompt goes on from the longest beginning that any lane holds, busy or idle, or that was
-parked; nothing of it is read again. What an idle lane holds is parked in memory before somebody
-else takes the lane, or its cells. So does a draft model.
+One law for any number of lanes: a new prompt goes on from the longest beginning that a lane holds,
+busy or idle, or that was parked, as far as its cells are those that a fresh reading would leave
+(``Lane.alike``). What was written one by one under a prompt that is read in tiles is read again. So
+no text depends on what was here before. Where other parts of a pass round otherwise, or a running
+state goes on from where it stands, the reply is marked instead (``Slot.goes_on``).
+
+What an idle lane holds is parked in memory before another conversation takes the lane, or its
+cells. So does a draft model.
 """
 
 from __future__ import annotations
@@ -18,7 +23,6 @@ from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PoolFull
 from specllama.history import common_prefix
 from specllama.models.memory import SPARE, available_memory
-from specllama.params import DRAFT_MAX
 
 _WORTH = 16  # fewer tokens are as soon read as found
 
@@ -27,7 +31,7 @@ _WORTH = 16  # fewer tokens are as soon read as found
 class _Parked:
     blob: Blob
     rounded: int | None  # see ``Slot.rounded``
-    whole: int  # see ``Slot``
+    read: int  # see ``Slot``
     beside: Sequence[tuple[Pool, Blob]]  # of its drafters' lanes
 
     @property
@@ -36,7 +40,7 @@ class _Parked:
 
 
 class Seating:
-    """The lanes of a pool that takes several conversations.
+    """The lanes of a pool.
 
     Args:
         slots: all of them.
@@ -69,8 +73,6 @@ class Seating:
     def seat(self, ids: Sequence[int], free: list[Slot]) -> Slot:
         """Take a slot out of ``free``, which has the one that was used last in front; its lane
         holds as much of the prompt as need not be read."""
-        if self._pool.lanes == 1 and not self._most_bytes:
-            return free.pop(0)
         nearest = max(free, key=lambda slot: self._usable(slot, ids))
         keep = self._usable(nearest, ids)
         tail = len(nearest.target.tokens) - keep
@@ -87,10 +89,6 @@ class Seating:
             self._follow(lane, ids)
         while not (slot.target.tokens or self._fill(slot, ids)) and self.vacate(free):
             pass
-        kernels = self._pool.kernels
-        any_parts = kernels.exact_rows > DRAFT_MAX and not kernels.widths
-        if (known := len(slot.target.tokens)) and not any_parts:
-            slot.rounded(known - 1)  # read in other parts than it would be alone
         return slot
 
     def vacate(self, free: Sequence[Slot]) -> bool:
@@ -104,15 +102,10 @@ class Seating:
         return True
 
     def _usable(self, place: Slot | _Parked, ids: Sequence[int]) -> int:
-        """How many tokens of a prompt need not be read where this is held.
-
-        A conversation that the prompt goes on from is taken as it was written; of others, what a
-        fresh reading would have left, so that nobody's text depends on who was here before.
-        """
+        """How many tokens of a prompt need not be read where this is held; its last one gives the
+        first row."""
         held = place.blob if isinstance(place, _Parked) else place.target
-        known = min(common_prefix(held.tokens, ids), len(ids) - 1)
-        whole = known == len(held.tokens) == place.whole
-        return known if whole else held.alike(known, len(ids))
+        return held.alike(min(common_prefix(held.tokens, ids), len(ids) - 1), len(ids))
 
     def _longest(self, ids: Sequence[int], but: Slot) -> tuple[int, Slot | _Parked | None]:
         """Where most tokens of a prompt need not be read, in another slot or parked."""
@@ -127,13 +120,14 @@ class Seating:
             try:
                 blob = self._pool.park(slot.target)
                 beside = _parked(slot.beside)
-                self._keep(_Parked(blob, slot.rounded_at, slot.whole, beside))
+                self._keep(_Parked(blob, slot.rounded_at, slot.read, beside))
                 keep = 0
             except EngineError:  # the library does not give it away
                 slot.target.rollback(keep)
         else:
             slot.target.rollback(keep := 0)
         slot.kept(keep)
+        slot.read = 0
 
     def _keep(self, parked: _Parked) -> None:
         tokens = parked.blob.tokens
@@ -167,6 +161,7 @@ class Seating:
         except EngineError:  # a tree that is not settled, or a state that is not taken: read afresh
             slot.target.rollback(0)
             return True
+        slot.read = source.read
         if rounded is not None and rounded < keep:
             slot.rounded(rounded)
         return True

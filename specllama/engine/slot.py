@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from specllama.backend.base import Context, Lane
+from specllama.backend.kernels import TILE
 from specllama.errors import PairIncompatible, SpecllamaError, UsageError
 from specllama.history import History
 from specllama.interface import EngineInfo
@@ -23,15 +24,15 @@ class Slot:
         drafters: by method; "none" is always there.
 
     Attributes:
-        whole: tokens of the conversation that ended here last, as far as it was written; 0 while
-            the next one runs, and where a prompt was all that was read.
+        read: tokens of the prompt that was read here last, all of it afresh; 0 where it went on
+            from something, or the lane holds another text by now.
     """
 
     def __init__(self, target: Lane, drafters: Mapping[str, Drafter]) -> None:
         self.target = target
         self.drafters: dict[str, Drafter] = {"none": Drafter(), **drafters}
         self.history = History()  # the text of the present request, and of the last one until then
-        self.whole = 0
+        self.read = 0
         self._rounded: int | None = None
 
     def drafter_for(self, params: GenerateParams, info: EngineInfo) -> tuple[Drafter, str]:
@@ -83,6 +84,7 @@ class Slot:
         """Forget every text, so that the next prompt is read afresh."""
         self.target.rollback(0)
         self.kept(0)
+        self.read = 0
         for lane in self.beside:
             lane.rollback(0)
         for drafter in self.drafters.values():
@@ -100,6 +102,23 @@ class Slot:
     def rounded(self, at: int) -> None:
         """From position ``at`` on, the cache may differ from that of single steps by rounding."""
         self._rounded = min(at, at if self._rounded is None else self._rounded)
+
+    def goes_on(self, cached: int, n: int) -> None:
+        """A prompt of ``n`` tokens is read behind its first ``cached`` ones, which lie here.
+
+        Where passes round, those may differ from what a fresh reading would leave, unless they are
+        what it left: a prompt as long as this one is read in the same parts. A running state goes
+        on at the beginning of such a part, other lanes at the last token if it was read alone.
+        """
+        pool = self.target.pool
+        kernels = pool.kernels
+        apart = pool.forgets or (cached == n - 1 and (n > TILE or bool(kernels.widths)))
+        if cached and not (self.read == n and apart):
+            self.read = 0
+            if pool.forgets or not kernels.any_parts:
+                self.rounded(cached - 1)
+        else:
+            self.read = n
 
     def kept(self, n: int) -> None:
         """The cache was cut to its first ``n`` tokens."""

@@ -258,9 +258,9 @@ def cached(engine: Engine, prompt: list[int]) -> int:
     return next(e.cached_n for e in engine.generate(prompt, params(2)) if isinstance(e, Started))
 
 
-def test_only_a_conversation_is_taken_as_it_was_written() -> None:
-    """Of a prompt that was read and not answered, and of a lane that was cut to what somebody
-    shares who went before reading, no more is taken than what a fresh reading would have left."""
+def test_no_more_is_taken_than_a_fresh_reading_would_have_left() -> None:
+    """Of a prompt that was read and not answered, of a lane that was cut to what another prompt
+    shares that went before reading, and of a reply: it was written one by one."""
     text = [3 + i % 20 for i in range(200)]
     engine = engine_of(2, tiles=True)
     list(engine.generate(text[:120], params(0, most=1)))
@@ -276,4 +276,45 @@ def test_only_a_conversation_is_taken_as_it_was_written() -> None:
     assert cached(engine, text[:12]) == 0  # so short a text is not read in tiles
     engine.reset()
     *_, last = engine.generate(text[:120], params(0, most=8))
-    assert cached(engine, [*text[:120], *last.token_ids, 1, 2]) == 120 + 8 - 1
+    assert cached(engine, [*text[:120], *last.token_ids, 1, 2]) == 120 + 8 + 2 - 1 - TILE
+    engine.reset()
+    *_, last = engine.generate(text[:120], params(0, most=100))
+    assert isinstance(last, Finished)
+    assert cached(engine, [*text[:120], *last.token_ids, 1, 2]) == 119
+
+
+@pytest.mark.parametrize("method", ["none", "draft"])
+@pytest.mark.parametrize("first", [10, 70, 130])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_text_behind_others_and_behind_its_own_turns_is_that_of_a_new_engine(
+    slots: int, first: int, method: str
+) -> None:
+    engine = engine_of(slots, tiles=True, kv_ram=0)
+    head = random.Random(5).choices(range(1, V), k=100)
+    list(engine.generate(head[:first], params(3, method=method)))  # another's, short or long
+    *_, last = engine.generate([*head, 1, 2], params(1, method=method))
+    assert isinstance(last, Finished)
+    assert last.token_ids == alone([*head, 1, 2], params(1), tiles=True)
+    turns = [*head, 1, 2]
+    for n in (4, 80):
+        turns += [*last.token_ids, *head[:n]]
+        *_, last = engine.generate(turns, params(1, method=method))
+        assert isinstance(last, Finished)
+        assert last.token_ids == alone(turns, params(1), tiles=True)
+
+
+@pytest.mark.parametrize("exact_rows", [1, 65])
+def test_a_reply_behind_what_was_read_otherwise_is_marked_where_passes_round(
+    exact_rows: int,
+) -> None:
+    """With one lane, too; the same prompt again is read in the parts that it was read in."""
+    engine = engine_of(1)
+    pool: Any = engine.target.pool
+    pool.kernels = replace(pool.kernels, exact_rows=exact_rows)
+    text = [3 + i % 20 for i in range(100)]
+    list(engine.generate(text, params(1)))
+    assert not engine.may_round
+    list(engine.generate(text, params(1)))
+    assert not engine.may_round
+    list(engine.generate([*text, 1, 2], params(1)))
+    assert engine.may_round is (exact_rows == 1)
