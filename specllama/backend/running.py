@@ -40,6 +40,8 @@ class ParkedWhole(Parked):
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
 
     def alike(self, keep: int, n: int) -> int:
+        if keep == len(self.tokens):
+            return keep
         found = self.checkpoints.before(keep)
         return 0 if found is None else found.length
 
