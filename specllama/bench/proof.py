@@ -23,7 +23,7 @@ import numpy as np
 
 from specllama.arrays import IntArray
 from specllama.engine.engine import Engine
-from specllama.errors import CannotLoad, DoesNotFit, EngineError
+from specllama.errors import Cancelled, CannotLoad, DoesNotFit, EngineError
 from specllama.events import Finished
 from specllama.params import GenerateParams, WindowKind
 from specllama.prompts import Prompt
@@ -111,6 +111,9 @@ def prove(
     Each prompt is read once; plain and speculative runs start from the same cached prompt. Prompt
     number n (from 0) is drawn with ``seed + n``.
 
+    Raises:
+        Cancelled: a reply was cut short; its case is dropped.
+
     Args:
         base: sampling and everything else that the other arguments leave open.
         window: "auto" lets measured times decide how far to draft, so that no two runs draft alike.
@@ -187,12 +190,21 @@ def wish_of(
 
 
 def finish(engine: Engine, prompt: Prompt, params: GenerateParams) -> tuple[Finished, bool]:
-    """The reply, and whether every row of it was computed as a single step would have."""
+    """The reply, and whether every row of it was computed as a single step would have.
+
+    Raises:
+        Cancelled: it was cut short, so that it can be compared with nothing.
+    """
     last = None
     for event in engine.generate(prompt.content, params):
         last = event
     if not isinstance(last, Finished):
         raise EngineError(f"prompt {prompt.id}: the engine ended without a result")
+    if last.reason == "cancelled":  # what was cut short shows nothing
+        raise Cancelled(
+            f"prompt {prompt.id}, {params.proposer}, temperature "
+            f"{params.sampling.temperature:g}: the reply was cut short, this case is dropped"
+        )
     return last, not engine.may_round
 
 

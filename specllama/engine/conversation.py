@@ -18,7 +18,7 @@ from specllama.engine.loaded import Loaded
 from specllama.engine.prompting import Prepared
 from specllama.engine.reply import Reply
 from specllama.engine.slot import Slot
-from specllama.errors import Cancelled, ContextFull, PromptTooLong
+from specllama.errors import Cancelled, ContextFull
 from specllama.events import (
     Chance,
     Chances,
@@ -160,14 +160,6 @@ class Conversation:
         loaded, params, target = self._loaded, self._params, self._target
         prompting = loaded.prompting
         ids = prepared.ids
-        if len(ids) > target.n_ctx:
-            raise PromptTooLong(
-                f"the prompt of {len(ids)} tokens exceeds the available context size "
-                f"of {target.n_ctx}",
-                "shorten it, or raise --ctx-size",
-                n_prompt=len(ids),
-                n_ctx=target.n_ctx,
-            )
         self._reply = Reply(params, prompting.vocab, prepared.reader)
         self._drafter, skipped = self._slot.drafter_for(params, loaded.info)
         chain = loaded.chains.chain(params, self._seed, ids, prepared.limit)

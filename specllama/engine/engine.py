@@ -3,13 +3,17 @@
 ``submit`` begins a conversation, ``step`` goes on with all that are running, ``cancel`` ends one;
 ``generate`` is these for one. Everything a request decides is visible in its events; nothing is
 printed.
+
+An engine is for one thread at a time: a call beside that of another thread is refused. ``cancel``
+and ``abort`` may come from any.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from specllama.backend.base import Lane, Vocab
@@ -20,7 +24,7 @@ from specllama.engine.loaded import Loaded
 from specllama.engine.profiles import Windows
 from specllama.engine.scheduler import Scheduler
 from specllama.engine.seating import Seating
-from specllama.errors import EngineError, UsageError
+from specllama.errors import EngineError, PromptTooLong, UsageError
 from specllama.events import Event
 from specllama.interface import EngineFigures, EngineInfo, Message, Prompt, ToolSyntax
 from specllama.params import EngineOptions, GenerateParams
@@ -28,9 +32,18 @@ from specllama.speculative.asking import grant
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.sampling import SamplerChain
 
+_TWO_THREADS = (
+    "the engine is at work for another thread",
+    "one thread at a time uses an Engine: wait for its reply, or let one thread submit and step",
+)
+
 
 class Engine:
-    """Generates text from one loaded target, drafting with what is available."""
+    """Generates text from one loaded target, drafting with what is available.
+
+    Not for two threads at once: the second one's call raises EngineError. Threads that want replies
+    side by side ask a server, or let one thread ``submit`` and ``step`` for all.
+    """
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
@@ -43,6 +56,8 @@ class Engine:
         self._cancels: dict[int, Cancel] = {}
         self._obeying = ExitStack()
         self._closed = False
+        self._using = threading.RLock()
+        self._generating: int | None = None  # the thread of a ``generate`` that goes on
 
     @classmethod
     def load(
@@ -208,13 +223,19 @@ class Engine:
         Raises:
             EngineError: the engine is closed, or every slot is taken.
             UsageError: the prompt is empty, or cannot be read.
+            PromptTooLong: it exceeds the context. No lane was touched.
         """
+        with self._alone():
+            return self._submit(prompt, params, cancel)
+
+    def _submit(self, prompt: Prompt, params: GenerateParams | None, cancel: Cancel | None) -> int:
         if self._closed:
             raise EngineError("the engine is closed")
         if not self._free:
             raise EngineError("the engine is busy with another request")
         params, cancel, clock = params or GenerateParams(), cancel or Cancel(), Clock()
         prepared = self._loaded.prompting.prepare(prompt, params)
+        self._require_room(len(prepared.ids))
         slot, id = self._seating.seat(prepared.ids, self._free), next(self._ids)
         conversation = Conversation(
             self._loaded, slot, params, cancel, clock, self._scheduler.chunk
@@ -235,6 +256,15 @@ class Engine:
         self._scheduler.add(id, conversation.run(prepared), end, slot.target, cancel, unread)
         return id
 
+    def _require_room(self, n: int) -> None:
+        if n > (n_ctx := self.target.n_ctx):
+            raise PromptTooLong(
+                f"the prompt of {n} tokens exceeds the available context size of {n_ctx}",
+                "shorten it, or raise --ctx-size",
+                n_prompt=n,
+                n_ctx=n_ctx,
+            )
+
     def step(self) -> list[tuple[int, Event | Exception]]:
         """Go on with every conversation until one of them has something to say.
 
@@ -242,7 +272,23 @@ class Engine:
         left. One call at a time. A cancel stops the pass that is running where no other
         conversation shares it.
         """
-        return self._scheduler.step()
+        with self._alone():
+            return self._scheduler.step()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """
+        Raises:
+            EngineError: another thread is in a call, or in the middle of a ``generate``.
+        """
+        if not self._using.acquire(blocking=False):
+            raise EngineError(*_TWO_THREADS)
+        try:
+            if self._generating not in (None, threading.get_ident()):
+                raise EngineError(*_TWO_THREADS)
+            yield
+        finally:
+            self._using.release()
 
     def _obey(self) -> None:
         """A pass can be stopped for the only conversation that is left."""
@@ -268,7 +314,9 @@ class Engine:
         cancel: Cancel | None = None,
     ) -> Iterator[Event]:
         """See ``EngineLike.generate``."""
-        id = self.submit(prompt, params, cancel=cancel)
+        with self._alone():
+            id = self._submit(prompt, params, cancel)
+            before, self._generating = self._generating, threading.get_ident()
         try:
             while id in self._scheduler:
                 for whose, said in self.step():
@@ -278,4 +326,5 @@ class Engine:
                         raise said
                     yield said
         finally:
+            self._generating = before
             self.drop(id)

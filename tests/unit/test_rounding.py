@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -15,7 +15,8 @@ from specllama.backend.fake import FakeContext, FakePool, FakeTable, FakeVocab, 
 from specllama.bench.proof import probe_rows, prove
 from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot
-from specllama.events import Finished, RoundDone
+from specllama.errors import Cancelled
+from specllama.events import Event, Finished, RoundDone
 from specllama.params import GenerateParams, SamplingParams
 from specllama.prompts import Prompt
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -121,6 +122,23 @@ def test_a_difference_is_explained_only_where_passes_may_round(exact_rows: int) 
     assert all(case.bitwise is (exact_rows > 1) for case in differ)
     assert all(case.ok is (exact_rows == 1) for case in differ)
     assert differ[0].to_dict()["bitwise"] is (exact_rows > 1)
+
+
+def test_a_reply_that_was_cut_short_is_no_disproof() -> None:
+    """As when the process is told to end: the case is dropped, by name."""
+    one = engine(65)
+    generate = one.generate
+
+    def cut(prompt: object, params: GenerateParams) -> Iterator[Event]:
+        for event in generate(prompt, params):  # type: ignore[arg-type]
+            if params.proposer == "draft" and isinstance(event, RoundDone):
+                one.abort()
+            yield event
+
+    one.generate = cut  # type: ignore[assignment, method-assign]
+    prompts = [Prompt("first", "own", text="the rain in spain")]
+    with pytest.raises(Cancelled, match=r"first, draft, temperature 0.*dropped"):
+        list(prove(one, prompts, proposers=("draft",), max_tokens=24))
 
 
 def test_a_probe_reads_in_passes_that_the_context_takes() -> None:

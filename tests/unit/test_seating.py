@@ -4,6 +4,7 @@ hold, and each text is the one that it would be alone."""
 from __future__ import annotations
 
 import random
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from specllama.backend.kernels import TILE
 from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot
+from specllama.errors import EngineError, PromptTooLong
 from specllama.events import Finished, Started
 from specllama.params import GenerateParams, SamplingParams
 
@@ -177,6 +179,45 @@ def test_a_prompt_goes_on_from_that_of_a_busy_lane() -> None:
     assert started[second].cached_n == len(head)
     assert found[first].token_ids == alone([*head, 1, 2], params(1, most=60))
     assert found[second].token_ids == alone([*head, 3, 4], params(2, most=60))
+
+
+def test_a_prompt_that_is_too_long_takes_nothing_from_idle_lanes() -> None:
+    engine = engine_of(2)
+    for i in (1, 2):
+        list(engine.generate([i] * 100, params(1)))
+    held = [list(slot.target.tokens) for slot in engine._slots]
+    with pytest.raises(PromptTooLong):
+        engine.submit([3] * (N_CTX + 1), params(1))
+    assert [list(slot.target.tokens) for slot in engine._slots] == held
+    assert engine.free
+
+
+def test_an_engine_is_for_one_thread_at_a_time() -> None:
+    engine = engine_of(2)
+    said: list[object] = []
+
+    def other() -> None:
+        for use in (lambda: list(engine.generate([4, 5], params(2))), engine.step):
+            try:
+                said.append(use())
+            except EngineError as error:
+                said.append(error)
+
+    first = engine.generate([1, 2, 3], params(1))
+    assert isinstance(next(first), Started)
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert [type(one) for one in said] == [EngineError, EngineError]
+    assert "another thread" in str(said[0])
+    *_, last = first
+    assert isinstance(last, Finished)
+    assert last.token_ids == alone([1, 2, 3], params(1))
+    said.clear()
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert isinstance(said[0], list)
 
 
 def read_by_draft(engine: Engine, ids: list[int], asked: GenerateParams) -> int:
