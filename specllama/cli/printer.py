@@ -111,14 +111,18 @@ def percent(part: float | None) -> str:
     return "–" if part is None else f"{part:.0%}"
 
 
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
 def statistics_line(end: Finished) -> str:
     """One line for people: speed, latency, and how the reply ended if cut short."""
     times = end.timings
-    parts = [f"{len(end.token_ids)} tokens"]
+    parts = [_count(len(end.token_ids), "token")]
     if times.tok_per_s is not None:
         parts.append(f"{times.tok_per_s:.{1 if times.tok_per_s < 100 else 0}f} tok/s")
     parts.append(f"first token {times.ttft_ms:.0f} ms")
-    parts.append(f"{end.rounds} rounds ({end.proposer})")
+    parts.append(f"{_count(end.rounds, 'round')} ({end.proposer})")
     parts.append(f"seed {end.seed}")
     if end.near_ties:
         parts.append(f"{end.near_ties} near-ties")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 from time import monotonic
 
 import click
@@ -44,7 +44,7 @@ def command(url: str, as_json: bool) -> int:
         if monotonic() < drawn + _DRAW_S and event.get("type") != "figures":
             continue
         drawn = monotonic()
-        size = os.get_terminal_size()
+        size = shutil.get_terminal_size()  # 80 by 24 where it is not known
         lines = board.lines(size.columns - 1, size.lines - 1)
         up = f"\x1b[{shown}F" if shown else ""
         output.write_styled(up + "".join(f"\x1b[2K{line.text}\n" for line in lines) + "\x1b[J")

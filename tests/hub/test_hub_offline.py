@@ -26,8 +26,6 @@ def refuse(*args, **kwargs):
 socket.socket.connect = socket.socket.connect_ex = refuse
 socket.getaddrinfo = refuse
 from specllama.cli import invoke
-from specllama.errors import ModelUnavailable
-from specllama.models.hub import HubClient
 sys.exit(invoke(sys.argv[1:]))
 """
 
