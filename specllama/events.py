@@ -62,7 +62,8 @@ class Notice(Event):
 class Started(Event):
     """The request was accepted; what will run and how exact it is.
 
-    ``tokenize_ms`` is what it took to render and tokenize the prompt.
+    ``tokenize_ms`` is what it took to render and tokenize the prompt, ``queue_ms`` what it then
+    waited until the prompt was read.
     """
 
     type: ClassVar[str] = "started"
@@ -75,6 +76,7 @@ class Started(Event):
     draft_max: int
     exactness: str
     tokenize_ms: float = 0.0
+    queue_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +132,14 @@ class RoundDone(Event):
     ``target_token`` is None when the rule ended on an accepted stop token and never drew one.
     ``p`` and ``q`` are the target's and the draft's probability of each drafted token, None if not
     computed (untested tail, point masses). ``read`` counts the tokens of the text that a source
-    with its own cache read before its first guess. ``plain_ms`` is what a single pass takes at this
-    place, of rounds that drafted and where it was measured. ``chances`` are those of ``emitted``,
-    where they were asked for. ``balance`` is what the window may risk in the next round, in plain
-    steps; None where it weighs nothing.
+    with its own cache read before its first guess. ``plain_ms`` is what a plain step at this place
+    takes in these minutes, of rounds that drafted and where it was measured: by the newest
+    ``plain_n`` plain steps, the last of them ``plain_age_s`` ago. ``chances`` are those of
+    ``emitted``, where they were asked for. ``balance`` is what the window may risk in the next
+    round, in plain steps; None where it weighs nothing. ``wait_ms`` went by between the round
+    before, or the end of the prompt, and this one: time of the caller, of pipes and of other
+    conversations. So
+    ``t_s`` grows by the sum of a round's times.
     """
 
     type: ClassVar[str] = "round_done"
@@ -166,6 +172,9 @@ class RoundDone(Event):
     plain_ms: float | None = None
     chances: tuple[Chances, ...] = ()
     balance: float | None = None
+    wait_ms: float = 0.0
+    plain_age_s: float | None = None
+    plain_n: int = 0
 
     @property
     def is_chain(self) -> bool:
@@ -174,7 +183,9 @@ class RoundDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of a request went. TTFT = tokenize + prefill + first decode (+ queue).
+    """Where the time of a request went, by one wall clock: ``ttft_ms`` until the first token, which
+    is ``tokenize_ms + queue_ms + prefill_ms + first_decode_ms``, and ``decode_ms`` from there to
+    the end, in which all other tokens were written.
 
     ``other_ms`` is the part of the rounds' time that neither model took; ``deliver_ms`` of it went
     into handing the events to the caller (round log, JSON, screen). ``pipe_ms`` is the time an
@@ -186,6 +197,7 @@ class Timings:
     prefill_ms: float = 0.0
     first_decode_ms: float = 0.0
     ttft_ms: float = 0.0
+    queue_ms: float = 0.0
     decode_ms: float = 0.0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
@@ -205,7 +217,9 @@ class Verdict:
 
     ``tokens`` came from ``passes`` of the target behind the first token. Of ``drafted`` guesses the
     target came to judge ``judged`` and kept ``accepted``. ``lost_ms`` is what drafting lost per
-    token where it was tried, or what a guess is expected to lose.
+    token where it was tried, or what a guess is expected to lose. ``plain_age_s`` is how long ago,
+    at worst, the newest plain step was when a round was compared with it; None where plain steps
+    were measured for the verdict, or nobody knows. Where that is too long, no answer is sure.
     """
 
     answer: Answer
@@ -218,6 +232,7 @@ class Verdict:
     accepted: int
     judged: int
     lost_ms: float | None = None
+    plain_age_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -23,10 +23,11 @@ from specllama.events import NO_GUESS, Answer, RoundDone, Verdict
 HICCUP = 1.35  # times the usual; the policy believes no more of a pass either
 ALIKE = 15  # passes about as wide, whose median is the usual
 SINGLES = 4  # plain steps from which their cost is known
-LEVEL = 8  # plain steps that the engine's figure is worth: it follows the newest
+LEVEL = 8  # plain steps that the engine's figure is worth, at most: those of a time are alike
 ROUNDS = 8  # rounds that drafted, before they are judged
 BATCHES = 16  # of neighbouring rounds, which a busy moment slows together
 STILL = 16  # rounds without a draft, after which drafting is off
+STALE_S = 120.0  # behind the last plain step, a machine may have changed
 READ = 16  # more than this is a text to be read: it takes long, and is no hiccup
 
 
@@ -36,7 +37,9 @@ class Pass(NamedTuple):
     Attributes:
         judged: guesses on which the target gave a verdict; behind a rejection there is none.
         declined: drafting was not worth it. read: tokens that the drafter read first.
-        plain_ms: a single pass at that place, None where the engine does not know.
+        pass_ms: of the target, and what went by before it, by the wall clock.
+        plain_ms: a plain step at that place, None where the engine does not know; by the newest
+            ``plain_n`` of them, the last of which is ``plain_age_s`` old.
     """
 
     source: str
@@ -49,6 +52,8 @@ class Pass(NamedTuple):
     draft_ms: float
     pass_ms: float
     plain_ms: float | None
+    plain_age_s: float | None = None
+    plain_n: int = 0
 
     @staticmethod
     def of(done: RoundDone) -> Pass:
@@ -62,8 +67,10 @@ class Pass(NamedTuple):
             not drafted and done.draft_max == 0 and done.window_reason != NO_GUESS,
             done.read,
             done.draft_ms,
-            done.verify_ms + done.other_ms,
+            done.verify_ms + done.other_ms + done.wait_ms,
             done.plain_ms,
+            done.plain_age_s,
+            done.plain_n,
         )
 
 
@@ -89,6 +96,9 @@ def judge(
         expected_ms: what a guess is expected to lose, where too few were made to measure it.
     """
     speed = _speed(passes, singles)
+    age = (
+        None if singles else max((p.plain_age_s or 0.0 for p in passes if p.plain_n), default=None)
+    )
     newest = passes[-STILL:]
     answer: Answer = "unknown"
     if speed is not None and speed.low > 1.0:
@@ -97,6 +107,8 @@ def judge(
         answer = "off"
     elif speed is not None:
         answer = "slower" if speed.high < 1.0 else "unsure"
+    if age is not None and age > STALE_S and answer in ("faster", "slower"):
+        answer = "unsure"
     return Verdict(
         answer=answer,
         ratio=None if speed is None else speed.ratio,
@@ -108,6 +120,7 @@ def judge(
         drafted=sum(one.drafted for one in passes),
         accepted=sum(one.accepted for one in passes),
         judged=sum(one.judged for one in passes),
+        plain_age_s=age,
     )
 
 
@@ -175,7 +188,7 @@ def _speed(passes: Sequence[Pass], singles: Sequence[float]) -> _Speed | None:
     part = took / (took + rest)
     spread = math.sqrt(_variance(errors) / took**2 + noise / steps) * part
     free = min(len(errors), BATCHES, steps) - 1
-    factor = math.exp((1.96 + 2.4 / free + 2.8 / free**2) * spread)  # Student's t
+    factor = math.exp(min((1.96 + 2.4 / free + 2.8 / free**2) * spread, 9.0))  # Student's t
     return _Speed(ratio, ratio / factor, ratio * factor, lost_ms)
 
 
@@ -187,7 +200,11 @@ def _plain_steps(
     known = [one.plain_ms for one in drafted]
     newest = next((ms for ms in reversed(known) if ms), None)
     if newest and not measured:
-        return LEVEL, [ms or newest for ms in known]
+        counts = [one.plain_n for one in drafted if one.plain_n]
+        steps = min(int(median(counts)), LEVEL) if counts else LEVEL
+        if steps < SINGLES:
+            return 0, []
+        return steps, [ms or newest for ms in known]
     if len(singles) < SINGLES:
         return 0, []
     usual = median(singles)
@@ -234,35 +251,65 @@ def lead(verdict: Verdict, measure: str) -> str:
         case "off":
             lost = verdict.lost_ms or 0.0
             figure = f" ({lost:.1f} ms a token)" if lost >= 0.05 else ""
-            return f"Off: a guess would cost more than it saves{figure}"
-    about = f"(±{((verdict.high or 0.0) - (verdict.low or 0.0)) / 2:.2f})"
-    match verdict.answer:
+            return f"Drafting is off: a guess costs more than it saves{figure}"
         case "faster":
-            return f"{verdict.ratio:.2f}× faster {about}"
+            return f"{_times(verdict.ratio)}× faster ({interval(verdict)})"
         case "slower":
-            return f"{verdict.ratio:.2f}× as fast {about}"
-    return f"Unsure: {verdict.ratio:.2f}× {about}"
+            return f"{_times(1.0 / (verdict.ratio or 1.0))}× slower ({interval(verdict)})"
+    found = f"{_times(verdict.ratio)}× ({interval(verdict)})"
+    if is_stale(verdict):
+        return f"Plain was measured {_ago(verdict.plain_age_s)} earlier: {found} then"
+    return f"Unsure: {found}"
+
+
+def is_stale(verdict: Verdict) -> bool:
+    """Whether the machine may have changed since the plain steps that drafting is compared with."""
+    return verdict.plain_age_s is not None and verdict.plain_age_s > STALE_S
+
+
+def interval(verdict: Verdict) -> str:
+    """ "1.21–1.37": from low to high; of a loss, how many times slower."""
+    low, high = verdict.low or 1.0, verdict.high or 1.0
+    if verdict.answer == "slower":
+        low, high = 1.0 / high, 1.0 / low
+    return f"{_times(low)}–{_times(high)}"
+
+
+def _times(ratio: float | None) -> str:
+    """A factor is positive: none is printed as zero, nor as more than anybody could measure."""
+    value = min(max(ratio or 1.0, 0.01), 99.0)
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+def _ago(seconds: float | None) -> str:
+    s = seconds or 0.0
+    if s < 100:
+        return f"{s:.0f} s"
+    return f"{s / 60:.0f} min" if s < 5400 else f"{s / 3600:.0f} h" if s < 2e5 else "days"
 
 
 def details(verdict: Verdict, *, both: bool = False) -> list[str]:
     """Tokens of a pass, and what became of the guesses: of all sent, and with ``both`` of those
-    that were judged."""
+    that were judged, and how old the plain steps were."""
     if verdict.answer == "off" or not verdict.drafted:
         return []
     kept = f"{verdict.accepted / verdict.drafted:.0%} of guesses kept"
     if both and verdict.judged:
         kept += f", {verdict.accepted / verdict.judged:.0%} of those judged"
-    return [f"{verdict.tokens / verdict.passes:.1f} tokens a pass", kept]
+    found = [f"{verdict.tokens / verdict.passes:.1f} tokens a pass", kept]
+    if both and verdict.plain_age_s is not None and not is_stale(verdict):
+        found.append(f"plain measured within {_ago(math.ceil(verdict.plain_age_s))}")
+    return found
 
 
 def together(verdict: Verdict, lanes: int) -> str:
     """What conversations at once write over one alone, and what each of them pays for it."""
     if verdict.ratio is None:
         return ""
-    spread = ((verdict.high or 0.0) - (verdict.low or 0.0)) / 2
+    between = f"{_times(verdict.low)}–{_times(verdict.high)}"
     return (
-        f"{lanes} at once write {verdict.ratio:.2f}× (±{spread:.2f}) as much as one alone, "
-        f"each at {verdict.ratio / lanes:.2f}× its speed"
+        f"{lanes} at once write {_times(verdict.ratio)}× ({between}) as much as one alone, "
+        f"each at {_times(verdict.ratio / lanes)}× its speed"
     )
 
 

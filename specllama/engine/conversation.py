@@ -83,8 +83,16 @@ class Clock:
         self._tokenized = perf_counter()
 
     def reading(self) -> None:
-        """The prompt is about to be read."""
+        """Its turn has come: the prompt is about to be read."""
         self._reading = self._read = perf_counter()
+
+    @property
+    def queue_ms(self) -> float:
+        return (self._reading - self._tokenized) * 1e3
+
+    @property
+    def since_read_ms(self) -> float:
+        return (perf_counter() - self._read) * 1e3
 
     def read(self) -> None:
         """It was, so far."""
@@ -111,6 +119,7 @@ class Clock:
             prefill_ms=self.prefill_s * 1e3,
             first_decode_ms=0.0 if first is None else (first - self._read) * 1e3,
             ttft_ms=0.0 if first is None else (first - self._begin) * 1e3,
+            queue_ms=self.queue_ms,
             decode_ms=decode_s * 1e3,
             draft_ms=stats.draft_ms,
             verify_ms=stats.verify_ms,
@@ -149,7 +158,7 @@ class Conversation:
         self._passes: list[verdict.Pass] = []  # behind the first token
         self._clock = clock
         self._chunk = chunk
-        self._window: Window = FixedWindow(0)
+        self._window: Window = FixedWindow(0, steps=loaded.windows.steps)
 
     def run(self, prepared: Prepared) -> Saying[None]:
         """Events of a request.
@@ -163,13 +172,13 @@ class Conversation:
         self._reply = Reply(params, prompting.vocab, prepared.reader)
         self._drafter, skipped = self._slot.drafter_for(params, loaded.info)
         chain = loaded.chains.chain(params, self._seed, ids, prepared.limit)
-        self._clock.tokenized()
         target.capture(self._drafter.needs)
         known = len(target.tokens)  # the beginning that need not be read, see ``Seating``
         cached = self._drafter.reusable(ids, known)
         cached = known if cached >= known else target.alike(cached, len(ids))
         self._slot.goes_on(cached, len(ids))
         self._tokens.replace(ids)
+        self._clock.reading()
         self._started = self._start(cached)
         yield self._started
         for notice in prepared.notices:
@@ -216,6 +225,7 @@ class Conversation:
             draft_max=0 if drafter.name == "none" else reach,
             exactness=self._loaded.info.exactness,
             tokenize_ms=self._clock.tokenize_ms,
+            queue_ms=self._clock.queue_ms,
         )
 
     def _read_prompt(self) -> Saying[Row]:
@@ -223,7 +233,6 @@ class Conversation:
         self._go_on()
         cached, total = self._started.cached_n, self._started.prompt_n
         yield from self._cut(cached)
-        self._clock.reading()
         done, rows = cached, None
         while done < total:
             done, rows = yield from self._read(self._tokens, done, row=True)
@@ -355,8 +364,13 @@ class Conversation:
         n = len(drafted)
         if done.rows > 1 and not self._loaded.info.alike(done.rows, line=draft.is_line):
             self._slot.rounded(done.n_past)
+        index, wait_ms = self._stats.rounds, done.wait_ms
+        if not index:
+            took = done.draft_ms + done.verify_ms + done.other_ms
+            wait_ms = max(self._clock.since_read_ms - took, 0.0)
+        plain = self._loaded.windows.baseline(done.n_past) if n else None
         event = RoundDone(
-            index=self._stats.rounds,
+            index=index,
             t_s=self._clock.now_s,
             n_past=done.n_past,
             source=draft.source,
@@ -385,7 +399,10 @@ class Conversation:
             near_tie=self._slot.may_round and gap is not None and gap < NEAR_TIE,
             sources=draft.sources,
             read=done.read,
-            plain_ms=self._loaded.windows.plain_ms(done.n_past) if n else None,
+            plain_ms=None if plain is None else plain.ms,
+            plain_age_s=None if plain is None else plain.age_s,
+            plain_n=0 if plain is None else plain.n,
+            wait_ms=wait_ms,
             chances=self._chances(done, kept) if done.likely else (),
             balance=self._window.balance,
         )

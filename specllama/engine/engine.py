@@ -235,6 +235,7 @@ class Engine:
             raise EngineError("the engine is busy with another request")
         params, cancel, clock = params or GenerateParams(), cancel or Cancel(), Clock()
         prepared = self._loaded.prompting.prepare(prompt, params)
+        clock.tokenized()
         self._require_room(len(prepared.ids))
         slot, id = self._seating.seat(prepared.ids, self._free), next(self._ids)
         conversation = Conversation(

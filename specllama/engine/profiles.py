@@ -22,6 +22,7 @@ import msgspec
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.params import GenerateParams
 from specllama.speculative.lengths import cannot_gain
+from specllama.speculative.policy.baseline import Baseline, PlainSteps
 from specllama.speculative.policy.controller import Controller, Learned
 from specllama.speculative.policy.costs import Costs, CostTable
 from specllama.speculative.policy.ledger import Ledger
@@ -281,6 +282,7 @@ class Windows:
 
     def __init__(self, profile: Profile, info: EngineInfo) -> None:
         self._info = info
+        self.steps = PlainSteps()
         self.use(profile)
 
     def use(self, profile: Profile) -> None:
@@ -302,7 +304,7 @@ class Windows:
         info = self._info
         limit = params.reach(info.exact_rows)
         if params.window == "fixed":
-            return FixedWindow(limit, params.draft_min)
+            return FixedWindow(limit, params.draft_min, self.steps)
         profile = self.profile
         profile.refresh()
         return Controller(
@@ -313,13 +315,13 @@ class Windows:
             draft_min=params.draft_min,
             peek=rule_of(params.verify, greedy=params.sampling.temperature == 0.0).peek,
             tokens=params.max_tokens,
+            steps=self.steps,
             on_finish=profile.save,
         )
 
-    def plain_ms(self, depth: int) -> float | None:
-        """What a single pass takes behind so many tokens, None before that is known well."""
-        target = self.profile.costs.target
-        return target.ms(1, depth) if target.settled else None
+    def baseline(self, depth: int) -> Baseline | None:
+        """What a plain step takes behind so many tokens, None before one was timed."""
+        return self.steps.typical(depth, self.profile.costs.target.deep_ms)
 
     def cannot_gain(self, method: str) -> str:
         """Why no draft model can pay on this machine, "" if one could or nobody knows yet."""

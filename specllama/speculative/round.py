@@ -42,6 +42,7 @@ class Round:
     draft_ms: float
     verify_ms: float
     other_ms: float
+    wait_ms: float = 0.0  # between the round before and this one
     read: int = 0
     rows: int = 0  # of the target's pass, those of other conversations among them
     likely: tuple[list[tuple[int, float]], ...] = ()  # see ``likeliest``, of each of ``tokens``
@@ -120,6 +121,7 @@ class Rounds:
         # whether a draft may be cut for what it holds, see ``Offer``
         self._peek = rule.peek or chain.greedy
         self._shared: Shared | None = None
+        self._ended: float | None = None  # the round before
 
     def round(self, remaining: float = math.inf, *, first: Row | None = None) -> Asking[Round]:
         """One draft, verify, commit.
@@ -134,6 +136,7 @@ class Rounds:
         """
         clock = self._clock
         begin = clock()
+        wait_ms = 0.0 if self._ended is None else (begin - self._ended) * 1e3
         past = len(self.tokens) - 1
         plan, draft, read = Plan(0, "first token"), EMPTY_DRAFT, 0
         if first is None:
@@ -191,7 +194,7 @@ class Rounds:
             self.chain.advance_committed(verdict.target_token, self._is_stop)
         self.tokens.extend(new)
         self.drafter.commit(self.tokens, draft, verdict)
-        done = clock()
+        self._ended = done = clock()
         draft_ms, verify_ms = (drafted - begin) * 1e3, verify_s * 1e3
         shared = self._shared
         if first is None:  # else there was no pass to learn from
@@ -209,6 +212,7 @@ class Rounds:
                     else draft_ms + shared.ms + (done - evaluated) * 1e3,
                     tokens=tuple(new),
                     shared=shared,
+                    wait_ms=wait_ms,
                 )
             )
         return Round(
@@ -220,6 +224,7 @@ class Rounds:
             draft_ms=draft_ms,
             verify_ms=verify_ms,
             other_ms=(done - begin) * 1e3 - draft_ms - verify_ms,
+            wait_ms=wait_ms,
             read=read,
             rows=len(draft) + 1 if shared is None else shared.tokens,
             likely=likely,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specllama.speculative.asking import Bidder, Offer, Shared
+from specllama.speculative.policy.baseline import PlainSteps
 from specllama.speculative.policy.budget import Bid
 from specllama.speculative.types import Draft, Room
 
@@ -36,6 +37,7 @@ class Outcome:
 
     ``tokens`` are the tokens the round added (accepted drafts, then the target token). Of a
     ``shared`` pass the times are those of its own drafting and of the pass: nobody else's turn.
+    ``wait_ms`` went by between the round before and this one.
     """
 
     source: str
@@ -48,6 +50,14 @@ class Outcome:
     round_ms: float
     tokens: tuple[int, ...] = ()
     shared: Shared | None = None
+    wait_ms: float = 0.0
+
+    @property
+    def plain_ms(self) -> float | None:
+        """What a plain step took then, the wait for it among that; None where it was none."""
+        if self.drafted or self.shared is not None:
+            return None
+        return self.round_ms - self.draft_ms + self.wait_ms
 
 
 class Window(Bidder, Protocol):
@@ -94,17 +104,20 @@ def no_room(room: int, draft_max: int, draft_min: int) -> Plan | None:
 
 
 class FixedWindow:
-    """Always up to ``draft_max`` tokens; a room below ``draft_min`` is not worth drafting."""
+    """Always up to ``draft_max`` tokens; a room below ``draft_min`` is not worth drafting. What its
+    plain steps take is told to ``steps``."""
 
-    def __init__(self, draft_max: int, draft_min: int = 0) -> None:
+    def __init__(self, draft_max: int, draft_min: int = 0, steps: PlainSteps | None = None) -> None:
         self._draft_max = draft_max
         self._draft_min = draft_min
+        self._steps = steps
+        self._depth = 0
 
     def drafts_with(self, method: str, paid: str) -> None:
         pass
 
     def prefilled(self, tokens: int, depth: int) -> None:
-        pass
+        self._depth = depth
 
     def plan(self, room: int) -> Plan:
         if none := no_room(room, self._draft_max, self._draft_min):
@@ -116,7 +129,9 @@ class FixedWindow:
         return True
 
     def observe(self, outcome: Outcome) -> None:
-        pass
+        if self._steps is not None and outcome.plain_ms is not None:
+            self._steps.took(outcome.plain_ms, self._depth)
+        self._depth += outcome.emitted
 
     @property
     def balance(self) -> float | None:

@@ -604,7 +604,7 @@ async def test_a_losing_window_is_said_to_lose(start: Any) -> None:
     async with start(Reply(LONG, accept=(0,)), params=params) as d:
         await d.say("go")
         assert d.app.chat.strip.loses
-        assert "0.80× as fast (±0.00)" in d.shown
+        assert "1.24× slower (1.24–1.24)" in d.shown
         assert "drafting loses here: F9 turns it off" in d.shown
         await d.pilot.press("f9")
         await d.until(lambda: "turns it off" not in d.shown)

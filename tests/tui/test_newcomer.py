@@ -129,7 +129,7 @@ def test_the_first_two_minutes(pane: Pane, tmp_path: Path) -> None:
     screen = pane.sees("tok/s", "TTFT", "seed", "Enter sends")
     assert QUESTION in screen
     verdict = re.compile(
-        r"Off: a guess would cost|\d\.\d\d× (faster|as fast)|Unsure: |Not known yet"
+        r"Drafting is off: a guess costs|\d× (faster|slower)|Unsure: |Not known yet"
     )
     assert verdict.search(screen), screen
 

@@ -199,7 +199,7 @@ async def test_a_race_tells_the_strip_what_nobody_knew(start: Any) -> None:
         await d.say("q")
         assert "Not known yet: press F4 to measure" in d.shown
         await opened(d, "escape")
-        await d.until(lambda: " faster (±" in d.shown)
+        await d.until(lambda: "× faster (" in d.shown)
 
 
 async def test_races_are_logged_for_the_page_of_methods(start: Any) -> None:

@@ -66,9 +66,9 @@ def test_plain_decoding_and_logs_without_a_verdict() -> None:
     old = turn(Reply(LONG, accept=(2,)))
     assert old.finished is not None
     old.finished = replace(old.finished, verdict=None)
-    assert " faster (±" in markdown(Document("T", reply_parts(old, METHODS)))
+    assert "× faster (" in markdown(Document("T", reply_parts(old, METHODS)))
     torn = Turn(0, rounds=old.rounds)
-    assert " faster (±" in markdown(Document("T", reply_parts(torn, METHODS)))
+    assert "× faster (" in markdown(Document("T", reply_parts(torn, METHODS)))
 
 
 def test_of_a_reply_whose_rounds_nobody_kept_the_text_is_shown() -> None:

@@ -71,7 +71,7 @@ class RaceScreen(Page):
     another device.
 
     Esc leaves, and stops what is running. Speeds are those of the tokens behind the first, of
-    typical passes; the figure behind ± holds the truth in 19 of 20 cases.
+    typical passes; in 19 of 20 cases the truth lies between the two figures in brackets.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [

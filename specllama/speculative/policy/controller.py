@@ -23,17 +23,19 @@ from specllama.speculative.policy.acceptance import (
     draft_features,
     match_features,
 )
+from specllama.speculative.policy.baseline import PlainSteps
 from specllama.speculative.policy.budget import Bid, growth
 from specllama.speculative.policy.costs import OUTLIER, Costs
 from specllama.speculative.policy.ledger import BEHIND, Ledger
 from specllama.speculative.types import Draft, Guess, Room
 from specllama.speculative.window import Outcome, Plan, no_room
 
-_MEMORY = 64  # values that a running mean remembers; rounds until a plain step is timed anew
+_MEMORY = 64  # values that a running mean remembers
 _BEGIN = 12  # rounds that were as good as plain: what a mean begins with
 _AHEAD = 8  # guesses that a decision looks ahead
 _READ = 32  # tokens of a text that a draft model needs to guess well
 _COUNT = np.arange(_AHEAD)
+MEASURING = "measuring a plain step"
 
 Lines: TypeAlias = tuple[FloatArray, FloatArray]
 
@@ -89,6 +91,7 @@ class Controller:
         draft_max: most tokens drafted per round. draft_min: fewer are not worth a round.
         peek: decisions may look at drawn tokens (rule ``match``, or greedy).
         tokens: most that the reply may have, None where the context alone ends it.
+        steps: the plain steps of the engine.
         clock: seconds; injected in tests.
         on_finish: called when the reply is over (to keep what was learnt).
     """
@@ -103,16 +106,17 @@ class Controller:
         draft_min: int = 0,
         peek: bool = True,
         tokens: int | None = None,
+        steps: PlainSteps | None = None,
         clock: Callable[[], float] = perf_counter,
         on_finish: Callable[[], object] = lambda: None,
     ) -> None:
         self._learned, self._costs, self._ledger = learned, costs, ledger
         self._draft_max, self._draft_min, self._peek = draft_max, draft_min, peek
         self._clock, self._on_finish = clock, on_finish
+        self._plain_steps = steps or PlainSteps(clock)
         self._left = math.inf if tokens is None else float(tokens)
         self._depth = self._lag = 0  # tokens of context; of them unread by the paying source
         self._written = 0
-        self._untimed = 0  # rounds since a plain step was timed
         self._part = False  # whether the paying source reads only a part of the text
         self._others = 0  # conversations that shared the last pass
         self.drafts_with("")
@@ -152,6 +156,7 @@ class Controller:
         self._since: float | None = None  # when it began
         self._spent = self._due = 0.0  # ms of draft passes, and what was expected
         self._exploring = self._asking = False
+        self._forgone = 0.0  # plain steps that drafting would have saved in this round
         self._why = ""
 
     def plan(self, room: int) -> Plan:
@@ -159,10 +164,15 @@ class Controller:
         if none := no_room(room, self._draft_max, self._draft_min):
             return none
         target, ledger, asked = self._costs.target, self._ledger, self._asked
-        others, due = self._others, _MEMORY if target.settled else _AHEAD
-        if not target.known(1) or (self._untimed >= due and not others):
-            # what drafts are compared with is not known, or may have changed
-            return Plan(0, "measuring a plain step")
+        others = self._others
+        tokens, steps = self._learned.pace
+        forgone = max(1.0 - steps / tokens, 0.0)
+        if not target.known(1):
+            return Plan(0, MEASURING)
+        due = not others and self._plain_steps.is_due(forgone, settled=target.settled)
+        if due and ledger.covers(self._payer) >= forgone:
+            self._forgone = forgone  # what drafts are compared with may have changed
+            return Plan(0, MEASURING)
         assert target.level is not None
         self._draft.guess(target.level * self._costs.draft_share)
         self._most = most = min(self._draft_max, room)
@@ -171,7 +181,6 @@ class Controller:
         self._over = np.array(self._v) - one
         self._step = self._draft.ms(1, self._depth)
         self._further = 0.0 if self._at_once else self._step
-        tokens, steps = self._learned.pace
         self._rate = max(tokens / steps, 1.0) / one
         # as many conversations as now may lose it
         self._stake = ledger.covers(self._payer) * one / (1 + others)
@@ -500,17 +509,23 @@ class Controller:
         for trial in self._trials:
             trial.sent = min(trial.sent, n)  # others may have needed the rows
             trial.judge(outcome.tokens, outcome.accepted)
-        self._untimed = self._untimed + 1 if n else 0
         self._written += emitted
         self._depth += emitted
         self._lag += emitted
         self._left -= emitted
+        if outcome.plain_ms is not None:
+            self._plain_steps.took(outcome.plain_ms, depth)
         if target.level is None:
             return
         one = target.ms(1 + self._others, depth)
         (tokens, steps), keep = learned.pace, 1.0 - 1.0 / _MEMORY
         learned.pace = keep * tokens + emitted, keep * steps + outcome.round_ms / one
         self._ledger.earn(emitted, self._payer)
+        if n:
+            self._plain_steps.drafted(outcome.round_ms / one)
+        if self._forgone:
+            self._plain_steps.paid(self._forgone)
+            self._ledger.book(self._payer, -self._forgone)
         if not self._asking:
             return
         drafting = min(outcome.draft_ms, OUTLIER * (self._due or one))

@@ -99,6 +99,11 @@ class CostTable:
             return 0.0
         return (self.level or 0.0) * self.ratio(rows) + self.deep * rows * (depth / _DEEP)
 
+    @property
+    def deep_ms(self) -> float:
+        """What a token of depth adds to a pass of one row."""
+        return self.deep / _DEEP
+
     def most(self, rows: int, depth: int = 0) -> float:
         """The most milliseconds that a pass may take: where none like it was timed, as many rows
         more than a narrower one may each take a pass of their own."""
