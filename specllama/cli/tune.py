@@ -131,12 +131,12 @@ def command(
     if as_json:
         output.document({**result.to_dict(), "provenance": facts, "profile": _text(where)})
         return
-    for line in describe(result):
-        output.line(line)
-    output.line()
     output.line(result.advice["words"])
     if hint := result.advice.get("hint"):
         output.line(hint)
+    output.line()
+    for line in describe(result, charts=not quick):
+        output.line(line)
     if where is not None:
         output.line(f"profile kept: {where}")
 
@@ -145,8 +145,8 @@ def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def describe(result: Tuning) -> list[str]:
-    """The tables and charts of a tuning, as lines."""
+def describe(result: Tuning, *, charts: bool = True) -> list[str]:
+    """The tables of a tuning, and a chart of each group, as lines."""
     from specllama.cli.charts import bar
 
     costs = result.costs
@@ -172,8 +172,9 @@ def describe(result: Tuning) -> list[str]:
         "of that many tokens, reading the prompt into the draft model included; window: measured",
         "over such replies; it chooses a length every round, so it can beat every fixed one",
     ]
-    lines += ["", "speed over plain by draft length (predicted from the figures above)"]
-    for group in result.groups:
+    if charts:
+        lines += ["", "speed over plain by draft length (predicted from the figures above)"]
+    for group in result.groups if charts else ():
         top = max([1.0, *group.speeds.values()])
         lines.append(f"{group.slice}, temperature {group.temperature:g}")
         for k, speed in group.speeds.items():
