@@ -165,6 +165,7 @@ class GenerateParams:
             written with them.
         chances: tell how likely each token was to the target, before any sampler, and so many
             others; None does not.
+        scope: whose caches it may go on from: those of requests with the same one.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -189,6 +190,7 @@ class GenerateParams:
     template_args: tuple[str, ...] = ()
     spelled: bool = False
     chances: int | None = None
+    scope: str = ""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:

@@ -237,7 +237,7 @@ class Engine:
         prepared = self._loaded.prompting.prepare(prompt, params)
         clock.tokenized()
         self._require_room(len(prepared.ids))
-        slot, id = self._seating.seat(prepared.ids, self._free), next(self._ids)
+        slot, id = self._seating.seat(prepared.ids, self._free, params.scope), next(self._ids)
         conversation = Conversation(
             self._loaded, slot, params, cancel, clock, self._scheduler.chunk
         )

@@ -32,6 +32,7 @@ class _Parked:
     blob: Blob
     rounded: int | None  # see ``Slot.rounded``
     read: int  # see ``Slot``
+    scope: str
     beside: Sequence[tuple[Pool, Blob]]  # of its drafters' lanes
 
     @property
@@ -70,13 +71,13 @@ class Seating:
     def forget(self) -> None:
         self._lot.clear()
 
-    def seat(self, ids: Sequence[int], free: list[Slot]) -> Slot:
+    def seat(self, ids: Sequence[int], free: list[Slot], scope: str = "") -> Slot:
         """Take a slot out of ``free``, which has the one that was used last in front; its lane
-        holds as much of the prompt as need not be read."""
-        nearest = max(free, key=lambda slot: self._usable(slot, ids))
-        keep = self._usable(nearest, ids)
+        holds as much of the prompt as need not be read: of texts of this scope."""
+        nearest = max(free, key=lambda slot: self._usable(slot, ids, scope))
+        keep = self._usable(nearest, ids, scope)
         tail = len(nearest.target.tokens) - keep
-        elsewhere, _ = self._longest(ids, nearest)
+        elsewhere, _ = self._longest(ids, nearest, scope)
         if (tail < _WORTH or not self._most_bytes) and keep >= elsewhere:
             slot = nearest
             slot.target.rollback(keep)
@@ -85,9 +86,13 @@ class Seating:
             slot = next((one for one in free if not one.target.tokens), free[-1])
             self._empty(slot, keep if slot is nearest else 0)
         free.remove(slot)
+        if slot.scope != scope:
+            slot.scope = scope
+            for lane in slot.beside:
+                lane.rollback(0)
         for lane in slot.beside:
-            self._follow(lane, ids)
-        while not (slot.target.tokens or self._fill(slot, ids)) and self.vacate(free):
+            self._follow(lane, ids, scope)
+        while not (slot.target.tokens or self._fill(slot, ids, scope)) and self.vacate(free):
             pass
         return slot
 
@@ -101,17 +106,21 @@ class Seating:
             lane.rollback(0)
         return True
 
-    def _usable(self, place: Slot | _Parked, ids: Sequence[int]) -> int:
+    def _usable(self, place: Slot | _Parked, ids: Sequence[int], scope: str) -> int:
         """How many tokens of a prompt need not be read where this is held; its last one gives the
         first row."""
+        if place.scope != scope:
+            return 0
         held = place.blob if isinstance(place, _Parked) else place.target
         return held.alike(min(common_prefix(held.tokens, ids), len(ids) - 1), len(ids))
 
-    def _longest(self, ids: Sequence[int], but: Slot) -> tuple[int, Slot | _Parked | None]:
+    def _longest(
+        self, ids: Sequence[int], but: Slot, scope: str
+    ) -> tuple[int, Slot | _Parked | None]:
         """Where most tokens of a prompt need not be read, in another slot or parked."""
         others = (slot for slot in self._slots if slot is not but)
         places: list[Slot | _Parked] = [*others, *self._lot]
-        found = ((self._usable(place, ids), place) for place in places)
+        found = ((self._usable(place, ids, scope), place) for place in places)
         return max(found, key=lambda one: one[0], default=(0, None))
 
     def _empty(self, slot: Slot, keep: int = 0) -> None:
@@ -120,7 +129,7 @@ class Seating:
             try:
                 blob = self._pool.park(slot.target)
                 beside = _parked(slot.beside)
-                self._keep(_Parked(blob, slot.rounded_at, slot.read, beside))
+                self._keep(_Parked(blob, slot.rounded_at, slot.read, slot.scope, beside))
                 keep = 0
             except EngineError:  # the library does not give it away
                 slot.target.rollback(keep)
@@ -134,16 +143,17 @@ class Seating:
         self._lot = [
             other
             for other in self._lot
-            if common_prefix(other.blob.tokens, tokens) < len(other.blob.tokens)
+            if other.scope != parked.scope
+            or common_prefix(other.blob.tokens, tokens) < len(other.blob.tokens)
         ]
         self._lot.append(parked)
         while self._lot and (self.n_bytes > self._most_bytes or 0 < self._free_memory() < SPARE):
             del self._lot[0]
 
-    def _fill(self, slot: Slot, ids: Sequence[int]) -> bool:
+    def _fill(self, slot: Slot, ids: Sequence[int], scope: str) -> bool:
         """Give an empty lane the longest beginning of a prompt that is held anywhere; False where
         there was no room for it."""
-        keep, source = self._longest(ids, slot)
+        keep, source = self._longest(ids, slot, scope)
         if not keep or source is None:
             return True
         try:
@@ -166,14 +176,16 @@ class Seating:
             slot.rounded(rounded)
         return True
 
-    def _follow(self, lane: Context, ids: Sequence[int]) -> None:
+    def _follow(self, lane: Context, ids: Sequence[int], scope: str) -> None:
         """Give a draft model's lane the longest beginning of a prompt that is held anywhere; how
         far that is the text its drafter finds out."""
         pool = lane.pool
         if pool is None:
             return
-        others = [other for slot in self._slots for other in slot.beside if other.pool is pool]
-        blobs = [blob for one in self._lot for whose, blob in one.beside if whose is pool]
+        slots = [slot for slot in self._slots if slot.scope == scope]
+        others = [other for slot in slots for other in slot.beside if other.pool is pool]
+        lot = [one for one in self._lot if one.scope == scope]
+        blobs = [blob for one in lot for whose, blob in one.beside if whose is pool]
         sources: list[tuple[Sequence[int], Callable[..., object]]] = [
             *((one.tokens, partial(pool.fork, cast(Lane, one), len(one.tokens))) for one in others),
             *((blob.tokens, partial(pool.resume, blob)) for blob in blobs),

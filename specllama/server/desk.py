@@ -247,7 +247,10 @@ class Desk:
             self._soon(self._heard, ticket, *said)
 
         try:
-            ticket.stop = self.host.submit(ticket.prompt, ticket.params, tell)
+            # prompts are cached for each API key apart: how much was cached tells no one else
+            scope = ticket.client if ticket.client.startswith("key ") else ""
+            params = ticket.params.replace(scope=scope)
+            ticket.stop = self.host.submit(ticket.prompt, params, tell)
         except EngineError as error:
             self._soon(self._heard, ticket, "error", error)
 

@@ -192,6 +192,30 @@ def test_a_prompt_that_is_too_long_takes_nothing_from_idle_lanes() -> None:
     assert engine.free
 
 
+@pytest.mark.parametrize("kv_ram", [0, 1 << 30])
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_prompt_goes_on_from_texts_of_its_own_scope_only(slots: int, kv_ram: int) -> None:
+    """Also where it is parked, and as far as a draft model has read it."""
+    engine = engine_of(slots, kv_ram=kv_ram)
+    text = random.Random(2).choices(range(1, V), k=100)
+
+    def cached(scope: str) -> int:
+        asked = params(1, method="draft").replace(scope=scope)
+        started, *_ = engine.generate(text, asked)
+        assert isinstance(started, Started)
+        return started.cached_n
+
+    assert cached("one") == 0
+    assert cached("one") == 99
+    assert cached("two") == 0
+    assert cached("two") == 99
+    assert cached("") == 0
+    assert cached("one") == (99 if kv_ram else 0)
+    for i in range(4):
+        list(engine.generate([1 + i] * 130, params(1)))
+    assert cached("three") == 0
+
+
 def test_an_engine_is_for_one_thread_at_a_time() -> None:
     engine = engine_of(2)
     said: list[object] = []
