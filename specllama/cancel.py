@@ -53,6 +53,8 @@ class StopFlag:
         self._text = ctypes.create_string_buffer(2)  # a C string: empty, or of one character
         self._guard = threading.RLock()  # a signal handler may interrupt here
         self._cancel: Cancel | None = None
+        self.on_pass: Callable[[], object] = lambda: None
+        """Called whenever a pass is about to begin, and so asks whether it should."""
 
     @property
     def address(self) -> int:
@@ -60,6 +62,7 @@ class StopFlag:
         return ctypes.addressof(self._text)
 
     def is_set(self) -> bool:
+        self.on_pass()
         return self._text.raw != _CLEAR
 
     def set(self) -> None:

@@ -15,6 +15,7 @@
     ├── EngineError                exit 1   llama.cpp refused or returned nonsense
     │   ├── Cancelled              exit 130 a pass or a load was stopped on request
     │   └── EngineDied             exit 1   the engine process ended
+    │       └── EngineStuck        exit 1   it ended no pass for long, and was ended
     └── StoreError                 exit 1   a log or session file cannot be read or written
 
 This module imports nothing heavy: ``specllama --help`` may import it.
@@ -107,6 +108,16 @@ class Cancelled(EngineError):
 
 class EngineDied(EngineError):
     pass
+
+
+class EngineStuck(EngineDied):
+    """Args:
+    culprit: whether it was stuck in this very request.
+    """
+
+    def __init__(self, message: str, hint: str | None = None, *, culprit: bool = False) -> None:
+        super().__init__(message, hint)
+        self.culprit = culprit
 
 
 class StoreError(SpecllamaError):

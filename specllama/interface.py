@@ -6,7 +6,7 @@ the terminal app and the tests depend on this protocol alone. Light to import.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -193,7 +193,30 @@ class Stepped(EngineLike, Protocol):
         """Begin a request; its events come from ``step`` under this id."""
         ...
 
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: GenerateParams,
+        *,
+        cancel: Cancel | None = None,
+    ) -> Any:
+        """All of a request that needs no pass; ``begin`` takes it. Any thread may call this."""
+        ...
+
+    def begin(self, ready: Any, *, cancel: Cancel | None = None) -> int:
+        """As ``submit``, for a request that is prepared."""
+        ...
+
     def tool_syntax(self) -> ToolSyntax: ...
+
+    @property
+    def patience_s(self) -> float:
+        """How long a pass may take here before whoever watches gives the engine up."""
+        ...
+
+    def watched(self, beat: Callable[[], object]) -> None:
+        """From now on call ``beat`` before every pass."""
+        ...
 
     def step(self) -> list[tuple[int, Event | Exception]]:
         """Go on until a request has something to say; an exception ended its request. [] when none
@@ -206,6 +229,10 @@ class OneAtATime:
 
     _id = 0
     _events: Iterator[Event] | None = None
+    patience_s = 30.0
+
+    def watched(self, beat: Callable[[], object]) -> None:
+        """Every step is watched."""
 
     @property
     def free(self) -> bool:
@@ -213,6 +240,18 @@ class OneAtATime:
 
     def tool_syntax(self) -> ToolSyntax:
         return ""
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: GenerateParams,
+        *,
+        cancel: Cancel | None = None,
+    ) -> tuple[Prompt, GenerateParams]:
+        return prompt, params
+
+    def begin(self, ready: tuple[Prompt, GenerateParams], *, cancel: Cancel | None = None) -> int:
+        return self.submit(*ready, cancel=cancel)
 
     def submit(
         self,

@@ -44,6 +44,8 @@ DRAFT_MAX_EXACT = 15  # unless given, where passes of 16 rows are bit-identical 
 DRAFT_MAX = 6  # and elsewhere
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 CHANCES_LIMIT = 128
+BREAKERS_LIMIT = 32
+STOP_LIMIT = 1024  # characters of a stop string
 SEED_LIMIT = 2**64
 SEED_DRAWN = 2**53  # a drawn seed is below: many readers of JSON keep no larger integer
 
@@ -131,8 +133,11 @@ class SamplingParams:
         _finite("dry-base", self.dry_base, 1.0, 100.0)
         _whole("dry-allowed-length", self.dry_allowed_length, 1, 2**31 - 1)
         _whole("dry-penalty-last-n", self.dry_penalty_last_n, -1, 2**31 - 1)
-        if any(not s for s in self.dry_sequence_breakers):
-            raise UsageError("dry-sequence-breakers must not be empty strings")
+        breakers = self.dry_sequence_breakers
+        if len(breakers) > BREAKERS_LIMIT or any(not 0 < len(s) <= 64 for s in breakers):
+            raise UsageError(
+                f"dry-sequence-breakers takes up to {BREAKERS_LIMIT} strings of 1 to 64 characters"
+            )
         _finite("xtc-probability", self.xtc_probability, 0.0, 1.0)
         _finite("xtc-threshold", self.xtc_threshold, 0.0, 1.0)
         for token, bias in self.logit_bias.items():
@@ -197,8 +202,8 @@ class GenerateParams:
             _whole("max-tokens", self.max_tokens, 1, 2**31 - 1)
         if self.seed is not None:
             _whole("seed", self.seed, 0, SEED_LIMIT - 1)
-        if len(self.stop) > 16 or any(not s for s in self.stop):
-            raise UsageError("stop takes up to 16 strings, none of them empty")
+        if len(self.stop) > 16 or any(not 0 < len(s) <= STOP_LIMIT for s in self.stop):
+            raise UsageError(f"stop takes up to 16 strings of 1 to {STOP_LIMIT} characters")
         if self.proposer not in PROPOSERS:
             raise UsageError(
                 f"unknown proposer {self.proposer!r}", f"choose one of {', '.join(PROPOSERS)}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -440,8 +441,9 @@ class Session:
         for start in range(1, len(turns)):
             if turns[start].role == "user":
                 kept = turns[start:]
-                if self._engine.count_tokens(_answered([*head, *kept, *tail])) <= room:
-                    return kept
+                with suppress(PromptTooLong):  # it is not even counted
+                    if self._engine.count_tokens(_answered([*head, *kept, *tail])) <= room:
+                        return kept
         return None
 
     def _number(self, index: int) -> int:

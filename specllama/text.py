@@ -52,6 +52,41 @@ class WordCount:
             self._inside = not piece[-1].isspace()
 
 
+class _Stop:
+    """Finds one stop string in a text that arrives in pieces, looking at each character once.
+
+    Attributes:
+        begun: length of the longest end of the text so far that begins the stop string.
+    """
+
+    __slots__ = ("_shorter", "begun", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.begun = 0
+        # for every length, that of the longest shorter beginning which is also an end of it
+        self._shorter = [0, 0]
+        for char in text[1:]:
+            n = self._shorter[-1]
+            while n and text[n] != char:
+                n = self._shorter[n]
+            self._shorter.append(n + (text[n] == char))
+
+    def feed(self, piece: str) -> int | None:
+        """How many characters of the piece it took to complete the stop string, if they did."""
+        text, n = self.text, self.begun
+        if not n and text[0] not in piece:
+            return None
+        for i, char in enumerate(piece, 1):
+            while n and text[n] != char:
+                n = self._shorter[n]
+            n += text[n] == char
+            if n == len(text):
+                return i
+        self.begun = n
+        return None
+
+
 class TextStream:
     """Detokenised text with stop strings, fed one token at a time.
 
@@ -60,13 +95,12 @@ class TextStream:
     counts; of several complete at the same character, the longest.
     """
 
-    __slots__ = ("_held", "_longest", "_shown", "_stop", "_stops", "_utf8")
+    __slots__ = ("_held", "_shown", "_stop", "_stops", "_utf8")
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         if any(not stop for stop in stops):
             raise ValueError("a stop string must not be empty")
-        self._stops = tuple(dict.fromkeys(stops))
-        self._longest = max(map(len, self._stops), default=0)
+        self._stops = tuple(_Stop(stop) for stop in dict.fromkeys(stops))
         self._utf8 = Utf8Stream()
         self._held = ""
         self._shown: list[str] = []
@@ -101,14 +135,17 @@ class TextStream:
         """
         if self.stopped:
             return ""
-        self._held += self._utf8.feed(piece)
-        if not self._stops:
-            return self._show(len(self._held))
+        new = self._utf8.feed(piece)
+        before = len(self._held)
+        self._held += new
         met = [
-            (at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0
+            (before + at, before + at - len(stop.text), stop.text)
+            for stop in self._stops
+            if (at := stop.feed(new)) is not None
         ]
         if not met:
-            return self._show(len(self._held) - self._possible_prefix())
+            begun = max((stop.begun for stop in self._stops), default=0)
+            return self._show(len(self._held) - begun)
         _, start, self._stop = min(met)
         out = self._show(start)
         self._held = ""
@@ -120,14 +157,6 @@ class TextStream:
             return ""
         self._held += self._utf8.finish()
         return self._show(len(self._held))
-
-    def _possible_prefix(self) -> int:
-        """Length of the longest tail of the held text that begins some stop string."""
-        for n in range(min(self._longest - 1, len(self._held)), 0, -1):
-            tail = self._held[-n:]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return n
-        return 0
 
     def _show(self, n: int) -> str:
         out, self._held = self._held[:n], self._held[n:]

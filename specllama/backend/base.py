@@ -80,6 +80,11 @@ class Vocab(Protocol):
     def n_tokens(self) -> int: ...
 
     @property
+    def longest(self) -> int:
+        """Most bytes of a text that one token can stand for; 0 where there is no such bound."""
+        ...
+
+    @property
     def adds_bos(self) -> bool:
         """Whether ``add_special`` puts a begin token in front."""
         ...

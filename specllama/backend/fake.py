@@ -49,6 +49,10 @@ class FakeVocab:
         return self._n
 
     @property
+    def longest(self) -> int:
+        return 4  # a character that the alphabet lacks
+
+    @property
     def adds_bos(self) -> bool:
         return False
 

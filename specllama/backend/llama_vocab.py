@@ -33,6 +33,8 @@ _SAFE_PRE = frozenset(
     }
 )
 _GUARD = "\x01"
+# llama.cpp counts from the start of its list for every special token that it finds in a text
+_CROWD = 1000
 _LONG_RUN = re.compile(r"\S{1000}|\s{1000}")
 
 
@@ -43,6 +45,10 @@ class LlamaVocab:
         self._vocab = ll.llama_model_get_vocab(model)
         self._n = int(ll.llama_vocab_n_tokens(self._vocab))
         self._spm = ll.llama_vocab_type(self._vocab) == ll.LLAMA_VOCAB_TYPE_SPM
+        kind = ll.llama_vocab_type(self._vocab)
+        # the others make one token of any unknown word, or of many spaces
+        self._spells = kind in (ll.LLAMA_VOCAB_TYPE_SPM, ll.LLAMA_VOCAB_TYPE_BPE)
+        self._longest = 0
         byte_pairs = ll.llama_vocab_type(self._vocab) == ll.LLAMA_VOCAB_TYPE_BPE
         self._safe_pre = pre in _SAFE_PRE or not byte_pairs
         self._specials: Sequence[SpecialToken] | None = None
@@ -54,6 +60,13 @@ class LlamaVocab:
     @property
     def n_tokens(self) -> int:
         return self._n
+
+    @property
+    def longest(self) -> int:
+        """Looked up once, when a text has more bytes than there is room for tokens; some 0.3 s."""
+        if self._spells and not self._longest:
+            self._longest = max(len(self.piece(t, special=True)) for t in range(self._n))
+        return self._longest
 
     @property
     def handle(self) -> Any:
@@ -130,7 +143,7 @@ class LlamaVocab:
             ids = self._tokenize(_GUARD + text, False, False)
             if ids[: len(guard)] == guard:
                 return ids[len(guard) :]
-        if self._safe_pre or not _LONG_RUN.search(text):
+        if (self._safe_pre or not _LONG_RUN.search(text)) and not self._is_crowded(text):
             return self._tokenize(text, add_special, parse_special)
         ids = self._tokenize("", add_special, False)
         begin = int(self.adds_bos and add_special)
@@ -142,10 +155,18 @@ class LlamaVocab:
         for piece in partition(text, self.specials, judge):
             if isinstance(piece, int):
                 out.append(piece)
+            elif self._safe_pre:
+                out += self._tokenize(piece, False, False)
             else:
                 for part in _split_long_runs(piece):
                     out += self._tokenize(part, False, False)
         return out + ids[begin:]
+
+    def _is_crowded(self, text: str) -> bool:
+        """Whether so many special tokens stand in a text that it is better taken apart here."""
+        if len(text) < _CROWD:
+            return False
+        return sum(text.count(special.text) for special in self.specials) >= _CROWD
 
     def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         data = text.encode("utf-8", "replace")
@@ -161,7 +182,7 @@ class LlamaVocab:
                 raise EngineError("the text could not be tokenized (too long)")
             capacity = -n
         ids = list(buffer[:n])
-        if any(not 0 <= t < self._n for t in ids):
+        if n and not 0 <= min(ids) <= max(ids) < self._n:
             raise EngineError("the model's vocabulary cannot express this text")
         return ids
 

@@ -5,8 +5,8 @@ A generator: it yields events for people, and asks (``speculative.asking``) for 
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ from specllama.events import (
     Timings,
 )
 from specllama.history import common_prefix
-from specllama.params import SEED_DRAWN, GenerateParams
+from specllama.params import GenerateParams
 from specllama.speculative.asking import Ask, Asking, Cut, Pass
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import booked
@@ -129,11 +129,25 @@ class Clock:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A request of which everything is done that needs no pass. It is for one conversation.
+
+    Attributes:
+        clock: runs since the request came.
+    """
+
+    params: GenerateParams
+    seed: int
+    prepared: Prepared
+    chain: SamplerChain
+    clock: Clock
+
+
 class Conversation:
     """One request from prompt to Finished, in the place that ``slot`` is.
 
     Args:
-        clock: runs since the request came.
         chunk: how many tokens of the prompt are read at once, now.
     """
 
@@ -141,9 +155,8 @@ class Conversation:
         self,
         loaded: Loaded,
         slot: Slot,
-        params: GenerateParams,
+        ready: Ready,
         cancel: Cancel,
-        clock: Clock,
         chunk: Callable[[], int],
     ) -> None:
         self._loaded = loaded
@@ -151,27 +164,27 @@ class Conversation:
         self._target = slot.target
         self._tokens = slot.history
         self._piece = loaded.prompting.vocab.piece
-        self._params = params
+        self._ready = ready
+        self._params = ready.params
         self._cancel = cancel
-        self._seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
+        self._seed = ready.seed
         self._stats = SpecStats()
         self._passes: list[verdict.Pass] = []  # behind the first token
-        self._clock = clock
+        self._clock = ready.clock
         self._chunk = chunk
         self._window: Window = FixedWindow(0, steps=loaded.windows.steps)
 
-    def run(self, prepared: Prepared) -> Saying[None]:
+    def run(self) -> Saying[None]:
         """Events of a request.
 
         Raises:
             SpecllamaError: before the first event when the request cannot be served.
         """
         loaded, params, target = self._loaded, self._params, self._target
-        prompting = loaded.prompting
+        prepared = self._ready.prepared
         ids = prepared.ids
-        self._reply = Reply(params, prompting.vocab, prepared.reader)
+        self._reply = Reply(params, loaded.prompting.vocab, prepared.reader)
         self._drafter, skipped = self._slot.drafter_for(params, loaded.info)
-        chain = loaded.chains.chain(params, self._seed, ids, prepared.limit)
         target.capture(self._drafter.needs)
         known = len(target.tokens)  # the beginning that need not be read, see ``Seating``
         cached = self._drafter.reusable(ids, known)
@@ -195,7 +208,7 @@ class Conversation:
         message: str | None = None
         try:
             row = yield from self._read_prompt()
-            rounds = yield from self._begin(chain)
+            rounds = yield from self._begin(self._ready.chain)
             reason = yield from self._write(rounds, row)
         except Cancelled:
             pass

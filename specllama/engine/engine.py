@@ -11,6 +11,7 @@ and ``abort`` may come from any.
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,16 +19,18 @@ from pathlib import Path
 
 from specllama.backend.base import Lane, Vocab
 from specllama.cancel import Cancel, StopFlag
-from specllama.engine.conversation import Clock, Conversation
+from specllama.engine.bounds import require_going, require_room, require_size, require_text
+from specllama.engine.conversation import Clock, Conversation, Ready
 from specllama.engine.infilling import infilled
 from specllama.engine.loaded import Loaded
 from specllama.engine.profiles import Windows
+from specllama.engine.pulse import patience
 from specllama.engine.scheduler import Scheduler
 from specllama.engine.seating import Seating
-from specllama.errors import EngineError, PromptTooLong, UsageError
+from specllama.errors import EngineError, UsageError
 from specllama.events import Event
 from specllama.interface import EngineFigures, EngineInfo, Message, Prompt, ToolSyntax
-from specllama.params import EngineOptions, GenerateParams
+from specllama.params import SEED_DRAWN, EngineOptions, GenerateParams
 from specllama.speculative.asking import grant
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.sampling import SamplerChain
@@ -121,6 +124,15 @@ class Engine:
         return self._loaded.windows
 
     @property
+    def patience_s(self) -> float:
+        pace, n_bytes = self._scheduler.pace, self.info.target.file_bytes
+        return patience(pace.longest_s, pace.step_s, self.target.n_batch, n_bytes)
+
+    def watched(self, beat: Callable[[], object]) -> None:
+        """See ``Stepped``."""
+        self._loaded.stop.on_pass = beat
+
+    @property
     def may_round(self) -> bool:
         """Whether a row of the first slot can differ from that of plain decoding by rounding."""
         return self._slots[0].may_round
@@ -158,12 +170,22 @@ class Engine:
         return self._loaded.prompting.encode(prompt)
 
     def count_tokens(self, prompt: Prompt, params: GenerateParams | None = None) -> int:
-        return len(self._loaded.prompting.prepare(prompt, params or GenerateParams()).ids)
+        n_ctx = self.target.n_ctx
+        require_size(prompt, n_ctx, self.vocab)
+        prompting = self._loaded.prompting
+        return len(prompting.prepare(prompt, params or GenerateParams(), n_ctx=n_ctx).ids)
 
-    # -- what a server is asked --
+    # -- what a server is asked, from any thread --
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        require_text(len(text.encode("utf-8", "replace")), self.target.n_ctx, self.vocab)
         return self.vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def tokens_of(self, words: Sequence[str]) -> list[list[int]]:
+        """The tokens of every word, apart."""
+        size = sum(len(word.encode("utf-8", "replace")) for word in words)
+        require_text(size, self.target.n_ctx, self.vocab)
+        return [self.vocab.tokenize(w, add_special=False, parse_special=True) for w in words]
 
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
         """The bytes of every token; those of control tokens are their names.
@@ -171,6 +193,7 @@ class Engine:
         Raises:
             UsageError: one is outside the vocabulary.
         """
+        require_text(len(tokens), self.target.n_ctx, self.vocab)
         bad = next((t for t in tokens if not 0 <= t < self.vocab.n_tokens), None)
         if bad is not None:
             raise UsageError(f"token {bad} is outside the vocabulary")
@@ -186,6 +209,7 @@ class Engine:
 
     def render(self, messages: Sequence[Message], params: GenerateParams) -> str:
         """A conversation as the text of a prompt."""
+        require_size(messages, self.target.n_ctx, self.vocab)
         return self._loaded.prompting.render(messages, params)[0].text
 
     def tool_syntax(self) -> ToolSyntax:
@@ -228,19 +252,58 @@ class Engine:
         with self._alone():
             return self._submit(prompt, params, cancel)
 
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: GenerateParams | None = None,
+        *,
+        cancel: Cancel | None = None,
+    ) -> Ready:
+        """All of a request that needs no pass; ``begin`` takes it. Any thread may call this, also
+        while another one uses the engine.
+
+        Raises:
+            UsageError: the prompt is empty, or cannot be read.
+            PromptTooLong: it exceeds the context.
+            Cancelled: ``cancel`` was set.
+        """
+        loaded, params, clock = self._loaded, params or GenerateParams(), Clock()
+        n_ctx = self.target.n_ctx
+        require_size(prompt, n_ctx, loaded.prompting.vocab)
+        require_going(cancel)
+        prepared = loaded.prompting.prepare(prompt, params, n_ctx=n_ctx, cancel=cancel)
+        require_room(len(prepared.ids), n_ctx)
+        require_going(cancel)
+        seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
+        chain = loaded.chains.chain(params, seed, prepared.ids, prepared.limit)
+        clock.tokenized()
+        return Ready(params, seed, prepared, chain, clock)
+
+    def begin(self, ready: Ready, *, cancel: Cancel | None = None) -> int:
+        """As ``submit``, for a request that is prepared.
+
+        Raises:
+            EngineError: the engine is closed, or every slot is taken.
+        """
+        with self._alone():
+            return self._begin(ready, cancel or Cancel())
+
     def _submit(self, prompt: Prompt, params: GenerateParams | None, cancel: Cancel | None) -> int:
+        self._require_free()
+        cancel = cancel or Cancel()
+        return self._begin(self.prepare(prompt, params), cancel)
+
+    def _require_free(self) -> None:
         if self._closed:
             raise EngineError("the engine is closed")
         if not self._free:
             raise EngineError("the engine is busy with another request")
-        params, cancel, clock = params or GenerateParams(), cancel or Cancel(), Clock()
-        prepared = self._loaded.prompting.prepare(prompt, params)
-        clock.tokenized()
-        self._require_room(len(prepared.ids))
-        slot, id = self._seating.seat(prepared.ids, self._free, params.scope), next(self._ids)
-        conversation = Conversation(
-            self._loaded, slot, params, cancel, clock, self._scheduler.chunk
-        )
+
+    def _begin(self, ready: Ready, cancel: Cancel) -> int:
+        self._require_free()
+        prepared, scope = ready.prepared, ready.params.scope
+        slot, id = self._seating.seat(prepared.ids, self._free, scope), next(self._ids)
+        conversation = Conversation(self._loaded, slot, ready, cancel, self._scheduler.chunk)
 
         def end() -> None:
             del self._cancels[id]
@@ -254,17 +317,8 @@ class Engine:
         self._cancels[id] = cancel
         self._obey()
         unread = len(prepared.ids) - len(slot.target.tokens)
-        self._scheduler.add(id, conversation.run(prepared), end, slot.target, cancel, unread)
+        self._scheduler.add(id, conversation.run(), end, slot.target, cancel, unread)
         return id
-
-    def _require_room(self, n: int) -> None:
-        if n > (n_ctx := self.target.n_ctx):
-            raise PromptTooLong(
-                f"the prompt of {n} tokens exceeds the available context size of {n_ctx}",
-                "shorten it, or raise --ctx-size",
-                n_prompt=n,
-                n_ctx=n_ctx,
-            )
 
     def step(self) -> list[tuple[int, Event | Exception]]:
         """Go on with every conversation until one of them has something to say.

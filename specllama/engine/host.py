@@ -6,8 +6,10 @@ costs one reply: the child dies, the parent turns its exit status and last words
 so nothing has to be rebuilt. The parent never imports llama_cpp.
 
     parent                                   child
-    generate() ── ("generate", id, …) ─────► command thread ─► main thread: submit, step, step, …
-               ◄─ ("events", id, [Event, …]) ────────────────────────┘
+    generate() ── ("generate", id, …) ─────► command thread ─► request thread: prepare
+                                                    main thread: begin, step, step, …
+               ◄─ ("events", id, [Event, …]) ◄── event thread ◄─────┘
+    ask()      ── ("call", id, …) ─────────► command thread ─► call thread
     cancel     ── ("cancel", id) ──────────► command thread sets the request's Cancel
 
 The parent's reader thread always drains the pipe, so a slow screen never slows the decoder. The
@@ -62,7 +64,9 @@ class EngineHost:
 
     ``start()`` loads and blocks; ``generate()`` starts the child itself when there is none, so a
     conversation survives the death of its engine. ``on_event`` receives LoadProgress from the
-    reader thread.
+    reader thread. A child that ends no pass for long is ended, see ``pulse``; ``patience_s``: after
+    so long, whatever a pass takes on this machine. ``on_death`` is called by another thread when a
+    child that was ready has ended by itself.
     """
 
     def __init__(
@@ -71,7 +75,10 @@ class EngineHost:
         *,
         on_event: OnEvent | None = None,
         close_grace_s: float = 3.0,
+        patience_s: float | None = None,
     ) -> None:
+        self.on_death: Callable[[], object] = lambda: None
+        self.patience_s = patience_s
         self.factory = factory
         self.on_event = on_event
         self.close_grace_s = close_grace_s
@@ -100,7 +107,7 @@ class EngineHost:
     @property
     def ready(self) -> bool:
         child = self._child
-        return child is not None and child.info is not None and child.death is None
+        return child is not None and child.ready
 
     @property
     def pid(self) -> int | None:
@@ -113,12 +120,19 @@ class EngineHost:
         Raises:
             SpecllamaError: what the load raised in the child, or EngineDied.
         """
+        if (child := self._child) is not None and child.stuck is not None:
+            child.wait_gone()
         with self._guard:
             if self._closed:
                 raise EngineError("the engine was closed")
             child = self._child
             if child is None or child.death is not None:
-                child = Child(self.factory, self.on_event)
+                child = Child(
+                    self.factory,
+                    self.on_event,
+                    patience_s=self.patience_s,
+                    on_death=lambda: self.on_death(),
+                )
                 self._child = child
                 self._starts += 1
         self._last_info = child.wait_ready()
@@ -153,7 +167,7 @@ class EngineHost:
         if fresh:
             yield Notice("The engine was started again.", topic="engine")
         inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        request_id = child.ask(inbox.put, "generate", prompt, params)
+        request_id = child.ask(inbox.put, "generate", "", prompt, params)
         try:
             # through the inbox, so that whoever sets it (perhaps a signal handler) need not wait
             with (cancel or Cancel()).calling(lambda: inbox.put(("cancel", None))):
@@ -172,7 +186,9 @@ class EngineHost:
             if child.forget(request_id):
                 child.cancel(request_id)
 
-    def submit(self, prompt: Prompt, params: GenerateParams, tell: Tell) -> Callable[[], None]:
+    def submit(
+        self, prompt: Prompt, params: GenerateParams, tell: Tell, *, whose: str = ""
+    ) -> Callable[[], None]:
         """Begin a request of a healthy child; ``tell`` is called by another thread.
 
         Returns what cancels it: its last event comes all the same.
@@ -181,13 +197,13 @@ class EngineHost:
             EngineError: there is no child, see ``start``.
         """
         child = self._healthy()
-        request_id = child.ask(tell, "generate", prompt, params)
+        request_id = child.ask(tell, "generate", whose, prompt, params)
         return lambda: child.cancel(request_id)
 
-    def ask(self, method: str, *args: Any, tell: Tell) -> None:
+    def ask(self, method: str, *args: Any, tell: Tell, whose: str = "") -> None:
         """Call a method of the child's engine that answers and changes nothing."""
         child = self._healthy()
-        child.ask(tell, "call", method, args)
+        child.ask(tell, "call", whose, method, args)
 
     def count_tokens(self, prompt: str | Sequence[Message]) -> int:
         self.start()

@@ -10,6 +10,8 @@ from specllama.errors import UsageError
 
 _AFTER = 4  # of what there is room for around a gap, one part in so many is behind it
 _UNNAMED = "file"  # the file with the gap
+_MOST_FILES = 1000
+_LONGEST_NAME = 1000  # characters
 _SNIPPET = "\n\n--- snippet ---\n\n"  # before another text, where a model has no token for files
 
 
@@ -35,6 +37,8 @@ def infilled(
     marks = vocab.gap
     if marks is None:
         raise UsageError("this model has no tokens for a gap in a text")
+    if most := room * vocab.longest:  # what is farther from the gap cannot have a place
+        before, after, others = before[-most:], after[:most], _nearest(others, most)
 
     def tokens(text: str) -> list[int]:
         return vocab.tokenize(text, add_special=False, parse_special=False)
@@ -55,3 +59,14 @@ def infilled(
         parts.append([marks.file, *tokens(f"{_UNNAMED}\n")])
     context = list(chain.from_iterable(parts))
     return context[max(0, len(context) - max(0, room - len(prompt))) :] + prompt
+
+
+def _nearest(others: Sequence[tuple[str, str]], most: int) -> list[tuple[str, str]]:
+    """The last of them, down to the one in which ``most`` characters are reached."""
+    found: list[tuple[str, str]] = []
+    for name, text in reversed(others):
+        if most <= 0 or len(found) >= _MOST_FILES:
+            break
+        found.append((name[:_LONGEST_NAME], text[-most:]))
+        most -= len(text)
+    return found[::-1]

@@ -15,6 +15,7 @@ class Pace:
 
     def __init__(self) -> None:
         self.rows, self.seconds = Histogram(ROWS), Histogram(SECONDS)
+        self.longest_s = 0.0
         self._writing_s: float | None = None  # of a pass
         self._reading_s: float | None = None  # of a token
 
@@ -22,10 +23,16 @@ class Pace:
         """One pass."""
         self.rows.add(tokens)
         self.seconds.add(seconds)
+        self.longest_s = max(self.longest_s, seconds)
         if tokens < TILE:
             self._writing_s = _drifted(self._writing_s, seconds)
         else:
             self._reading_s = _drifted(self._reading_s, seconds / tokens)
+
+    @property
+    def step_s(self) -> float | None:
+        """What a short pass takes, None before there was one."""
+        return self._writing_s
 
     def chunk(self) -> int:
         """How many tokens of a prompt are read while others wait for their next pass: a tile or two

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import queue
 import signal
 import sys
 import tempfile
@@ -14,13 +15,16 @@ from collections.abc import Callable
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
+from specllama.engine.pulse import Part, Pulse, Watchdog
 from specllama.engine.serving import EngineFactory, OnEvent, serve
-from specllama.errors import EngineDied, EngineError, SpecllamaError
+from specllama.errors import EngineDied, EngineError, EngineStuck, SpecllamaError
 from specllama.interface import EngineInfo
 
 REAP_S = 5.0
+STILL_S = 1.0  # one that is to end and does not get on for so long is not waited for
 LAST_WORDS_BYTES = 8192
 
 
@@ -31,14 +35,25 @@ Tell = Callable[[tuple[str, Any]], object]
 class Child:
     """One process from spawn to exit, seen from the parent."""
 
-    def __init__(self, factory: EngineFactory, on_event: OnEvent | None) -> None:
+    def __init__(
+        self,
+        factory: EngineFactory,
+        on_event: OnEvent | None,
+        *,
+        patience_s: float | None = None,
+        on_death: Callable[[], object] = lambda: None,
+    ) -> None:
         self.info: EngineInfo | None = None
         self.death: SpecllamaError | None = None
+        self.stuck: EngineStuck | None = None  # it is being ended for that
+        self._culprit = 0  # the request that it was stuck in, where that is known
         self._on_event = on_event
+        self._on_death = on_death
         self._ids = itertools.count(1)
-        self._tells: dict[int, Tell] = {}
+        self._tells: dict[int, tuple[str, Tell]] = {}  # with what was asked
         self._ready = threading.Event()
-        self._send_lock = threading.Lock()
+        self._gone = threading.Event()
+        self._outbox: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._reap_lock = threading.Lock()
         self._stopping = False
         fd, log = tempfile.mkstemp(prefix="specllama-engine-", suffix=".log")
@@ -47,16 +62,38 @@ class Child:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe(duplex=True)
         self._conn: Connection = ours
+        self._pulse = Pulse(patience_s)
         self.process = context.Process(
-            target=serve, args=(theirs, factory, log), name="specllama-engine", daemon=True
+            target=serve,
+            args=(theirs, factory, log, self._pulse),
+            name="specllama-engine",
+            daemon=True,
         )
         _ensure_resource_tracker()
-        self.process.start()
-        theirs.close()
-        self._reader = threading.Thread(
-            target=self._read, name="specllama-engine-reader", daemon=True
-        )
-        self._reader.start()
+        try:
+            self.process.start()
+        except BaseException:
+            ours.close()
+            with contextlib.suppress(OSError):
+                self._log.unlink()
+            raise
+        finally:
+            theirs.close()
+        self._reader = self._begin("reader", self._read)
+        self._begin("writer", self._write)
+        self._begin("watch", self._watch)
+
+    def _begin(self, name: str, run: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=run, name=f"specllama-engine-{name}", daemon=True)
+        thread.start()
+        return thread
+
+    @property
+    def ready(self) -> bool:
+        return self.info is not None and self.death is None and self.stuck is None
+
+    def wait_gone(self) -> None:
+        self._gone.wait()
 
     def wait_ready(self) -> EngineInfo:
         self._ready.wait()
@@ -64,22 +101,24 @@ class Child:
             raise self.death or EngineError("the engine was closed while loading")
         return self.info
 
-    def ask(self, tell: Tell, verb: str, *args: Any) -> int:
-        """Send a request; ``tell`` is called with what comes of it, mostly by the reader thread."""
+    def ask(self, tell: Tell, verb: str, whose: str, *args: Any) -> int:
+        """Send a request of a client, without waiting for it to be taken; ``tell`` is called with
+        what comes of it, mostly by the reader thread."""
         request_id = next(self._ids)
-        self._tells[request_id] = tell
-        if not self._send((verb, request_id, *args)) or self.death is not None:
-            self._answer(request_id, "error", self.death or EngineDied("the engine process ended"))
+        self._tells[request_id] = verb, tell
+        self._outbox.put((verb, request_id, whose, *args))
+        if self.death is not None:
+            self._answer(request_id, "error", self.death)
         return request_id
 
     def _answer(self, request_id: int, kind: str, payload: Any) -> None:
         """Tell of it; all but events is the last word."""
         take = self._tells.get if kind == "events" else self._tells.pop
-        if (tell := take(request_id, None)) is not None:
-            tell((kind, payload))
+        if (found := take(request_id, None)) is not None:
+            found[1]((kind, payload))
 
     def cancel(self, request_id: int) -> None:
-        self._send(("cancel", request_id))
+        self._outbox.put(("cancel", request_id))
 
     def forget(self, request_id: int) -> bool:
         """Tell nothing more of it; whether it was still going on."""
@@ -87,9 +126,9 @@ class Child:
 
     def stop(self, grace_s: float) -> None:
         self._stopping = True
-        self._send(("close", 0))
-        # A child that is still loading has nothing to save.
-        if self.info is None or not self._reap(grace_s):
+        self._outbox.put(("close", 0))
+        # A child that is still loading has nothing to save, and one that is stuck never will.
+        if self.info is None or not self._ends(grace_s):
             self.process.terminate()
             if not self._reap(grace_s):
                 self.process.kill()
@@ -98,15 +137,37 @@ class Child:
         with contextlib.suppress(OSError):
             self._log.unlink()
 
-    def _send(self, message: tuple[Any, ...]) -> bool:
-        try:
-            with self._send_lock:
+    def _ends(self, grace_s: float) -> bool:
+        """Whether it ends by itself, as long as it gets on."""
+        watchdog = Watchdog(self._pulse, monotonic, STILL_S)
+        until = monotonic() + grace_s
+        while not (ended := self._reap(watchdog.every_s)) and monotonic() < until:
+            if watchdog.stuck() is not None:
+                break
+        return ended
+
+    def _write(self) -> None:
+        """A thread of its own: a child that does not read holds up nobody else."""
+        while (message := self._outbox.get()) is not None:
+            try:
                 self._conn.send(message)
-        except (OSError, ValueError):
-            # Let the reader see the end of the pipe and report the reason.
-            self._reader.join(REAP_S)
-            return False
-        return True
+            except (OSError, ValueError):  # the reader sees the end of the pipe, and says why
+                return
+
+    def _watch(self) -> None:
+        """A thread of its own: end a child that does not get on."""
+        watchdog = Watchdog(self._pulse, monotonic)
+        while not self._gone.wait(watchdog.every_s):
+            if self._stopping or (found := watchdog.stuck()) is None:
+                continue
+            part, request_id, still_s = found
+            asked = [id for id, (verb, _) in list(self._tells.items()) if verb == "generate"]
+            # with one request there is no doubt whose work it was
+            self._culprit = request_id or (asked[0] if len(asked) == 1 else 0)
+            said = f"{_STUCK[part]} for {still_s:.0f} s, so the engine process was ended"
+            self.stuck = EngineStuck(said, _NEXT)
+            self.process.kill()
+            return
 
     def _reap(self, timeout_s: float) -> bool:
         with self._reap_lock:  # two waitpid calls at once would lose the exit status
@@ -141,17 +202,32 @@ class Child:
             self.death = refused
         elif self._stopping:
             self.death = EngineError("the engine was closed")
+        elif self.stuck is not None:
+            self.death = self.stuck
         else:
             self.death = _obituary(self.process.exitcode, self._log, loading=self.info is None)
         self._ready.set()
+        self._outbox.put(None)
         for request_id in list(self._tells):
-            self._answer(request_id, "error", self.death)
+            error = self.death
+            if self.stuck is not None and request_id == self._culprit:
+                error = EngineStuck(self.stuck.message, self.stuck.hint, culprit=True)
+            self._answer(request_id, "error", error)
+        self._gone.set()
+        if not self._stopping and self.info is not None:
+            self._on_death()
         with contextlib.suppress(OSError):
             self._conn.close()
         with contextlib.suppress(OSError):
             self._log.unlink()
 
 
+_NEXT = "the conversation is kept; your next message starts a fresh engine"
+_STUCK: dict[Part, str] = {
+    "passes": "no pass of the model ended",
+    "requests": "a prompt was not read to its end",
+    "calls": "a text was not read to its end",
+}
 _CAUSES = {
     "SIGKILL": "out of memory?",
     "SIGABRT": "llama.cpp aborted",
@@ -178,7 +254,7 @@ def _obituary(exitcode: int | None, log: Path, *, loading: bool) -> EngineDied:
     hint = (
         "choose a smaller model or a shorter context, or check the file with: specllama doctor"
         if loading
-        else "the conversation is kept; your next message starts a fresh engine"
+        else _NEXT
     )
     return EngineDied(f"The engine process ended {when} ({cause}).{said}", hint)
 

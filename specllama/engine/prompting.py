@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specllama.backend.base import Vocab
+from specllama.cancel import Cancel
 from specllama.chat import Rendered, render
+from specllama.engine.bounds import require_going, require_size
 from specllama.engine.encoding import encode_segments
 from specllama.engine.thought_limit import ThoughtLimit
 from specllama.errors import UsageError
@@ -72,20 +74,33 @@ class Prompting:
         prepared = self.prepare(prompt, GenerateParams())
         return prepared.ids, "; ".join(prepared.notices)
 
-    def prepare(self, prompt: Prompt, params: GenerateParams) -> Prepared:
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: GenerateParams,
+        *,
+        n_ctx: int | None = None,
+        cancel: Cancel | None = None,
+    ) -> Prepared:
         """Token ids of a prompt, and what is to be known about its reply.
 
         Chat prompts are what llama.cpp makes of the same text, except that contents of messages
         cannot forge turns.
 
+        Args:
+            n_ctx: no more of a rendered conversation is read than can fit this context.
+
         Raises:
             UsageError: the prompt is empty or an id is outside the vocabulary.
+            PromptTooLong: the conversation cannot fit the context.
+            Cancelled: ``cancel`` was set.
         """
         prepared: Prepared | None = None
         if isinstance(prompt, str):
             ids = self.vocab.tokenize(prompt, add_special=True, parse_special=True)
         elif prompt and isinstance(prompt[0], Message):
-            prepared = self._chat([m for m in prompt if isinstance(m, Message)], params)
+            messages = [m for m in prompt if isinstance(m, Message)]
+            prepared = self._chat(messages, params, n_ctx, cancel)
             ids = prepared.ids
         else:
             ids = self._mixed([part for part in prompt if not isinstance(part, Message)])
@@ -105,8 +120,17 @@ class Prompting:
                 ids.append(int(part))
         return ids
 
-    def _chat(self, messages: list[Message], params: GenerateParams) -> Prepared:
+    def _chat(
+        self,
+        messages: list[Message],
+        params: GenerateParams,
+        n_ctx: int | None,
+        cancel: Cancel | None,
+    ) -> Prepared:
         rendered, why = self.render(messages, params)
+        if n_ctx is not None:
+            require_size(rendered.text, n_ctx, self.vocab)
+        require_going(cancel)
         ids = encode_segments(
             self.vocab, rendered.segments, bos=self.bos, template=self.template or ""
         )

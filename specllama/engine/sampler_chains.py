@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from specllama.backend.base import Vocab
 from specllama.errors import UsageError
-from specllama.params import GenerateParams
+from specllama.params import BREAKERS_LIMIT, GenerateParams
 from specllama.speculative.sampling import Constraint, SamplerChain
 
 ConstraintMaker = Callable[[GenerateParams], Constraint | None]
@@ -24,7 +25,8 @@ class SamplerChains:
         self._vocab = vocab
         self._make_constraint = make_constraint
         self._eog_bias: dict[int, float] | None = None
-        self._breakers: dict[tuple[str, ...], frozenset[int]] = {}
+        self._pieces: list[bytes] = []
+        self._breaking = lru_cache(4 * BREAKERS_LIMIT)(self._breaking_now)
 
     def chain(
         self,
@@ -40,15 +42,7 @@ class SamplerChains:
             sampling = dataclasses.replace(sampling, logit_bias=bias)
         breakers: frozenset[int] = frozenset()
         if sampling.dry_multiplier > 0:
-            strings = sampling.dry_sequence_breakers
-            if strings not in self._breakers:
-                wanted = [s.encode() for s in strings]
-                self._breakers[strings] = frozenset(
-                    t
-                    for t in range(self._vocab.n_tokens)
-                    if any(w in self._vocab.piece(t) for w in wanted)
-                )
-            breakers = self._breakers[strings]
+            breakers = frozenset().union(*map(self._breaking, sampling.dry_sequence_breakers))
         if params.constrained:
             if self._make_constraint is None:
                 raise UsageError("this engine has no grammar support")
@@ -61,6 +55,13 @@ class SamplerChains:
             constraint=constraint,
             is_end=self._vocab.is_eog,
         )
+
+    def _breaking_now(self, text: str) -> frozenset[int]:
+        """Tokens that hold a text."""
+        if not self._pieces:
+            self._pieces = [self._vocab.piece(t) for t in range(self._vocab.n_tokens)]
+        wanted = text.encode("utf-8", "replace")
+        return frozenset(t for t, piece in enumerate(self._pieces) if wanted in piece)
 
     def _all_eog(self) -> dict[int, float]:
         if self._eog_bias is None:

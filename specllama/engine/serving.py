@@ -12,18 +12,21 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from specllama.cancel import Cancel
-from specllama.errors import EngineError, SpecllamaError
-from specllama.events import Event, Finished
-from specllama.interface import Prompt, Stepped
+from specllama.engine.pulse import Pulse
+from specllama.errors import Cancelled, EngineError, SpecllamaError
+from specllama.events import Event, Finished, Started
+from specllama.interface import EngineInfo, Stepped
 from specllama.params import GenerateParams
 
 OnEvent = Callable[[Event], None]
 
+SWITCH_S = 0.0005
+CLOSE_S = 2.0
 GATHER_S = 0.012  # events of so long cross the pipe together: a fast model makes thousands a second
 
 
@@ -34,56 +37,40 @@ class EngineFactory(Protocol):
 
 
 class Link:
-    """The child's end of the pipe. If the parent is gone, the child ends at once."""
+    """The child's end of the pipe. If the parent is gone, the child ends at once.
+
+    One thread writes: whoever has something to say leaves it here and goes on.
+    """
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
         self._lock = threading.Lock()
         self._cancels: dict[int, Cancel] = {}  # of the requests that were not answered yet
-        self._gathered: dict[int, list[Event]] = {}  # by request
-        self._sending_s: dict[int, float] = {}
+        self._said: list[tuple[str, int, Any]] = []
         self._something = threading.Event()
-        self.work: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._urgent = threading.Event()
+        self._sending_s: dict[int, float] = {}  # by request
+        self.work: queue.SimpleQueue[tuple[str, int, Any] | None] = queue.SimpleQueue()
+        self.requests, self.calls = Turns(), Turns()
 
     def send(self, kind: str, request_id: int, payload: Any = None) -> None:
         with self._lock:
-            self._write(kind, request_id, payload)
-
-    def _write(self, kind: str, request_id: int, payload: Any) -> None:
-        try:
-            self._conn.send((kind, request_id, payload))
-        except OSError:
-            os._exit(1)
+            self._said.append((kind, request_id, payload))
+        self._urgent.set()
+        self._something.set()
 
     def progress(self, event: Event) -> None:
         self.send("progress", 0, event)
 
     def event(self, request_id: int, event: Event) -> None:
-        """Send soon. The gathering thread pickles while the engine computes."""
+        """Send soon, together with those that follow closely."""
         with self._lock:
-            self._gathered.setdefault(request_id, []).append(event)
+            self._said.append(("event", request_id, event))
         self._something.set()
-
-    def flush(self) -> None:
-        with self._lock:
-            gathered, self._gathered = self._gathered, {}
-            for request_id, events in gathered.items():
-                begin = time.thread_time()
-                self._write("events", request_id, events)
-                spent_s = time.thread_time() - begin
-                self._sending_s[request_id] = self._sending_s.get(request_id, 0.0) + spent_s
-
-    def billed(self, request_id: int, finished: Finished) -> Finished:
-        """With what sending the events before it took of a processor."""
-        self.flush()
-        with self._lock:
-            spent_s = self._sending_s.pop(request_id, 0.0)
-        timings = dataclasses.replace(finished.timings, pipe_ms=spent_s * 1e3)
-        return dataclasses.replace(finished, timings=timings)
 
     def end(self, request_id: int, error: Exception | None = None) -> None:
         """The request is over; ``error``: what ended it."""
-        self.flush()
+        self.forget(request_id)
         if error is None:
             self.send("end", request_id)
         elif isinstance(error, SpecllamaError):
@@ -91,19 +78,48 @@ class Link:
         else:
             traceback.print_exception(error)
             self.send("error", request_id, EngineError(f"the engine failed: {_name(error)}"))
-        self.forget(request_id)
 
     def forget(self, request_id: int) -> None:
-        self._sending_s.pop(request_id, None)
         self._cancels.pop(request_id, None)
 
-    def gather(self) -> None:
+    def write(self) -> None:
+        """A thread of its own: pickles and writes while the engine computes."""
         while True:
             self._something.wait()
             self._something.clear()
+            self._urgent.clear()
+            with self._lock:
+                said, self._said = self._said, []
+            for kind, request_id, payload in _gathered(said):
+                if kind == "over":
+                    return
+                begin = time.thread_time()
+                if kind == "events":
+                    payload = [self._billed(request_id, event) for event in payload]
+                try:
+                    self._conn.send((kind, request_id, payload))
+                except OSError:
+                    os._exit(1)
+                if kind == "events":
+                    spent_s = time.thread_time() - begin
+                    self._sending_s[request_id] = self._sending_s.get(request_id, 0.0) + spent_s
+                else:
+                    self._sending_s.pop(request_id, None)
             # The first event goes at once; those that follow closely go together.
-            self.flush()
-            time.sleep(GATHER_S)
+            self._urgent.wait(GATHER_S)
+
+    def _billed(self, request_id: int, event: Event) -> Event:
+        """The last event with what sending those before it took of a processor."""
+        if not isinstance(event, Finished):
+            return event
+        spent_s = self._sending_s.get(request_id, 0.0)
+        timings = dataclasses.replace(event.timings, pipe_ms=spent_s * 1e3)
+        return dataclasses.replace(event, timings=timings)
+
+    def close(self, writing: threading.Thread) -> None:
+        """Write what was left here, and nothing more."""
+        self.send("over", 0)
+        writing.join(CLOSE_S)
 
     def cancel_of(self, request_id: int) -> Cancel:
         return self._cancels[request_id]
@@ -123,54 +139,145 @@ class Link:
                 self.work.put(None)
             else:
                 self._cancels[request_id] = Cancel()  # one that is sent before its turn counts
-                self.work.put((verb, request_id, *args))
+                whose, *rest = args
+                turns = self.calls if verb == "call" else self.requests
+                turns.put(whose, (request_id, *rest))
 
 
-def serve(conn: Connection, factory: EngineFactory, log: str) -> None:
+def _gathered(said: list[tuple[str, int, Any]]) -> Iterator[tuple[str, int, Any]]:
+    """The same with the events of a request, as far as they come before its end, together."""
+    events: dict[int, list[Event]] = {}
+    for kind, request_id, payload in said:
+        if kind == "event":
+            events.setdefault(request_id, []).append(payload)
+            continue
+        if request_id in events:
+            yield "events", request_id, events.pop(request_id)
+        yield kind, request_id, payload
+    for request_id, some in events.items():
+        yield "events", request_id, some
+
+
+class Turns:
+    """Work that waits for a thread, by client; clients take turns."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[Any]] = {}  # whose turn it is first
+        self._some = threading.Condition()
+
+    def put(self, whose: str, work: Any) -> None:
+        with self._some:
+            self._waiting.setdefault(whose, deque()).append(work)
+            self._some.notify()
+
+    def get(self) -> Any:
+        """The next piece of work, once there is one."""
+        with self._some:
+            while not self._waiting:
+                self._some.wait()
+            whose = next(iter(self._waiting))
+            mine = self._waiting.pop(whose)
+            work = mine.popleft()
+            if mine:
+                self._waiting[whose] = mine  # behind the others
+            return work
+
+
+def serve(conn: Connection, factory: EngineFactory, log: str, pulse: Pulse) -> None:
     _redirect_output(log)
     # Ctrl-C in a shared terminal reaches the whole process group; the parent decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an abort must not start a debugger
     faulthandler.enable()
     link = Link(conn)
-    threading.Thread(target=link.listen, name="specllama-commands", daemon=True).start()
-    threading.Thread(target=link.gather, name="specllama-events", daemon=True).start()
+    _begin("commands", link.listen)
+    writing = _begin("events", link.write)
     try:
         engine = factory(link.progress)
         link.send("ready", 0, engine.info)
     except SpecllamaError as error:
         link.send("failed", 0, error)
+        link.close(writing)
         return
     except BaseException as error:
         traceback.print_exc()
         link.send("failed", 0, EngineError(f"the engine could not start: {_name(error)}"))
+        link.close(writing)
         return
-    _pump(engine, link)
-    engine.close()
+    # The thread that makes passes gets the interpreter back soon from those beside it.
+    sys.setswitchinterval(SWITCH_S)
+    _begin("requests", lambda: _prepare(engine, link, pulse))
+    _begin("calls", lambda: _answer(engine, link, pulse))
+    engine.watched(pulse.beat)
+    _pump(engine, link, pulse)
+    if not (pulse.working("requests") or pulse.working("calls")):  # they may use what it frees
+        engine.close()
+    link.close(writing)
 
 
-def _pump(engine: Stepped, link: Link) -> None:
+def _begin(name: str, run: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=run, name=f"specllama-{name}", daemon=True)
+    thread.start()
+    return thread
+
+
+def _prepare(engine: Stepped, link: Link, pulse: Pulse) -> None:
+    """A thread of its own: what requests need beside passes, one after the other."""
+    while True:
+        request_id, prompt, params = link.requests.get()
+        pulse.works("requests", request_id)
+        cancel = link.cancel_of(request_id)
+        try:
+            ready = engine.prepare(prompt, params, cancel=cancel)
+        except Cancelled:
+            link.work.put(("cancelled", request_id, params))
+        except Exception as error:
+            link.end(request_id, error)
+        else:
+            link.work.put(("ready", request_id, ready))
+        pulse.rests("requests")
+
+
+def _answer(engine: Stepped, link: Link, pulse: Pulse) -> None:
+    """A thread of its own: calls of what changes nothing."""
+    while True:
+        request_id, method, args = link.calls.get()
+        pulse.works("calls", request_id)
+        try:
+            link.send("result", request_id, getattr(engine, method)(*args))
+            link.forget(request_id)
+        except Exception as error:
+            link.end(request_id, error)
+        pulse.rests("calls")
+
+
+def _pump(engine: Stepped, link: Link, pulse: Pulse) -> None:
     """Serve until the parent says close: requests in free slots, the others wait for their turn."""
     running: dict[int, int] = {}  # the engine's ids, and those of the requests
-    waiting: deque[tuple[int, Prompt, GenerateParams]] = deque()
+    waiting: deque[tuple[int, Any]] = deque()
     while True:
         while not link.work.empty() or not (running or waiting):
+            pulse.rests("passes")
             work = link.work.get()
             if work is None:
                 return
-            verb, request_id, *args = work
-            if verb == "call":
-                _call(engine, link, request_id, *args)
+            verb, request_id, payload = work
+            if verb == "ready":
+                waiting.append((request_id, payload))
             else:
-                waiting.append((request_id, *args))
+                for event in _unbegun(engine.info, payload):
+                    link.event(request_id, event)
+                link.end(request_id)
+        pulse.works("passes")
         while waiting and engine.free:
-            request_id, prompt, params = waiting.popleft()
+            request_id, ready = waiting.popleft()
             try:
-                id = engine.submit(prompt, params, cancel=link.cancel_of(request_id))
+                id = engine.begin(ready, cancel=link.cancel_of(request_id))
             except Exception as error:
                 link.end(request_id, error)
             else:
                 running[id] = request_id
+        pulse.expect(engine.patience_s)
         steps = engine.step()
         if not steps:  # they ended without a last word
             for request_id in running.values():
@@ -181,18 +288,34 @@ def _pump(engine: Stepped, link: Link) -> None:
             if isinstance(said, Exception):
                 link.end(running.pop(id), said)
             elif isinstance(said, Finished):
-                link.event(request_id, link.billed(request_id, said))
+                link.event(request_id, said)
                 link.end(running.pop(id))
             else:
                 link.event(request_id, said)
 
 
-def _call(engine: Stepped, link: Link, request_id: int, method: str, args: tuple[Any, ...]) -> None:
-    try:
-        link.send("result", request_id, getattr(engine, method)(*args))
-        link.forget(request_id)
-    except Exception as error:
-        link.end(request_id, error)
+def _unbegun(info: EngineInfo, params: GenerateParams) -> tuple[Event, Event]:
+    """What is said of a request that was cancelled before it began."""
+    n_ctx, exactness, verify = info.target.n_ctx, info.exactness, params.verify
+    seed = params.seed or 0
+    return Started(0, 0, n_ctx, seed, "none", verify, 0, exactness), Finished(
+        reason="cancelled",
+        text="",
+        token_ids=(),
+        seed=seed,
+        rounds=0,
+        draft_n=0,
+        draft_n_accepted=0,
+        cut=0,
+        prompt_n=0,
+        cached_n=0,
+        n_ctx=n_ctx,
+        proposer="none",
+        verify=verify,
+        exactness=exactness,
+        acceptance_rate=None,
+        mean_acceptance_length=None,
+    )
 
 
 def _name(error: BaseException) -> str:

@@ -84,6 +84,12 @@ class SamplerChain:
         self.constraint = constraint
         self._breakers = breakers
         self._is_end = is_end
+        # made once: forks share them
+        self._biased = np.array([t for t in params.logit_bias if t >= 0], np.int64)
+        biases = np.array([b for t, b in params.logit_bias.items() if t >= 0], np.float64)
+        finite = np.isfinite(biases)
+        np.clip(biases, -1e37, 1e37, out=biases, where=finite)
+        self._biases = biases.astype(np.float32)
         self._penalties = params.repeat_last_n != 0 and (
             params.repeat_penalty != 1.0
             or params.frequency_penalty != 0.0
@@ -189,12 +195,12 @@ class SamplerChain:
     def _adjusted(self, row: Row) -> Row:
         """Bias, penalties and DRY; the row itself when none applies (no copy)."""
         p = self.params
-        if not (p.logit_bias or self._penalties or self._dry):
+        if not (len(self._biased) or self._penalties or self._dry):
             return row
         z = row.copy()
-        for token, bias in p.logit_bias.items():
-            if 0 <= token < len(z):
-                z[token] += bias if math.isinf(bias) else max(min(bias, 1e37), -1e37)
+        if len(self._biased):
+            inside = self._biased < len(z)
+            z[self._biased[inside]] += self._biases[inside]
         if self._penalties:
             ids, n = self._recent_counts(len(z))
             seen = z[ids]

@@ -1,0 +1,71 @@
+"""How much of a request is looked at: its size is checked before anything of it is read.
+
+No token of a prompt is longer than the longest one of the vocabulary, so a text of more bytes than
+the context has room for such tokens cannot fit, whatever it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specllama.backend.base import Vocab
+from specllama.cancel import Cancel
+from specllama.errors import Cancelled, PromptTooLong
+from specllama.interface import Message, Prompt
+
+_HINT = "shorten it, or raise --ctx-size"
+
+
+def require_room(n: int, n_ctx: int) -> None:
+    """Raises PromptTooLong: a prompt of ``n`` tokens exceeds the context."""
+    if n > n_ctx:
+        raise PromptTooLong(
+            f"the prompt of {n} tokens exceeds the available context size of {n_ctx}",
+            _HINT,
+            n_prompt=n,
+            n_ctx=n_ctx,
+        )
+
+
+def require_size(prompt: Prompt, n_ctx: int, vocab: Vocab) -> None:
+    """Raises PromptTooLong: it has too many parts, or too many bytes, to fit the context."""
+    parts: Sequence[int | str | Message] = [prompt] if isinstance(prompt, str) else prompt
+    if len(parts) > n_ctx:  # each of them is a token at least
+        what = "messages" if isinstance(parts[0], Message) else "tokens"
+        raise PromptTooLong(
+            f"the prompt of {len(parts)} {what} exceeds the available context size of {n_ctx}",
+            _HINT,
+            n_prompt=len(parts),
+            n_ctx=n_ctx,
+        )
+    size = 0
+    for part in parts:
+        if isinstance(part, Message):
+            size += _bytes(part.content) + _bytes(part.reasoning)
+        elif isinstance(part, str):
+            size += _bytes(part)
+    require_text(size, n_ctx, vocab)
+
+
+def require_text(n_bytes: int, n_ctx: int, vocab: Vocab) -> None:
+    """Raises PromptTooLong: no text of so many bytes fits the context."""
+    if n_bytes <= n_ctx or not (longest := vocab.longest) or n_bytes <= n_ctx * longest:
+        return
+    least = -(-n_bytes // longest)
+    raise PromptTooLong(
+        f"a text of {n_bytes} bytes exceeds the available context size of {n_ctx} tokens, which "
+        f"hold {longest} bytes each at most",
+        _HINT,
+        n_prompt=least,
+        n_ctx=n_ctx,
+    )
+
+
+def require_going(cancel: Cancel | None) -> None:
+    """Raises Cancelled: the request was."""
+    if cancel is not None and cancel.is_set():
+        raise Cancelled("the request was cancelled")
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
