@@ -18,7 +18,7 @@ from specllama.backend.fake import FakePool, FakeTable, FakeVocab, fake_info
 from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot
-from specllama.errors import EngineError, PromptTooLong
+from specllama.errors import EngineError, PromptTooLong, UsageError
 from specllama.events import Finished, RoundDone
 from specllama.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.drafter import Drafter
@@ -119,12 +119,14 @@ def test_a_third_has_to_wait() -> None:
 def test_an_error_ends_one_conversation_only() -> None:
     engine = engine_of(2)
     good = engine.submit([1, 2], params("draft", 1))
-    bad = engine.submit([1] * 400, params("draft", 1))
+    with pytest.raises(PromptTooLong):
+        engine.submit([1] * 400, params("draft", 1))
+    bad = engine.submit([1, 2], params("eagle3", 1))  # there is no such drafter
     said: dict[int, list[Any]] = {good: [], bad: []}
     while events := engine.step():
         for id, event in events:
             said[id].append(event)
-    assert [type(event) for event in said[bad]] == [PromptTooLong]
+    assert [type(event) for event in said[bad]] == [UsageError]
     assert said[good][-1].token_ids == alone([1, 2], params("draft", 1))
     for _ in range(2):  # both slots are free again
         engine.submit([1], params("none", 1))
