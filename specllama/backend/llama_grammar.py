@@ -21,14 +21,24 @@ from specllama.errors import EngineError, UsageError
 
 # llama.cpp parses by recursion: from some 10000 levels on the stack overflows
 _MAX_NESTING = 1000
-_NOT_STRUCTURE = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
+_ENDS = {'"': '"', "[": "]", "#": "\n"}
+_MAX_BYTES = 1 << 18  # of a grammar: parsing stops all conversations
 
 
 def _nesting(gbnf: str) -> int:
     """Depth of parentheses outside literals, character classes and comments."""
     depth = deepest = 0
-    for c in _NOT_STRUCTURE.sub("", gbnf):
-        if c == "(":
+    end = ""  # of the literal, the class or the comment
+    escaped = False
+    for c in gbnf:
+        if escaped:
+            escaped = False
+        elif end:
+            escaped = c == "\\" and end != "\n"
+            end = "" if c == end else end
+        elif c in _ENDS:
+            end = _ENDS[c]
+        elif c == "(":
             depth += 1
             deepest = max(deepest, depth)
         elif c == ")":
@@ -88,6 +98,8 @@ class LlamaGrammar:
             raise UsageError("the grammar is empty", hint)
         if "\0" in gbnf:
             raise UsageError("the grammar contains a NUL character", hint)
+        if len(gbnf) > _MAX_BYTES:
+            raise UsageError(f"the grammar has more than {_MAX_BYTES >> 10} Ki characters", hint)
         if _nesting(gbnf) > _MAX_NESTING:
             raise UsageError(f"the grammar nests more than {_MAX_NESTING} parentheses", hint)
         with _captured_stderr() as printed:

@@ -81,6 +81,7 @@ class Places:
         self.root = Place("#", root)
         self.exclusive: dict[str, Place] = {}
         self._anchors: dict[str, Place] = {}
+        self._known: dict[tuple[str, int], tuple[Place, list[Leaves]]] = {}
         self._embedded: Place | None = None  # a document within this one
         self._look_around()
 
@@ -140,6 +141,13 @@ class Places:
         return found
 
     def _leaves(self, place: Place, trail: tuple[str, ...]) -> list[Leaves]:
+        """What a place says, worked out once: references may lead to it any number of times."""
+        key = (place.pointer, id(place.schema))  # what is kept keeps the schema, so ids are good
+        if key not in self._known:
+            self._known[key] = place, self._worked_out(place, trail)
+        return self._known[key][1]
+
+    def _worked_out(self, place: Place, trail: tuple[str, ...]) -> list[Leaves]:
         schema = place.schema
         if schema is True:
             return [()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Hashable
 from typing import Any
 
 from specllama.errors import UsageError
@@ -25,15 +26,13 @@ def type_of(value: Any) -> str:
     return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
 
 
-def same(a: Any, b: Any) -> bool:
-    """JSON's equality: 1 is 1.0 and not true."""
-    if isinstance(a, bool) or isinstance(b, bool):
-        return a is b
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    return bool(a == b)
+def same_as(value: Any) -> Hashable:
+    """Equal for values that JSON calls equal (1 is 1.0 and not true), and for no others."""
+    if isinstance(value, list):
+        return ("array", *map(same_as, value))
+    if isinstance(value, dict):
+        return ("object", frozenset((key, same_as(inside)) for key, inside in value.items()))
+    return type(value) is bool, value
 
 
 def json_text(value: Any) -> str:
@@ -59,7 +58,8 @@ def listed(leaves: Leaves) -> list[Any] | None:
             if found is None:
                 found = values
             else:
-                found = [v for v in found if any(same(v, other) for other in values)]
+                known = {same_as(other) for other in values}
+                found = [v for v in found if same_as(v) in known]
     return found
 
 
@@ -78,6 +78,7 @@ class Validator:
 
     def __init__(self, places: Places) -> None:
         self._places = places
+        self._listed: dict[int, tuple[Place, set[Hashable] | None]] = {}
 
     def fits(self, value: Any, leaves: Leaves) -> bool:
         """Whether a value satisfies all of these plain schemas."""
@@ -91,8 +92,8 @@ class Validator:
         kind = type_of(value)
         if place.has("type") and kind not in types_of(place):
             return False
-        options = listed((place,))
-        if options is not None and not any(same(value, option) for option in options):
+        known = self._values(place)
+        if known is not None and same_as(value) not in known:
             return False
         if kind in ("integer", "number"):
             return self._number(value, place)
@@ -101,6 +102,14 @@ class Validator:
         if kind == "array":
             return self._array(value, place)
         return kind != "object" or self._object(value, place)
+
+    def _values(self, place: Place) -> set[Hashable] | None:
+        """Those of ``enum`` and ``const``, made once; the kept place keeps its id its own."""
+        key = id(place.schema)
+        if key not in self._listed:
+            options = listed((place,))
+            self._listed[key] = place, None if options is None else {*map(same_as, options)}
+        return self._listed[key][1]
 
     def _number(self, value: float, place: Place) -> bool:
         schema = place.schema
@@ -122,9 +131,7 @@ class Validator:
     def _array(self, value: list[Any], place: Place) -> bool:
         if not _counted(len(value), place, "minItems", "maxItems"):
             return False
-        if place.schema.get("uniqueItems") is True and any(
-            same(a, b) for i, a in enumerate(value) for b in value[:i]
-        ):
+        if place.schema.get("uniqueItems") is True and len({*map(same_as, value)}) < len(value):
             return False
         first, rest = items(place)
         for i, item in enumerate(value):

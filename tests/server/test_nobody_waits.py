@@ -15,6 +15,7 @@ from beside import CHAT, HELLO, Request, Running, beside, server
 Row = tuple[str, Request, tuple[int, ...]]
 
 FINE = (200,)
+REFUSED = (400,)
 
 
 def chat(within_s: float = 60.0, **fields: Any) -> Request:
@@ -22,8 +23,19 @@ def chat(within_s: float = 60.0, **fields: Any) -> Request:
     return lambda running: running.post(CHAT, {**HELLO, **fields}, within_s)
 
 
+def doubling(depth: int) -> dict[str, Any]:
+    """A schema of which 2^depth places can be visited."""
+    defs: dict[str, Any] = {
+        f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(depth)
+    }
+    return {"$defs": {**defs, f"d{depth}": {"type": "string"}}, "$ref": "#/$defs/d0"}
+
+
 TABLE: list[Row] = [
     ("nothing odd", chat(), FINE),
+    ("a schema that doubles", chat(json_schema=doubling(40)), FINE),
+    ("a class without an end", chat(grammar='root ::= "a" ' + "[" * 16_000), REFUSED),
+    ("a megabyte of grammar", chat(grammar='root ::= "a" ' + "[" * 10**6), REFUSED),
 ]
 
 

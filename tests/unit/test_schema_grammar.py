@@ -19,7 +19,9 @@ from gbnf import Gbnf
 from schema_cases import INT, NUM, STR, TABLE, obj
 
 from specllama.errors import UsageError
+from specllama.grammar import values
 from specllama.grammar.convert import schema_to_gbnf
+from specllama.grammar.values import same_as
 
 
 def grammar(schema: Any) -> Gbnf:
@@ -290,3 +292,32 @@ def test_nothing_that_the_suite_calls_invalid_is_let_through() -> None:
             narrower += case["valid"] and not accepted
     print(f"passed {passed}, rejected {rejected}, narrower {narrower}, refused {refused}")
     assert passed > 3 * narrower
+
+
+def test_a_place_is_worked_out_once_however_often_it_is_referred_to() -> None:
+    # visits would be 2^60 otherwise, and the test would never end
+    defs: dict[str, Any] = {
+        f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(30)
+    }
+    text = schema_to_gbnf(json.dumps({"$defs": {**defs, "d30": STR}, "$ref": "#/$defs/d0"}))
+    assert text == schema_to_gbnf(json.dumps(STR))
+
+
+def test_values_of_a_list_are_compared_by_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    def counted(value: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return same_as(value)
+
+    monkeypatch.setattr(values, "same_as", counted)
+    schema_to_gbnf(json.dumps({"enum": [f"v{i}" for i in range(2000)]}))
+    assert 0 < asked <= 10_000
+
+
+def test_equal_values() -> None:
+    equal = [(1, 1.0), ([1, {"a": 2}], [1.0, {"a": 2.0}]), ({"a": 1, "b": 2}, {"b": 2, "a": 1})]
+    different = [(1, True), (0, False), ([1], [True]), ({"a": 1}, {"a": True}), ("1", 1), ([], {})]
+    assert all(same_as(a) == same_as(b) for a, b in equal)
+    assert not any(same_as(a) == same_as(b) for a, b in different)
