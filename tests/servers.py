@@ -77,9 +77,10 @@ def serving(
     most: int = 64,
     wait: bool = True,
     drain_s: float = 2.0,
+    patience_s: float | None = None,
     **more: Any,
 ) -> Iterator[Serving]:
-    host = EngineHost(factory, close_grace_s=1.0)
+    host = EngineHost(factory, close_grace_s=1.0, patience_s=patience_s)
     service = Service(
         Desk(host, lanes=LANES, most=most), "table", access or Access(), params or GenerateParams(),
         **more,

@@ -327,7 +327,7 @@ def routes(service: Service) -> list[Route]:
     async def count(request: Request) -> Response:
         body = await service.read(request, MessagesRequest)
         body.max_tokens = 1  # it may be left out here
-        return Json({"input_tokens": await service.count(wanted(body, service.base))})
+        return Json({"input_tokens": await service.count(request, wanted(body, service.base))})
 
     return [
         Route("/v1/messages", guarded(messages, error_of), methods=["POST"]),

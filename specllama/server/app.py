@@ -15,7 +15,7 @@ from specllama.server import anthropic, direct, live, lmstudio, native, ollama, 
 from specllama.server.dialect import openai_error
 from specllama.server.exchange import Json
 from specllama.server.guard import Guard
-from specllama.server.refusals import Refusal, loading
+from specllama.server.refusals import Refusal, loading, restarting
 from specllama.server.service import Service, guarded
 
 
@@ -24,7 +24,7 @@ def make_app(service: Service) -> Starlette:
 
     async def health(request: Request) -> Response:
         if not service.desk.ready:
-            raise loading()
+            raise restarting() if service.desk.loaded else loading()
         return Json({"status": "ok"})
 
     async def metrics(request: Request) -> Response:

@@ -2,27 +2,31 @@
 
 The engine's process takes as many requests as it has lanes; the others wait here, by client, and
 clients take turns. A request that is over, however it ends, makes room for the next one at once.
-An engine that died is started again once somebody waits for it.
+An engine that died is started again at once; one that was hardly alive, when it is asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import Any, Protocol
 
-from specllama.errors import EngineDied, EngineError, SpecllamaError
+from specllama.errors import EngineDied, EngineStuck, SpecllamaError
 from specllama.events import Event
 from specllama.interface import EngineFigures, EngineInfo, Prompt, ToolSyntax
 from specllama.params import GenerateParams
-from specllama.server.refusals import Refusal, loading
+from specllama.server.refusals import Refusal, ended_engine, loading
 
-FIGURES_S = 2.0  # how long the engine's figures are waited for: it answers between two passes
-POISON_S = 60.0  # a request that was there twice within so long when the engine died is refused
+logger = logging.getLogger("specllama.server")
+
+FIGURES_S = 2.0  # how long the engine's figures are waited for, behind other calls
+POISON_S = 600.0  # a request that was there twice within so long when the engine died is refused
+AGAIN_S = 30.0  # an engine that died sooner after its start is not started again unasked
 
 Tell = Callable[[tuple[str, Any]], object]
 
@@ -38,9 +42,13 @@ class Host(Protocol):
 
     def start(self) -> EngineInfo: ...
 
-    def submit(self, prompt: Prompt, params: GenerateParams, tell: Tell) -> Callable[[], None]: ...
+    on_death: Callable[[], object]
 
-    def ask(self, method: str, *args: Any, tell: Tell) -> None: ...
+    def submit(
+        self, prompt: Prompt, params: GenerateParams, tell: Tell, *, whose: str = ""
+    ) -> Callable[[], None]: ...
+
+    def ask(self, method: str, *args: Any, tell: Tell, whose: str = "") -> None: ...
 
     def close(self) -> None: ...
 
@@ -50,6 +58,8 @@ class Ticket:
     """One request.
 
     Attributes:
+        asked: what it was when it came, without the seed that was drawn for it: by this it is
+            known when it comes again.
         label, arm: of the workload and of an experiment, for the figures.
         hear: called in the event loop with ("events", list), then with ("end", None) or
             ("error", exception).
@@ -61,6 +71,7 @@ class Ticket:
     client: str
     hear: Tell
     desk: Desk
+    asked: str = ""
     label: str = ""
     arm: str = ""
     arrived_s: float = field(default_factory=perf_counter)
@@ -113,7 +124,8 @@ class Desk:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[None] | None = None
         # what ran when the engine died: when, and until when it is refused
-        self._suspects: dict[int, tuple[float, float]] = {}
+        self._suspects: dict[str, tuple[float, float]] = {}
+        self._restarted_s = -AGAIN_S
         self.loaded = False
         self.tool_syntax: ToolSyntax = ""
 
@@ -128,6 +140,7 @@ class Desk:
     async def start(self) -> EngineInfo:
         """Load; raises what ``EngineHost.start`` raises."""
         self._loop = asyncio.get_running_loop()
+        self.host.on_death = lambda: self._soon(self._died)
         info = await asyncio.to_thread(self.host.start)
         self.lanes = min(self.lanes, info.lanes)
         self.loaded = True
@@ -141,6 +154,7 @@ class Desk:
         client: str,
         hear: Tell,
         *,
+        asked: str = "",
         label: str = "",
         arm: str = "",
     ) -> Ticket:
@@ -161,9 +175,9 @@ class Desk:
                 "queue_full",
                 headers={"Retry-After": "2"},
             )
-        ticket = Ticket(prompt, params, client, hear, self, label, arm)
-        if monotonic() < self._suspects.get(_fingerprint(ticket), (0, 0.0))[1]:
-            raise Refusal(500, "this request ended the engine twice", "server_error", "engine_died")
+        if monotonic() < self._suspects.get(asked, (0, 0.0))[1]:
+            raise ended_engine("the engine did not survive this request before")
+        ticket = Ticket(prompt, params, client, hear, self, asked, label, arm)
         self._waiting.setdefault(client, deque()).append(ticket)
         self._serve()
         return ticket
@@ -177,8 +191,8 @@ class Desk:
                 del self._waiting[ticket.client]
             self._end(ticket, "end", None)
 
-    async def ask(self, method: str, *args: Any) -> Any:
-        """What a method of the engine returns.
+    async def ask(self, method: str, *args: Any, client: str = "") -> Any:
+        """What a method of the engine returns; clients take turns.
 
         Raises:
             SpecllamaError: what it raised. Refusal: there is no engine yet.
@@ -199,7 +213,7 @@ class Desk:
             else:
                 answer.set_exception(payload)
 
-        self.host.ask(method, *args, tell=lambda said: self._soon(hear, said))
+        self.host.ask(method, *args, tell=lambda said: self._soon(hear, said), whose=client)
         return await answer
 
     async def figures(self) -> EngineFigures | None:
@@ -250,8 +264,8 @@ class Desk:
             # prompts are cached for each API key apart: how much was cached tells no one else
             scope = ticket.client if ticket.client.startswith("key ") else ""
             params = ticket.params.replace(scope=scope)
-            ticket.stop = self.host.submit(ticket.prompt, params, tell)
-        except EngineError as error:
+            ticket.stop = self.host.submit(ticket.prompt, params, tell, whose=ticket.client)
+        except Exception as error:
             self._soon(self._heard, ticket, "error", error)
 
     def _heard(self, ticket: Ticket, kind: str, payload: Any) -> None:
@@ -264,7 +278,7 @@ class Desk:
                 ticket.hear((kind, payload))
             return
         if isinstance(payload, EngineDied):
-            self._suspect(ticket)
+            self._suspect(ticket, sure=isinstance(payload, EngineStuck) and payload.culprit)
         self._end(ticket, kind, payload)
         self._serve()
 
@@ -276,20 +290,32 @@ class Desk:
         if not ticket.left:
             ticket.hear((kind, payload))
 
-    def _suspect(self, ticket: Ticket) -> None:
-        """Remember who was there when the engine died."""
-        what, now = _fingerprint(ticket), monotonic()
-        died, _ = self._suspects.pop(what, (-POISON_S, 0.0))
-        self._suspects[what] = now, now + POISON_S if now - died < POISON_S else 0.0
+    def _suspect(self, ticket: Ticket, *, sure: bool) -> None:
+        """Remember who was there when the engine died; ``sure``: it died of this one."""
+        if not ticket.asked:
+            return
+        now = monotonic()
+        died, _ = self._suspects.pop(ticket.asked, (-POISON_S, 0.0))
+        refused = sure or now - died < POISON_S
+        self._suspects[ticket.asked] = now, now + POISON_S if refused else 0.0
         while len(self._suspects) > 256:
             del self._suspects[next(iter(self._suspects))]
 
+    def _died(self) -> None:
+        """The engine is gone: whoever comes next finds another one."""
+        soon = monotonic() - self._restarted_s < AGAIN_S
+        if not (self.closing or self._starting or soon or self.host.ready):
+            self._starting = asyncio.get_running_loop().create_task(self._restart())
+
     async def _restart(self) -> None:
-        error: SpecllamaError | None = None
+        error: Exception | None = None
         try:
             self.restarts += 1
+            self._restarted_s = monotonic()
             await asyncio.to_thread(self.host.start)
-        except SpecllamaError as refused:
+        except Exception as refused:  # also of the system: no process, no file
+            if not isinstance(refused, SpecllamaError):
+                logger.exception("the engine could not be started again")
             error = refused
         finally:
             self._starting = None
@@ -299,8 +325,3 @@ class Desk:
                 for ticket in queue:
                     self._end(ticket, "error", error)
         self._serve()
-
-
-def _fingerprint(ticket: Ticket) -> int:
-    prompt = ticket.prompt
-    return hash((prompt if isinstance(prompt, str) else tuple(prompt), repr(ticket.params)))

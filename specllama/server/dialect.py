@@ -31,6 +31,7 @@ class Wanted:
         n: replies to each prompt; the first has the seed of ``params``.
         stream: send text as it comes.
         client: who asks, for fairness.
+        asked: the request as it was received, hashed.
         label: of the workload; arm: of an experiment.
         tools: what the model may call.
         silent: the prompts are only read, for whoever comes with them next.
@@ -42,6 +43,7 @@ class Wanted:
     n: int = 1
     stream: bool = False
     client: str = ""
+    asked: str = ""
     label: str = ""
     arm: str = ""
     tools: ToolUse | None = None

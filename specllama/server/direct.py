@@ -54,13 +54,17 @@ def routes(service: Service) -> list[Route]:
 
     async def count(request: Request) -> Response:
         body = await service.read(request, Asked)
-        return Json({"tokens": await desk.ask("count_tokens", body.prompt)})
+        client = request.state.client
+        return Json({"tokens": await desk.ask("count_tokens", body.prompt, client=client)})
 
     async def generate(request: Request) -> Response:
         body = await service.read(request, Asked)
         params = params_from_dict(body.params)
         client = request.state.client
-        exchange = Exchange(desk, Wanted((body.prompt,), params, stream=True, client=client))
+        exchange = Exchange(
+            desk,
+            Wanted((body.prompt,), params, stream=True, client=client, asked=request.state.asked),
+        )
 
         async def events() -> AsyncIterator[bytes]:
             going[body.id] = exchange

@@ -99,6 +99,7 @@ class Exchange:
             params,
             wanted.client,
             self._hear(index),
+            asked=wanted.asked,
             label=wanted.label,
             arm=wanted.arm,
         )

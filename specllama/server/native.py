@@ -202,23 +202,28 @@ def routes(service: Service) -> list[Route]:
 
     async def tokenize(request: Request) -> Response:
         body = await service.read(request, TokenizeRequest)
-        ids = await desk.ask("tokenize", body.content, body.add_special, body.parse_special)
+        client = request.state.client
+        ids = await desk.ask(
+            "tokenize", body.content, body.add_special, body.parse_special, client=client
+        )
         if not body.with_pieces:
             return Json({"tokens": ids})
-        pieces = await desk.ask("pieces", ids)
+        pieces = await desk.ask("pieces", ids, client=client)
         told = [{"id": id, "piece": _piece(piece)} for id, piece in zip(ids, pieces, strict=True)]
         return Json({"tokens": told})
 
     async def detokenize(request: Request) -> Response:
         body = await service.read(request, DetokenizeRequest)
-        pieces = await desk.ask("pieces", body.tokens)
+        pieces = await desk.ask("pieces", body.tokens, client=request.state.client)
         return Json({"content": b"".join(pieces).decode("utf-8", "replace")})
 
     async def template(request: Request) -> Response:
         body = await service.read(request, TemplateRequest)
         messages, tools = tuple(messages_of(body.messages)), tools_of(body.tools, None)
         asked = service.equipped(Wanted((messages,), service.base, tools=tools))
-        prompt = await desk.ask("render", asked.prompts[0], asked.params)
+        prompt = await desk.ask(
+            "render", asked.prompts[0], asked.params, client=request.state.client
+        )
         return Json({"prompt": prompt})
 
     return [

@@ -81,13 +81,15 @@ def routes(service: Service) -> list[Route]:
         verbose = None
         if body.verbose:
             asked = service.equipped(wanted)
-            prompt = await service.desk.ask("render", asked.prompts[0], asked.params)
+            prompt = await service.desk.ask(
+                "render", asked.prompts[0], asked.params, client=request.state.client
+            )
             verbose = partial(ending, model=service.model, params=asked.params, prompt=prompt)
         return await service.answer(request, wanted, ChatDialect(body, service.model, verbose))
 
     async def count_chat(request: Request) -> Response:
         body = await service.read(request, ChatRequest)
-        return await counted(chat_wanted(body, service.base))
+        return await counted(request, chat_wanted(body, service.base))
 
     async def completions(request: Request) -> Response:
         body = await service.read(request, CompletionRequest)
@@ -103,10 +105,10 @@ def routes(service: Service) -> list[Route]:
 
     async def count_input(request: Request) -> Response:
         body = await service.read(request, ResponsesRequest)
-        return await counted(responses_wanted(body, service.base))
+        return await counted(request, responses_wanted(body, service.base))
 
-    async def counted(wanted: Wanted) -> Response:
-        n = await service.count(wanted)
+    async def counted(request: Request, wanted: Wanted) -> Response:
+        n = await service.count(request, wanted)
         return Json({"object": "response.input_tokens", "input_tokens": n})
 
     def refuse(what: str, reason: str) -> Handler:

@@ -87,10 +87,22 @@ def refusal(error: BaseException, fields: Mapping[str, str] | None = None) -> Re
         name = first[1].rstrip("-") if first is not None else ""
         return Refusal(400, error.message, param=(fields or {}).get(name))
     if isinstance(error, EngineDied):
-        return Refusal(500, error.message, "server_error", "engine_died")
+        return ended_engine(error.message)
     if isinstance(error, ContextFull):
         return Refusal(503, said, "server_error", "context_full", headers={"Retry-After": "1"})
     return Refusal(500, said, "server_error", "engine_error")
+
+
+def ended_engine(message: str) -> Refusal:
+    """A request that the engine did not survive: sent again by a client of itself, it would end
+    the next one."""
+    headers = {"x-should-retry": "false"}
+    return Refusal(500, message, "server_error", "engine_died", headers=headers)
+
+
+def restarting() -> Refusal:
+    said = "the engine is being started again"
+    return Refusal(503, said, "unavailable_error", "restarting", headers={"Retry-After": "1"})
 
 
 def loading() -> Refusal:

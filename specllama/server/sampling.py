@@ -11,7 +11,7 @@ import msgspec
 
 from specllama.errors import UsageError
 from specllama.params import SEED_DRAWN, GenerateParams
-from specllama.server.refusals import refusal
+from specllama.server.refusals import refusal, wrong
 
 Bias = dict[str, float | bool] | list[tuple[int | str, float | bool]]
 
@@ -33,6 +33,10 @@ SAMPLERS = (
     "xtc_probability",
     "xtc_threshold",
 )
+
+
+MOST_WORDS = 1024  # of a logit_bias
+MOST_DIGITS = 18
 
 
 class Speculation(msgspec.Struct, kw_only=True):
@@ -137,12 +141,30 @@ def params_of(body: Sampling, base: GenerateParams, **more: Any) -> GeneratePara
         raise refusal(error, FIELDS) from None
 
 
-async def numbered(bias: Bias, tokens: Callable[[str], Awaitable[list[int]]]) -> Bias:
-    """A bias by token ids; that of a word is that of each of its tokens."""
+async def numbered(
+    bias: Bias, tokens: Callable[[list[str]], Awaitable[list[list[int]]]], n_vocab: int
+) -> Bias:
+    """A bias by token ids; that of a word is that of each of its tokens.
+
+    Raises:
+        Refusal: it has more entries than there are tokens.
+    """
+    if len(bias) > n_vocab:
+        raise wrong(
+            "logit_bias", f"logit_bias has {len(bias)} entries, the vocabulary {n_vocab} tokens"
+        )
+    pairs = list(bias.items() if isinstance(bias, dict) else bias)
+    named = isinstance(bias, dict)  # its keys are texts, also those of ids
+    words = [t for t, _ in pairs if isinstance(t, str) and not (named and t.isdecimal())]
+    if len(words) > MOST_WORDS:
+        raise wrong("logit_bias", f"logit_bias takes up to {MOST_WORDS} words")
+    spelled = dict(zip(words, await tokens(words), strict=True)) if words else {}
     out: list[tuple[int | str, float | bool]] = []
-    for token, value in bias.items() if isinstance(bias, dict) else bias:
-        if isinstance(token, str) and not (isinstance(bias, dict) and token.isdecimal()):
-            out += [(id, value) for id in await tokens(token)]
+    for token, value in pairs:
+        if isinstance(token, str) and token in spelled:
+            out += [(id, value) for id in spelled[token]]
+        elif isinstance(token, str) and len(token) > MOST_DIGITS:
+            raise wrong("logit_bias", "logit_bias: a token id has too many digits")
         else:
             out.append((int(token), value))
     return out

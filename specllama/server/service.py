@@ -72,6 +72,7 @@ class Service:
             Refusal: it is not, or too large.
         """
         body = await read_body(request, self.access.body)
+        request.state.asked = hashlib.sha256(request.url.path.encode() + b"\0" + body).hexdigest()
         try:
             read = msgspec.json.decode(body, type=kind)
         except msgspec.DecodeError as error:
@@ -79,7 +80,14 @@ class Service:
         except (RecursionError, UnicodeDecodeError):
             raise Refusal(400, "the body cannot be read") from None
         if isinstance(read, Sampling) and read.logit_bias:
-            read.logit_bias = await numbered(read.logit_bias, self._tokens)
+
+            async def tokens(words: list[str]) -> list[list[int]]:
+                found: list[list[int]] = await self.desk.ask(
+                    "tokens_of", words, client=request.state.client
+                )
+                return found
+
+            read.logit_bias = await numbered(read.logit_bias, tokens, self.info.target.n_vocab)
         return read
 
     async def infilled(
@@ -97,10 +105,6 @@ class Service:
             raise not_offered("a gap", error.message, "suffix") from None
         return replace(wanted, prompts=(tuple(prompt),))
 
-    async def _tokens(self, text: str) -> list[int]:
-        tokens: list[int] = await self.desk.ask("tokenize", text, False, True)
-        return tokens
-
     async def answer(self, request: Request, wanted: Wanted, dialect: Dialect) -> Response:
         """See ``exchange.answer``; books the request under its client, slice and arm."""
         label = request.headers.get("x-specllama-slice", "")[:64]
@@ -110,14 +114,17 @@ class Service:
             label = "other" if label else ""
         arm, params = self._assigned(wanted)
         client = request.state.client
-        wanted = replace(wanted, params=params, client=client, label=label, arm=arm)
+        asked = request.state.asked
+        wanted = replace(wanted, params=params, client=client, asked=asked, label=label, arm=arm)
         wanted = self.equipped(wanted)
         return await answer(request, self.desk, wanted, dialect)
 
-    async def count(self, wanted: Wanted) -> int:
+    async def count(self, request: Request, wanted: Wanted) -> int:
         """Tokens of the prompt."""
         wanted = self.equipped(wanted)
-        n: int = await self.desk.ask("count_tokens", wanted.prompts[0], wanted.params)
+        n: int = await self.desk.ask(
+            "count_tokens", wanted.prompts[0], wanted.params, client=request.state.client
+        )
         return n
 
     def equipped(self, wanted: Wanted) -> Wanted:

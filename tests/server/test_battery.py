@@ -251,21 +251,24 @@ def test_every_key_is_compared_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_request_that_ends_the_engine_twice_is_refused(tmp_path: Path) -> None:
+    unseeded = {name: value for name, value in LONG.items() if name != "seed"}
     with serving(table(tmp_path)) as server:
         for _ in range(2):
             heard: list[httpx2.Response] = []
-            ask = threading.Thread(target=lambda: heard.append(server.post(CHAT, LONG)))  # noqa: B023
+            ask = threading.Thread(target=lambda: heard.append(server.post(CHAT, unseeded)))  # noqa: B023
             ask.start()
             _until(lambda: bool(server.service.desk.running))
             time.sleep(0.1)
             os.kill(server.host.pid or 0, signal.SIGKILL)
             ask.join()
             assert heard[0].json()["error"]["code"] == "engine_died"
+            assert heard[0].headers["x-should-retry"] == "false"
             assert server.post(CHAT, HELLO).status_code == 200
         assert server.service.desk.restarts == 2
-        refused = server.post(CHAT, LONG)
+        refused = server.post(CHAT, unseeded)
         assert refused.status_code == 500
-        assert "twice" in refused.json()["error"]["message"]
+        assert refused.headers["x-should-retry"] == "false"
+        assert "did not survive" in refused.json()["error"]["message"]
         assert server.post(CHAT, {**LONG, "max_tokens": 9}).status_code == 200
 
 

@@ -1,0 +1,208 @@
+"""An engine that ends no pass while work waits: ended, started again, its request known again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fakes import ScriptedEngine, engine_info
+from servers import Serving, serving
+
+from specllama.engine.host import EngineHost
+from specllama.engine.serving import Turns
+from specllama.errors import EngineDied, EngineError, EngineStuck
+from specllama.events import Event, TextDelta
+from specllama.interface import Message, Prompt
+from specllama.params import GenerateParams
+
+CHAT = "/v1/chat/completions"
+PATIENCE_S = 1.5
+
+
+def text_of(prompt: Prompt) -> str:
+    return "".join(p.content if isinstance(p, Message) else str(p) for p in prompt)
+
+
+class Hanging(ScriptedEngine):
+    """Stands still in a pass, or in preparing, where a prompt says so."""
+
+    def prepare(self, prompt: Prompt, params: GenerateParams, *, cancel: Any = None) -> Any:
+        if "hang unread" in text_of(prompt):
+            time.sleep(600)
+        return super().prepare(prompt, params, cancel=cancel)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        params: GenerateParams,
+        *,
+        cancel: threading.Event | None = None,
+    ) -> Iterator[Event]:
+        if "hang" in text_of(prompt):
+            time.sleep(600)
+        yield from super().generate(prompt, params, cancel=cancel)
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        return [len(text)]
+
+
+@dataclass(frozen=True)
+class Hangs:
+    """A recipe that crosses into the child; it takes as long to load as ``gate`` is missing."""
+
+    gate: Path
+
+    def __call__(self, progress: Callable[[Event], None], /) -> Hanging:
+        while not self.gate.exists():
+            time.sleep(0.02)
+        return Hanging(["Hello there."], engine_info(lanes=2))
+
+
+def asking(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 4}
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    (tmp_path / "gate").touch()
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def server(gate: Path) -> Iterator[Serving]:
+    with serving(Hangs(gate), patience_s=PATIENCE_S) as running:
+        yield running
+
+
+def until(true: Callable[[], bool], seconds: float = 40.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("text", ["hang", "hang unread"])
+def test_a_stuck_engine_is_replaced_and_its_request_refused(
+    server: Serving, gate: Path, text: str
+) -> None:
+    first = server.host.pid
+    gate.unlink()  # the next engine loads until it is there
+    refused = server.post(CHAT, asking(text))
+    assert refused.status_code == 500
+    error = refused.json()["error"]
+    assert error["code"] == "engine_died"
+    assert "ended" in error["message"]
+    assert refused.headers["x-should-retry"] == "false"
+    health = server.http.get("/health")
+    assert health.status_code == 503
+    assert health.json()["error"]["code"] == "restarting"
+    gate.touch()
+    until(lambda: server.http.get("/health").status_code == 200)  # though nothing was asked
+    assert server.service.desk.restarts == 1
+    assert server.host.pid not in (first, None)
+    again = server.post(CHAT, asking(text))
+    assert again.status_code == 500
+    assert again.headers["x-should-retry"] == "false"
+    assert "did not survive" in again.json()["error"]["message"]
+    assert server.service.desk.restarts == 1, "it was not tried again"
+    assert server.post(CHAT, asking("the rain")).status_code == 200
+
+
+def test_who_was_only_there_may_ask_again(server: Serving) -> None:
+    """One is being written, the other is prepared: whose fault it is is not known."""
+    heard: list[httpx2.Response] = []
+
+    def ask(text: str) -> None:
+        heard.append(server.post(CHAT, asking(text)))
+
+    threads = [threading.Thread(target=ask, args=(text,)) for text in ("hang", "the rain")]
+    for thread in threads:
+        thread.start()
+        until(lambda: bool(server.service.desk.running))
+        time.sleep(0.2)
+    for thread in threads:
+        thread.join()
+    assert [answer.status_code for answer in heard] == [500, 500]
+    assert server.post(CHAT, asking("the rain")).status_code == 200
+
+
+def test_health_and_calls_go_on_beside_a_stuck_pass(gate: Path) -> None:
+    with serving(Hangs(gate), patience_s=60.0, drain_s=0.5) as server:
+
+        def ask() -> None:
+            with contextlib.suppress(httpx2.HTTPError):  # the server ends before it answers
+                httpx2.post(server.url + CHAT, json=asking("hang"), timeout=30)
+
+        threading.Thread(target=ask, daemon=True).start()
+        until(lambda: bool(server.service.desk.running))
+        assert server.http.get("/health").status_code == 200
+        assert server.post("/tokenize", {"content": "four"}).json() == {"tokens": [4]}
+        begin = time.monotonic()
+    assert time.monotonic() - begin < 15, "a stuck engine kept the server from ending"
+
+
+def test_a_stuck_child_is_one_readable_error(gate: Path) -> None:
+    with EngineHost(Hangs(gate), patience_s=PATIENCE_S) as host:
+        with pytest.raises(EngineDied, match="no pass of the model ended for") as caught:
+            list(host.generate("hang", GenerateParams(seed=1)))
+        assert "next message" in (caught.value.hint or "")
+        again = list(host.generate("Hi", GenerateParams(seed=1)))
+        assert "".join(e.text for e in again if isinstance(e, TextDelta)) == "Hello there."
+
+
+def test_a_stuck_error_keeps_what_it_says_across_processes() -> None:
+    import pickle
+
+    error = pickle.loads(pickle.dumps(EngineStuck("m", "h", culprit=True)))
+    assert (error.message, error.hint, error.culprit) == ("m", "h", True)
+
+
+def test_whoever_waits_hears_of_an_engine_that_cannot_be_started(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(server.host, "start", broken)
+    os.kill(server.host.pid or 0, 9)
+    until(lambda: not server.host.ready)
+    assert server.post(CHAT, asking("the rain")).status_code == 500
+    monkeypatch.undo()
+    assert server.post(CHAT, asking("the rain")).status_code == 200
+
+
+def test_a_broken_pipe_holds_nobody_up(gate: Path) -> None:
+    """The parent's end is closed, and the reader busy: whoever asks goes on at once."""
+    with EngineHost(Hangs(gate), close_grace_s=0.2) as host:
+        host.start()
+        child = host._child
+        assert child is not None
+        held = threading.Event()
+        child._answer(child.ask(lambda said: None, "call", "", "figures", ()), "end", None)
+        child.ask(lambda said: held.wait(30), "generate", "", "Hi", GenerateParams(seed=1))
+        told: list[Any] = []
+        try:
+            os.kill(host.pid or 0, 9)
+            begin = time.monotonic()
+            for _ in range(50):
+                child.ask(told.append, "generate", "", "x" * 100_000, GenerateParams())
+            assert time.monotonic() - begin < 4, "asking waited for the reader"
+        finally:
+            held.set()
+        until(lambda: len(told) == 50)
+        assert all(isinstance(error, EngineError) for _, error in told)
+
+
+def test_clients_take_turns() -> None:
+    turns = Turns()
+    for whose, work in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6)):
+        turns.put(whose, work)
+    assert [turns.get() for _ in range(6)] == [1, 4, 5, 2, 6, 3]
