@@ -197,8 +197,17 @@ class Profile:
         advice = data["advice"]
         mine = self._kept or self.ledger
         mine.spare, mine.own = ledger.spare, ledger.own
-        self.costs.target, self.costs.draft, self.costs.own = costs.target, costs.draft, costs.own
-        self._bands = bands
+        # in place: conversations that go on hold these tables
+        for name in ("target", "draft"):
+            _become(getattr(self.costs, name), getattr(costs, name))
+        _all_become(self.costs.own, costs.own)
+        for name, theirs in bands.items():
+            band = self.learned(name)
+            _all_become(band.sources, theirs.sources)
+            _all_become(band.asked, theirs.asked)
+            band.pace = theirs.pace
+            _become(band.reply, theirs.reply)
+            _become(band.round, theirs.round)
         self.advice = advice if isinstance(advice, dict) else None
 
     def _data(self) -> store.Data:
@@ -238,6 +247,18 @@ def _read(data: Any, kind: type[_T]) -> _T:
         msgspec.ValidationError: it is not that.
     """
     return msgspec.convert(data, kind, str_keys=True)
+
+
+def _become(mine: Any, theirs: Any) -> None:
+    """Make one object say what another says; one that says it already stays as it is, with what it
+    knows of the text that is being written."""
+    if msgspec.to_builtins(mine, str_keys=True) != msgspec.to_builtins(theirs, str_keys=True):
+        vars(mine).update(vars(theirs))
+
+
+def _all_become(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    for name, one in theirs.items():
+        _become(mine.setdefault(name, one), one)
 
 
 def open_profile(info: EngineInfo, folder: Path | None = None) -> Profile:

@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specllama.errors import SpecllamaError, UsageError
+from specllama.errors import PromptTooLong, SpecllamaError, UsageError
 from specllama.interface import EngineInfo, Message
 from specllama.params import GenerateParams
 from specllama.server.desk import Desk
@@ -117,15 +117,29 @@ class Service:
         asked = request.state.asked
         wanted = replace(wanted, params=params, client=client, asked=asked, label=label, arm=arm)
         wanted = self.equipped(wanted)
+        self._require_parts(wanted)
         return await answer(request, self.desk, wanted, dialect)
 
     async def count(self, request: Request, wanted: Wanted) -> int:
         """Tokens of the prompt."""
         wanted = self.equipped(wanted)
+        self._require_parts(wanted)
         n: int = await self.desk.ask(
             "count_tokens", wanted.prompts[0], wanted.params, client=request.state.client
         )
         return n
+
+    def _require_parts(self, wanted: Wanted) -> None:
+        """Raises PromptTooLong: a prompt of so many parts is not even sent to the engine."""
+        n_ctx = self.info.target.n_ctx
+        parts = (len(prompt) for prompt in wanted.prompts if not isinstance(prompt, str))
+        most = max(parts, default=0)
+        if most > n_ctx:
+            raise PromptTooLong(
+                f"the prompt of {most} parts exceeds the available context size of {n_ctx}",
+                n_prompt=most,
+                n_ctx=n_ctx,
+            )
 
     def equipped(self, wanted: Wanted) -> Wanted:
         """With what the model has to know of the tools that it may call."""

@@ -16,6 +16,8 @@ from specllama.engine.profiles import PairKey, Profile, Windows, open_profile
 from specllama.events import Notice
 from specllama.params import GenerateParams
 from specllama.speculative.drafting.ngram import NgramDrafter
+from specllama.speculative.policy.controller import Mean
+from specllama.speculative.policy.costs import CostTable
 from specllama.speculative.policy.ledger import Ledger
 from specllama.store import profiles as store
 
@@ -171,3 +173,50 @@ def test_what_is_saved_right_behind_a_save_is_not_taken_for_it(
         assert mine.save()
     assert mine.save()
     assert Profile(path).learned("warm").source("warm", "draft").labels == 7
+
+
+def test_tables_in_use_are_updated_not_replaced(tmp_path: Path) -> None:
+    """Two conversations of one process, while another process saves: both go on learning into the
+    profile."""
+    path = tmp_path / "pair.json"
+    app, other = Profile(path), Profile(path)
+    band = app.learned("greedy")
+    source, asked = band.source("draft", "draft"), band.asked.setdefault("draft", Mean())
+    app.costs.target.set(1, 9.0)
+    own = app.costs.own.setdefault("ngram", CostTable())
+    assert app.save()
+    tables = (app.costs.target, app.costs.draft, band.reply, band.round)
+    other.refresh()
+    other.costs.target.set(2, 12.0)
+    other.learned("greedy").source("draft", "draft").labels = 70
+    other.learned("greedy").reply.add(300.0)
+    assert other.save()
+    app.refresh()  # the next request of this process begins
+    assert app.learned("greedy") is band
+    assert band.sources["draft"] is source
+    assert band.asked["draft"] is asked
+    assert app.costs.own.get("ngram", own) is own
+    for mine, now in zip(
+        tables, (app.costs.target, app.costs.draft, band.reply, band.round), strict=True
+    ):
+        assert mine is now
+    assert source.labels == 70
+    assert app.costs.target.seen(2) > 0
+    assert band.reply.value == other.learned("greedy").reply.value
+    source.labels += 1  # by the conversation that goes on
+    assert app.save()
+    assert Profile(path).learned("greedy").sources["draft"].labels == 71
+
+
+def test_what_is_known_of_the_present_text_stays(tmp_path: Path) -> None:
+    path = tmp_path / "pair.json"
+    app, other = Profile(path), Profile(path)
+    source = app.learned("greedy").source("draft", "draft")
+    app.costs.target.set(1, 9.0)
+    assert app.save()
+    source.look((0.5, 0.5, 0.0))
+    other.refresh()
+    other.costs.target.set(2, 12.0)
+    assert other.save()
+    app.refresh()
+    assert source._here == 1

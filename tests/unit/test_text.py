@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -137,3 +139,41 @@ def test_words_are_counted_however_they_arrive(text: str, at: list[int]) -> None
     for start, end in itertools.pairwise(cuts):
         count.feed(text[start:end])
     assert count.words == len(text.split())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_stops_are_found_as_by_searching_the_whole_text(seed: int) -> None:
+    """However the text is cut, and where beginnings of stop strings overlap."""
+    rng = random.Random(seed)
+    stops = ["".join(rng.choices("ab", k=rng.randint(1, 6))) for _ in range(rng.randint(1, 4))]
+    text = "".join(rng.choices("abc", weights=(5, 5, 1), k=40))
+    ends = [(text.find(s) + len(s), text.find(s), s) for s in stops if s in text]
+    stream, shown, at = TextStream(stops), "", 0
+    while at < len(text) and not stream.stopped:
+        n = rng.randint(1, 7)
+        shown += stream.feed(text[at : at + n].encode())
+        at += n
+        assert not any(stop in shown for stop in stops)
+    shown += stream.finish()
+    if ends:
+        _, start, stop = min(ends)
+        assert (shown, stream.stop) == (text[:start], stop)
+    else:
+        assert (shown, stream.stop) == (text, None)
+
+
+def test_a_long_stop_string_costs_each_character_once() -> None:
+    class Counted(str):
+        looked = 0
+
+        def __getitem__(self, at: Any) -> str:
+            Counted.looked += 1
+            return str(self).__getitem__(at)
+
+    stream = TextStream(["a" * 1000 + "b"])
+    (stop,) = stream._stops
+    stop.text = Counted(stop.text)
+    n = 20_000
+    for _ in range(n):
+        stream.feed(b"a")
+    assert Counted.looked <= 6 * n
