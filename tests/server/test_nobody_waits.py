@@ -5,6 +5,8 @@ A row of ``TABLE``: a name, what is sent (see ``beside.Request``), the statuses 
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -31,10 +33,76 @@ def doubling(depth: int) -> dict[str, Any]:
     return {"$defs": {**defs, f"d{depth}": {"type": "string"}}, "$ref": "#/$defs/d0"}
 
 
+def to(path: str, **fields: Any) -> Request:
+    return lambda running: running.post(path, fields)
+
+
+def flood(path: str, clients: int, seconds: float = 3.0, **fields: Any) -> Request:
+    """So many clients, each asking again as soon as it was answered; the worst status."""
+
+    def send(running: Running) -> int:
+        until = time.monotonic() + seconds
+        heard: list[int] = []
+
+        def ask() -> None:
+            while time.monotonic() < until:
+                heard.append(running.post(path, fields))
+
+        threads = [threading.Thread(target=ask, daemon=True) for _ in range(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return max(heard)
+
+    return send
+
+
+def said(text: str, n: int = 1) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[i % 2], "content": text} for i in range(n)]}
+
+
+WORDS = "the rain falls "
+COUNT, COMPLETION = "/v1/messages/count_tokens", "/completion"
+
 TABLE: list[Row] = [
     ("nothing odd", chat(), FINE),
     ("a schema that doubles", chat(json_schema=doubling(40)), FINE),
     ("a class without an end", chat(grammar='root ::= "a" ' + "[" * 16_000), REFUSED),
+    ("many texts are tokenized", flood("/tokenize", 4, content=WORDS * 1300), FINE),
+    ("many short texts are tokenized", flood("/tokenize", 8, content=WORDS * 33), FINE),
+    ("long texts are tokenized", flood("/tokenize", 4, content=WORDS * 6700), REFUSED),
+    (
+        "many prompts are counted",
+        flood(COUNT, 8, model="m", max_tokens=1, **said(WORDS * 340)),
+        FINE,
+    ),
+    ("20,000 messages", chat(**said("a", 20_001)), REFUSED),
+    ("3,001 messages", chat(**said("a", 3001)), REFUSED),
+    ("100,000 ends of a turn", chat(**said("<|im_end|>" * 100_000)), REFUSED),
+    ("6,000 ends of a turn", chat(**said("<|im_end|>" * 6000)), REFUSED),
+    ("100,000 ends, raw", to(COMPLETION, prompt="<|im_end|>" * 100_000, n_predict=1), REFUSED),
+    ("8 MB of spaces", chat(**said(" " * 8_000_000)), REFUSED),
+    ("8 MB of words", chat(**said(WORDS * 530_000)), REFUSED),
+    ("8 MB to be tokenized", to("/tokenize", content=WORDS * 530_000), REFUSED),
+    ("8 MB to be rendered", to("/apply-template", **said(WORDS * 530_000)), REFUSED),
+    ("a biased word of 7 MB", chat(logit_bias={"rain " * 1_400_000: 1}), REFUSED),
+    ("30,000 biased words", chat(logit_bias={f"rain{i}": 1 for i in range(30_000)}), REFUSED),
+    ("400,000 biases", chat(logit_bias={str(i): 0.1 for i in range(400_000)}), REFUSED),
+    ("4,000 biases", chat(logit_bias={str(i): 0.1 for i in range(4000)}), FINE),
+    ("a bias of 5,000 digits", chat(logit_bias={"9" * 5000: 1}), REFUSED),
+    (
+        "2,000 breakers",
+        chat(dry_multiplier=0.5, dry_sequence_breakers=[f"b{i}" for i in range(2000)]),
+        REFUSED,
+    ),
+    (
+        "32 breakers",
+        chat(dry_multiplier=0.5, dry_sequence_breakers=[f"b{i}" for i in range(32)]),
+        FINE,
+    ),
+    ("long stop strings", chat(stop=["a" * 100_000]), REFUSED),
     ("a megabyte of grammar", chat(grammar='root ::= "a" ' + "[" * 10**6), REFUSED),
 ]
 
