@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -67,7 +68,12 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 @grouped("--cors-origin", multiple=True, metavar="ORIGIN", group="Server",
          help="Let pages of this origin ask, such as https://example.org; repeatable.")  # fmt: skip
 @grouped("--queue", type=click.IntRange(0), default=64, show_default=True, group="Server",
-         metavar="N", help="Requests that may wait; further ones hear 429.")  # fmt: skip
+         metavar="N",
+         help="Requests of one client that may wait; further ones hear 429, as do all from "
+         "four times as many.")  # fmt: skip
+@grouped("--proxy", multiple=True, metavar="ADDRESS", group="Server",
+         help="Address of a proxy in front, whose X-Forwarded-For says who asks; "
+         "repeatable.")  # fmt: skip
 @grouped("--experiment", metavar="METHOD=SHARE,…", group="Server",
          help="Let methods share the conversations, such as auto=50,none=50.")  # fmt: skip
 @grouped("--expose-text", is_flag=True, group="Server",
@@ -75,6 +81,9 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 @grouped("--drain", type=click.FloatRange(0), default=30.0, show_default=True, group="Server",
          metavar="SECONDS",
          help="How long replies may go on once the server is to end.")  # fmt: skip
+@grouped("--access-log/--no-access-log", default=True, show_default=True, group="Output",
+         help="A line on stderr for each request: when, what, status, seconds, who, its id; "
+         "nothing of its text.")  # fmt: skip
 @grouped("-q", "--quiet", is_flag=True, group="Output", help="Only the line with the address.")
 def command(
     host: str,
@@ -87,9 +96,11 @@ def command(
     allow_host: Sequence[str],
     cors_origin: Sequence[str],
     queue: int,
+    proxy: Sequence[str],
     experiment: str | None,
     expose_text: bool,
     drain: float,
+    access_log: bool,
     quiet: bool,
     **flags: Any,
 ) -> int:
@@ -104,6 +115,7 @@ def command(
                 'install it with, in the folder of specllama: pip install ".[serve]"',
             )
     from specllama.engine.host import EngineHost, LoadEngine
+    from specllama.server.access_log import AccessLog
     from specllama.server.desk import Desk
     from specllama.server.guard import Access, hosts_of
     from specllama.server.running import bind, run, url_of
@@ -129,10 +141,11 @@ def command(
     service = Service(
         Desk(engine, lanes=parallel, most=queue),
         alias or _name(model),
-        Access(hosts_of(host, allow_host), tuple(cors_origin), keys),
+        Access(hosts_of(host, allow_host), tuple(cors_origin), keys, proxies=_addresses(proxy)),
         settings.generate_params(),
         experiment=_shares(experiment),
         expose_text=expose_text,
+        log=AccessLog().put if access_log and not quiet else None,
     )
     stop = Event()
     with signals.stop_on_signals(stop):
@@ -150,6 +163,13 @@ def _say_ready(service: Any, url: str, parallel: int) -> None:
     diagnostics.note(f"{service.model} is served at {url}")
     if service.desk.lanes < parallel:
         diagnostics.note("this model writes one reply at a time: further requests wait")
+
+
+def _addresses(given: Sequence[str]) -> tuple[str, ...]:
+    try:
+        return tuple(str(ipaddress.ip_address(one)) for one in given)
+    except ValueError as error:
+        raise UsageError(f"--proxy: {error}", "for example --proxy 127.0.0.1") from None
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:

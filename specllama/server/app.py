@@ -50,7 +50,15 @@ def make_app(service: Service) -> Starlette:
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, access=service.access, spelled=spelled)],
+        middleware=[
+            Middleware(
+                Guard,
+                access=service.access,
+                traffic=service.traffic,
+                spelled=spelled,
+                log=service.log,
+            )
+        ],
         exception_handlers={HTTPException: _unknown},
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
@@ -20,7 +20,7 @@ from specllama.errors import EngineDied, EngineStuck, SpecllamaError
 from specllama.events import Event
 from specllama.interface import EngineFigures, EngineInfo, Prompt, ToolSyntax
 from specllama.params import GenerateParams
-from specllama.server.refusals import Refusal, ended_engine, loading
+from specllama.server.refusals import Refusal, ended_engine, loading, shutting_down
 
 logger = logging.getLogger("specllama.server")
 
@@ -29,6 +29,8 @@ POISON_S = 600.0  # a request that was there twice within so long when the engin
 AGAIN_S = 30.0  # an engine that died sooner after its start is not started again unasked
 
 Tell = Callable[[tuple[str, Any]], object]
+
+IN_ALL = 4  # requests of all clients that may wait: so many times as many as of one
 
 
 class Host(Protocol):
@@ -54,8 +56,26 @@ class Host(Protocol):
 
 
 @dataclass(eq=False, slots=True)
+class Place:
+    """A request that was let in: none of its replies is refused for others that wait, nor for
+    the end of the server.
+
+    Attributes:
+        waiting: how many of its replies the engine did not get yet.
+    """
+
+    client: str
+    desk: Desk
+    waiting: int = 0
+
+    def leave(self) -> None:
+        """There are no more replies to come."""
+        self.desk.places.pop(self, None)
+
+
+@dataclass(eq=False, slots=True)
 class Ticket:
-    """One request.
+    """One reply to a request.
 
     Attributes:
         asked: what it was when it came, without the seed that was drawn for it: by this it is
@@ -68,9 +88,8 @@ class Ticket:
 
     prompt: Prompt
     params: GenerateParams
-    client: str
+    place: Place
     hear: Tell
-    desk: Desk
     asked: str = ""
     label: str = ""
     arm: str = ""
@@ -79,6 +98,10 @@ class Ticket:
     stop: Callable[[], None] | None = None
     over: bool = False
     left: bool = False
+
+    @property
+    def client(self) -> str:
+        return self.place.client
 
     @property
     def queue_ms(self) -> float:
@@ -91,7 +114,7 @@ class Ticket:
             if self.stop is not None:
                 self.stop()
             else:
-                self.desk.withdraw(self)
+                self.place.desk.withdraw(self)
 
 
 class Watcher(Protocol):
@@ -109,7 +132,10 @@ class Desk:
 
     Args:
         lanes: how many the engine is to take at once; it may take fewer.
-        most: how many may wait.
+        most: how many requests of one client may wait.
+
+    Attributes:
+        places: of the requests that were let in and are not over.
     """
 
     def __init__(self, host: Host, *, lanes: int, most: int = 64) -> None:
@@ -120,6 +146,10 @@ class Desk:
         self.running: dict[Ticket, None] = {}
         self.restarts = 0
         self.closing = False
+        self.cut = False  # nothing is waited for any more
+        self.places: dict[Place, None] = {}
+        self._queued: Counter[str] = Counter()  # requests that wait, by client
+        self._asked: set[asyncio.Future[Any]] = set()
         self._waiting: dict[str, deque[Ticket]] = {}  # by client, whose turn it is first
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -135,7 +165,8 @@ class Desk:
 
     @property
     def n_waiting(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        """Requests of which the engine did not get all."""
+        return self._queued.total()
 
     async def start(self) -> EngineInfo:
         """Load; raises what ``EngineHost.start`` raises."""
@@ -147,38 +178,58 @@ class Desk:
         self.tool_syntax = await self.ask("tool_syntax")
         return info
 
+    def admit(self, client: str) -> Place:
+        """Let a request in.
+
+        Raises:
+            Refusal: the model is loading, the server is about to end, or too many wait.
+        """
+        if self.closing:
+            raise shutting_down()
+        if not self.loaded:
+            raise loading()
+        free = not self._waiting and len(self.running) < self.lanes
+        for whose, wait, most in (
+            (" of one client", self._queued[client], self.most),
+            ("", self.n_waiting, IN_ALL * self.most),
+        ):
+            if wait >= most and not free:
+                raise Refusal(
+                    429,
+                    f"at most {most} requests{whose} wait",
+                    "rate_limit_error",
+                    "queue_full",
+                    headers={"Retry-After": "2"},
+                )
+        place = Place(client, self)
+        self.places[place] = None
+        return place
+
     def submit(
         self,
+        place: Place,
         prompt: Prompt,
         params: GenerateParams,
-        client: str,
         hear: Tell,
         *,
         asked: str = "",
         label: str = "",
         arm: str = "",
     ) -> Ticket:
-        """Take a request; ``hear`` is not called before this returns.
+        """Take a reply of a request that was let in; ``hear`` is not called before this returns.
 
         Raises:
-            Refusal: the model is loading, the server is about to end, or too many wait.
+            Refusal: the server ends now, or the request ended the engine.
         """
-        if self.closing:
-            raise Refusal(503, "the server is shutting down", "unavailable_error", "shutting_down")
-        if not self.loaded:
-            raise loading()
-        if self.n_waiting >= self.most:
-            raise Refusal(
-                429,
-                f"{self.most} requests wait already",
-                "rate_limit_error",
-                "queue_full",
-                headers={"Retry-After": "2"},
-            )
+        if self.cut:
+            raise shutting_down()
         if monotonic() < self._suspects.get(asked, (0, 0.0))[1]:
             raise ended_engine("the engine did not survive this request before")
-        ticket = Ticket(prompt, params, client, hear, self, asked, label, arm)
-        self._waiting.setdefault(client, deque()).append(ticket)
+        ticket = Ticket(prompt, params, place, hear, asked, label, arm)
+        self._waiting.setdefault(place.client, deque()).append(ticket)
+        if not place.waiting:
+            self._queued[place.client] += 1
+        place.waiting += 1
         self._serve()
         return ticket
 
@@ -189,6 +240,7 @@ class Desk:
             queue.remove(ticket)
             if not queue:
                 del self._waiting[ticket.client]
+            self._called(ticket)
             self._end(ticket, "end", None)
 
     async def ask(self, method: str, *args: Any, client: str = "") -> Any:
@@ -213,8 +265,14 @@ class Desk:
             else:
                 answer.set_exception(payload)
 
+        if self.cut:
+            raise shutting_down()
         self.host.ask(method, *args, tell=lambda said: self._soon(hear, said), whose=client)
-        return await answer
+        self._asked.add(answer)
+        try:
+            return await answer
+        finally:
+            self._asked.discard(answer)
 
     async def figures(self) -> EngineFigures | None:
         """The engine's own; None where there is none that answers soon."""
@@ -226,9 +284,17 @@ class Desk:
             return None
         return found
 
-    def cancel_all(self) -> None:
-        for ticket in [*self.running, *(t for queue in self._waiting.values() for t in queue)]:
-            ticket.cancel()
+    def cut_off(self) -> None:
+        """Nothing is waited for any more, and all who wait hear so."""
+        self.cut = True
+        waiting = [ticket for queue in self._waiting.values() for ticket in queue]
+        for ticket in [*self.running, *waiting]:
+            if not ticket.left:
+                ticket.hear(("error", shutting_down()))
+                ticket.cancel()
+        for answer in self._asked:
+            if not answer.done():
+                answer.set_exception(shutting_down())
 
     # -- inside --
 
@@ -249,7 +315,17 @@ class Desk:
             ticket = queue.popleft()
             if queue:
                 self._waiting[client] = queue  # behind the others
+            self._called(ticket)
             self._send(ticket)
+
+    def _called(self, ticket: Ticket) -> None:
+        """It does not wait any more."""
+        place = ticket.place
+        place.waiting -= 1
+        if not place.waiting:
+            self._queued[place.client] -= 1
+            if not self._queued[place.client]:
+                del self._queued[place.client]
 
     def _send(self, ticket: Ticket) -> None:
         self.running[ticket] = None
@@ -323,5 +399,6 @@ class Desk:
             waiting, self._waiting = self._waiting, {}
             for queue in waiting.values():
                 for ticket in queue:
+                    self._called(ticket)
                     self._end(ticket, "error", error)
         self._serve()

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from specllama.interface import Message, Prompt
 from specllama.server.dialect import Frame, Wanted, openai_error
-from specllama.server.exchange import PING_S, Exchange, Json, encode
-from specllama.server.refusals import refusal, wrong
+from specllama.server.exchange import PING_S, Exchange, Json, Stream, encode
+from specllama.server.refusals import Refusal, refusal, wrong
 from specllama.server.service import Service, guarded
 from specllama.store.codec import params_from_dict
 
@@ -47,7 +48,13 @@ class Asked(msgspec.Struct):
 
 def routes(service: Service) -> list[Route]:
     desk = service.desk
-    going: dict[str, Exchange] = {}
+    # by client and id, so that no client ends the replies of another
+    going: WeakValueDictionary[tuple[str, str], Exchange] = WeakValueDictionary()
+
+    def named(request: Request, id: str) -> Exchange | None:
+        """The replies that a client calls so; without an id they cannot be called."""
+        found = going.get((request.state.client, id)) if id else None
+        return None if found is None or found.over else found
 
     async def info(request: Request) -> Response:
         return Json(dataclasses.asdict(service.info))
@@ -61,13 +68,17 @@ def routes(service: Service) -> list[Route]:
         body = await service.read(request, Asked)
         params = params_from_dict(body.params)
         client = request.state.client
+        if named(request, body.id) is not None:
+            raise Refusal(409, f"id: {body.id[:80]!r} is being written", code="id_in_use")
         exchange = Exchange(
             desk,
             Wanted((body.prompt,), params, stream=True, client=client, asked=request.state.asked),
         )
 
+        if body.id:
+            going[client, body.id] = exchange
+
         async def events() -> AsyncIterator[bytes]:
-            going[body.id] = exchange
             try:
                 while not exchange.done:
                     while not await exchange.wait(PING_S):
@@ -76,15 +87,12 @@ def routes(service: Service) -> list[Route]:
                         yield encode("sse", [Frame(event.to_dict()) for event in said])
             except Exception as error:
                 yield encode("sse", [Frame({"type": "error", **openai_error(refusal(error))})])
-            finally:
-                going.pop(body.id, None)
-                exchange.cancel()
 
-        return StreamingResponse(events(), media_type="text/event-stream")
+        return Stream(exchange, "sse", events())
 
     async def stop(request: Request) -> Response:
         body = await service.read(request, Asked)
-        if (exchange := going.get(body.id)) is not None:
+        if (exchange := named(request, body.id)) is not None:
             exchange.stop()
         return Json({"stopped": exchange is not None})
 

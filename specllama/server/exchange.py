@@ -18,7 +18,7 @@ from specllama.errors import SpecllamaError
 from specllama.events import Event, RoundDone
 from specllama.params import SEED_DRAWN
 from specllama.server.desk import Desk, Ticket
-from specllama.server.dialect import Dialect, Frame, Reply, Wanted
+from specllama.server.dialect import Dialect, Frame, Reply, Wanted, Wire
 from specllama.server.refusals import Refusal, refusal
 from specllama.server.tools import ToolReader
 
@@ -80,6 +80,7 @@ class Exchange:
         self._tickets: dict[int, Ticket] = {}
         self._later: dict[int, range] = {}  # replies that begin after the one with this index
         self._left = len(self.replies)
+        self._place = desk.admit(wanted.client)
         try:
             for first in range(0, self._left, wanted.n):
                 self._submit(first)
@@ -95,9 +96,9 @@ class Exchange:
             assert params.seed is not None
             params = params.replace(seed=seed_of(params.seed, nth))
         self._tickets[index] = self._desk.submit(
+            self._place,
             wanted.prompts[prompt],
             params,
-            wanted.client,
             self._hear(index),
             asked=wanted.asked,
             label=wanted.label,
@@ -113,6 +114,7 @@ class Exchange:
 
     def cancel(self) -> None:
         self._later.clear()
+        self._place.leave()
         for ticket in self._tickets.values():
             ticket.cancel()
 
@@ -122,7 +124,7 @@ class Exchange:
             if ticket.stop is not None:
                 ticket.stop()
             else:
-                ticket.desk.withdraw(ticket)
+                self._desk.withdraw(ticket)
 
     async def wait(self, seconds: float | None) -> bool:
         """Until something was said, or so long; whether there was."""
@@ -139,14 +141,16 @@ class Exchange:
         """What was said, by reply.
 
         Raises:
-            SpecllamaError: what ended one of them; the others were cancelled.
-            Refusal: a further one is not taken; neither are the others then.
+            SpecllamaError, Refusal: what ended one of them; the others were cancelled.
         """
         said: dict[int, list[Event]] = {}
         while self._heard:
             index, kind, payload = self._heard.popleft()
             if kind == "error":
                 self.cancel()
+                if said:  # what was written before is told first
+                    self._heard.appendleft((index, kind, payload))
+                    break
                 raise payload
             if kind == "end":
                 self._left -= 1
@@ -162,6 +166,11 @@ class Exchange:
     def done(self) -> bool:
         return self._left == 0
 
+    @property
+    def over(self) -> bool:
+        """Nobody hears it any more."""
+        return self._place not in self._desk.places
+
 
 async def answer(request: Request, desk: Desk, wanted: Wanted, dialect: Dialect) -> Response:
     """The answer to a request: whole, or a stream.
@@ -171,20 +180,18 @@ async def answer(request: Request, desk: Desk, wanted: Wanted, dialect: Dialect)
     """
     exchange = Exchange(desk, wanted)
     try:
-        if not wanted.stream:
-            whole = await _unless_gone(request, _collect(exchange))
-            if whole is None:
-                exchange.cancel()
-                return Response(status_code=499)
-            return Json(dialect.whole(exchange.replies))
-        early = await _unless_gone(request, _early(exchange))
-        if early is None:
+        if wanted.stream:
+            early = await _unless_gone(request, _early(exchange))
+            if early is not None:
+                return Stream(exchange, dialect.wire, _bodies(exchange, dialect, early))
+        elif await _unless_gone(request, _collect(exchange)):
             exchange.cancel()
-            return Response(status_code=499)
-        return Stream(exchange, dialect, early)
+            return Json(dialect.whole(exchange.replies))
     except BaseException:
         exchange.cancel()
         raise
+    exchange.cancel()
+    return Response(status_code=499)
 
 
 async def _collect(exchange: Exchange) -> bool:
@@ -221,14 +228,11 @@ async def _gone(receive: Receive) -> None:
 class Stream(Response):
     """Frames as they come. Whoever leaves, or stops reading, ends the replies."""
 
-    def __init__(
-        self, exchange: Exchange, dialect: Dialect, early: list[tuple[Reply, list[Event]]]
-    ) -> None:
+    def __init__(self, exchange: Exchange, wire: Wire, bodies: AsyncIterator[bytes]) -> None:
         self._exchange = exchange
-        self._dialect = dialect
-        self._early = early
+        self._bodies = bodies
         super().__init__(
-            media_type=_TYPES[dialect.wire],
+            media_type=_TYPES[wire],
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
         del self.headers["content-length"]
@@ -237,7 +241,7 @@ class Stream(Response):
         async def write() -> None:
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await _within(send, start)
-            async for body in self._bodies():
+            async for body in self._bodies:
                 await _within(send, {"type": "http.response.body", "body": body, "more_body": True})
             await _within(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -253,32 +257,34 @@ class Stream(Response):
             gone.cancel()
             self._exchange.cancel()
 
-    async def _bodies(self) -> AsyncIterator[bytes]:
-        exchange, dialect = self._exchange, self._dialect
-        wire = dialect.wire
-        try:
-            said = [(reply, reply.take(events)) for reply, events in self._early]
-            yield encode(wire, dialect.begun(exchange.replies))
-            while True:
-                frames: list[Frame] = []
-                for reply, piece in said:
-                    if piece.text or piece.reasoning or piece.rounds or piece.read:
-                        frames += dialect.said(piece)
-                    if reply.finished is not None:
-                        frames += dialect.finished(reply)
-                if frames:
-                    yield encode(wire, frames)
-                if exchange.done:
-                    break
-                while not await exchange.wait(PING_S):
-                    if wire == "sse":
-                        yield b": still here\n\n"
-                said = [(reply, reply.take(events)) for reply, events in exchange.take()]
-            yield encode(wire, dialect.ended(exchange.replies))
-        except Exception as error:
-            if not isinstance(error, (SpecllamaError, Refusal)):
-                logger.exception("a stream failed")
-            yield encode(wire, dialect.failed(refusal(error)))
+
+async def _bodies(
+    exchange: Exchange, dialect: Dialect, early: list[tuple[Reply, list[Event]]]
+) -> AsyncIterator[bytes]:
+    wire = dialect.wire
+    try:
+        said = [(reply, reply.take(events)) for reply, events in early]
+        yield encode(wire, dialect.begun(exchange.replies))
+        while True:
+            frames: list[Frame] = []
+            for reply, piece in said:
+                if piece.text or piece.reasoning or piece.rounds or piece.read:
+                    frames += dialect.said(piece)
+                if reply.finished is not None:
+                    frames += dialect.finished(reply)
+            if frames:
+                yield encode(wire, frames)
+            if exchange.done:
+                break
+            while not await exchange.wait(PING_S):
+                if wire == "sse":
+                    yield b": still here\n\n"
+            said = [(reply, reply.take(events)) for reply, events in exchange.take()]
+        yield encode(wire, dialect.ended(exchange.replies))
+    except Exception as error:
+        if not isinstance(error, (SpecllamaError, Refusal)):
+            logger.exception("a stream failed")
+        yield encode(wire, dialect.failed(refusal(error)))
 
 
 async def _within(send: Send, message: Message) -> None:

@@ -11,11 +11,11 @@ ask under that name.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hmac
 import ipaddress
 import re
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,10 +27,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specllama.hardware import is_loopback
 from specllama.server.exchange import Json
-from specllama.server.refusals import Refusal
+from specllama.server.refusals import Refusal, shutting_down
+from specllama.server.traffic import Load, Traffic
+from specllama.text import sanitize_line
 
 BODY_S = 60.0  # for the whole of a body
 OPEN = ("/health", "/v1/health")  # without a key
+_UNTOLD = (*OPEN, "/metrics")  # in the log: they are asked for every few seconds
 _METHODS = "GET, POST, OPTIONS"
 _HEADERS = 200  # of one request
 _PROGRAMS = ("app://", "file://", "tauri://", "vscode-webview://", "vscode-file://")
@@ -48,14 +51,18 @@ class Access:
         origins: of pages beside those of this machine that may read answers; "*" is every one.
         keys: one of them has to be sent, in UTF-8 or in Latin-1; none: nobody is asked.
         body: most bytes of a request.
+        bodies: most bytes of all requests of one client that are answered at once.
         connections: most of one address.
+        proxies: addresses whose ``X-Forwarded-For`` says who asks.
     """
 
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     body: int = 8 << 20
+    bodies: int = 64 << 20
     connections: int = 256  # the queue, the lanes, and as many that only look
+    proxies: tuple[str, ...] = ()
 
     def refused(self, method: str, path: str, headers: Headers) -> Refusal | None:
         """Why not, if not."""
@@ -160,18 +167,26 @@ class Guard:
     """The app behind ``Access``; answers preflights and adds the headers that every answer has.
 
     Who asks stands in ``request.state.client``, what the request is called in
-    ``request.state.id``.
+    ``request.state.id``, what it has the server hold in ``request.state.load``.
 
     Args:
         spelled: an error for whoever asked under this path.
+        log: takes a line for each request.
     """
 
     def __init__(
-        self, app: ASGIApp, access: Access, spelled: Callable[[str, Refusal], dict[str, Any]]
+        self,
+        app: ASGIApp,
+        access: Access,
+        traffic: Traffic,
+        spelled: Callable[[str, Refusal], dict[str, Any]],
+        log: Callable[[str], object] | None = None,
     ) -> None:
         self._app = app
         self._access = access
+        self._traffic = traffic
         self._spelled = spelled
+        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -180,7 +195,8 @@ class Guard:
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
         state["id"] = _id(headers.get("x-request-id", ""))
-        state["client"] = self._access.client(scope)
+        client = state["client"] = self._access.client(scope)
+        begun, status = time.monotonic(), 0
         origin = headers.get("origin")
         unread = _has_body(headers)
 
@@ -191,7 +207,9 @@ class Guard:
             return message
 
         async def answer(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 more = MutableHeaders(scope=message)
                 more["X-Request-Id"] = state["id"]
                 if unread:  # what is left of the body would be taken for the next request
@@ -205,6 +223,20 @@ class Guard:
             refused = self._access.refused(scope["method"], scope["path"], headers)
         except ValueError:
             refused = Refusal(400, "a header cannot be read")
+        if refused is None and self._traffic.closing and scope["method"] == "POST":
+            refused = shutting_down()
+        try:
+            with self._traffic.request(client, long=scope["method"] == "POST") as load:
+                state["load"] = load
+                await self._answered(refused, scope, hear, answer)
+        finally:
+            if self._log is not None and not (status < 400 and scope["path"] in _UNTOLD):
+                took = time.monotonic() - begun
+                self._log(_line(scope, client or "no key", status, took))
+
+    async def _answered(
+        self, refused: Refusal | None, scope: Scope, hear: Receive, answer: Send
+    ) -> None:
         if refused is not None:
             # a page that is not trusted cannot read why
             error = Json(
@@ -212,7 +244,9 @@ class Guard:
             )
             await error(scope, hear, answer)
         elif scope["method"] == "OPTIONS":
-            asked = headers.get("access-control-request-headers", "authorization, content-type")
+            asked = Headers(scope=scope).get(
+                "access-control-request-headers", "authorization, content-type"
+            )
             preflight = Json({}, 200, _preflight(asked))
             await preflight(scope, hear, answer)
         else:
@@ -222,6 +256,13 @@ class Guard:
 def _id(given: str) -> str:
     """What a request is called: as the client says, if that can stand in a header and a log."""
     return given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _line(scope: Scope, client: str, status: int, took_s: float) -> str:
+    """Of one request, for people: nothing of its query or its body."""
+    said = status or "left"  # before there was an answer
+    line = f"{scope['method']} {scope['path'][:200]} {said} {took_s:.2f} s, {client}"
+    return sanitize_line(f"{line}, {scope['state']['id']}")
 
 
 def _has_body(headers: Headers) -> bool:
@@ -242,17 +283,15 @@ async def read_body(request: Request, most: int) -> bytes:
     Raises:
         Refusal: it is too long, takes too long to come, or the client left.
     """
+    load: Load = request.state.load
     parts: list[bytes] = []
-    size = 0
     try:
-        async with asyncio.timeout(BODY_S):
+        async with load.arriving(BODY_S):
             async for part in request.stream():
-                size += len(part)
-                if size > most:
+                load.take(len(part))
+                if load.bytes > most:
                     raise too_large(most)
                 parts.append(part)
-    except TimeoutError:
-        raise Refusal(408, f"the body did not come within {BODY_S:g} s", code="slow") from None
     except ClientDisconnect:
         raise Refusal(499, "the client left") from None
     return b"".join(parts)

@@ -19,7 +19,7 @@ _AT = re.compile(r" - at `\$\.?([^`]*)`$")
 _FIRST = re.compile(r"^(?:unknown )?([a-z_-]+)")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Refusal(Exception):
     """An answer that is an error.
 
@@ -103,6 +103,10 @@ def ended_engine(message: str) -> Refusal:
 def restarting() -> Refusal:
     said = "the engine is being started again"
     return Refusal(503, said, "unavailable_error", "restarting", headers={"Retry-After": "1"})
+
+
+def shutting_down() -> Refusal:
+    return Refusal(503, "the server is shutting down", "unavailable_error", "shutting_down")
 
 
 def loading() -> Refusal:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from specllama.errors import SpecllamaError, UsageError
 from specllama.server.app import make_app
 from specllama.server.connections import protocol
 from specllama.server.service import Service
+from specllama.server.traffic import IN_ALL
 
 DRAIN_S = 30.0
 _HINTS = {
@@ -22,7 +25,8 @@ _HINTS = {
     errno.EACCES: "choose a --port from 1024 on",
 }
 _LOOK_S = 0.1
-_LAST_S = 2.0  # for what was cancelled to say so
+_LAST_S = 2.0  # for those that are cut off to take the last word
+_DESCRIPTORS = 128  # beside those of connections
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -78,7 +82,9 @@ async def _run(
 ) -> None:
     config = uvicorn.Config(
         make_app(service),
-        http=protocol(service.access.connections),
+        http=protocol(service.access.connections, _connections(service), service.access.proxies),
+        proxy_headers=bool(service.access.proxies),
+        forwarded_allow_ips=list(service.access.proxies),
         loop="asyncio",
         lifespan="off",
         access_log=False,
@@ -87,6 +93,8 @@ async def _run(
         timeout_keep_alive=75,
         h11_max_incomplete_event_size=64 << 10,
     )
+    # its warnings are of clients that speak no HTTP, and advise packages that would not help
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     load = asyncio.create_task(service.desk.start())
@@ -109,6 +117,8 @@ async def _run(
             await asyncio.sleep(_LOOK_S)
         await _drained(service, drain_s)
     finally:
+        # who did not take the last word by now is cut off, and that is no news
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server.should_exit = True
         server.force_exit = True
         await asyncio.to_thread(service.desk.host.close)
@@ -117,16 +127,32 @@ async def _run(
         raise failed
 
 
+def _connections(service: Service) -> int:
+    """Of all clients; the process is allowed as many descriptors where it may allow itself."""
+    most = IN_ALL * service.access.connections
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = most + _DESCRIPTORS
+        if soft != resource.RLIM_INFINITY and soft < needed:
+            more = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+            most = max(1, more - _DESCRIPTORS)
+    return most
+
+
 async def _drained(service: Service, seconds: float) -> None:
-    """Let requests end; those that are left then are cancelled."""
-    desk = service.desk
-    desk.closing = True
+    """Let requests end; those that are left then hear that they are cut off."""
+    desk, traffic = service.desk, service.traffic
+    desk.closing = traffic.closing = True
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
-    while (desk.running or desk.n_waiting) and loop.time() < until:
+    while traffic.requests and loop.time() < until:
         await asyncio.sleep(_LOOK_S)
-    desk.cancel_all()
+    desk.cut_off()
+    traffic.cut_off()
     until = loop.time() + _LAST_S
-    while desk.running and loop.time() < until:
+    while traffic.requests and loop.time() < until:
         await asyncio.sleep(_LOOK_S)
     await asyncio.sleep(_LOOK_S)  # the last words cross the network

@@ -23,6 +23,7 @@ from specllama.server.prometheus import Metrics
 from specllama.server.refusals import Refusal, loading, malformed, not_offered, refusal
 from specllama.server.sampling import Sampling, numbered
 from specllama.server.tools import equipped
+from specllama.server.traffic import Traffic
 
 logger = logging.getLogger("specllama.server")
 
@@ -39,6 +40,7 @@ class Service:
         model: what the model is called in answers.
         params: of requests that say nothing else.
         experiment: (arm, share) of requests, by conversation; shares add up to 100.
+        log: takes a line for each request.
     """
 
     desk: Desk
@@ -47,12 +49,15 @@ class Service:
     params: GenerateParams = field(default_factory=GenerateParams)
     experiment: tuple[tuple[str, int], ...] = ()
     expose_text: bool = False
+    log: Callable[[str], object] | None = None
     started: int = field(default_factory=now)
     metrics: Metrics = field(init=False)
+    traffic: Traffic = field(init=False)
     slices: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.desk, self.model)
+        self.traffic = Traffic(self.access.bodies)
 
     @property
     def info(self) -> EngineInfo:
