@@ -161,6 +161,7 @@ class Conversation:
     ) -> None:
         self._loaded = loaded
         self._slot = slot
+        slot.whole = 0
         self._target = slot.target
         self._tokens = slot.history
         self._piece = loaded.prompting.vocab.piece
@@ -221,6 +222,8 @@ class Conversation:
         """However it ended: what leaves the target's lane within the committed text."""
         self._window.finish()
         keep = common_prefix(self._target.tokens, self._tokens)
+        if self._stats.rounds and keep > self._started.prompt_n:
+            self._slot.whole = keep
         return [Cut(self._target, keep)]
 
     # -- the parts of a request --

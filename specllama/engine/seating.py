@@ -2,9 +2,10 @@
 
 One law for any number of lanes: a new prompt goes on from the longest beginning that a lane holds,
 busy or idle, or that was parked, as far as its cells are those that a fresh reading would leave
-(``Lane.alike``). What was written one by one under a prompt that is read in tiles is read again. So
-no text depends on what was here before. Where other parts of a pass round otherwise, or a running
-state goes on from where it stands, the reply is marked instead (``Slot.goes_on``).
+(``Lane.alike``). Only a prompt that goes on from a whole conversation, its last reply included,
+takes that one's cells as they were written. So no text depends on another conversation. Where
+other parts of a pass round otherwise, or a running state goes on from where it stands, the reply is
+marked instead (``Slot.goes_on``).
 
 What an idle lane holds is parked in memory before another conversation takes the lane, or its
 cells. So does a draft model.
@@ -32,6 +33,7 @@ class _Parked:
     blob: Blob
     rounded: int | None  # see ``Slot.rounded``
     read: int  # see ``Slot``
+    whole: int
     scope: str
     beside: Sequence[tuple[Pool, Blob]]  # of its drafters' lanes
 
@@ -112,7 +114,9 @@ class Seating:
         if place.scope != scope:
             return 0
         held = place.blob if isinstance(place, _Parked) else place.target
-        return held.alike(min(common_prefix(held.tokens, ids), len(ids) - 1), len(ids))
+        known = min(common_prefix(held.tokens, ids), len(ids) - 1)
+        goes_on = known == len(held.tokens) == place.whole
+        return known if goes_on else held.alike(known, len(ids))
 
     def _longest(
         self, ids: Sequence[int], but: Slot, scope: str
@@ -129,7 +133,9 @@ class Seating:
             try:
                 blob = self._pool.park(slot.target)
                 beside = _parked(slot.beside)
-                self._keep(_Parked(blob, slot.rounded_at, slot.read, slot.scope, beside))
+                self._keep(
+                    _Parked(blob, slot.rounded_at, slot.read, slot.whole, slot.scope, beside)
+                )
                 keep = 0
             except EngineError:  # the library does not give it away
                 slot.target.rollback(keep)

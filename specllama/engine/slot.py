@@ -26,13 +26,15 @@ class Slot:
     Attributes:
         read: tokens of the prompt that was read here last, all of it afresh; 0 where it went on
             from something, or the lane holds another text by now.
+        whole: tokens of the conversation that ended here last, as far as it was written; 0 while
+            the next one runs, and where a prompt was all that was read.
     """
 
     def __init__(self, target: Lane, drafters: Mapping[str, Drafter]) -> None:
         self.target = target
         self.drafters: dict[str, Drafter] = {"none": Drafter(), **drafters}
         self.history = History()  # the text of the present request, and of the last one until then
-        self.read = 0
+        self.read = self.whole = 0
         self.scope = ""  # of whoever's text the lanes hold
         self._rounded: int | None = None
 

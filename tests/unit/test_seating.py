@@ -323,9 +323,10 @@ def cached(engine: Engine, prompt: list[int]) -> int:
     return next(e.cached_n for e in engine.generate(prompt, params(2)) if isinstance(e, Started))
 
 
-def test_no_more_is_taken_than_a_fresh_reading_would_have_left() -> None:
+def test_only_a_whole_conversation_is_taken_as_it_was_written() -> None:
     """Of a prompt that was read and not answered, of a lane that was cut to what another prompt
-    shares that went before reading, and of a reply: it was written one by one."""
+    shares that went before reading, and of a part of a reply, no more is taken than what a fresh
+    reading would have left."""
     text = [3 + i % 20 for i in range(200)]
     engine = engine_of(2, tiles=True)
     list(engine.generate(text[:120], params(0, most=1)))
@@ -340,32 +341,37 @@ def test_no_more_is_taken_than_a_fresh_reading_would_have_left() -> None:
     assert any(len(slot.target.tokens) == 11 for slot in engine._slots)
     assert cached(engine, text[:12]) == 0  # so short a text is not read in tiles
     engine.reset()
-    *_, last = engine.generate(text[:120], params(0, most=8))
-    assert cached(engine, [*text[:120], *last.token_ids, 1, 2]) == 120 + 8 + 2 - 1 - TILE
-    engine.reset()
     *_, last = engine.generate(text[:120], params(0, most=100))
     assert isinstance(last, Finished)
-    assert cached(engine, [*text[:120], *last.token_ids, 1, 2]) == 119
+    assert cached(engine, [*text[:120], *last.token_ids[:90], 1, 2]) == 119
+    engine.reset()
+    *_, last = engine.generate(text[:120], params(0, most=8))
+    assert isinstance(last, Finished)
+    assert cached(engine, [*text[:120], *last.token_ids, 1, 2]) == 120 + 8 - 1
 
 
 @pytest.mark.parametrize("method", ["none", "draft"])
 @pytest.mark.parametrize("first", [10, 70, 130])
 @pytest.mark.parametrize("slots", [1, 2])
-def test_a_text_behind_others_and_behind_its_own_turns_is_that_of_a_new_engine(
+def test_a_conversation_behind_another_is_that_of_a_new_engine(
     slots: int, first: int, method: str
 ) -> None:
-    engine = engine_of(slots, tiles=True, kv_ram=0)
     head = random.Random(5).choices(range(1, V), k=100)
+
+    def dialogue(engine: Engine, method: str) -> list[list[int]]:
+        turns, replies = [*head, 1, 2], []
+        for n in (4, 80, 4):
+            *_, last = engine.generate(turns, params(1, method=method))
+            assert isinstance(last, Finished)
+            replies.append(list(last.token_ids))
+            turns += [*last.token_ids, *head[:n]]
+        return replies
+
+    engine = engine_of(slots, tiles=True, kv_ram=0)
     list(engine.generate(head[:first], params(3, method=method)))  # another's, short or long
-    *_, last = engine.generate([*head, 1, 2], params(1, method=method))
-    assert isinstance(last, Finished)
-    assert last.token_ids == alone([*head, 1, 2], params(1), tiles=True)
-    turns = [*head, 1, 2]
-    for n in (4, 80):
-        turns += [*last.token_ids, *head[:n]]
-        *_, last = engine.generate(turns, params(1, method=method))
-        assert isinstance(last, Finished)
-        assert last.token_ids == alone(turns, params(1), tiles=True)
+    found = dialogue(engine, method)
+    assert found == dialogue(engine_of(1, tiles=True), "none")
+    assert tuple(found[0]) == alone([*head, 1, 2], params(1), tiles=True)
 
 
 @pytest.mark.parametrize("exact_rows", [1, 65])
