@@ -37,6 +37,13 @@ def drawn(reply: Record, glyphs: Glyphs = UNICODE, width: int = 42, free: int = 
     return text(Drawing(glyphs, INK, width).all(reply, StripState(), info, free, True), width)
 
 
+@pytest.mark.parametrize("rounds", [99, 100, 928, 9999])
+def test_bars_stay_within_their_line(rounds: int) -> None:
+    drawing = Drawing(UNICODE, INK, 42)
+    line = drawing.bar("guess 1", rounds, rounds, f"100% of {rounds}", INK.good)
+    assert line.cell_length == 42
+
+
 # ---- figures
 
 

@@ -26,6 +26,7 @@ from specllama.tui.widgets.stats_strip import StripState, duration, gigabytes
 from specllama.tui.widgets.walk import best_path, token_text
 
 NAME = 8  # cells of the names in front of bars
+FIGURE = 14  # cells of the figures behind them: "100% of 10000"
 COLUMN = 36  # the narrowest column of sections
 GAP = 3  # between columns
 DEPTHS = 5  # bars of acceptance at most
@@ -60,13 +61,13 @@ class Drawing:
         self.g, self.ink, self.width = glyphs, ink, width
 
     def bar(self, name: str, part: float, most: float, figure: str, style: str) -> Content:
-        room = self.width - NAME - 10
+        room = self.width - NAME - FIGURE
         full, rest = self.g.meter(part / most if most > 0 else 0.0, room)
         return Content.assemble(
             (f"{name:<{NAME}}", self.ink.muted),
             (full, style),
             (rest, self.ink.muted),
-            f"{figure:>10}",
+            f"{figure:>{FIGURE}}",
         )
 
     def words(self, text: str) -> list[Content]:
