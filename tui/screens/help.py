@@ -20,9 +20,8 @@ accepted: a drafted token the target would have written too
 rejected: a drafted token it would not have written, and the untested ones behind it
 target token: the one the target adds each round, after a rejection or as a bonus
 tokens a pass: what one pass of the target yields; plain decoding yields one
-1.29× faster (1.21–1.37): in 19 of 20 cases the truth lies between the figures in brackets
+1.29× faster (1.21–1.37): the range that the passes of a reply give; too narrow beside other work
 plain step: one pass of the target for one token, timed in the same minutes
-waiting: time of a reply in which neither model ran: the app, other conversations
 round: propose, verify, commit; every round yields accepted + 1 tokens
 acceptance: accepted of all drafted tokens
 window: how many tokens are drafted next
