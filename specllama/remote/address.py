@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from specllama.errors import EngineDied, EngineError, PromptTooLong, SpecllamaError, UsageError
+from specllama.hardware import is_loopback
 
 if TYPE_CHECKING:  # it is slow to import, and a command line names addresses before it asks any
     import httpx2
@@ -38,7 +40,12 @@ class Address:
         import httpx2
 
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        return httpx2.Client(timeout=httpx2.Timeout(10.0, read=60.0), headers=headers)
+        # a proxy of the environment is for others: keys and prompts for this machine stay on it
+        host = ""
+        with suppress(ValueError):  # what is no address is said when it is asked
+            host = urlsplit(self.url).hostname or ""
+        timeout = httpx2.Timeout(10.0, read=60.0)
+        return httpx2.Client(timeout=timeout, headers=headers, trust_env=not is_loopback(host))
 
     @contextmanager
     def spoken(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ _MOST = 2000  # events that somebody who reads slowly may be behind; older ones 
 LOOK_S = 1.0  # between two looks at the engine's figures
 _TOLD = ("live", "dead", "free", "compactions", "preemptions", "parked_bytes")
 _TEXTS = ("drafted_text", "target_text", "emitted_text", "text", "reasoning", "seams",
-          "drafted", "target_token", "emitted", "token_ids", "chances")  # fmt: skip
+          "drafted", "target_token", "emitted", "token_ids", "chances", "stop", "seed")  # fmt: skip
 
 
 class Live:

@@ -23,6 +23,9 @@ from specllama.server.sampling import Sampling, params_of
 from specllama.server.service import Service, guarded
 from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
 
+# what a client wrote into its request, or could repeat it by: no other client is shown these
+_OWN = ("stop", "grammar", "logit_bias", "dry_sequence_breakers", "seed")
+
 
 class CompletionRequest(Sampling, kw_only=True):
     prompt: Given
@@ -191,8 +194,13 @@ def routes(service: Service) -> list[Route]:
 
     async def slots(request: Request) -> Response:
         common = {"n_ctx": service.info.target.n_ctx, "speculative": True}
+
+        def shown(params: GenerateParams) -> dict[str, Any]:
+            told = settings(params)
+            return told if service.expose_text else {n: told[n] for n in told if n not in _OWN}
+
         running = [
-            {"id": i, "is_processing": True, "params": settings(ticket.params), **common}
+            {"id": i, "is_processing": True, "params": shown(ticket.params), **common}
             for i, ticket in enumerate(desk.running)
         ]
         idle = [

@@ -42,6 +42,10 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
 }
 
 
+SLICES = 16  # labels that clients give
+OTHER = "other"
+
+
 class Metrics:
     """Counts what happens at the desk; a ``Watcher``."""
 
@@ -54,7 +58,33 @@ class Metrics:
         self._spread: dict[str, dict[Labels, Histogram]] = {name: {} for name in HISTOGRAMS}
         self._first: dict[Ticket, float] = {}
         self._longest = 0  # tokens of a text
+        self._slices: dict[str, None] = {}  # in use, the longest unused first
         desk.watchers.append(self)
+
+    def slice(self, label: str) -> str:
+        """Under which label a request of this one is counted.
+
+        Clients give the labels, so there are few: that which was not used for longest makes room,
+        and what was counted under it is counted under "other" from then on.
+        """
+        if not label or label == OTHER:
+            return label
+        self._slices.pop(label, None)
+        self._slices[label] = None
+        if len(self._slices) > SLICES:
+            old = next(iter(self._slices))
+            del self._slices[old]
+            self._join(old)
+        return label
+
+    def _join(self, old: str) -> None:
+        for counts in self._counts.values():
+            for labels in [labels for labels in counts if ("slice", old) in labels]:
+                counts[_as_other(labels)] += counts.pop(labels)
+        for spreads in self._spread.values():
+            for labels in [labels for labels in spreads if ("slice", old) in labels]:
+                spread = spreads.pop(labels)
+                spreads.setdefault(_as_other(labels), Histogram(spread.bounds)).join(spread)
 
     # -- what happens --
 
@@ -113,7 +143,8 @@ class Metrics:
             self._observe("time_per_output_token_seconds", ticket, per_token)
 
     def _labels(self, ticket: Ticket, more: dict[str, str]) -> Labels:
-        told = {"model_name": self._model, "slice": ticket.label, "arm": ticket.arm, **more}
+        label = ticket.label if ticket.label in self._slices or not ticket.label else OTHER
+        told = {"model_name": self._model, "slice": label, "arm": ticket.arm, **more}
         return tuple(told.items())
 
     def _add(self, name: str, ticket: Ticket, n: float, **more: str) -> None:
@@ -216,6 +247,10 @@ class Metrics:
 
 def _head(name: str, kind: str, help_text: str, prefix: str = PREFIX) -> tuple[str, str]:
     return f"# HELP {prefix}{name} {help_text}", f"# TYPE {prefix}{name} {kind}"
+
+
+def _as_other(labels: Labels) -> Labels:
+    return tuple((name, OTHER if name == "slice" else value) for name, value in labels)
 
 
 def _line(name: str, labels: Labels, value: float, prefix: str = PREFIX) -> str:

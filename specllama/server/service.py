@@ -29,7 +29,6 @@ logger = logging.getLogger("specllama.server")
 
 Body = TypeVar("Body")
 Handler = Callable[[Request], Awaitable[Response]]
-SLICES = 16  # labels that clients may give
 
 
 @dataclass(slots=True)
@@ -53,7 +52,6 @@ class Service:
     started: int = field(default_factory=now)
     metrics: Metrics = field(init=False)
     traffic: Traffic = field(init=False)
-    slices: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.desk, self.model)
@@ -112,11 +110,7 @@ class Service:
 
     async def answer(self, request: Request, wanted: Wanted, dialect: Dialect) -> Response:
         """See ``exchange.answer``; books the request under its client, slice and arm."""
-        label = request.headers.get("x-specllama-slice", "")[:64]
-        if label and (label in self.slices or len(self.slices) < SLICES):
-            self.slices.add(label)
-        else:
-            label = "other" if label else ""
+        label = self.metrics.slice(request.headers.get("x-specllama-slice", "")[:64])
         arm, params = self._assigned(wanted)
         client = request.state.client
         asked = request.state.asked

@@ -26,7 +26,6 @@ from specllama.server.sampling import schema_text
 from specllama.server.spellings import CLOSING, OPENINGS, Written, calls_in
 
 _OPENING = "<tool_call>"
-_WRITTEN = re.compile(rf"<tool_call>\n(.*?)\n{CLOSING}", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
@@ -128,18 +127,27 @@ def respelled(message: Message, syntax: ToolSyntax) -> Message:
     if message.role != "assistant" or spelled is None:
         return message
 
-    def respell(found: re.Match[str]) -> str:
+    def respell(written: str) -> str:
         try:
-            call = msgspec.json.decode(found[1])
+            call = msgspec.json.decode(written)
             arguments = {
                 name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
                 for name, value in call["arguments"].items()
             }
             return spelled(call["name"], arguments)
-        except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
-            return found[0]
+        except (msgspec.DecodeError, KeyError, TypeError, AttributeError, RecursionError):
+            return f"{_OPENING}\n{written}\n{CLOSING}"
 
-    return replace(message, content=_WRITTEN.sub(respell, message.content))
+    # find by find: an expression would look for each opening's end anew, to the end of the text
+    text, parts, at = message.content, [], 0
+    opening, closing = f"{_OPENING}\n", f"\n{CLOSING}"
+    while (begin := text.find(opening, at)) >= 0:
+        end = text.find(closing, begin + len(opening))
+        if end < 0:
+            break
+        parts += [text[at:begin], respell(text[begin + len(opening) : end])]
+        at = end + len(closing)
+    return replace(message, content="".join((*parts, text[at:])))
 
 
 def told(messages: Sequence[Message], use: ToolUse) -> list[Message]:

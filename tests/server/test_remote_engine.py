@@ -92,6 +92,15 @@ def test_a_bench_runs_over_a_server(server: Serving, capsys: pytest.CaptureFixtu
     assert invoke([*asked, "--useless-draft"]) == 2
 
 
+def test_a_proxy_is_not_asked_the_way_to_this_machine(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    with RemoteEngine(Address(server.url)) as engine:
+        assert engine.count_tokens("the rain") > 0
+
+
 def test_why_a_server_does_not_serve(tmp_path: Path) -> None:
     with serving(table(tmp_path), access=Access(keys=("open",)), most=0) as server:
         with pytest.raises(EngineError, match="the key is missing or wrong") as caught:

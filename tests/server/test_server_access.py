@@ -25,6 +25,7 @@ from specllama.remote.address import events_of
 from specllama.remote.board import Board
 from specllama.server import connections, guard
 from specllama.server.guard import Access
+from specllama.server.prometheus import SLICES
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "the rain"}], "max_tokens": 4, "seed": 1}
@@ -291,6 +292,48 @@ def test_a_model_that_does_not_load_ends_the_server() -> None:
         pass
 
 
+def test_labels_of_clients_make_room_for_each_other(tmp_path: Path) -> None:
+    with serving(table(tmp_path)) as server:
+
+        def ask(label: str) -> None:
+            assert server.post(CHAT, HELLO, headers={"x-specllama-slice": label}).status_code == 200
+
+        def counted() -> dict[str, float]:
+            found = re.findall(
+                r'^specllama:request_success_total\{.*slice="(.*?)".*\} (\S+)',
+                server.http.get("/metrics").text, re.M,
+            )  # fmt: skip
+            return {label: sum(float(n) for one, n in found if one == label) for label, _ in found}
+
+        ask("mine")
+        for i in range(SLICES - 1):
+            ask(f"odd {i}")
+        ask("mine")
+        for i in range(5):
+            ask(f"new {i}")
+        ask("mine")
+        found = counted()
+        assert found["mine"] == 3
+        assert found["other"] == 5
+        assert len(found) == SLICES + 1
+        assert sum(found.values()) == SLICES + 7
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_others_do_not_see_what_a_request_says(tmp_path: Path, shown: bool) -> None:
+    body = {**HELLO, "stop": ["secret"], "seed": 4711, "max_tokens": 1500, "stream": True,
+            "logit_bias": {"0": -100}}  # fmt: skip
+    with serving(table(tmp_path), expose_text=shown) as server:
+        with server.http.stream("POST", CHAT, json=body) as answer:
+            next(answer.iter_lines())
+            slots = server.http.get("/slots").json()
+        told = [slot["params"] for slot in slots if "params" in slot]
+        for name in ("stop", "grammar", "seed", "logit_bias"):
+            assert (name in told[0]) == shown
+        assert ("secret" in json.dumps(slots)) == shown
+        assert told[0]["temperature"] >= 0
+
+
 def test_figures_for_prometheus(tmp_path: Path) -> None:
     with serving(table(tmp_path)) as server:
         reply = server.post(
@@ -416,6 +459,7 @@ def test_every_round_can_be_watched_without_its_text(server: Serving) -> None:
             figures += event["type"] == "figures" and event["live"] >= 0
             assert "emitted_text" not in event
             assert "text" not in event
+            assert "seed" not in event
             board.take(event)
             if event["type"] == "over":
                 break

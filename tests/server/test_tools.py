@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -132,6 +133,15 @@ def test_a_template_that_knows_of_tools_is_given_them() -> None:
     assert other == [turns[0], Message("assistant", f"Well.\n{FUNCTION_CALL}"), turns[2]]
     for text in ("<tool_call>\n[1]\n</tool_call>", "<tool_call>\n{\n</tool_call>"):
         assert respelled(Message("assistant", text), "xml").content == text
+
+
+def test_calls_that_never_end_are_looked_for_once() -> None:
+    text = "<tool_call>\n" * 40_000
+    begin = time.process_time()
+    assert respelled(Message("assistant", text), "xml").content == text
+    assert time.process_time() - begin < 10  # for each opening anew: minutes
+    both = f"{HERMES}{HERMES}\n<tool_call>\n"
+    assert respelled(Message("assistant", both), "xml").content.count("<function=") == 2
 
 
 @pytest.mark.parametrize("syntax", ["xml", "glm", "minimax"])
