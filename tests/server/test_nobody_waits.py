@@ -89,7 +89,7 @@ TABLE: list[Row] = [
     ("8 MB to be rendered", to("/apply-template", **said(WORDS * 530_000)), REFUSED),
     ("a biased word of 7 MB", chat(logit_bias={"rain " * 1_400_000: 1}), REFUSED),
     ("30,000 biased words", chat(logit_bias={f"rain{i}": 1 for i in range(30_000)}), REFUSED),
-    ("400,000 biases", chat(logit_bias={str(i): 0.1 for i in range(400_000)}), REFUSED),
+    ("50,000 biases", chat(logit_bias={str(i): 0.1 for i in range(50_000)}), REFUSED),
     ("4,000 biases", chat(logit_bias={str(i): 0.1 for i in range(4000)}), FINE),
     ("a bias of 5,000 digits", chat(logit_bias={"9" * 5000: 1}), REFUSED),
     (
