@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,6 +28,8 @@ from specllama.server.traffic import Traffic
 
 logger = logging.getLogger("specllama.server")
 
+# values of a body beside two for each token that can be read: to make them holds up all others
+_VALUES = 200_000
 Body = TypeVar("Body")
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -75,6 +78,9 @@ class Service:
             Refusal: it is not, or too large.
         """
         body = await read_body(request, self.access.body)
+        most = _VALUES + (2 * self.info.target.n_ctx if self.desk.loaded else 0)
+        if _marks(body) > most and await asyncio.to_thread(_values, body, most) > most:
+            raise Refusal(413, f"a request has at most {most} values", code="too_large")
         request.state.asked = hashlib.sha256(request.url.path.encode() + b"\0" + body).hexdigest()
         try:
             read = msgspec.json.decode(body, type=kind)
@@ -160,6 +166,20 @@ class Service:
             if at < 0:
                 return arm, wanted.params.replace(proposer=arm)
         return "", wanted.params
+
+
+def _marks(body: bytes) -> int:
+    """What stands before or between values, also in texts."""
+    return sum(map(body.count, (b",", b"[", b"{")))
+
+
+def _values(body: bytes, most: int) -> int:
+    """At most so many values are in a JSON text; an estimate where they are more than ``most``."""
+    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    quotes = plain.count(b'"')
+    if quotes > 4 * most:  # two texts, a name and its value, for each mark
+        return quotes
+    return _marks(b"".join(plain.split(b'"')[::2]))
 
 
 def guarded(

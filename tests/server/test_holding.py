@@ -16,7 +16,7 @@ import httpx2
 import pytest
 from servers import Serving, serving, table
 
-from specllama.server import connections
+from specllama.server import connections, service
 from specllama.server.desk import Ticket
 from specllama.server.guard import Access
 from specllama.server.traffic import IN_ALL
@@ -163,6 +163,24 @@ def test_bytes_of_bodies_are_bounded_by_client(tmp_path: Path) -> None:
         with line_to(server) as line:
             line.sendall(whole)
             assert b" 200 " in line.recv(1000)
+
+
+def test_a_body_has_so_many_values(server: Serving) -> None:
+    """To make a million lists of one body takes a second, in which nothing else is answered."""
+    for many in ({"a": [[]] * 400_000}, {"a": ["x"] * 400_000}, {"a": [1] * 400_000}):
+        answer = server.post(CHAT, {**HELLO, "chat_template_kwargs": many})
+        assert answer.status_code == 413
+        assert "values" in answer.json()["error"]["message"]
+
+
+def test_marks_in_texts_are_no_values() -> None:
+    text = 'a,b\\[{,"' * 5000 + "\\"
+    body = json.dumps({"prompt": text, "more": [1, {"a": text}]}).encode()
+    assert service._marks(body) > 10_000
+    assert service._values(body, 10**6) == 5
+    names = json.dumps({str(i): "" for i in range(1000)}).encode()
+    assert service._values(names, 1000) == 1000
+    assert service._values(names, 100) > 100
 
 
 def test_one_request_is_one_place_in_the_queue(tmp_path: Path) -> None:
