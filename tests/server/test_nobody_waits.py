@@ -104,6 +104,19 @@ TABLE: list[Row] = [
     ),
     ("long stop strings", chat(stop=["a" * 100_000]), REFUSED),
     ("a megabyte of grammar", chat(grammar='root ::= "a" ' + "[" * 10**6), REFUSED),
+    ("a million lists", chat(chat_template_kwargs={"a": [[]] * 1_000_000}), (413,)),
+    (
+        "calls that never end",
+        chat(
+            messages=[
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": "<tool_call>\n" * 4000},
+                {"role": "user", "content": "hi"},
+            ],
+            tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}],
+        ),
+        (200, 400),
+    ),
 ]
 
 
