@@ -28,6 +28,7 @@ from specllama.server.tools import Call
 from specllama.server.turns import ToolChoice, ToolSpec, Turn, messages_of, tools_of
 
 MOST_REPLIES = 16
+_ARGUMENTS = 256  # of a template
 
 
 class StreamOptions(msgspec.Struct):
@@ -92,6 +93,9 @@ def think_of(effort: str | None) -> str | None:
 def arguments(given: Mapping[str, Any] | None) -> tuple[str, ...] | None:
     if given is None:
         return None
+    if len(given) > _ARGUMENTS:
+        said = f"chat_template_kwargs: at most {_ARGUMENTS}, got {len(given)}"
+        raise wrong("chat_template_kwargs", said)
     return tuple(f"{name}={msgspec.json.encode(value).decode()}" for name, value in given.items())
 
 

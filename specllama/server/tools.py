@@ -26,6 +26,7 @@ from specllama.server.sampling import schema_text
 from specllama.server.spellings import CLOSING, OPENINGS, Written, calls_in
 
 _OPENING = "<tool_call>"
+_TOOLS = 1024  # of one request
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
@@ -70,6 +71,8 @@ def tool_use(tools: Sequence[Tool], choice: str | None) -> ToolUse | None:
     """
     if not tools or choice == "none":
         return None
+    if len(tools) > _TOOLS:
+        raise wrong("tools", f"tools: at most {_TOOLS}, got {len(tools)}")
     for i, tool in enumerate(tools):
         if not _NAME.fullmatch(tool.name):
             raise wrong(f"tools[{i}]", f"tools[{i}]: {tool.name[:80]!r} is no name")

@@ -104,6 +104,16 @@ TABLE: list[Row] = [
     ),
     ("long stop strings", chat(stop=["a" * 100_000]), REFUSED),
     ("a megabyte of grammar", chat(grammar='root ::= "a" ' + "[" * 10**6), REFUSED),
+    (
+        "30,000 tools",
+        chat(tools=[{"type": "function", "function": {"name": f"f{i}"}} for i in range(30_000)]),
+        REFUSED,
+    ),
+    (
+        "90,000 arguments of a template",
+        chat(chat_template_kwargs={f"a{i}": 1 for i in range(90_000)}),
+        REFUSED,
+    ),
     ("a million lists", chat(chat_template_kwargs={"a": [[]] * 1_000_000}), (413,)),
     (
         "calls that never end",
