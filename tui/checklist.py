@@ -71,15 +71,17 @@ def checklist(info: EngineInfo, tabs: Sequence[str], *, logging: bool) -> list[L
             words = f"Test again: {changes[0]} since {since}; {key}"
             out.append(Line(item.title, "again", words, item.tab))
         else:
-            out.append(_checked(item, check, now_s))
+            out.append(_checked(item, check, now_s, key))
     return [*out, _memory(info), _log(logging)]
 
 
-def _checked(item: Item, check: Check, now_s: float) -> Line:
+def _checked(item: Item, check: Check, now_s: float, again: str) -> Line:
     finding = check.finding
     words = (
         f"{sanitize_line(finding.words)} ({sanitize_line(check.by)}, {day(check.when_s, now_s)})"
     )
+    if not finding.known:
+        return Line(item.title, "open", f"Cannot tell yet: {words}; {again}", item.tab)
     return Line(item.title, "holds" if finding.ok else "fails", words, item.tab)
 
 
@@ -128,6 +130,8 @@ def draw(lines: Sequence[Line], glyphs: Glyphs, ink: Ink, width: int) -> Content
         for i, part in enumerate(said.wrap(max(width - indent, 20))):
             rows.append(Content.assemble(head if i == 0 else " " * indent, part))
     tab = next_tab(lines)
-    closing = "Enter makes the next check." if tab else "Nothing is left to check."
+    failed = sum(line.state == "fails" for line in lines)
+    every = f"Everything was checked, and fails in {failed} of {len(lines)} points."
+    closing = "Enter makes the next check." if tab else every if failed else "Everything holds."
     after = Content.assemble((f"{closing} After an upgrade, the list asks again.", ink.muted))
     return Content("\n").join([*rows, Content(""), after])

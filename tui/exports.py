@@ -31,7 +31,6 @@ from specllama.tui.record import Record, fate_of
 from specllama.tui.themes import UNICODE
 from specllama.tui.widgets import walk
 from specllama.tui.widgets.stats_strip import duration, rate
-from specllama.verdict import words
 
 BEFORE = 600  # letters of the text before a round
 TABS = {"race": "Plain and drafted", "sweep": "Draft lengths", "methods": "Methods"}
@@ -104,6 +103,9 @@ def race(
 ) -> Document:
     """All tabs that were run, and the list of what was checked."""
     parts: list[Part] = []
+    if raced := outcome.ways(board, "race"):
+        word, sentence = outcome.answer(raced[0])
+        parts.append(Say(f"{word.capitalize()}: {sentence}."))
     if advice is not None:
         parts.append(Say(f"Recommended: {advice.words}."))
     if question := _question(prompt):
@@ -128,9 +130,10 @@ def _tab(board: Board, tab: str, title: str) -> list[Part]:
     plain, ways = board.plain(tab), outcome.ways(board, tab)
     if plain is None or not ways:
         return []
-    rows = [_run(plain, "", "plain decoding")]
+    rows = [_run(plain, ways[0].plain, "", "plain decoding")]
     for way in ways:
-        rows.append(_run(way.run, f"{way.same} of {way.of}", words(way.verdict, outcome.TOO_SHORT)))
+        same = f"{way.same} of {way.of}"
+        rows.append(_run(way.run, way.speed, same, outcome.said(way.verdict)))
     known = [(w.run.name, w.verdict) for w in ways if w.verdict.ratio is not None]
     figure = bars(
         "Speed over plain decoding, with the interval that holds the truth in 19 of 20 cases",
@@ -142,9 +145,8 @@ def _tab(board: Board, tab: str, title: str) -> list[Part]:
     return [Heading(title), *said, Figure(figure), Table(RUN_HEADS, rows)]
 
 
-def _run(run: Run, same: str, verdict: str) -> list[str]:
-    end, seconds = run.finished, run.end_s - run.ttft_s
-    speed = (len(run.tokens) - 1) / seconds if seconds > 0 else None
+def _run(run: Run, speed: float | None, same: str, verdict: str) -> list[str]:
+    end = run.finished
     drafted = end.draft_n if end else 0
     kept = end.draft_n_accepted if end else 0
     return [
@@ -167,7 +169,7 @@ def _kinds(board: Board) -> list[Part]:
             rate(kind.drafted),
             duration(kind.p50_ms),
             duration(kind.p95_ms),
-            words(kind.verdict, outcome.TOO_SHORT),
+            outcome.said(kind.verdict),
         )
         for kind in outcome.kinds(board)
     ]
@@ -179,10 +181,10 @@ def _companies(board: Board) -> list[Part]:
         (
             str(one.lanes),
             rate(one.plain),
-            "" if one.gain.ratio is None else f"{one.gain.ratio:.2f}×",
+            "" if one.gain is None else f"{one.gain:.2f}×",
             rate(one.drafted),
             f"{one.same} of {one.of}",
-            words(one.verdict, outcome.TOO_SHORT),
+            outcome.said(one.verdict),
         )
         for one in outcome.companies(board)
     ]

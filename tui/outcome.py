@@ -1,4 +1,7 @@
-"""What came of races: the proof, every way against plain decoding, kinds of text, findings."""
+"""What came of races: the proof, every way against plain decoding, kinds of text, findings.
+
+Speeds, ratios and intervals come from ``paired`` alone, so that no column contradicts a verdict.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from specllama.events import Verdict
+from specllama.events import Answer, Verdict
 from specllama.prompts import SLICES
 from specllama.store.checks import Finding
-from specllama.tui.race import PLAIN, Board, Run
-from specllama.verdict import Pass, judge, judge_together, lead
+from specllama.tui.measure import Meter
+from specllama.tui.paired import LEVEL, LOOKED_AT, Compared, Pairs, compare
+from specllama.tui.race import DRAFTED, PLAIN, Board, Run
+from specllama.verdict import STILL, lead
 
 TOO_SHORT = "the reply was too short"
+LEAST, MOST = 3, 10  # pairs of a race: before it may end, and at most
+MORE = 5  # pairs, on request
+LITTLE = 0.05  # a loss that nobody feels
+
+Row = list[tuple[list[Run], list[Run]]]
+"""Of every lap, what ran plainly and what ran the other way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
     """One way to draft: how many of how many tokens are those of plain decoding, and whether it
-    paid."""
+    paid.
+
+    Attributes:
+        run: the newest. pairs: of runs, this way and plainly.
+        plain, speed: tokens a second behind the first, plainly and this way.
+    """
 
     run: Run
+    pairs: int
     same: int
     of: int
+    plain: float | None
+    speed: float | None
     verdict: Verdict
 
     @property
@@ -33,21 +52,32 @@ class Way:
             return words
         if self.run.params.verify != "match":
             return f"{words}: {self.run.params.verify} keeps the law, not the text"
-        return words + (
-            ": a near-tie, see specllama prove" if self._near else ": run specllama prove"
-        )
-
-    @property
-    def _near(self) -> bool:
-        return any(done.near_tie for done in self.run.rounds)
+        near = any(done.near_tie for done in self.run.rounds)
+        return words + (": a near-tie, see specllama prove" if near else ": run specllama prove")
 
 
 def ways(board: Board, tab: str) -> list[Way]:
-    """What was run on a tab against its own plain run; the fastest first."""
-    plain = board.plain(tab)
-    if plain is None or plain.finished is None:
-        return []
-    found = [Way(run, *run.same(plain), run.against(plain)) for run in board.ways(tab)]
+    """What was run on a tab against its own plain runs; the fastest first."""
+    names = dict.fromkeys(run.name for run in board.runs.get(tab, ()) if run.name != PLAIN)
+    rows = [row for name in names if (row := _row(board, tab, "", name))]
+    level = LOOKED_AT if tab == "race" else LEVEL
+    compared = compare([_speeds(row) for row in rows], level=level, shared=True)
+    found = []
+    for row, one in zip(rows, compared, strict=True):
+        sames = [
+            way.same(plain) for plains, runs in row for plain, way in zip(plains, runs, strict=True)
+        ]
+        found.append(
+            Way(
+                row[-1][1][-1],
+                len(row),
+                sum(same for same, _ in sames),
+                sum(of for _, of in sames),
+                None if one is None else one.plain,
+                None if one is None else one.speed,
+                _verdict(row, one),
+            )
+        )
     return sorted(found, key=lambda way: -(way.verdict.ratio or 0.0))
 
 
@@ -64,19 +94,21 @@ class Kind:
 
 
 def kinds(board: Board) -> list[Kind]:
+    rows = {name: row for name in SLICES if (row := _row(board, "slices", name, DRAFTED))}
     out: list[Kind] = []
-    for name in SLICES:
-        ways = board.ways("slices", name)
-        plains = [r for r in board.runs.get("slices", ()) if r.name == PLAIN and r.group == name]
-        if not ways:
-            continue
-        verdict = judge(
-            [one for run in ways for one in run.passes],
-            [ms for run in plains for ms in run.singles],
+    compared = compare([_speeds(row) for row in rows.values()])
+    for (name, row), one in zip(rows.items(), compared, strict=True):
+        waits = sorted(1000 * wait for _, runs in row for run in runs for wait in _waits(run))
+        out.append(
+            Kind(
+                name,
+                None if one is None else one.plain,
+                None if one is None else one.speed,
+                _percentile(waits, 0.5),
+                _percentile(waits, 0.95),
+                _verdict(row, one),
+            )
         )
-        waits = sorted(1000 * wait for run in ways for wait in _waits(run))
-        p50, p95 = _percentile(waits, 0.5), _percentile(waits, 0.95)
-        out.append(Kind(name, _speed(plains), _speed(ways), p50, p95, verdict))
     return out
 
 
@@ -86,14 +118,15 @@ class Company:
 
     Attributes:
         plain, drafted: tokens a second of all together.
-        gain: plainly, over one alone. verdict: drafted, over plainly in the same company.
+        gain: of ``plain``, over that of one alone. verdict: drafted, over plainly in the same
+            company.
         same: tokens that are those of one alone, of how many.
     """
 
     lanes: int
     plain: float | None
     drafted: float | None
-    gain: Verdict
+    gain: float | None
     verdict: Verdict
     same: int
     of: int
@@ -102,22 +135,21 @@ class Company:
 def companies(board: Board) -> list[Company]:
     runs = board.runs.get("lanes", [])
     alone = {run.prompt: run for run in runs if run.lanes == 1 and run.name == PLAIN}
-    singles = [one.pass_ms for one in _shared(list(alone.values()))[0]]
+    sizes = dict.fromkeys(run.lanes for run in runs)
+    rows = {n: row for n in sizes if (row := _row(board, "lanes", str(n), DRAFTED))}
     out: list[Company] = []
-    for n in dict.fromkeys(run.lanes for run in runs):
-        mine = [run for run in runs if run.lanes == n]
-        if not all(run.finished for run in mine):
-            break
-        plain, plain_speed = _shared([run for run in mine if run.name == PLAIN])
-        drafted, drafted_speed = _shared([run for run in mine if run.name != PLAIN])
+    compared = compare([_speeds(row) for row in rows.values()])
+    first = next((one.plain for one in compared if one is not None), None)
+    for (n, row), one in zip(rows.items(), compared, strict=True):
+        mine = [run for plains, drafted in row for run in (*plains, *drafted)]
         sames = [run.same(alone[run.prompt]) for run in mine if run is not alone[run.prompt]]
         out.append(
             Company(
                 n,
-                plain_speed,
-                drafted_speed,
-                judge_together(plain, singles, lanes=n),
-                judge_together(drafted, [one.pass_ms for one in plain]),
+                None if one is None else one.plain,
+                None if one is None else one.speed,
+                None if one is None or not first or 1 not in rows else one.plain / first,
+                _verdict(row, one),
                 sum(same for same, _ in sames),
                 sum(of for _, of in sames),
             )
@@ -125,65 +157,70 @@ def companies(board: Board) -> list[Company]:
     return out
 
 
-def _shared(runs: Sequence[Run]) -> tuple[list[Pass], float | None]:
-    """The rounds in which everybody who went on at once was there, in order, and their tokens a
-    second."""
-    found: list[Pass] = []
-    tokens, seconds = 0, 0.0
-    for first in range(0, len(runs), runs[0].lanes if runs else 1):
-        wave = runs[first : first + runs[first].lanes]
-        begin = max(run.began_s + run.ttft_s for run in wave)
-        end = min(run.began_s + run.end_s for run in wave)
-        timed = [
-            (run.began_s + done.t_s, done) for run in wave for done in run.rounds if done.index
-        ]
-        inside = sorted((at, Pass.of(done)) for at, done in timed if begin < at <= end)
-        found += [one for _, one in inside]
-        tokens += sum(one.tokens for _, one in inside)
-        seconds += max(end - begin, 0.0)
-    return found, tokens / seconds if seconds > 0 else None
-
-
-def findings(tab: str, board: Board) -> dict[str, Finding]:
-    """What a tab that was run to its end says for the list of what was checked."""
-    found: dict[str, Finding] = {}
-    if tab == "slices":
-        told = [kind for kind in kinds(board) if kind.verdict.answer != "unknown"]
-        words = ", ".join(f"{kind.name} {_short(kind.verdict)}" for kind in told)
-        holds = bool(told) and all(_keeps_up(kind.verdict) for kind in told)
-        return {"kinds": Finding(holds, words or f"Not known yet: {TOO_SHORT}")}
-    if tab == "lanes":
-        return found
-    tried = ways(board, tab)
-    proved = [way for way in tried if way.run.params.verify == "match"]
-    if proved:
-        same, of = sum(way.same for way in proved), sum(way.of for way in proved)
-        words = proved[0].proof if len(proved) == 1 else f"{same} of {of} tokens identical"
-        found["text"] = Finding(same == of, words)
-    if tried:
-        best = next((way for way in tried if way.verdict.answer != "unknown"), tried[0])
-        known = best.verdict.answer != "unknown"
-        what = {"race": "speed", "sweep": "length", "methods": "methods"}[tab]
-        named = f"{best.run.name} is the fastest: " if known and tab != "race" else ""
-        found[what] = Finding(
-            known and _keeps_up(best.verdict), named + lead(best.verdict, TOO_SHORT)
-        )
+def meter(board: Board) -> Meter:
+    """What the drafted rounds of races say of the pair's own figures."""
+    found = Meter()
+    for tab in ("race", "sweep"):
+        for runs in board.laps(tab).values():
+            for run in (one for some in runs.values() for one in some):
+                if run.name == PLAIN:
+                    found.plain += run.singles
+                for done in run.rounds:
+                    if run.name != PLAIN:
+                        found.observe(done)
     return found
 
 
-def _keeps_up(verdict: Verdict) -> bool:
-    """Nothing shows a loss."""
-    return verdict.answer != "slower"
+# ---- in numbers
 
 
-def _short(verdict: Verdict) -> str:
-    return "off" if verdict.answer == "off" or not verdict.ratio else f"{verdict.ratio:.2f}×"
+def _row(board: Board, tab: str, group: str, name: str) -> Row:
+    laps = board.laps(tab, group).values()
+    return [(ways[PLAIN], ways[name]) for ways in laps if PLAIN in ways and name in ways]
 
 
-def _speed(runs: Sequence[Run]) -> float | None:
-    """Tokens a second behind the first."""
-    seconds = sum(run.end_s - run.ttft_s for run in runs)
-    return sum(len(run.tokens) - 1 for run in runs) / seconds if seconds > 0 else None
+def _speeds(row: Row) -> Pairs:
+    both = [(_together(plain), _together(way)) for plain, way in row]
+    return [(plain, way) for plain, way in both if plain is not None and way is not None]
+
+
+def _together(runs: Sequence[Run]) -> float | None:
+    """Tokens a second behind the first, of all runs, for as long as all of them went on."""
+    begin = max(run.began_s + run.ttft_s for run in runs)
+    end = min(run.began_s + run.end_s for run in runs)
+    tokens = sum(
+        len(done.emitted)
+        for run in runs
+        for done in run.rounds
+        if done.index and begin < run.began_s + done.t_s <= end
+    )
+    return tokens / (end - begin) if tokens and end > begin else None
+
+
+def _verdict(row: Row, one: Compared | None) -> Verdict:
+    answer: Answer = "unknown"
+    if one is not None and one.low is not None and one.high is not None:
+        answer = "faster" if one.low > 1.0 else "slower" if one.high < 1.0 else "unsure"
+    if answer != "faster" and _stays_off(row[-1][1]):
+        answer = "off"
+    passes = [one for _, runs in row for run in runs for one in run.passes]
+    return Verdict(
+        answer=answer,
+        ratio=None if one is None else one.ratio,
+        low=None if one is None else one.low,
+        high=None if one is None else one.high,
+        tokens=sum(one.tokens for one in passes),
+        passes=len(passes),
+        drafted=sum(one.drafted for one in passes),
+        accepted=sum(one.accepted for one in passes),
+        judged=sum(one.judged for one in passes),
+    )
+
+
+def _stays_off(runs: Sequence[Run]) -> bool:
+    """Whether these runs ended without drafts, because they were not worth it."""
+    newest = [run.passes[-STILL:] for run in runs]
+    return all(len(some) == STILL and all(one.declined for one in some) for some in newest)
 
 
 def _waits(run: Run) -> list[float]:
@@ -194,3 +231,114 @@ def _waits(run: Run) -> list[float]:
 
 def _percentile(values: Sequence[float], share: float) -> float | None:
     return values[min(int(share * len(values)), len(values) - 1)] if values else None
+
+
+# ---- in words
+
+
+def between(low: float | None, high: float | None) -> str:
+    """ "0.62–0.86" """
+    return "" if low is None or high is None else f"{low:.2f}–{high:.2f}"
+
+
+def ratio(verdict: Verdict) -> str:
+    """ "0.74× (0.62–0.86)" """
+    if verdict.ratio is None:
+        return ""
+    interval = between(verdict.low, verdict.high)
+    return f"{verdict.ratio:.2f}×" + (f" ({interval})" if interval else "")
+
+
+def said(verdict: Verdict) -> str:
+    """In a table or a list: whether it paid."""
+    match verdict.answer:
+        case "unknown" if verdict.ratio is not None:
+            return f"{verdict.ratio:.2f}× in one run: Enter runs it again"
+        case "off":
+            return f"off, {_probing(verdict)}"
+    return lead(verdict, TOO_SHORT)
+
+
+def _probing(verdict: Verdict) -> str:
+    if verdict.ratio is not None and verdict.high is not None and verdict.high < 1.0:
+        return f"after probing that cost {1 - verdict.ratio:.0%}"
+    return "after probing that cost too little to measure"
+
+
+def answer(way: Way) -> tuple[str, str]:
+    """To "does it pay?": the word, and the sentence behind it."""
+    one = way.verdict
+    match one.answer:
+        case "faster":
+            return "YES", f"drafting is {one.ratio:.2f}× faster here"
+        case "slower":
+            return "NO", f"plain decoding is {1 / (one.ratio or 1.0):.2f}× faster here"
+        case "off":
+            return "NO", f"drafting switches itself off here, {_probing(one)}"
+        case "unsure":
+            return "CANNOT TELL YET", "plain and drafted are too close to call"
+    return "CANNOT TELL YET", TOO_SHORT if one.ratio is None else "one pair of runs proves nothing"
+
+
+def decided(way: Way) -> bool:
+    """Whether further pairs would only say it more precisely."""
+    return way.pairs >= LEAST and way.verdict.answer not in ("unsure", "unknown")
+
+
+def why(board: Board, way: Way) -> str:
+    """What a guess costs and how many are kept, as far as that explains the answer."""
+    pair = meter(board).model()
+    if pair is None or way.verdict.ratio is None or pair.pays != (way.verdict.ratio > 1.0):
+        return ""
+    cost = pair.c + pair.beta
+    return (
+        f"a guess costs {cost:.2f} of a plain step: it pays where more than {min(cost, 1.0):.0%} "
+        f"are kept, and {pair.alpha:.0%} of those judged were"
+    )
+
+
+# ---- for the list of what was checked
+
+
+def findings(tab: str, board: Board) -> dict[str, Finding]:
+    """What a tab that was run to its end says for the list of what was checked."""
+    if tab == "lanes":
+        return {}
+    if tab == "slices":
+        told = kinds(board)
+        words = ", ".join(f"{kind.name} {_short(kind.verdict)}" for kind in told)
+        states = {_holds(kind.verdict) for kind in told}
+        holds = False if False in states else None if None in states or not told else True
+        return {"kinds": _finding(holds, words or TOO_SHORT)}
+    found: dict[str, Finding] = {}
+    tried = ways(board, tab)
+    proved = [way for way in tried if way.run.params.verify == "match"]
+    if proved:
+        same, of = sum(way.same for way in proved), sum(way.of for way in proved)
+        words = proved[0].proof if len(proved) == 1 else f"{same} of {of} tokens identical"
+        found["text"] = Finding(same == of, words)
+    if tried:
+        best = tried[0]
+        what = {"race": "speed", "sweep": "length", "methods": "methods"}[tab]
+        named = "" if tab == "race" else f"best is {best.run.name}, "
+        found[what] = _finding(_holds(best.verdict), named + said(best.verdict))
+    return found
+
+
+def _finding(holds: bool | None, words: str) -> Finding:
+    return Finding(bool(holds), words, known=holds is not None)
+
+
+def _holds(verdict: Verdict) -> bool | None:
+    """Whether it is surely not slower, but for a loss that nobody feels; None where the runs
+    cannot tell."""
+    if verdict.low is None or verdict.high is None:
+        return None
+    if verdict.high < 1.0:
+        return False
+    return True if verdict.low > 1.0 - LITTLE else None
+
+
+def _short(verdict: Verdict) -> str:
+    words = ratio(verdict) or TOO_SHORT
+    return f"off ({words})" if verdict.answer == "off" else words

@@ -2,7 +2,8 @@
 
 Runs go one after the other, or side by side with others like them. Each begins with an empty cache,
 and all have one seed and one length, so they differ in nothing but how they draft and in what
-company. Their times are the engine's own: a race is replayed from them.
+company. Laps alternate the order (plain, drafted, drafted, plain, ...), so that a machine that gets
+slower or faster meanwhile favours none. Times are the engine's own: a race is replayed from them.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from specllama.events import Finished, RoundDone, Verdict
 from specllama.interface import EngineLike, Prompt
 from specllama.params import GenerateParams
 from specllama.store.rounds import RoundLog, logged
-from specllama.verdict import Pass, judge
+from specllama.verdict import Pass
 
 PLAIN, DRAFTED = "plain", "drafted"
 TOKENS = 128  # of a race, unless the settings say fewer
 LENGTHS = range(2, 9)
+LAPS = 2  # of a table: each way once in either order
 TOGETHER = (1, 2, 4)  # conversations at once
 TOGETHER_TOKENS = 64  # of each of them
 
 
 @dataclass(slots=True)
 class Run:
-    """One answer to a prompt. ``group`` are the runs that are compared with each other.
+    """One answer to a prompt. Runs of one ``group`` and ``lap`` are compared with each other.
 
     Attributes:
         lanes: runs that go on at once: this one and its neighbours.
@@ -43,6 +45,7 @@ class Run:
     prompt: Prompt
     params: GenerateParams
     group: str = ""
+    lap: int = 0
     lanes: int = 1
     began_s: float = 0.0
     rounds: list[RoundDone] = field(default_factory=list)
@@ -65,15 +68,17 @@ class Run:
         return [done for done in self.rounds if done.t_s <= seconds]
 
     @property
+    def whole(self) -> bool:
+        """Whether it came to its end; one that was stopped proves nothing."""
+        return self.finished is not None and self.finished.reason not in ("cancelled", "error")
+
+    @property
     def passes(self) -> list[Pass]:
         return [Pass.of(done) for done in self.rounds if done.index]
 
     @property
     def singles(self) -> list[float]:
         return [one.pass_ms for one in self.passes if not one.drafted]
-
-    def against(self, plain: Run) -> Verdict:
-        return judge(self.passes, plain.singles)
 
     def same(self, plain: Run) -> tuple[int, int]:
         """How many tokens are those of plain decoding from the start on, and of how many."""
@@ -86,32 +91,42 @@ class Run:
 
 
 def plain_and(
-    prompt: Prompt, params: GenerateParams, ways: Iterable[tuple[str, GenerateParams]], group: str
+    prompt: Prompt,
+    params: GenerateParams,
+    ways: Iterable[tuple[str, GenerateParams]],
+    group: str = "",
+    lap: int = 0,
 ) -> list[Run]:
-    """Plain decoding first, then each way to draft: same prompt, seed and length."""
-    tokens = min(params.max_tokens or TOKENS, TOKENS)
+    """Plain decoding and each way to draft: same prompt, seed and length. Every second lap goes
+    the other way round."""
+    tokens = params.max_tokens or TOKENS
     base = params.replace(max_tokens=tokens, seed=params.seed if params.seed is not None else 1)
-    same = {"max_tokens": tokens, "seed": base.seed}
+    same = {"max_tokens": tokens, "seed": base.seed, "ignore_eos": base.ignore_eos}
     plain = base.replace(speculate=False, proposer="none")
-    return [
-        Run(PLAIN, prompt, plain, group),
-        *(Run(name, prompt, way.replace(**same), group) for name, way in ways),
+    runs = [
+        Run(PLAIN, prompt, plain, group, lap),
+        *(Run(name, prompt, way.replace(**same), group, lap) for name, way in ways),
     ]
+    return runs[::-1] if lap % 2 else runs
 
 
 def side_by_side(
-    prompts: Sequence[Prompt], params: GenerateParams, lanes: Iterable[int]
+    prompts: Sequence[Prompt], params: GenerateParams, lanes: Iterable[int], lap: int = 0
 ) -> list[Run]:
-    """The same prompts, answered by so many conversations at once, plainly and drafted; all of one
-    length, so that each has company to its end."""
+    """The same prompts, answered by so many conversations at once, plainly and drafted in turn; all
+    of one length, so that each has company to its end.
+
+    Args:
+        lap: the number of the first of these laps; each wave is one.
+    """
     seed = params.seed if params.seed is not None else 1
     base = params.replace(max_tokens=TOGETHER_TOKENS, ignore_eos=True, seed=seed)
     ways = {PLAIN: base.replace(speculate=False, proposer="none"), DRAFTED: drafted(base)}
     return [
-        Run(name, prompt, way, str(n), n)
+        Run(name, prompt, ways[name], str(n), wave, n)
         for n in lanes
-        for first in range(0, len(prompts), n)
-        for name, way in ways.items()
+        for wave, first in enumerate(range(0, len(prompts), n), lap)
+        for name in sorted(ways, reverse=wave % 2 == 0)  # plain first where it is even
         for prompt in prompts[first : first + n]
     ]
 
@@ -211,24 +226,62 @@ class Racing:
                 log.close()
 
 
+Laps = dict[int, dict[str, list[Run]]]
+"""By number of the lap, and in it by way: what is compared."""
+
+
 @dataclass(slots=True)
 class Board:
     """What was raced with the loaded pair, by tab; it outlives the page."""
 
     runs: dict[str, list[Run]] = field(default_factory=dict)
 
+    def laps(self, tab: str, group: str = "") -> Laps:
+        """The laps in which every run came to its end."""
+        found: Laps = {}
+        for run in self.runs.get(tab, ()):
+            if run.group == group:
+                found.setdefault(run.lap, {}).setdefault(run.name, []).append(run)
+        return {
+            lap: ways
+            for lap, ways in found.items()
+            if all(run.whole for runs in ways.values() for run in runs)
+        }
+
+    def free_lap(self, tab: str, group: str = "") -> int:
+        """The number of the next lap."""
+        laps = [run.lap for run in self.runs.get(tab, ()) if run.group == group]
+        return max(laps, default=-1) + 1
+
+    def drop_halves(self, tab: str) -> None:
+        """Forget the laps that did not come to their end."""
+        groups = dict.fromkeys(run.group for run in self.runs.get(tab, ()))
+        kept = [
+            run
+            for group in groups
+            for ways in self.laps(tab, group).values()
+            for runs in ways.values()
+            for run in runs
+        ]
+        if kept:
+            self.runs[tab] = kept
+        else:
+            self.runs.pop(tab, None)
+
     def plain(self, tab: str, group: str = "") -> Run | None:
-        return next(
-            (r for r in self.runs.get(tab, ()) if r.name == PLAIN and r.group == group), None
-        )
+        """The newest plain run, which may still go on."""
+        runs = [r for r in self.runs.get(tab, ()) if r.name == PLAIN and r.group == group]
+        begun = [run for run in runs if run.rounds]
+        return (begun or runs)[-1] if runs else None
 
     def ways(self, tab: str, group: str = "") -> list[Run]:
-        """What was run against plain decoding, as far as it came."""
-        return [
-            r
-            for r in self.runs.get(tab, ())
-            if r.name != PLAIN and r.group == group and r.finished is not None
-        ]
+        """What was run against plain decoding: the newest run of each that came to its end."""
+        found = {
+            run.name: run
+            for run in self.runs.get(tab, ())
+            if run.name != PLAIN and run.group == group and run.whole
+        }
+        return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,27 +299,49 @@ class Advice:
         return self.words[:1].upper() + self.words[1:]
 
 
-def advise(now: GenerateParams, judged: Sequence[tuple[Run, Verdict]]) -> Advice:
-    """The fastest way that was surely faster, unless today's is as good.
+def advise(now: GenerateParams, mine: Verdict | None) -> Advice:
+    """Of today's settings, raced against plain decoding."""
+    answer = "unknown" if mine is None else mine.answer
+    match answer, now.speculate:
+        case "faster", True:
+            return Advice("leave it as it is: drafting pays here")
+        case "faster", False:
+            low = (mine.low if mine is not None else None) or 1.0
+            return Advice(f"draft: at least {low:.2f}× as fast here", drafted(now))
+        case "slower" | "off", False:
+            return Advice("leave drafting off: it does not pay here")
+        case "slower", True:
+            return Advice("turn drafting off: it loses time here", now.replace(speculate=False))
+        case "off", True:
+            return Advice("leave it as it is: drafting does not pay here and stays off by itself")
+        case "unsure", _:
+            return Advice("no clear winner yet: Enter runs more pairs, L races a longer reply")
+    return Advice("the reply is too short to tell: L races a longer one, P another prompt")
+
+
+def advise_among(
+    now: GenerateParams,
+    mine: Verdict | None,
+    judged: Sequence[tuple[Run, Verdict]],
+    what: str,
+) -> Advice:
+    """The fastest of several ways that was surely faster, unless today's is as good.
 
     Args:
-        judged: what was raced, each way against the plain run beside it.
+        mine: of today's settings, where they were raced.
+        what: how one of the ways is called: "length", "method".
     """
-    mine = next((one for run, one in judged if run.name == DRAFTED), None)
-    today = mine.ratio if now.speculate and mine is not None and mine.ratio else 1.0
     faster = [(one.low or 0.0, run) for run, one in judged if one.answer == "faster"]
+    today = mine.ratio if mine is not None and mine.answer == "faster" and now.speculate else None
     if faster:
         low, best = max(faster, key=lambda item: item[0])
-        if low > today and (best.name != DRAFTED or not now.speculate):
-            params = best.params.replace(max_tokens=now.max_tokens, seed=now.seed)
-            how = f" with {best.name}" if best.name != DRAFTED else ""
-            return Advice(f"draft{how}: at least {low:.2f}× as fast here", params)
-        return Advice("leave it as it is: drafting pays here")
-    answer = "unknown" if mine is None else mine.answer
-    if answer in ("slower", "off") and not now.speculate:
-        return Advice("leave drafting off: it does not pay here")
-    if answer == "slower":
-        return Advice("turn drafting off: it loses time here", now.replace(speculate=False))
-    if answer == "off":
-        return Advice("leave it as it is: drafting does not pay here and stays off by itself")
-    return Advice("race again, with a longer reply: there is no clear winner yet")
+        if low <= (today or 1.0):
+            return Advice(f"leave it as it is: no {what} is surely faster than today's settings")
+        params = best.params.replace(
+            max_tokens=now.max_tokens, seed=now.seed, ignore_eos=now.ignore_eos
+        )
+        return Advice(f"draft with {best.name}: at least {low:.2f}× as fast here", params)
+    if any(one.answer in ("unsure", "unknown") for _, one in judged):
+        return Advice(f"no {what} is surely faster than plain yet: Enter runs all of them again")
+    kept = "; today's settings do" if today is not None else ""
+    return Advice(f"no {what} beats plain decoding here{kept}")

@@ -31,10 +31,15 @@ SPOKEN = (
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What came of a check; ``words`` say it in a line: "128 of 128 tokens identical"."""
+    """What came of a check; ``words`` say it in a line: "128 of 128 tokens identical".
+
+    Attributes:
+        known: False where what was run cannot tell; ``ok`` says nothing then.
+    """
 
     ok: bool
     words: str
+    known: bool = True
 
 
 class Check(msgspec.Struct, frozen=True):

@@ -10,18 +10,22 @@ from conftest import Driver, GatedEngine, Recipe
 from fakes import OTHER_MS, VERIFY_MS, Reply, ScriptedEngine
 
 from specllama.errors import EngineError
-from specllama.events import Verdict
 from specllama.interface import Message
 from specllama.params import GenerateParams
 from specllama.paths import rounds_dir
+from specllama.tui import outcome
 from specllama.tui.demo import DemoEngine
 from specllama.tui.race import (
     DRAFTED,
+    LENGTHS,
+    PLAIN,
     Advice,
+    Board,
     RaceEnded,
     Racing,
     Run,
     advise,
+    advise_among,
     drafted,
     plain_and,
 )
@@ -29,7 +33,6 @@ from specllama.tui.screens.race import RaceScreen
 from specllama.tui.widgets.bars import Slider, SpeedChart
 from specllama.tui.widgets.playground import Playground
 from specllama.tui.widgets.track import RaceTrack
-from specllama.verdict import lead
 
 LONG = " ".join(f"word{i}" for i in range(80))
 PARAMS = GenerateParams(seed=5, draft_max=4)
@@ -46,11 +49,22 @@ def raced(engine: ScriptedEngine, runs: list[Run]) -> RaceEnded:
     return told[-1]
 
 
-def race(reply: Reply, params: GenerateParams = PARAMS, **ways: GenerateParams) -> list[Run]:
+def race(
+    reply: Reply, params: GenerateParams = PARAMS, laps: int = 1, **ways: GenerateParams
+) -> list[Run]:
     chosen = ways or {DRAFTED: drafted(params)}
-    runs = plain_and([Message("user", "q")], params, list(chosen.items()), "")
+    runs = [
+        run
+        for lap in range(laps)
+        for run in plain_and([Message("user", "q")], params, list(chosen.items()), "", lap)
+    ]
     assert raced(ScriptedEngine([reply]), runs).error is None
     return runs
+
+
+def way(reply: Reply, laps: int = 3, tab: str = "race") -> outcome.Way:
+    (found,) = outcome.ways(Board({tab: race(reply, laps=laps)}), tab)
+    return found
 
 
 def test_runs_differ_in_nothing_but_how_they_draft() -> None:
@@ -78,12 +92,83 @@ def test_drafting_is_on_in_a_race_even_where_it_is_off_today() -> None:
         assert way.draft_max != 0
 
 
-def test_the_verdict_is_against_the_plain_steps_of_the_race() -> None:
-    plain, way = race(Reply(LONG, accept=(2,), plain_ms=1e9))
-    found = way.against(plain)
-    assert found.answer == "faster"
+def test_every_second_lap_goes_the_other_way_round() -> None:
+    names = [run.name for run in race(Reply(LONG), laps=4)]
+    assert names == [PLAIN, DRAFTED, DRAFTED, PLAIN, PLAIN, DRAFTED, DRAFTED, PLAIN]
+
+
+def test_the_verdict_is_the_ratio_of_the_speeds_that_are_shown() -> None:
+    """By the clock of whole runs, whatever the engine thinks of a plain step."""
+    found = way(Reply(LONG, accept=(2,), plain_ms=1e9))
     one = VERIFY_MS + OTHER_MS
-    assert found.ratio == pytest.approx(3 * one / (one + 3.0), rel=0.03)
+    assert found.verdict.answer == "faster"
+    assert found.plain is not None
+    assert found.speed is not None
+    assert found.verdict.ratio == pytest.approx(found.speed / found.plain)
+    assert found.verdict.ratio == pytest.approx(3 * one / (one + 3.0), rel=0.03)
+    assert found.pairs == 3
+
+
+def clocked(*seconds: tuple[float, float]) -> outcome.Way:
+    """Pairs of runs that took so long behind their first token, plainly and drafted."""
+    runs = race(Reply(LONG, accept=(2,)), laps=len(seconds))
+    for run in runs:
+        whole = seconds[run.lap][run.name == DRAFTED]
+        begin, end = run.ttft_s, run.end_s
+        scale = whole / (end - begin)
+        run.rounds = [replace(done, t_s=begin + (done.t_s - begin) * scale) for done in run.rounds]
+    (found,) = outcome.ways(Board({"race": runs}), "race")
+    return found
+
+
+def test_what_is_said_and_what_is_shown_point_in_one_direction() -> None:
+    """Plain 0.14 s beside drafted 0.08 s was called 0.85 times as fast."""
+    faster = clocked((1.40, 0.80), (1.44, 0.81), (1.39, 0.83))
+    assert outcome.answer(faster) == (
+        "YES",
+        f"drafting is {faster.verdict.ratio:.2f}× faster here",
+    )
+    assert outcome.decided(faster)
+    slower = clocked((1.0, 1.3), (1.02, 1.31), (0.99, 1.3))
+    assert outcome.answer(slower)[0] == "NO"
+    assert outcome.answer(slower)[1].startswith("plain decoding is 1.3")
+    unsure = clocked((1.0, 0.7), (0.7, 1.0), (1.0, 0.9))
+    assert outcome.answer(unsure)[0] == "CANNOT TELL YET"
+    assert not outcome.decided(unsure)
+    for one in (faster, slower, unsure):
+        assert one.verdict.low is not None
+        assert one.verdict.high is not None
+        assert 0 < one.verdict.low < (one.verdict.ratio or 0) < one.verdict.high
+    assert not outcome.decided(clocked((1.0, 0.5)))  # one pair proves nothing
+    assert clocked((1.0, 0.5)).verdict.answer == "unknown"
+
+
+def test_off_that_lost_says_what_probing_cost() -> None:
+    runs = race(Reply(LONG, accept=(2,)), laps=3)
+    for run in runs:
+        if run.name == DRAFTED:  # a third of the run drafted in vain, then it was off
+            begin = run.ttft_s
+            run.rounds = [
+                replace(
+                    done,
+                    drafted=(),
+                    parents=(),
+                    accepted=0,
+                    draft_max=0,
+                    emitted=done.emitted[:1],
+                    t_s=begin + done.index * (0.020 + 0.0001 * run.lap),
+                )
+                for done in run.rounds
+            ]
+    (found,) = outcome.ways(Board({"race": runs}), "race")
+    assert found.verdict.answer == "off"
+    assert found.verdict.ratio is not None
+    lost = f"{1 - found.verdict.ratio:.0%}"
+    assert outcome.said(found.verdict) == f"off, after probing that cost {lost}"
+    assert outcome.answer(found)[0] == "NO"
+    finding = outcome.findings("race", Board({"race": runs}))["speed"]
+    assert finding.known
+    assert not finding.ok
 
 
 def test_the_proof_counts_from_the_start() -> None:
@@ -106,41 +191,44 @@ def test_a_run_at_a_moment_is_what_had_been_written_by_then() -> None:
     assert plain.until(plain.end_s) == plain.rounds
 
 
-def judged(plain: Run, *runs: Run) -> list[tuple[Run, Verdict]]:
-    return [(run, run.against(plain)) for run in runs]
-
-
 def test_the_advice() -> None:
-    plain, good = race(Reply(LONG, accept=(2,)))
-    assert advise(PARAMS, judged(plain, good)).params is None
+    good = way(Reply(LONG, accept=(2,))).verdict
+    assert advise(PARAMS, good) == Advice("leave it as it is: drafting pays here")
     off = PARAMS.replace(speculate=False, max_tokens=7)
-    taken = advise(off, judged(plain, good))
+    taken = advise(off, good)
     assert taken.said.startswith("Press A to draft: at least ")
     assert taken.params is not None
     assert (taken.params.speculate, taken.params.max_tokens, taken.params.seed) == (True, 7, 5)
-    better = replace(good, name="k = 4", rounds=race(Reply(LONG, accept=(4,)))[1].rounds)
-    advice = advise(PARAMS, judged(plain, good, better))
-    assert advice.params == better.params.replace(max_tokens=None)
+    runs = race(Reply(LONG, accept=(4,)))
+    run = replace(runs[1], name="k = 4")
+    better = way(Reply(LONG, accept=(4,))).verdict
+    advice = advise_among(PARAMS, good, [(run, better)], "length")
+    assert advice.params == run.params.replace(max_tokens=None)
     assert advice.said.startswith("Press A to draft with k = 4: at least ")
-    worse = replace(good, name="k = 2", rounds=race(Reply(LONG, accept=(1,)))[1].rounds)
-    assert advise(PARAMS, judged(plain, good, worse)).params is None
+    worse = way(Reply(LONG, accept=(1,))).verdict
+    kept = advise_among(PARAMS, good, [(run, worse)], "length")
+    assert kept.params is None
+    assert kept.words == "leave it as it is: no length is surely faster than today's settings"
 
 
 def test_the_advice_where_drafting_does_not_pay() -> None:
     off = PARAMS.replace(speculate=False)
-    bad_plain, bad = race(Reply(LONG, accept=(0,)))
-    losing = advise(PARAMS, judged(bad_plain, bad))
+    bad = way(Reply(LONG, accept=(0,))).verdict
+    losing = advise(PARAMS, bad)
     assert losing.said == "Press A to turn drafting off: it loses time here"
     assert losing.params == off
-    assert advise(off, judged(bad_plain, bad)) == Advice("leave drafting off: it does not pay here")
-    still = replace(bad.against(bad_plain), answer="off")
-    stays = advise(PARAMS, [(bad, still)])
+    assert advise(off, bad) == Advice("leave drafting off: it does not pay here")
+    stays = advise(PARAMS, replace(bad, answer="off"))
     assert stays.params is None
     assert stays.words.endswith("stays off by itself")
-    assert advise(off, [(bad, still)]).said == "Leave drafting off: it does not pay here"
-    unknown = advise(PARAMS, judged(*race(Reply("Too short."))))
+    assert advise(off, replace(bad, answer="off")).said.startswith("Leave drafting off")
+    unknown = advise(PARAMS, None)
     assert unknown.params is None
-    assert unknown.said.endswith("there is no clear winner yet")
+    assert "L races a longer one" in unknown.said
+    run = race(Reply(LONG))[1]
+    assert advise_among(PARAMS, bad, [(run, bad)], "length").words == (
+        "no length beats plain decoding here"
+    )
 
 
 def test_an_engine_that_fails_ends_the_race_with_its_words() -> None:
@@ -158,7 +246,7 @@ async def opened(d: Driver, *keys: str) -> RaceScreen:
     await d.until(lambda: isinstance(d.app.screen, RaceScreen))
     screen = d.app.screen
     assert isinstance(screen, RaceScreen)
-    await d.until(lambda: not screen.racing.busy and screen.board.ways("race"))
+    await d.until(lambda: screen.raced() and screen.board.ways("race"))
     await d.pilot.press(*keys)
     await d.pilot.pause()
     return screen
@@ -175,7 +263,7 @@ async def test_the_race_is_run_replayed_and_judged(start: Any) -> None:
         screen.pace = 0.05
         await d.pilot.press("home")
         await d.until(lambda: 0 < screen.seconds < way.end_s)
-        assert "identical" not in d.shown  # the outcome comes at the end
+        assert "YES" in d.shown  # the answer stands first, whatever is replayed
         await d.pilot.press("space")
         at = screen.seconds
         track = screen.query_one("#track-drafted", RaceTrack)
@@ -184,11 +272,15 @@ async def test_the_race_is_run_replayed_and_judged(start: Any) -> None:
         assert track.seconds == at
         await d.pilot.press("space", *["plus"] * 7)
         await d.until(lambda: screen.seconds >= plain.end_s)
-        n = len(plain.tokens)
+        n = 3 * len(plain.tokens)
         assert f"✓ {n} of {n} tokens identical" in d.shown
-        assert lead(way.against(plain), "") in d.shown
+        (found,) = outcome.ways(screen.board, "race")
+        assert outcome.answer(found)[1] in d.shown
+        assert outcome.ratio(found.verdict) in d.shown
+        assert '"a question"' in d.shown
+        assert "3 pairs of runs" in d.shown
         assert "of those judged" in d.shown
-        assert f"{plain.end_s:.2f} s" in d.shown
+        assert f"{plain.end_s - plain.ttft_s:.2f} s" in d.shown
         assert f"{way.finished.draft_n_accepted} kept" in d.shown  # type: ignore[union-attr]
         assert "Leave it as it is: drafting pays here" in d.shown
         assert screen._timer is None  # an idle page costs nothing
@@ -206,7 +298,7 @@ async def test_races_are_logged_for_the_page_of_methods(start: Any) -> None:
     async with start(Reply(LONG), size=(120, 36), params=PARAMS) as d:
         screen = await opened(d, "3", "enter")
         await d.until(lambda: len(screen.board.ways("methods")) == 3)
-        await d.until(lambda: not screen.racing.busy)
+        await d.until(screen.raced)
         await d.pilot.pause()
         assert "N-gram lookup" in d.shown
         assert "✓" in d.shown
@@ -277,10 +369,11 @@ async def test_the_sliders_move_the_model(start: Any) -> None:
         screen.query_one("#alpha", Slider).focus()
         await d.pilot.press("home")
         await d.until(lambda: screen.model.alpha == 0)
-        assert "It cannot pay" in d.shown
+        assert "No guess would pay" in d.shown
         await d.pilot.press(*["shift+right"] * 9)
         await d.until(lambda: screen.model.alpha == pytest.approx(0.9))
-        assert "It pays" in d.shown
+        assert "A guess would pay" in d.shown
+        assert "imaginary pair" in d.shown
         await d.pilot.click("#c", offset=(4, 0))
         await d.until(lambda: screen.model.c == 0.0)
 
@@ -295,22 +388,62 @@ async def test_a_sweep_puts_measured_points_on_the_chart(start: Any) -> None:
         await d.until(lambda: len(screen.board.ways("sweep")) == 7 and not screen.racing.busy)
         await d.pilot.pause()
         marks = screen.query_one(SpeedChart).series.marks
-        plain = screen.board.plain("sweep")
-        assert plain is not None
-        for run in screen.board.ways("sweep"):
-            mark = marks[run.params.draft_max or 0]
-            found = run.against(plain)
-            assert run.params.window == "fixed"
+        found = {way.run.params.draft_max: way for way in outcome.ways(screen.board, "sweep")}
+        assert sorted(found) == list(LENGTHS)
+        for k, way in found.items():
+            mark, one = marks[k or 0], way.verdict
+            assert way.run.params.window == "fixed"
             assert mark is not None
-            assert (mark.value, mark.low, mark.high) == (found.ratio, found.low, found.high)
+            assert (mark.value, mark.low, mark.high) == (one.ratio, one.low, one.high)
+            assert f"k = {k}" in d.shown  # the list is complete
+        assert "imaginary" not in d.shown
         assert "◆ Your pair, measured here" in d.shown
-        assert "│" in d.shown
 
 
 async def test_a_diamond_is_a_measurement_and_nothing_else(start: Any) -> None:
-    """Where no round of a length was seen the model may say what it likes: there is no mark."""
+    """Before the lengths were run the theory may say what it likes: there is no mark."""
     async with start(Reply(LONG, accept=(3,)), size=(120, 36), params=PARAMS) as d:
         screen = await opened(d, "2")
         marks = screen.query_one(SpeedChart).series.marks
-        assert [k for k, mark in enumerate(marks) if mark is not None] == [4]
-        assert "k = 4" in d.shown
+        assert [k for k, mark in enumerate(marks) if mark is not None] == []
+        assert "Not yet: Enter measures k = 2 to 8" in d.shown
+        assert "imaginary" not in d.shown  # the race told the pair's figures
+        await d.pilot.press("m")
+        await d.pilot.pause()
+        assert not d.app._notifications
+
+
+async def test_a_longer_reply_and_another_prompt(start: Any) -> None:
+    async with start(Reply("Too short."), size=(120, 36), params=PARAMS) as d:
+        await d.say("a question")
+        screen = await opened(d)
+        assert "CANNOT TELL YET" in d.shown or screen.board.ways("race")
+        asked = len(d.engine.requests)
+        await d.pilot.press("l")
+        await d.until(lambda: len(d.engine.requests) > asked and screen.raced())
+        params = d.engine.requests[-1].params
+        assert params.ignore_eos
+        assert params.max_tokens == 128
+        await d.pilot.press("p")
+        await d.pilot.press(*"why", "enter")
+        await d.until(lambda: '"why"' in d.shown and screen.raced())
+        assert [m.content for m in d.engine.requests[-1].prompt] == ["why"]
+        await d.pilot.press("p", "enter")
+        await d.until(lambda: '"why"' not in d.shown and screen.raced())
+        assert screen.board.plain("race") is not None
+
+
+async def test_enter_runs_more_pairs(start: Any) -> None:
+    async with start(Reply(LONG, accept=(2,)), params=PARAMS) as d:
+        screen = await opened(d)
+        assert len(screen.board.laps("race")) == outcome.LEAST
+        await d.pilot.press("enter")
+        await d.until(lambda: len(screen.board.laps("race")) == 3 + outcome.MORE)
+        await d.until(screen.raced)
+        assert f"{3 + outcome.MORE} pairs of runs" in d.shown
+        await d.pilot.press("escape")
+        await d.until(lambda: not isinstance(d.app.screen, RaceScreen))
+        n = len(d.engine.requests)
+        await d.pilot.press("f4")
+        await d.until(lambda: isinstance(d.app.screen, RaceScreen))
+        assert len(d.engine.requests) == n  # it stands as it was left

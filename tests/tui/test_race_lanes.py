@@ -136,8 +136,12 @@ def test_gain_cost_and_verdict() -> None:
         scripted(run, (2,), (10.0 if run.lanes == 1 else 12.5) + drafted_ms)
     one, two = outcome.companies(board)
     assert (one.lanes, two.lanes) == (1, 2)
-    assert one.gain.ratio == pytest.approx(1.0, abs=1e-6)
-    assert two.gain.ratio == pytest.approx(1.6, rel=1e-3)
+    assert one.gain == pytest.approx(1.0, abs=1e-6)
+    assert two.gain == pytest.approx(1.6, rel=1e-3)
+    for each in (one, two):  # the columns say what the verdicts say
+        assert each.plain is not None
+        assert each.gain == pytest.approx(each.plain / one.plain)  # type: ignore[operator]
+        assert each.verdict.ratio == pytest.approx(each.drafted / each.plain)  # type: ignore[operator]
     assert two.plain == pytest.approx(160.0, rel=0.02)
     assert one.verdict.ratio == pytest.approx(3 * 10.0 / (10 + 3 + 3), rel=0.03)
     assert two.verdict.ratio == pytest.approx(3 * 12.5 / (12.5 + 3 + 6), rel=0.03)
@@ -154,9 +158,10 @@ def test_rounds_without_company_do_not_count() -> None:
         scripted(run, (2,), 10.0)
     late = next(run for run in runs if (run.lanes, run.name) == (2, PLAIN))
     late.began_s = 0.2
-    late.rounds[-3:] = [replace(done, verify_ms=1e6) for done in late.rounds[-3:]]
+    alone = [replace(done, t_s=done.t_s + 1e3) for done in late.rounds[-3:]]
+    late.rounds[-3:] = alone
     _, two = outcome.companies(Board({"lanes": runs}))
-    assert two.gain.ratio == pytest.approx(2.0, rel=1e-3)
+    assert two.gain == pytest.approx(2.0, rel=0.02)
 
 
 def test_a_round_without_a_draft_waits_for_the_drafts_of_the_others() -> None:

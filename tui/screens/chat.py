@@ -41,6 +41,7 @@ from specllama.tui.screens.turn import TurnScreen
 from specllama.tui.state import DraftFile, History, Preferences
 from specllama.tui.widgets.completions import Completions
 from specllama.tui.widgets.download_line import DownloadLine
+from specllama.tui.widgets.keys import Keys
 from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMessage
 from specllama.tui.widgets.panel import LivePanel, PanelTabs
 from specllama.tui.widgets.prompt import Prompt
@@ -114,7 +115,7 @@ class ChatScreen(TurnScreen):
         yield prompt.attached
         yield prompt.completions
         yield prompt
-        yield Footer(show_command_palette=True)
+        yield Keys(show_command_palette=True)
 
     async def on_mount(self) -> None:
         self.query_one("#editing").display = False

@@ -12,13 +12,14 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Footer, Input, OptionList, Static
+from textual.widgets import Input, OptionList, Static
 
 from specllama import paths
 from specllama.text import encodable, sanitize_line
 from specllama.tui import clipboard
 from specllama.tui.exports import Export
 from specllama.tui.screens.base import Page
+from specllama.tui.widgets.keys import Keys
 
 WORDS = {
     "svg": "a picture (SVG)",
@@ -68,7 +69,7 @@ class ExportScreen(Page, ModalScreen[Any]):
         yield OptionList(*(row.words for row in self.rows), id="save-rows", markup=False)
         yield Input(id="save-path")
         yield Static(id="save-problem", markup=False)
-        yield Footer(show_command_palette=False)
+        yield Keys(show_command_palette=False)
 
     def on_mount(self) -> None:
         super().on_mount()

@@ -9,11 +9,12 @@ from textwrap import fill, wrap
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from specllama.tui import legend
 from specllama.tui.keymap import ACTIONS, Action
 from specllama.tui.screens.base import Page
+from specllama.tui.widgets.keys import Keys
 
 WORDS = """
 accepted: a drafted token the target would have written too
@@ -56,7 +57,7 @@ class HelpScreen(Page):
     def compose_page(self) -> ComposeResult:
         with VerticalScroll(id="help"):
             yield Static(id="help-text", markup=False)
-        yield Footer()
+        yield Keys()
 
     def on_mount(self) -> None:
         super().on_mount()

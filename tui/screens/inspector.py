@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.timer import Timer
-from textual.widgets import Footer, OptionList, Static
+from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from specllama.errors import SpecllamaError
@@ -21,6 +21,7 @@ from specllama.tui.messages import ActionAsked, RecordGrew
 from specllama.tui.record import Record
 from specllama.tui.screens.base import Page
 from specllama.tui.widgets import walk
+from specllama.tui.widgets.keys import Keys
 from specllama.tui.widgets.panel import LivePanel
 from specllama.tui.widgets.stats_strip import StripState
 from specllama.tui.widgets.walk_rounds import rounds_line, rounds_rows
@@ -107,7 +108,7 @@ class InspectorScreen(Page):
                     id="walk-figures",
                 )
         yield Static(id="walk-rounds", markup=False)
-        yield Footer()
+        yield Keys()
 
     def on_mount(self) -> None:
         super().on_mount()
@@ -290,7 +291,7 @@ class RunPicker(Page):
 
     def compose_page(self) -> ComposeResult:
         yield OptionList(id="runs", markup=False)
-        yield Footer()
+        yield Keys()
 
     def on_mount(self) -> None:
         super().on_mount()

@@ -10,13 +10,14 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
-from textual.widgets import Footer, OptionList
+from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from specllama.interface import EngineInfo, MethodInfo
 from specllama.text import sanitize_line
 from specllama.tui.screens.base import Page
 from specllama.tui.track_record import TrackRecord, track_record
+from specllama.tui.widgets.keys import Keys
 
 AUTOMATIC = MethodInfo(
     "auto",
@@ -57,7 +58,7 @@ class MethodsScreen(Page):
 
     def compose_page(self) -> ComposeResult:
         yield OptionList(id="methods", markup=False)
-        yield Footer()
+        yield Keys()
 
     def on_mount(self) -> None:
         super().on_mount()

@@ -13,7 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.content import Content
 from textual.timer import Timer
-from textual.widgets import Footer, Input, Static
+from textual.widgets import Input, Static
 from textual.worker import get_current_worker
 
 from specllama.errors import SpecllamaError
@@ -26,6 +26,7 @@ from specllama.tui.choices import Does, Row
 from specllama.tui.downloads import Downloads, DownloadTold
 from specllama.tui.keeper import Pair
 from specllama.tui.screens.base import Page
+from specllama.tui.widgets.keys import Keys
 from specllama.tui.widgets.model_picker import ModelColumn
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class ModelsScreen(Page):
             yield ModelColumn("Target", "name, path, or words for the hub", id="target")
             yield ModelColumn("Draft model", "name, path, or words for the hub", id="draft")
         yield Static(id="detail", markup=False)
-        yield Footer()
+        yield Keys()
 
     def on_mount(self) -> None:
         super().on_mount()

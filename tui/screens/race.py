@@ -9,12 +9,12 @@ from typing import ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.timer import Timer
-from textual.widgets import ContentSwitcher, Footer, Static
+from textual.widgets import ContentSwitcher, Input, Static
 
-from specllama.interface import EngineInfo, EngineLike, Prompt
+from specllama.interface import EngineInfo, EngineLike, Message, Prompt
 from specllama.params import GenerateParams
 from specllama.prompts import SLICES, load_prompts
 from specllama.store import checks
@@ -26,9 +26,11 @@ from specllama.tui.measure import Meter
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 from specllama.tui.race import (
     DRAFTED,
+    LAPS,
     LENGTHS,
     PLAIN,
     TOGETHER,
+    TOKENS,
     Advice,
     Board,
     RaceEnded,
@@ -36,12 +38,14 @@ from specllama.tui.race import (
     Racing,
     Run,
     advise,
+    advise_among,
     drafted,
     plain_and,
     side_by_side,
 )
 from specllama.tui.screens.base import Page
 from specllama.tui.widgets import race_tables
+from specllama.tui.widgets.keys import Keys
 from specllama.tui.widgets.playground import Playground
 from specllama.tui.widgets.track import RaceTrack
 
@@ -61,21 +65,26 @@ class RaceScreen(Page):
     TITLE = "Does it pay?"
     AUTO_FOCUS = ""
     HELP = """
-    Plain and drafted decoding answer the same prompt with the same seed and length, one after the
-    other, each from an empty cache; then both are shown side by side as they really went. Space
-    stops and goes on, Home begins again, End shows the outcome, plus and minus change the pace.
+    Plain and drafted decoding answer the same prompt with the same seed and length, each from an
+    empty cache, in pairs of runs that alternate who goes first: until the answer is sure, or for
+    ten pairs. Enter runs more. L races a longer reply, P another prompt. Below the answer, the
+    newest pair is replayed as it really went: Space stops and goes on, Home begins again, End shows
+    all of it, plus and minus change the pace.
 
     1 to 6 choose: the race, draft lengths, methods, kinds of text, conversations at once, and the
     list of what to check before you trust drafting. Enter runs what is shown, or the next check; A
     takes what was best. A check is asked for again after an upgrade, with other files and on
     another device.
 
-    Esc leaves, and stops what is running. Speeds are those of the tokens behind the first, of
-    typical passes; in 19 of 20 cases the truth lies between the two figures in brackets.
+    Esc leaves, and stops what is running. Times and speeds are those of whole runs behind their
+    first token, by the clock, and so are the verdicts; the interval behind a ratio holds the truth
+    in 19 of 20 cases.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter,r", "run", "Run", id="race.run", priority=True),
+        Binding("enter,r", "run", "Run", id="race.run"),
+        Binding("l", "longer", "Longer", id="race.longer"),
+        Binding("p", "ask", "Prompt", id="race.ask"),
         Binding("space", "play", "Play", id="race.play"),
         Binding("home", "restart", "From the start", show=False, id="race.restart"),
         Binding("end", "skip", "To the end", show=False, id="race.skip"),
@@ -110,16 +119,25 @@ class RaceScreen(Page):
         self.seconds = 0.0
         self.pace = 1.0
         self.list: list[Line] = []
+        self.tokens = params.max_tokens or TOKENS
+        self.to_the_end = params.ignore_eos  # even where the model would end earlier
         self._raced: str = ""
+        self._goal = 0  # laps of the race that is run
+        self._early = False  # it may end before
+        self._samples = 0  # prompts of ours that were taken
+        self._found: dict[str, tuple[int, list[outcome.Way]]] = {}
         self._widen, self._widening = widen, ""  # and how far that is
         self._timer: Timer | None = None
 
     def compose_page(self) -> ComposeResult:
         yield Static(id="tabs", markup=False)
         with ContentSwitcher(initial=self.tab):
-            with Horizontal(id="race"):
-                yield RaceTrack(PLAIN, id="track-plain")
-                yield RaceTrack(DRAFTED, id="track-drafted")
+            with Vertical(id="race"):
+                yield Static(id="race-answer", markup=False)
+                yield Input(id="race-ask", placeholder="a prompt to race; empty takes one of ours")
+                with Horizontal(id="tracks"):
+                    yield RaceTrack(PLAIN, id="track-plain")
+                    yield RaceTrack(DRAFTED, id="track-drafted")
             yield Playground(id="sweep")
             with VerticalScroll(id="methods", can_focus=False):
                 yield Static(id="methods-table", markup=False)
@@ -130,14 +148,19 @@ class RaceScreen(Page):
             with VerticalScroll(id="checklist"):
                 yield Static(id="checklist-table", markup=False)
         yield Static(id="race-verdict", markup=False)
-        yield Footer()
+        yield Keys()
 
     def on_mount(self) -> None:
         super().on_mount()
+        self.query_one("#race-ask").display = False
+        before = self.board.plain("race")
+        if before is not None and self.prompt is not None and before.prompt != self.prompt:
+            self.board.runs.pop("race")  # another question is asked now
+            before = None
         self.seconds = self._end()
         self._check()
         self._show()
-        if self.board.plain("race") is None and self.info is not None:
+        if before is None and self.info is not None:
             self.action_run()
 
     def on_resize(self) -> None:
@@ -146,9 +169,10 @@ class RaceScreen(Page):
 
     def on_unmount(self) -> None:
         self.racing.stop()
-        self.board.runs.pop(self._raced, None)  # half a race proves nothing
         if self.racing.thread is not None:
             self.racing.thread.join(1.0)  # the chat is about to use the engine
+        if self._raced:
+            self.board.drop_halves(self._raced)
 
     # ------------------------------------------------------------------ running
 
@@ -159,7 +183,7 @@ class RaceScreen(Page):
         self._stop()
         if self.tab == "checklist":
             if not (tab := next_tab(self.list)):
-                self.notify("Nothing is left to check")
+                self.notify("Everything was checked")
                 return
             self.action_tab(tab)
         if self.tab == "lanes" and self.info.lanes < 2:
@@ -171,15 +195,24 @@ class RaceScreen(Page):
             self._show()
             return
         self._raced = self.tab
-        runs = self._runs(self.info)
-        self.board.runs[self.tab] = runs
+        if self.tab == "race":
+            way = self._race
+            self._early = way is None or not outcome.decided(way)
+            laps = self.board.free_lap("race")
+            self._goal = laps + (outcome.MORE if laps else outcome.MOST)
+        self._start(self._runs(self.info))
+
+    def _start(self, runs: list[Run]) -> None:
+        self.board.runs.setdefault(self._raced, []).extend(runs)
         self.racing.start(runs)
         self._show()
 
     def _runs(self, info: EngineInfo) -> list[Run]:
-        params = drafted(self.params)
+        """The next lap of the race, or the next laps of a table."""
+        params = drafted(self.params).replace(max_tokens=self.tokens, ignore_eos=self.to_the_end)
         prompt = self.prompt or load_prompts()[0].content
-        match self.tab:
+        tab = self._raced
+        match tab:
             case "sweep":
                 fixed = params.replace(window="fixed", draft_min=0)
                 ways = [(f"k = {k}", fixed.replace(draft_max=k)) for k in LENGTHS]
@@ -188,24 +221,100 @@ class RaceScreen(Page):
                 ways = [(m.label, params.replace(proposer=m.name)) for m in methods]
             case "slices":
                 prompts = load_prompts()
+                params = drafted(self.params).replace(max_tokens=self.params.max_tokens or TOKENS)
                 return [
                     run
                     for group in SLICES
-                    for one in [p for p in prompts if p.slice == group][:PER_SLICE]
-                    for run in plain_and(one.content, params, [(DRAFTED, params)], group)
+                    for lap, one in enumerate(
+                        [p for p in prompts if p.slice == group][:PER_SLICE],
+                        self.board.free_lap("slices", group),
+                    )
+                    for run in plain_and(one.content, params, [(DRAFTED, params)], group, lap)
                 ]
             case "lanes":
                 prompts = load_prompts()
                 asked = [next(p for p in prompts if p.slice == kind).content for kind in SLICES]
-                return side_by_side(asked, params, [n for n in TOGETHER if n <= info.lanes])
+                return [
+                    run
+                    for n in TOGETHER
+                    if n <= info.lanes
+                    for run in side_by_side(
+                        asked, params, [n], self.board.free_lap("lanes", str(n))
+                    )
+                ]
             case _:
                 ways = [(DRAFTED, params)]
-        return plain_and(prompt, params, ways, "")
+        laps = range(self.board.free_lap(tab), self.board.free_lap(tab) + LAPS)
+        if tab == "race":
+            laps = laps[:1]
+        return [run for lap in laps for run in plain_and(prompt, params, ways, "", lap)]
+
+    # ------------------------------------------------------------------ another prompt or length
+
+    def action_longer(self) -> None:
+        """Race a reply that is twice as long, even past where the model would end it."""
+        if self.racing.busy or self.info is None:
+            self.notify("It is running: Esc stops it" if self.info else "Load a model first: F6")
+            return
+        plain = self.board.plain("race")
+        written = self.tokens if plain is None else len(plain.tokens)
+        room = self.info.target.n_ctx // 2
+        if written >= room:
+            self.notify("Half of the context is the longest reply that is raced")
+            return
+        self.tokens = min(max(2 * written, TOKENS), room)
+        self.to_the_end = True
+        self._race_anew()
+
+    def action_ask(self) -> None:
+        """Ask for another prompt to race."""
+        if self.racing.busy:
+            self.notify("It is running: Esc stops it")
+            return
+        if self.tab != "race":
+            self.action_tab("race")
+        field = self.query_one("#race-ask", Input)
+        field.display = True
+        field.value = ""
+        field.focus()
+
+    @on(Input.Submitted)
+    def _asked(self, event: Input.Submitted) -> None:
+        typed = event.value.strip()
+        if not typed:
+            ours = load_prompts()
+            self._samples += 1
+            sample = ours[self._samples % len(ours)].content
+            self.prompt = sample
+        else:
+            head = [m for m in self.prompt or () if isinstance(m, Message) and m.role == "system"]
+            self.prompt = [*head, Message("user", typed)]
+        self._stop_asking()
+        self._race_anew()
+
+    def _stop_asking(self) -> None:
+        self.query_one("#race-ask").display = False
+        self.set_focus(None)
+
+    def action_back(self) -> None:
+        if self.query_one("#race-ask").display:
+            self._stop_asking()
+        else:
+            super().action_back()
+
+    def _race_anew(self) -> None:
+        for tab in ("race", "sweep", "methods"):  # they race this prompt at this length
+            self.board.runs.pop(tab, None)
+        self._found.clear()
+        self.action_tab("race")
+        self.action_run()
 
     def _offer(self, info: EngineInfo) -> str:
         """What Enter does for conversations at once, or why nothing."""
         if info.lanes > 1:
             return f"Enter writes {len(SLICES)} replies {_several(info.lanes)} at once, each way."
+        if self._widening:
+            return f"The pair is loaded again: {self._widening}."
         if self._widen is None:
             return "This engine writes one reply at a time: nothing can be run at once."
         most = max(TOGETHER)
@@ -235,20 +344,42 @@ class RaceScreen(Page):
 
     @on(RaceEnded)
     def _ended(self, event: RaceEnded) -> None:
-        tab, self._raced = self._raced, ""
+        tab, board = self._raced, self.board
         if event.error is not None:
-            self.board.runs.pop(tab, None)
+            board.runs.pop(tab, None)
+            self._raced = ""
             self.notify(event.error.message, severity="error", markup=False)
-        elif (plain := self.board.plain("race")) is not None and tab == "race":
-            self.meter.measured(plain.singles)
-            for run in self.board.ways("race"):
-                for done in run.rounds:
-                    self.meter.observe(done)
-            self.action_restart()
+        elif tab == "race" and self.info is not None and self._goes_on:
+            self._start(self._runs(self.info))
+            return
+        else:
+            self._raced = ""
+            if tab == "race" and (plain := board.plain("race")) is not None:
+                self.meter.measured(plain.singles)
+                self.action_restart()
         if event.error is None and self.info is not None:
-            checks.add(self.info, "race", outcome.findings(tab, self.board))
+            checks.add(self.info, "race", outcome.findings(tab, board))
         self._check()
         self._show()
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the race needs another pair of runs."""
+        way = self._race
+        done = way is not None and self._early and outcome.decided(way)
+        return not done and self.board.free_lap("race") < self._goal
+
+    @property
+    def _race(self) -> outcome.Way | None:
+        found = self._ways("race")
+        return found[0] if found else None
+
+    def _ways(self, tab: str) -> list[outcome.Way]:
+        """What came of a tab, found once for as many runs."""
+        whole = sum(run.whole for run in self.board.runs.get(tab, ()))
+        if tab not in self._found or self._found[tab][0] != whole:
+            self._found[tab] = whole, outcome.ways(self.board, tab)
+        return self._found[tab][1]
 
     def _check(self) -> None:
         if self.info is not None:
@@ -257,7 +388,15 @@ class RaceScreen(Page):
     # ------------------------------------------------------------------ the replay
 
     def _end(self) -> float:
-        return max((run.end_s for run in self.board.runs.get("race", ())), default=0.0)
+        return max((run.end_s for run in self._tracks if run is not None), default=0.0)
+
+    @property
+    def _tracks(self) -> tuple[Run | None, Run | None]:
+        """Plain and drafted, of the newest pair that has begun."""
+        runs = self.board.runs.get("race", ())
+        lap = max((run.lap for run in runs if run.rounds), default=0)
+        pair = {run.name: run for run in runs if run.lap == lap}
+        return pair.get(PLAIN), pair.get(DRAFTED)
 
     def raced(self) -> bool:
         """Whether everything that was asked for was run and drawn."""
@@ -311,12 +450,17 @@ class RaceScreen(Page):
 
     @property
     def advice(self) -> Advice | None:
-        """From everything that was raced on the prompt."""
-        tabs = ("race", "sweep", "methods")
-        judged = [(w.run, w.verdict) for tab in tabs for w in outcome.ways(self.board, tab)]
-        if not judged or self.info is None or self._raced or self.seconds < self._end():
+        """From what was raced on this tab."""
+        tab = self.tab
+        if self.info is None or self._raced or tab not in ("race", "sweep", "methods"):
             return None
-        return advise(self.params, judged)
+        mine = None if self._race is None else self._race.verdict
+        if tab == "race":
+            return None if mine is None else advise(self.params, mine)
+        if not (ways := self._ways(tab)):
+            return None
+        judged = [(way.run, way.verdict) for way in ways]
+        return advise_among(self.params, mine, judged, {"sweep": "length"}.get(tab, "method"))
 
     def action_apply(self) -> None:
         advice = self.advice
@@ -330,7 +474,9 @@ class RaceScreen(Page):
         if self._raced or not self.board.runs:
             return []
         under = Circumstances(self.info, self.params)
-        board, prompt, lines, advice = self.board, self.prompt, self.list, self.advice
+        plain = self.board.plain("race")
+        prompt = self.prompt if plain is None else plain.prompt
+        board, lines, advice = self.board, self.list, self.advice
         return [
             of_document("The race", "race", lambda: race(board, prompt, lines, advice, under)),
         ]
@@ -359,8 +505,8 @@ class RaceScreen(Page):
             case "sweep":
                 self._show_sweep()
             case "methods":
-                ways = outcome.ways(self.board, "methods")
-                table = race_tables.methods(ways, self.glyphs, self.ink)
+                ways, width = self._ways("methods"), self.size.width - 6
+                table = race_tables.methods(ways, self.glyphs, self.ink, width)
                 self.query_one("#methods-table", Static).update(table)
             case "slices":
                 kinds = outcome.kinds(self.board)
@@ -377,35 +523,63 @@ class RaceScreen(Page):
         self.query_one("#race-verdict", Static).update(self._verdict())
 
     def _show_race(self) -> None:
-        runs = self.board.runs.get("race", ())
-        for name in (PLAIN, DRAFTED):
-            run = next((r for r in runs if r.name == name), None)
+        for name, run in zip((PLAIN, DRAFTED), self._tracks, strict=True):
             self.query_one(f"#track-{name}", RaceTrack).show(run, self.seconds)
+        self.query_one("#race-answer", Static).update(Content("\n").join(self._answer()))
+
+    def _answer(self) -> list[Content]:
+        """What is asked, and what came of it so far: the answer first, once it is there."""
+        ink, glyphs, width = self.ink, self.glyphs, self.size.width - 4
+        way, plain = self._race, self.board.plain("race")
+        tall = self.size.height >= 24
+        lines: list[Content] = []
+        if self._raced == "race":
+            most = f"at most {self._goal}" if self._early else str(self._goal)
+            lap = self.board.free_lap("race")
+            words = f"Pair {lap} of {most}: the same reply, plainly and drafted"
+            lines.append(Content.assemble((words, ink.accent)))
+        elif way is not None:
+            lines += race_tables.answer(way, glyphs, ink, width, tall=tall)
+        if plain is not None:
+            pairs = 0 if way is None else way.pairs
+            asked = _asked_last(plain.prompt)
+            lines.append(race_tables.question(plain, asked, pairs, glyphs, ink, width))
+        if way is not None:
+            lines += race_tables.bars(way, glyphs, ink, width)
+            lines.append(race_tables.proof(way, glyphs, ink, width))
+            if width >= 100 and not self._raced and (words := outcome.why(self.board, way)):
+                lines += Content.assemble((words, ink.muted)).wrap(width)
+        return lines
 
     def _show_sweep(self) -> None:
-        measured = self.meter.verdicts_by_length()
-        for way in outcome.ways(self.board, "sweep"):
-            if way.verdict.ratio is not None:
-                measured[way.run.params.draft_max or 0] = way.verdict
-        self.query_one(Playground).measure(self.meter.model(), measured)
+        measured = {
+            way.run.params.draft_max or 0: way.verdict
+            for way in self._ways("sweep")
+            if way.verdict.ratio is not None
+        }
+        self.query_one(Playground).measure(outcome.meter(self.board).model(), measured)
 
     def _verdict(self) -> Content:
-        """The proof, the verdict, and what to do."""
+        """How far it is, or what to do."""
         ink, glyphs = self.ink, self.glyphs
-        lines: list[Content] = []
-        ways = outcome.ways(self.board, "race")
-        if self._raced:
-            done = [run for run in self.board.runs[self._raced] if run.finished is not None]
-            now = f"run {len(done) + 1} of {len(self.board.runs[self._raced])}"
-            lines.append(Content.assemble((now, ink.muted)))
-        elif self.tab == "race" and ways and self.seconds >= self._end():
-            lines.append(race_tables.proof(ways[0], glyphs, ink))
-            lines.append(race_tables.verdict(ways[0].verdict, glyphs, ink, both=True))
-        elif self.tab == "lanes" and (held := outcome.companies(self.board)):
-            lines.append(race_tables.together(held, glyphs, ink))
+        if self._raced and self._raced != "race":
+            runs = self.board.runs[self._raced]
+            done = sum(run.finished is not None for run in runs)
+            words = f"run {min(done + 1, len(runs))} of {len(runs)}"
+            return Content.assemble((words, ink.muted))
+        if self.tab == "lanes" and (held := outcome.companies(self.board)):
+            return race_tables.together(held, glyphs, ink)
         if (advice := self.advice) is not None:
-            lines.append(Content.assemble((glyphs.text(advice.said), ink.accent)))
-        return Content("\n").join(lines)
+            return Content.assemble((glyphs.text(advice.said), ink.accent))
+        return Content("")
+
+
+def _asked_last(prompt: Prompt) -> str:
+    """What a prompt asks, in its own words."""
+    if isinstance(prompt, str):
+        return prompt
+    asked = [one.content for one in prompt if isinstance(one, Message) and one.role == "user"]
+    return asked[-1] if asked else ""
 
 
 def _several(lanes: int) -> str:

@@ -9,13 +9,14 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
-from textual.widgets import Footer, Input, OptionList
+from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from specllama.errors import SpecllamaError
 from specllama.store.sessions import SessionStore, SessionSummary
 from specllama.text import sanitize_line
 from specllama.tui.screens.base import Page
+from specllama.tui.widgets.keys import Keys
 
 LISTED = 200
 
@@ -58,7 +59,7 @@ class SessionsScreen(Page):
     def compose_page(self) -> ComposeResult:
         yield Input(placeholder="search", id="filter")
         yield OptionList(id="sessions", markup=False)
-        yield Footer()
+        yield Keys()
 
     def on_mount(self) -> None:
         super().on_mount()

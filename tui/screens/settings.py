@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Footer, Input, Label, Select, Static, Switch, TextArea
+from textual.widgets import Input, Label, Select, Static, Switch, TextArea
 
 from specllama.errors import UsageError
 from specllama.params import PROPOSERS, THINK, VERIFY_RULES, WINDOWS, EngineOptions, GenerateParams
@@ -20,6 +20,7 @@ from specllama.text import sanitize_line
 from specllama.tui.screens.base import Page
 from specllama.tui.state import VIEWS, Preferences
 from specllama.tui.widgets.fields import Choose, Toggle
+from specllama.tui.widgets.keys import Keys
 
 Owner = Literal["params", "sampling", "load", "look", "sheet"]
 Control = Input | Choose | Toggle | TextArea
@@ -234,7 +235,7 @@ class SettingsScreen(Page, ModalScreen[Any]):
                         continue
                     yield from self._row(field)
         yield Static(id="setting-help", markup=False)
-        yield Footer(show_command_palette=False)
+        yield Keys(show_command_palette=False)
 
     def _row(self, field: Field) -> ComposeResult:
         if field.name == "system":

@@ -11,11 +11,12 @@ from typing import Any
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from specllama.errors import SpecllamaError
 from specllama.remote.board import LEGEND, Board
 from specllama.tui.screens.base import Page
+from specllama.tui.widgets.keys import Keys
 
 DRAW_S = 0.25
 AGAIN_S = 2.0  # between two attempts to reach a server
@@ -50,7 +51,7 @@ class TopScreen(Page):
         with VerticalScroll(id="lanes"):
             yield Static(id="lanes-table", markup=False)
         yield Static(" ".join(dedent(LEGEND).split()), id="lanes-legend", markup=False)
-        yield Footer()
+        yield Keys()
 
     def on_mount(self) -> None:
         super().on_mount()

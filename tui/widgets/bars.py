@@ -121,6 +121,7 @@ class Series:
     bars: Sequence[float] = ()
     marks: Sequence[Mark | None] = ()
     selected: int = 0
+    imaginary: bool = False  # the bars are nobody's
 
 
 class SpeedChart(Inked, Widget):
@@ -152,7 +153,7 @@ class SpeedChart(Inked, Widget):
         labels: list[tuple[str, str]] = [(f"{'k':>{axis - 1}} ", self.ink.muted)]
         for k in range(len(bars)):
             style = "bold reverse" if k == self.series.selected else self.ink.muted
-            if k == peak:
+            if k == peak and not self.series.imaginary:
                 style = "bold reverse" if k == self.series.selected else "bold $success"
             text = str(k)
             labels.append((text, style))
@@ -182,12 +183,14 @@ class SpeedChart(Inked, Widget):
         for k, value in enumerate(bars):
             height = level(value)
             style = ink.good if k == peak else ink.rejected if value < 1.0 else ink.accent
+            if self.series.imaginary:
+                style = ink.muted
             if height >= row:
                 cell = glyphs.full * width
             elif height > row - 1:
                 cell = glyphs.bars[round((height - row + 1) * (len(glyphs.bars) - 1))] * width
             elif k == peak and height + 1 > row - 1:
-                cell, style = glyphs.up.center(width), ink.good
+                cell = glyphs.up.center(width)
             else:
                 cell, style = (glyphs.dot if row == one else " ") * width, ink.muted
             mark = self.series.marks[k] if k < len(self.series.marks) else None

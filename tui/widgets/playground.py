@@ -13,11 +13,9 @@ from textual.widgets import Static
 
 from specllama.events import Verdict
 from specllama.tui.measure import MAX_K, SpeedModel
+from specllama.tui.outcome import said
 from specllama.tui.widgets.bars import Mark, Series, Slider, SpeedChart
 from specllama.tui.widgets.base import Inked
-from specllama.verdict import lead
-
-LENGTHS_SHOWN = 4
 
 
 class Playground(Inked, Vertical):
@@ -30,9 +28,9 @@ class Playground(Inked, Vertical):
     Expected tokens per round are (1 − α^(k+1)) / (1 − α), the speed-up is that divided by
     1 + k·c + k·β. Speculation pays if and only if α > c + β, and never gets past 1 / (c + β).
 
-    Bars are the model. A diamond is a measurement: the speed of rounds that drafted k tokens, over
-    that of plain steps, with the interval that it lies in. M puts the sliders on your pair's
-    figures, so that the two can be compared.
+    Bars are the theory for what the sliders say. A diamond is a measurement: the speed of runs that
+    drafted k tokens in every round, over that of plain runs, with the interval that it lies in. M
+    puts the sliders on your pair's figures, so that the two can be compared.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -65,10 +63,27 @@ class Playground(Inked, Vertical):
 
     def measure(self, pair: SpeedModel | None, measured: Mapping[int, Verdict]) -> None:
         """Figures of the user's pair; the first put the sliders on them."""
-        first, self.pair, self.measured = self.pair is None, pair, measured
-        if first and pair is not None:
+        on_it = self.pair is None or not self.imaginary
+        changed, self.pair, self.measured = pair != self.pair, pair, measured
+        if changed and on_it and pair is not None:
             self.action_mine()
+            self.query_one("#k", Slider).value = self.best_measured or pair.best()[0]
         self._show()
+
+    @property
+    def best_measured(self) -> int | None:
+        """The length that was measured to be the fastest."""
+        return max(self.measured, key=self._ratio, default=None)
+
+    @property
+    def imaginary(self) -> bool:
+        """Whether the sliders stand for another pair than the one that was measured."""
+        pair = self.pair
+        if pair is None:
+            return True
+        here = (self.model.alpha, self.model.c, self.model.beta)
+        mine = (min(0.99, pair.alpha), min(1.0, pair.c), min(1.0, pair.beta))
+        return any(abs(a - b) > 0.006 for a, b in zip(here, mine, strict=True))  # half a step
 
     def on_slider_changed(self, event: Slider.Changed) -> None:
         value = {s.id: s.value for s in self.query(Slider)}
@@ -92,82 +107,58 @@ class Playground(Inked, Vertical):
         ks = range(MAX_K + 1)
         marks = [_mark(self.measured.get(k)) for k in ks]
         self.query_one(SpeedChart).series = Series(
-            [self.model.speedup(k) for k in ks], marks, self.k
+            [self.model.speedup(k) for k in ks], marks, self.k, self.imaginary
         )
         narrow = self.app.size.width < 100
         self.query_one("#verdict", Static).update(self._brief() if narrow else self._verdict())
 
     def _brief(self) -> Content:
         ink, x = self.ink, self.glyphs.times
-        best, top = self.model.best()
+        parts: list[tuple[str, str]] = []
+        if (mine := self.best_measured) is None:
+            parts.append(("Not measured yet: Enter measures k = 2 to 8.", ink.mark))
+        else:
+            one = self.measured[mine]
+            words = f"{self.glyphs.diamond} best measured: k={mine} {self.glyphs.text(said(one))}"
+            parts.append((words, ink.verdict(one.answer)))
+        whose = "imaginary pair" if self.imaginary else "your pair in theory"
         speed = self.model.speedup(self.k)
-        parts = [
-            (f"{speed:.2f}{x}", ink.good if speed > 1 else ink.bad),
-            (f" at k={self.k}, {self.model.tokens(self.k):.2f} tokens/round", ""),
-            (f"  best k={best}: {top:.2f}{x}", ink.muted),
-        ]
-        if self.measured:
-            mine = max(self.measured, key=self._ratio)
-            words = f"  {self.glyphs.diamond} yours k={mine}: {self._ratio(mine):.2f}{x}"
-            parts.append((words, ink.mark))
+        parts.append((f"\n{whose}: {speed:.2f}{x} at k={self.k}", ink.muted))
         return Content.assemble(*parts)
 
     def _verdict(self) -> Content:
+        """What was measured, every length of it; below, what the sliders would say."""
         ink, g, model, k = self.ink, self.glyphs, self.model, self.k
-        speed = model.speedup(k)
+        parts: list[tuple[str, str]] = [(f"{g.diamond} Your pair, measured here\n", ink.mark)]
+        if not self.measured:
+            parts.append(("Not yet: Enter measures k = 2 to 8.\n", ink.muted))
+        for length in sorted(self.measured):
+            one = self.measured[length]
+            words = f"k = {length:<2} {g.text(said(one))}\n"
+            parts.append((words, ink.verdict(one.answer)))
+        whose = "an imaginary pair" if self.imaginary else "your pair's figures (M)"
         best, top = model.best()
         total = model.c + model.beta
-        parts: list[tuple[str, str]] = [
-            (f"{speed:.2f}{g.times}", ink.good if speed > 1 else ink.bad),
-            (f" at k = {k}\n", "bold"),
-            (f"{model.tokens(k):.2f} tokens per round\n", ""),
-            (f"{model.cost(k):.2f} target steps per round\n\n", ink.muted),
+        parts += [
+            (f"\nIn theory, with {whose}\n", "bold"),
+            (f"{g.alpha} {model.alpha:.2f}  c {model.c:.2f}  {g.beta} {model.beta:.2f}\n", ""),
+            (f"{model.speedup(k):.2f}{g.times} at k = {k}: ", ""),
+            (f"{model.tokens(k):.2f} tokens in {model.cost(k):.2f} steps\n", ink.muted),
         ]
+        signs = (f"{g.alpha} {model.alpha:.2f}", f"c + {g.beta} {total:.2f}")
         if model.pays:
-            parts.append((f"It pays: {g.alpha} > c + {g.beta}", ink.good))
-            parts.append((f" ({model.alpha:.2f} > {total:.2f})\n", ink.muted))
-            parts.append((f"Peak {top:.2f}{g.times} at k = {best}\n", ""))
+            parts.append((f"A guess would pay: {signs[0]} > {signs[1]}\n", ink.muted))
             bound = f"{model.bound:.1f}{g.times}" if total > 0 else "none"
-            parts.append((f"Bound 1/(c+{g.beta}): {bound}\n", ink.muted))
+            parts.append((f"Peak {top:.2f}{g.times} at k = {best}, bound {bound}\n", ink.muted))
+            collapse = model.collapse()
+            words = "never up to k = 64" if collapse is None else f"from k = {collapse}"
+            parts.append((f"Slower than plain {words}", ink.muted))
         else:
-            parts.append((f"It cannot pay: {g.alpha} <= c + {g.beta}", ink.bad))
-            parts.append((f" ({model.alpha:.2f} <= {total:.2f})\n", ink.muted))
-            parts.append(("Plain decoding is faster at every k.\n", ""))
-        collapse = model.collapse()
-        if model.pays:
-            parts.append(
-                (f"Slower than plain from k = {collapse}\n", ink.warn)
-                if collapse is not None
-                else ("Never slower than plain up to k = 64\n", ink.muted)
-            )
-        parts.append(("\n", ""))
-        parts += self._mine()
+            parts.append((f"No guess would pay: {signs[0]} <= {signs[1]}", ink.muted))
         return Content.assemble(*parts)
 
     def _ratio(self, k: int) -> float:
         return self.measured[k].ratio or 0.0
-
-    def _mine(self) -> list[tuple[str, str]]:
-        ink, g, pair = self.ink, self.glyphs, self.pair
-        out = [(f"{g.diamond} Your pair, measured here\n", ink.mark)]
-        if not self.measured:
-            out.append(("Not yet: Enter measures 2 to 8.\n", ink.muted))
-        best = sorted(self.measured, key=self._ratio, reverse=True)[:LENGTHS_SHOWN]
-        for k in sorted(best):
-            one = self.measured[k]
-            out.append((f"k = {k:<2} {g.text(lead(one, ''))}\n", ink.verdict(one.answer)))
-        if pair is None:
-            return out
-        top, predicted = pair.best()
-        out += [
-            ("\nIts figures in the model (M)\n", "bold"),
-            (f"{g.alpha} {pair.alpha:.2f}  c {pair.c:.2f}  {g.beta} {pair.beta:.2f}\n", ""),
-        ]
-        if top:
-            out.append((f"predict {predicted:.2f}{g.times} at k = {top}", ""))
-        else:
-            out.append(("predict that no draft pays", ink.warn))
-        return out
 
 
 def _mark(verdict: Verdict | None) -> Mark | None:

@@ -1,4 +1,4 @@
-"""What came of a race, drawn: a verdict in its colour, the proof, the tables of its tabs."""
+"""The answer and the tables of the race, drawn for the width of the screen."""
 
 from __future__ import annotations
 
@@ -8,45 +8,116 @@ from textual.content import Content
 
 from specllama.events import Verdict
 from specllama.text import sanitize_line
-from specllama.tui.outcome import TOO_SHORT, Company, Kind, Way
+from specllama.tui import outcome
+from specllama.tui.outcome import Company, Kind, Way
+from specllama.tui.race import PLAIN, Run
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.stats_strip import duration, rate
-from specllama.verdict import details, lead
-from specllama.verdict import together as in_company
+from specllama.verdict import details
+
+NAME = 9  # cells in front of a bar
+SMALLEST = 8  # cells of the longest bar
 
 
-def proof(way: Way, glyphs: Glyphs, ink: Ink) -> Content:
-    """Whether the text is the same; a rule that keeps only the law is no failure."""
+def answer(way: Way, glyphs: Glyphs, ink: Ink, width: int, *, tall: bool) -> list[Content]:
+    """To "does it pay?": the word, alone in its colour, and the sentence behind it."""
+    word, sentence = outcome.answer(way)
+    style = {"YES": ink.good, "NO": ink.warn}.get(word, ink.accent)
+    badge = f"  {word}  "
+    said = Content.assemble(
+        (badge, f"bold reverse {style}"), ("  " + glyphs.text(sentence), "bold")
+    )
+    lines = said.wrap(width)
+    if not tall:
+        return lines
+    blank = Content.assemble((" " * len(badge), f"reverse {style}"))
+    return [blank, *lines, blank]
+
+
+def question(run: Run, asked: str, pairs: int, glyphs: Glyphs, ink: Ink, width: int) -> Content:
+    """What is raced: the prompt, how many tokens it got, how often."""
+    tokens = len(run.tokens)
+    told = f"  {tokens} tokens" if tokens else ""
+    if pairs:
+        told += f", {pairs} {'pair' if pairs == 1 else 'pairs'} of runs"
+    line = sanitize_line(asked)
+    room = max(width - len(told) - 2, 10)
+    if len(line) > room:
+        line = line[: room - 1] + "…"
+    return Content.assemble(glyphs.text(f'"{line}"'), (glyphs.text(told), ink.muted))
+
+
+def bars(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> list[Content]:
+    """Plain and drafted, to be compared by eye: tokens a second, and how long one run takes."""
+    if not way.plain or not way.speed:
+        return []
+    tokens = len(way.run.tokens) - 1
+    told = glyphs.text(outcome.ratio(way.verdict))
+    figures = [
+        f"  {rate(speed):>5} tok/s  {duration(1000 * tokens / speed):>6}"
+        for speed in (way.plain, way.speed)
+    ]
+    room = width - NAME - max(map(len, figures))
+    beside = room - len(told) - 2 >= SMALLEST
+    room -= len(told) + 2 if beside else 0
+    most = max(way.plain, way.speed)
+    lines: list[Content] = []
+    for name, speed, figure, more in (
+        (PLAIN, way.plain, figures[0], ""),
+        (way.run.name, way.speed, figures[1], f"  {told}" if beside else ""),
+    ):
+        cells = max(round(speed / most * room), 1)
+        style = ink.muted if name == PLAIN else ink.source(way.run.params.proposer)
+        lines.append(
+            Content.assemble(
+                (f"{name:<{NAME}}", "bold"),
+                (glyphs.full * cells, style),
+                " " * (room - cells),
+                figure,
+                (more, ink.verdict(way.verdict.answer)),
+            )
+        )
+    return lines if beside else [*lines, Content.assemble(" " * NAME, (told, ink.muted))]
+
+
+def proof(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> Content:
+    """Whether the text is the same; a rule that keeps only the law is no failure. Behind it what
+    else has room in the line."""
     if way.same == way.of:
-        return Content.assemble((glyphs.text(f"✓ {way.proof}"), ink.good))
-    style = ink.warn if way.run.params.verify == "match" else ink.muted
-    return Content.assemble((glyphs.text(f"✗ {way.proof}"), style))
+        line = Content.assemble((glyphs.text(f"✓ {way.proof}"), ink.good))
+    else:
+        style = ink.warn if way.run.params.verify == "match" else ink.muted
+        line = Content.assemble((glyphs.text(f"✗ {way.proof}"), style))
+    for part in reversed(details(way.verdict, both=True)):
+        longer = Content.assemble(line, (f" {glyphs.dot} {part}", ink.muted))
+        line = longer if longer.cell_length <= width else line
+    return line
 
 
-def verdict(
-    one: Verdict, glyphs: Glyphs, ink: Ink, *, both: bool = False, tokens: bool = True
-) -> Content:
-    """The verdict in a line; ``tokens``: with how many a pass gave."""
-    first = glyphs.text(lead(one, TOO_SHORT))
-    told = details(one, both=both)[int(not tokens) :]
-    rest = "".join(f" {glyphs.dot} {part}" for part in told)
-    return Content.assemble((first, ink.verdict(one.answer)), (rest, ink.muted))
-
-
-def methods(ways: Sequence[Way], glyphs: Glyphs, ink: Ink) -> Content:
+def methods(ways: Sequence[Way], glyphs: Glyphs, ink: Ink, width: int) -> Content:
+    """Every way with its speed; whether the text is the same has a column of its own."""
     if not ways:
         return Content.assemble(("Enter runs every method on this prompt.", ink.muted))
-    width = max(len(way.run.name) for way in ways)
-    return Content("\n").join(
-        Content.assemble(
-            (f"{sanitize_line(way.run.name):<{width}}  ", "bold"),
-            (f"{glyphs.text('✓')} ", ink.good)
-            if way.same == way.of
-            else (f"{glyphs.text('✗')} ", ink.warn),
-            verdict(way.verdict, glyphs, ink),
+    names = max(len(way.run.name) for way in ways)
+    plain = next((way.plain for way in ways if way.plain), None)
+    narrow = width < names + 60
+    text = "same" if narrow else "same text"
+    head = f"{'':{names}}  {'tok/s':>6}  {text}  {'' if narrow else 'does it pay?'}"
+    lines = [
+        Content.assemble((head, ink.muted)),
+        Content.assemble((f"{'Plain':<{names}}  ", "bold"), f"{rate(plain):>6}"),
+    ]
+    for way in ways:
+        same = glyphs.text("✓" if way.same == way.of else "✗")
+        lines.append(
+            Content.assemble(
+                (f"{sanitize_line(way.run.name):<{names}}  ", "bold"),
+                f"{rate(way.speed):>6}  ",
+                (f"{same:<{len(text)}}  ", ink.muted if way.same == way.of else ink.warn),
+                _brief(way.verdict, glyphs, ink) if narrow else _said(way.verdict, glyphs, ink),
+            )
         )
-        for way in ways
-    )
+    return Content("\n").join(lines)
 
 
 def slices(kinds: Sequence[Kind], per_slice: int, glyphs: Glyphs, ink: Ink) -> Content:
@@ -60,7 +131,7 @@ def slices(kinds: Sequence[Kind], per_slice: int, glyphs: Glyphs, ink: Ink) -> C
             f"{rate(kind.plain):>8}{rate(kind.drafted):>9}"
             f"{duration(kind.p50_ms):>9}{duration(kind.p95_ms):>9}  "
         )
-        said = verdict(kind.verdict, glyphs, ink, tokens=False)
+        said = _said(kind.verdict, glyphs, ink)
         lines.append(Content.assemble((f"{kind.name:<6}", "bold"), (figures, ""), said))
     legend = "tokens a second; p50, p95: how long one waits for more text"
     return Content("\n").join([*lines, Content.assemble((legend, ink.muted))])
@@ -73,18 +144,18 @@ def lanes(companies: Sequence[Company], offer: str, glyphs: Glyphs, ink: Ink) ->
     head = f"{'':4}{'plain':>8}{'':8}{'drafted':>8}{'each':>8}  same"
     lines = [Content.assemble((head, ink.muted))]
     for one in companies:
-        known = one.gain.ratio is not None and one.lanes > 1
-        gain = "" if not known else glyphs.text(f"{one.gain.ratio or 0.0:.2f}×")
+        known = one.gain is not None and one.lanes > 1
+        gain = "" if not known else glyphs.text(f"{one.gain or 0.0:.2f}×")
         each = None if one.drafted is None else one.drafted / one.lanes
-        mark = ("✓", ink.good) if one.same == one.of else ("✗", ink.warn)
+        same = glyphs.text("✓" if one.same == one.of else "✗")
         lines.append(
             Content.assemble(
                 (f"{one.lanes:<4}", "bold"),
                 f"{rate(one.plain):>8}",
                 (f"{gain:>8}", ink.muted),
                 f"{rate(one.drafted):>8}{rate(each):>8}  ",
-                (f"{glyphs.text(mark[0]):<6}", mark[1]),
-                verdict(one.verdict, glyphs, ink, tokens=False),
+                (f"{same:<6}", ink.muted if one.same == one.of else ink.warn),
+                _said(one.verdict, glyphs, ink),
             )
         )
     legend = (
@@ -97,4 +168,26 @@ def lanes(companies: Sequence[Company], offer: str, glyphs: Glyphs, ink: Ink) ->
 def together(companies: Sequence[Company], glyphs: Glyphs, ink: Ink) -> Content:
     """What the most of them gain and cost, in a sentence."""
     most = companies[-1]
-    return Content.assemble((glyphs.text(in_company(most.gain, most.lanes)), ink.accent))
+    if most.gain is None or most.lanes < 2:
+        return Content("")
+    words = (
+        f"Plainly, {most.lanes} at once write {most.gain:.2f}× as much as one alone, "
+        f"each at {most.gain / most.lanes:.2f}× its speed"
+    )
+    return Content.assemble((glyphs.text(words), ink.accent))
+
+
+def _brief(one: Verdict, glyphs: Glyphs, ink: Ink) -> Content:
+    """The ratio alone; that drafting stayed off, instead of its interval."""
+    words = outcome.ratio(one)
+    if one.answer == "off":
+        words = f"off ({words.partition(' ')[0]})"
+    return Content.assemble((glyphs.text(words), ink.verdict(one.answer)))
+
+
+def _said(one: Verdict, glyphs: Glyphs, ink: Ink) -> Content:
+    kept = [part for part in details(one) if "kept" in part]
+    rest = "".join(f" {glyphs.dot} {part}" for part in kept)
+    return Content.assemble(
+        (glyphs.text(outcome.said(one)), ink.verdict(one.answer)), (rest, ink.muted)
+    )

@@ -16,7 +16,8 @@ from specllama.tui.widgets.stats_strip import duration, rate
 
 
 class RaceTrack(Inked, Widget):
-    """Draws ``run`` as it stood ``seconds`` after its request; the last two lines are figures."""
+    """Draws ``run`` as it stood ``seconds`` after its request; the last two lines are figures. The
+    clock begins with the first token, as every tok/s does."""
 
     DEFAULT_CSS = """
     RaceTrack { width: 1fr; height: 1fr; padding: 0 1; }
@@ -61,11 +62,12 @@ class RaceTrack(Inked, Widget):
             stats.observe(done)
         more = stats.emitted - 1
         speed = more / (now - run.ttft_s) if now > run.ttft_s and more > 0 else None
-        clock = Content.assemble((f"{now:.2f} s", ink.strong if now == run.end_s else ""))
+        took = max(now - run.ttft_s, 0.0)
+        clock = Content.assemble((f"{took:.2f} s", ink.strong if now == run.end_s else ""))
         above = [f"{rate(speed)} tok/s", f"{stats.emitted} tokens"]
-        below = [f"TTFT {duration(1000 * run.ttft_s)}"] if rounds else []
+        below = [f"first token after {duration(1000 * run.ttft_s)}"] if rounds else []
         if stats.drafted:
-            below += [f"{stats.accepted} kept", f"{stats.rejected} rejected"]
+            below += [f"{stats.accepted} kept", f"{stats.rejected} not kept"]
         lines: list[Content] = []
         for line, words in ((clock, above), (Content(""), below)):
             for one in words:  # what does not fit is left out
