@@ -122,7 +122,7 @@ async def test_a_text_that_differs_is_no_tick(start: Any) -> None:
 
 
 async def test_a_reply_that_is_too_short_says_so(start: Any) -> None:
-    async with start("Ok", params=PARAMS, size=(120, 36)) as d:
+    async with start("A", params=PARAMS.replace(max_tokens=1), size=(120, 36)) as d:
         screen = await opened(d)
         await d.pilot.pause()
         found = newest(d.engine.info)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from textual import events
+from collections.abc import Iterable
+
 from textual.app import ComposeResult
 from textual.widgets import Footer
 from textual.widgets._footer import FooterKey
@@ -13,18 +14,21 @@ class Keys(Footer):
 
     def compose(self) -> ComposeResult:
         keys = [key for key in super().compose() if isinstance(key, FooterKey)]
+        self._fit(keys)
+        yield from keys
+
+    def on_resize(self) -> None:
+        self._fit(self.query(FooterKey))
+
+    def _fit(self, keys: Iterable[FooterKey]) -> None:
         room = self.app.size.width
         for key in sorted(keys, key=lambda key: not key.has_class("-command-palette")):
             needs = self._width(key)
             key.display = needs <= room
-            room -= needs if needs <= room else 0
-        yield from keys
+            room -= needs if key.display else 0
 
     def _width(self, key: FooterKey) -> int:
         words = len(key.key_display) + len(key.description)
         if key.has_class("-command-palette"):
             return words + 5  # its line and padding
         return words + (2 if self.compact else 3)
-
-    def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self.recompose)

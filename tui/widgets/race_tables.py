@@ -43,7 +43,7 @@ def question(run: Run, asked: str, pairs: int, glyphs: Glyphs, ink: Ink, width: 
     line = sanitize_line(asked)
     room = max(width - len(told) - 2, 10)
     if len(line) > room:
-        line = line[: room - 1] + "…"
+        line = line[: room - len(glyphs.ellipsis)] + glyphs.ellipsis
     return Content.assemble(glyphs.text(f'"{line}"'), (glyphs.text(told), ink.muted))
 
 
