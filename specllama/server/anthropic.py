@@ -70,6 +70,7 @@ class ToolSpec(msgspec.Struct):
 class ToolChoice(msgspec.Struct):
     type: str
     name: str | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class Turn(msgspec.Struct):
@@ -131,8 +132,10 @@ def _text(content: str | list[Block], where: str) -> tuple[str, str]:
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
         elif block.type == "tool_use":
+            if not (block.id and block.name):
+                raise wrong("messages", f"{where}: a tool_use has an id and a name")
             arguments = msgspec.json.encode(block.input or {}).decode()
-            texts.append(call_text([Call(block.name or "", arguments)]))
+            texts.append(call_text([Call(block.name, arguments)]))
         elif block.type == "tool_result":
             texts.append(result_text(_text(block.content or "", where)[0]))
         elif block.type != "redacted_thinking":
@@ -191,7 +194,10 @@ def tools_of(body: MessagesRequest) -> ToolUse | None:
         if spec.type in (None, "custom")
     ]
     choice = body.tool_choice
-    return tool_use(tools, None if choice is None else choice.name or choice.type)
+    if choice is None:
+        return tool_use(tools, None)
+    parallel = not choice.disable_parallel_tool_use
+    return tool_use(tools, choice.name or choice.type, parallel=parallel)
 
 
 class MessagesDialect:
@@ -217,8 +223,8 @@ class MessagesDialect:
 
     def begun(self, replies: list[Reply]) -> Iterable[Frame]:
         started = replies[0].started
-        used = {"input_tokens": 0 if started is None else started.prompt_n, "output_tokens": 0}
-        message = self._message([], stop_reason=None, stop_sequence=None, usage=used)
+        used = (0, 0) if started is None else (started.prompt_n, started.cached_n)
+        message = self._message([], stop_reason=None, stop_sequence=None, usage=_used(*used, 0))
         yield Frame({"type": "message_start", "message": message}, "message_start")
         yield Frame({"type": "ping"}, "ping")
 
@@ -296,9 +302,9 @@ class MessagesDialect:
 
     def _end(self, reply: Reply) -> tuple[str, str | None]:
         finished = reply.finished
-        if reply.calls:
-            return "tool_use", None
         reason = _STOPS.get("" if finished is None else finished.reason, "end_turn")
+        if reply.calls and reason != "max_tokens":
+            return "tool_use", None
         return reason, None if finished is None else finished.stop
 
 
@@ -309,12 +315,16 @@ def _frame(name: str, **fields: Any) -> Frame:
 def _usage(reply: Reply) -> dict[str, int]:
     finished = reply.finished
     if finished is None:
-        return {"input_tokens": 0, "output_tokens": 0}
+        return _used(0, 0, 0)
+    return _used(finished.prompt_n, finished.cached_n, len(finished.token_ids))
+
+
+def _used(prompt: int, cached: int, written: int) -> dict[str, int]:
     return {
-        "input_tokens": finished.prompt_n - finished.cached_n,
-        "cache_read_input_tokens": finished.cached_n,
+        "input_tokens": prompt - cached,
+        "cache_read_input_tokens": cached,
         "cache_creation_input_tokens": 0,
-        "output_tokens": len(finished.token_ids),
+        "output_tokens": written,
     }
 
 

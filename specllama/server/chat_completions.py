@@ -65,6 +65,7 @@ class ChatRequest(Sampling, kw_only=True):
     top_logprobs: int | None = None
     tools: list[ToolSpec] | None = None
     tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 def schema_of(asked: ResponseFormat | None) -> str | None:
@@ -109,7 +110,7 @@ def wanted(body: ChatRequest, base: GenerateParams) -> Wanted:
             "continue_final_message",
             "continue_final_message: a message is not continued where another begins",
         )
-    tools = tools_of(body.tools, body.tool_choice)
+    tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
     params = params_of(
         body,
         base,

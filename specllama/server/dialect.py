@@ -96,8 +96,8 @@ class Reply:
             elif isinstance(event, Finished):
                 self.finished = silenced(event) if self.silent else event
                 if self.reader is not None:
-                    left, self.calls = self.reader.finish()
-                    piece.text += left
+                    piece.text += self.reader.finish(event.reason, event.stop)
+                    self.calls = self.reader.calls
             elif self.silent:
                 continue
             elif isinstance(event, TextDelta):

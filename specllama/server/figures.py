@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from specllama.events import Finished
 from specllama.server.dialect import Reply
 
 
@@ -102,15 +103,26 @@ def metrics(replies: Sequence[Reply]) -> dict[str, Any]:
 def usage(replies: Sequence[Reply], *, n: int = 1) -> dict[str, Any]:
     """OpenAI's: the prompt counts once for all its ``n`` replies."""
     ends = [reply.finished for reply in replies if reply.finished is not None]
-    prompt = sum(end.prompt_n for end in ends[::n])
+    firsts = [end for group in _grouped(replies, n) if (end := _first(group)) is not None]
+    prompt = sum(end.prompt_n for end in firsts)
     written = sum(len(end.token_ids) for end in ends)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written,
         "total_tokens": prompt + written,
         "completion_tokens_details": {"reasoning_tokens": sum(r.reasoning_n for r in replies)},
-        "prompt_tokens_details": {"cached_tokens": sum(end.cached_n for end in ends[::n])},
+        "prompt_tokens_details": {"cached_tokens": sum(end.cached_n for end in firsts)},
     }
+
+
+def _grouped(replies: Sequence[Reply], n: int) -> Iterable[Sequence[Reply]]:
+    """The replies to each prompt."""
+    return (replies[at : at + n] for at in range(0, len(replies), n))
+
+
+def _first(replies: Sequence[Reply]) -> Finished | None:
+    """The end of the first that has one: some may have been withdrawn."""
+    return next((reply.finished for reply in replies if reply.finished is not None), None)
 
 
 _REASONS = {
@@ -124,7 +136,6 @@ _REASONS = {
 
 
 def finish_reason(reply: Reply) -> str:
-    """OpenAI's words for why it ended."""
-    if reply.calls:
-        return "tool_calls"
-    return "stop" if reply.finished is None else _REASONS[reply.finished.reason]
+    """OpenAI's words for why it ended; whatever was called, a reply that was cut says so."""
+    reason = "stop" if reply.finished is None else _REASONS[reply.finished.reason]
+    return "tool_calls" if reply.calls and reason != "length" else reason

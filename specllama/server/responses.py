@@ -20,6 +20,7 @@ from specllama.server.tools import (
     Call,
     Tool,
     ToolUse,
+    allowed,
     call_text,
     result_text,
     tool_use,
@@ -100,6 +101,8 @@ class ResponsesRequest(Sampling, kw_only=True):
     text: TextOptions | None = None
     tools: list[ToolSpec] | None = None
     tool_choice: str | Named | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, Any] | None = None
     top_logprobs: int | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None
@@ -203,13 +206,14 @@ def _tool(name: str, spec: ToolSpec) -> Tool:
 def tools_of(body: ResponsesRequest) -> ToolUse | None:
     """Raises Refusal: a tool has no proper name, or the chosen one is not there."""
     tools = [_tool(name, spec) for name, _, spec in body.known]
-    choice = body.tool_choice
+    choice, parallel = body.tool_choice, body.parallel_tool_calls
     if isinstance(choice, str | None):
-        return tool_use(tools, choice)
+        return tool_use(tools, choice, parallel=parallel)
     if choice.type == "allowed_tools":
-        names = {_full(one.namespace, one.name or "") for one in choice.tools or ()}
-        return tool_use([tool for tool in tools if tool.name in names], choice.mode)
-    return tool_use(tools, _full(choice.namespace, choice.name or choice.type))
+        names = [_full(one.namespace, one.name or "") for one in choice.tools or ()]
+        return tool_use(allowed(tools, names), choice.mode, parallel=parallel)
+    name = _full(choice.namespace, choice.name or choice.type)
+    return tool_use(tools, name, parallel=parallel)
 
 
 class ResponsesDialect:

@@ -19,11 +19,21 @@ from typing import Any
 
 import msgspec
 
+from specllama.events import FinishReason
 from specllama.interface import Message, ToolSyntax
 from specllama.params import GenerateParams
 from specllama.server.refusals import wrong
 from specllama.server.sampling import schema_text
-from specllama.server.spellings import CLOSING, OPENINGS, Written, calls_in
+from specllama.server.spellings import (
+    ALONE,
+    BEHIND,
+    CLOSING,
+    OPENINGS,
+    Written,
+    behind,
+    calls_in,
+    unfinished,
+)
 
 _OPENING = "<tool_call>"
 _TOOLS = 1024  # of one request
@@ -48,10 +58,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a request may call: ``choice`` is "auto", "any", or the name of one tool."""
+    """What a request may call: ``choice`` is "auto", "any", or the name of one tool; ``parallel``:
+    several in one reply."""
 
     tools: tuple[Tool, ...]
     choice: str = "auto"
+    parallel: bool = True
 
     @property
     def forced(self) -> bool:
@@ -63,23 +75,40 @@ class ToolUse:
         return named or self.tools
 
 
-def tool_use(tools: Sequence[Tool], choice: str | None) -> ToolUse | None:
+def tool_use(
+    tools: Sequence[Tool], choice: str | None, *, parallel: bool | None = None
+) -> ToolUse | None:
     """None where there is nothing to call.
 
     Raises:
         Refusal: a name is none, or the chosen tool is not there.
     """
-    if not tools or choice == "none":
-        return None
     if len(tools) > _TOOLS:
         raise wrong("tools", f"tools: at most {_TOOLS}, got {len(tools)}")
     for i, tool in enumerate(tools):
         if not _NAME.fullmatch(tool.name):
             raise wrong(f"tools[{i}]", f"tools[{i}]: {tool.name[:80]!r} is no name")
     choice = "any" if choice == "required" else choice or "auto"
-    if choice not in ("auto", "any") and choice not in {tool.name for tool in tools}:
-        raise wrong("tool_choice", f"tool_choice: there is no tool {choice!r}")
-    return ToolUse(tuple(tools), choice)
+    if choice == "any" and not tools:
+        raise wrong("tool_choice", "tool_choice: a call is demanded, and there are no tools")
+    if choice not in ("auto", "any", "none") and choice not in {tool.name for tool in tools}:
+        raise wrong("tool_choice", f"tool_choice: there is no tool {choice[:128]!r}")
+    if not tools or choice == "none":
+        return None
+    return ToolUse(tuple(tools), choice, parallel is not False)
+
+
+def allowed(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
+    """Those of the tools that a choice lets the model call.
+
+    Raises:
+        Refusal: one is not there.
+    """
+    known = {tool.name for tool in tools}
+    for name in names:
+        if name not in known:
+            raise wrong("tool_choice", f"tool_choice: there is no tool {name[:128]!r}")
+    return [tool for tool in tools if tool.name in names]
 
 
 def given(use: ToolUse) -> str:
@@ -234,27 +263,90 @@ def equipped(
 
 
 class ToolReader:
-    """Tells the calls in a text from what is to be shown."""
+    """Tells the calls in a text from what is to be shown.
+
+    Text is held back from an opening on, for as long as what follows can become a call.
+    """
 
     def __init__(self, use: ToolUse) -> None:
         self._use = use
+        self._names = [tool.name for tool in use.tools]
         self._held = ""  # what may belong to a call
-        self._calling = use.forced
+        self._opening = ""  # of the call that ``_held`` begins with, behind white space
+        self._closings = 0  # so many of its closings turned out to stand inside of it
         self._begun = False  # something was shown
+        self.calls: list[Call] = []
 
     def feed(self, text: str) -> str:
         """More text; what of it is certainly none of a call."""
         self._held += text
-        if self._calling:
+        if self._use.forced:
             return ""
-        found = [at for opening in OPENINGS if (at := self._held.find(opening)) >= 0]
+        shown: list[str] = []
+        while (part := self._next()) is not None:
+            shown.append(part)
+        return "".join(shown)
+
+    def finish(self, reason: FinishReason = "stop_token", stop: str | None = None) -> str:
+        """What was held back and is text.
+
+        Args:
+            reason: why the reply ended. A call that was cut is text, and so is one without its
+                required arguments; what the model itself ended is called as it was written.
+            stop: the string that ended it, which may be the closing of a call.
+        """
+        held, self._held = self._held, ""
+        if not (self._opening or self._use.forced or self._is_alone(held)):
+            return held
+        cut = reason != "stop_token"
+        calls = calls_in(held + (stop or ""))
+        if not self._take(calls, whole=cut):
+            return held
+        return behind(held, calls).rstrip()
+
+    def _next(self) -> str | None:
+        """Settle one part of what is held, as far as it can be: what of it is shown; None: more
+        has to come first."""
+        if self._opening:
+            return self._inside()
+        found = [(at, one) for one in OPENINGS if (at := self._held.find(one)) >= 0]
         if found:
-            self._calling = True
-            return self._show(min(found))
-        if not self._begun and self._held.lstrip()[:1] == "{":
-            return ""  # perhaps a call and nothing else
+            at, self._opening = min(found, key=lambda one: (one[0], -len(one[1])))
+            return self._show(len(self._held[:at].rstrip()))
+        if self._is_alone(self._held):
+            return None
         certain = self._held[: len(self._held) - self._open_end()]
-        return self._show(len(certain.rstrip()))  # white space before a call is not shown
+        # white space before a call is not shown
+        return self._show(len(certain.rstrip())) or None
+
+    def _is_alone(self, held: str) -> bool:
+        """Whether it may be a call and nothing else."""
+        return not (self._begun or self.calls) and ALONE.admits(held, self._names)
+
+    def _inside(self) -> str | None:
+        """The same behind an opening."""
+        kind = BEHIND[self._opening]
+        begin = self._held.index(self._opening) + len(self._opening)
+        inner = self._held[begin:]
+        if not kind.admits(inner, self._names):
+            return self._text(begin)
+        if not kind.closing or inner.count(kind.closing) <= self._closings:
+            return None
+        at = begin
+        for _ in range(self._closings + 1):
+            at = self._held.index(kind.closing, at) + len(kind.closing)
+        if self._take(calls_in(self._held[:at]), whole=False):
+            self._held, self._opening, self._closings = self._held[at:], "", 0
+            return ""
+        if unfinished(self._held[begin : at - len(kind.closing)]):
+            self._closings += 1
+            return ""
+        return self._text(at)
+
+    def _text(self, n: int) -> str:
+        """It was none of a call."""
+        self._opening, self._closings = "", 0
+        return self._show(n)
 
     def _open_end(self) -> int:
         """How much at the end may be the beginning of an opening."""
@@ -266,25 +358,29 @@ class ToolReader:
 
     def _show(self, n: int) -> str:
         shown, self._held = self._held[:n], self._held[n:]
-        if self._calling:
-            shown = shown.rstrip()
         self._begun |= bool(shown.strip())
         return shown
 
-    def finish(self) -> tuple[str, list[Call]]:
-        """What was held back: text, and calls."""
-        held, self._held = self._held, ""
-        calls = self._calls(held)
-        return ("" if calls else held), calls
+    def _take(self, written: Sequence[Written], *, whole: bool) -> bool:
+        """Keep these calls; whether there are any.
 
-    def _calls(self, text: str) -> list[Call]:
-        return [call for one in calls_in(text) if (call := self._call(one)) is not None]
+        Args:
+            whole: only those with all their required arguments.
+        """
+        calls = [call for one in written if (call := self._call(one, whole=whole)) is not None]
+        self.calls += calls
+        if not self._use.parallel:
+            del self.calls[1:]
+        return bool(calls)
 
-    def _call(self, written: Written) -> Call | None:
+    def _call(self, written: Written, *, whole: bool) -> Call | None:
         tool = next((tool for tool in self._use.tools if tool.name == written.name), None)
         if tool is None or not isinstance(written.arguments, dict):
             return None
         arguments = written.arguments
+        required = tool.schema.get("required")
+        if whole and isinstance(required, list) and not all(key in arguments for key in required):
+            return None
         if written.texts:
             arguments = {key: _value(tool, key, text) for key, text in arguments.items()}
         return Call(tool.name, msgspec.json.encode(arguments).decode())
@@ -292,7 +388,8 @@ class ToolReader:
 
 def _value(tool: Tool, key: str, text: str) -> Any:
     """JSON, unless the schema asks for a text or it is none."""
-    kind = tool.schema.get("properties", {}).get(key)
+    properties = tool.schema.get("properties")
+    kind = properties.get(key) if isinstance(properties, dict) else None
     if not (isinstance(kind, dict) and kind.get("type") == "string"):
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             return msgspec.json.decode(text)

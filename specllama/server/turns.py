@@ -9,7 +9,15 @@ import msgspec
 
 from specllama.interface import Message
 from specllama.server.refusals import not_offered, wrong
-from specllama.server.tools import Call, Tool, ToolUse, call_text, result_text, tool_use
+from specllama.server.tools import (
+    Call,
+    Tool,
+    ToolUse,
+    allowed,
+    call_text,
+    result_text,
+    tool_use,
+)
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
           "tool": "user"}  # fmt: skip
@@ -71,7 +79,11 @@ class ToolChoice(msgspec.Struct):
     allowed_tools: AllowedTools | None = None
 
 
-def tools_of(specs: Sequence[ToolSpec] | None, choice: str | ToolChoice | None) -> ToolUse | None:
+def tools_of(
+    specs: Sequence[ToolSpec] | None,
+    choice: str | ToolChoice | None = None,
+    parallel: bool | None = None,
+) -> ToolUse | None:
     """Raises Refusal: a tool has no proper name, or the chosen one is not there."""
     tools = [
         Tool(spec.function.name, spec.function.description or "",
@@ -80,13 +92,13 @@ def tools_of(specs: Sequence[ToolSpec] | None, choice: str | ToolChoice | None) 
         if spec.function is not None
     ]  # fmt: skip
     if isinstance(choice, str | None):
-        return tool_use(tools, choice)
-    if (allowed := choice.allowed_tools) is not None:
-        names = {tool.function.name for tool in allowed.tools}
-        return tool_use([tool for tool in tools if tool.name in names], allowed.mode)
+        return tool_use(tools, choice, parallel=parallel)
+    if (some := choice.allowed_tools) is not None:
+        names = [tool.function.name for tool in some.tools]
+        return tool_use(allowed(tools, names), some.mode, parallel=parallel)
     if choice.function is None:
         raise wrong("tool_choice", "tool_choice names no function")
-    return tool_use(tools, choice.function.name)
+    return tool_use(tools, choice.function.name, parallel=parallel)
 
 
 class Turn(msgspec.Struct):

@@ -48,6 +48,16 @@ def test_anthropic(server: Serving, text: str) -> None:
     assert events[-2]["usage"]["output_tokens"] == used["output_tokens"]
 
 
+def test_anthropic_says_the_same_of_a_prompt_first_and_last(server: Serving) -> None:
+    turns = [{"role": "user", "content": "a prompt that is read once and then taken again"}]
+    asked = {"messages": turns, "max_tokens": 4, "stream": True, **OPTIONS}
+    for cached in (False, True):
+        start, *_, end, _ = server.frames("/v1/messages", asked)
+        first, last = start["message"]["usage"], end["usage"]
+        assert {**first, "output_tokens": last["output_tokens"]} == last
+        assert (first["cache_read_input_tokens"] > 0) == cached
+
+
 def test_anthropic_stop_sequences_and_blocks(server: Serving, text: str) -> None:
     asked = {
         "system": [{"type": "text", "text": "Be short."}],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specllama.events import ReasoningDelta, RoundDone, TextDelta
+from specllama.events import Finished, ReasoningDelta, RoundDone, TextDelta
 from specllama.server.dialect import Reply
 from specllama.server.figures import usage
 
@@ -33,3 +33,24 @@ def test_tokens_of_a_thought_are_counted() -> None:
     plain = Reply(0)
     plain.take([TextDelta("It"), wrote("It"), TextDelta(" rains"), wrote(" rains")])
     assert plain.reasoning_n == 0
+
+
+def ended(prompt_n: int) -> Finished:
+    return Finished(
+        reason="length", text="", token_ids=(1, 2), seed=1, rounds=2, draft_n=0,
+        draft_n_accepted=0, cut=0, prompt_n=prompt_n, cached_n=prompt_n // 2, n_ctx=99,
+        proposer="none", verify="match", exactness="", acceptance_rate=None,
+        mean_acceptance_length=None,
+    )  # fmt: skip
+
+
+def test_a_prompt_counts_once_whichever_of_its_replies_was_withdrawn() -> None:
+    replies = [Reply(i, finished=ended(10 ** (1 + i // 3))) for i in range(9)]
+    assert usage(replies, n=3)["prompt_tokens"] == 1110
+    for i in (0, 3, 4):
+        replies[i].finished = None
+    told = usage(replies, n=3)
+    assert told["prompt_tokens"] == 1110
+    assert told["prompt_tokens_details"] == {"cached_tokens": 555}
+    replies[5].finished = None
+    assert usage(replies, n=3)["prompt_tokens"] == 1010

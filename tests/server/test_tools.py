@@ -94,8 +94,8 @@ def read(text: str, rng: random.Random) -> tuple[str, list[dict[str, Any]]]:
         n = rng.randrange(1, 9)
         shown += reader.feed(text[at : at + n])
         at += n
-    left, calls = reader.finish()
-    return shown + left, [json.loads(call.arguments) for call in calls]
+    shown += reader.finish()
+    return shown, [json.loads(call.arguments) for call in reader.calls]
 
 
 @pytest.mark.parametrize("text", CALLS)
@@ -187,7 +187,8 @@ def test_values_are_what_the_schema_says() -> None:
     parts = {"zip": "08845", "n": "3", "more": "{1"}
     body = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in parts.items())
     reader.feed(f"<tool_call>\n<function=f>\n{body}</function>\n</tool_call>")
-    [call] = reader.finish()[1]
+    assert reader.finish() == ""
+    [call] = reader.calls
     assert json.loads(call.arguments) == {"zip": "08845", "n": 3, "more": "{1"}
 
 
@@ -328,3 +329,185 @@ def test_calls_as_items_of_output(server: Serving) -> None:
 def test_responses_that_cannot_be(server: Serving, fields: Any, status: int) -> None:
     answer = server.post("/v1/responses", {"input": "Hi", **fields})
     assert answer.status_code == status, answer.text
+
+
+WRITE = Tool("write_file", "", {"type": "object", "required": ["path", "content"]})
+FILES = ToolUse((WRITE, Tool("clock")))
+PATH_ONLY = {
+    "xml": "<tool_call>\n<function=write_file>\n<parameter=path>\n/etc/hosts\n</parameter>\n",
+    "glm": "<tool_call>write_file\n<arg_key>path</arg_key>\n<arg_value>/etc/hosts</arg_value>\n",
+    "minimax": '<minimax:tool_call>\n<invoke name="write_file">\n'
+    '<parameter name="path">/etc/hosts</parameter>\n',
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.write_file:0"
+    '<|tool_call_argument_begin|>{"path": "/etc/hosts"',
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>write_file<｜tool▁sep｜>"
+    '{"path": "/etc/hosts"',
+    "mistral": '[TOOL_CALLS]write_file[ARGS]{"path": "/etc/hosts"',
+    "gemma": '<|tool_call>call:write_file{path:<|"|>/etc/hosts<|"|>',
+    "json": '<tool_call>\n{"name": "write_file", "arguments": {"path": "/etc/hosts"',
+}
+CONTENT = {
+    "xml": "<parameter=content>\nhello wor",
+    "glm": "<arg_key>content</arg_key>\n<arg_value>hello wor",
+    "minimax": '<parameter name="content">hello wor',
+    "gemma": ',content:<|"|>hello wor',
+}
+
+
+@pytest.mark.parametrize("reason", ["length", "context", "cancelled", "stop_string"])
+@pytest.mark.parametrize("syntax", PATH_ONLY)
+def test_a_call_that_was_cut_is_text(syntax: str, reason: Any) -> None:
+    whole = PATH_ONLY[syntax] + CONTENT.get(syntax, ', "content": "hello wor')
+    for n in range(1, len(whole) + 1):
+        reader = ToolReader(FILES)
+        shown = reader.feed(whole[:n]) + reader.finish(reason)
+        assert (shown, reader.calls) == (whole[:n], [])
+
+
+def test_the_calls_before_the_cut_stay_and_the_rest_is_text() -> None:
+    first = '<invoke name="clock"></invoke>'
+    cut = '<invoke name="write_file"><parameter name="path">/etc/hosts</parameter>'
+    reader = ToolReader(FILES)
+    assert reader.feed(f"<minimax:tool_call>\n{first}\n{cut}") == ""
+    assert reader.finish("length").strip() == cut
+    assert [call.name for call in reader.calls] == ["clock"]
+
+
+def test_a_closing_that_was_a_stop_string_closes() -> None:
+    reader = ToolReader(USE)
+    reader.feed(f"<tool_call>\n<function=weather>\n{PARAMETER}\n")
+    assert reader.finish("stop_string", "</function>") == ""
+    assert [call.name for call in reader.calls] == ["weather"]
+    cut = ToolReader(FILES)
+    cut.feed("<tool_call>\n<function=write_file>\n<parameter=path>\n/etc")
+    cut.finish("stop_string", "</function>")
+    assert not cut.calls, "a value is open"
+
+
+def test_a_cut_call_without_what_it_requires_is_none() -> None:
+    text = '<tool_call>{"name": "write_file", "arguments": {"path": "/etc/hosts"}}'
+    cut = ToolReader(FILES)
+    assert cut.feed(text) + cut.finish("length") == text
+    assert not cut.calls
+    own = ToolReader(FILES)  # what the model itself ended is the client's to judge
+    own.feed(f"{text}</tool_call>")
+    own.finish()
+    assert len(own.calls) == 1
+
+
+@pytest.mark.parametrize(
+    "prose",
+    [
+        "Write a <tool_call> and its arguments behind it. " * 3,
+        "The mark [TOOL_CALLS] comes first, then a list.",
+        'An object such as <tool_call>{"town": 1}</tool_call> names nothing.',
+        "<tool_call>\n<function=nothing>\n</function>\n</tool_call> is unknown here.",
+        '{"town": "Ulm", "rain": true} is what I found.',
+    ],
+)
+def test_a_mention_of_a_call_holds_nothing_back(prose: str) -> None:
+    reader = ToolReader(USE)
+    more = " And so on."
+    shown = "".join(map(reader.feed, prose))
+    assert shown + reader.feed(more) == prose + more
+    assert (reader.finish(), reader.calls) == ("", [])
+
+
+def test_text_behind_a_call_is_shown() -> None:
+    for seed in range(20):
+        shown, calls = read(f"So:\n{HERMES}\nThat is all.", random.Random(seed))
+        assert (shown, len(calls)) == ("So:\nThat is all.", 1)
+
+
+def test_the_mark_of_an_end_inside_of_a_value() -> None:
+    text = "Write </tool_call> behind it, and <tool_call> before."
+    call = json.dumps({"name": "weather", "arguments": {"town": text}})
+    tagged = f"<function=weather>\n<parameter=town>\n{text}\n</parameter>\n</function>"
+    for body in (call, tagged):
+        for seed in range(20):
+            shown, calls = read(f"<tool_call>\n{body}\n</tool_call>", random.Random(seed))
+            assert (shown, calls) == ("", [{"town": text}])
+
+
+def test_one_call_where_only_one_is_wanted() -> None:
+    reader = ToolReader(ToolUse(USE.tools, parallel=False))
+    assert reader.feed(f"{HERMES}\n{FUNCTION_CALL}\n{HERMES}") + reader.finish() == ""
+    assert len(reader.calls) == 1
+
+
+@pytest.fixture(scope="module")
+def cutting() -> Iterator[Serving]:
+    text = f"{PATH_ONLY['xml']}{CONTENT['xml']}"
+    with serving(ScriptedRecipe((Reply(text, reason="length"),))) as running:
+        yield running
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_cut_call_in_the_words_of_each_family(cutting: Serving, stream: bool) -> None:
+    turns = [{"role": "user", "content": "Go on"}]
+    schema = WRITE.schema
+    function = {"type": "function", "function": {"name": "write_file", "parameters": schema}}
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": turns, "tools": [function]},
+        "/v1/messages": {
+            "messages": turns,
+            "max_tokens": 500,
+            "tools": [{"name": "write_file", "input_schema": schema}],
+        },
+        "/api/chat": {"messages": turns, "tools": [function]},
+        "/v1/responses": {
+            "input": "Go on",
+            "tools": [{"type": "function", "name": "write_file", "parameters": schema}],
+        },
+    }
+    ends = {
+        "/v1/chat/completions": '"finish_reason":"length"',
+        "/v1/messages": '"stop_reason":"max_tokens"',
+        "/api/chat": '"done_reason":"length"',
+        "/v1/responses": '"status":"incomplete"',
+    }
+    for path, body in asked.items():
+        answer = cutting.post(path, {**body, "stream": stream})
+        assert answer.status_code == 200, answer.text
+        assert ends[path] in answer.text
+        assert "hello wor" in answer.text
+        for called in ('"tool_calls"', '"tool_use"', '"function_call"'):
+            assert called not in answer.text
+
+
+def test_only_one_call_is_made_where_the_client_says_so() -> None:
+    with serving(ScriptedRecipe((Reply(f"{HERMES}\n{HERMES}"),))) as two:
+        turns = [{"role": "user", "content": "And in Ulm?"}]
+        function = {"type": "function", "function": FUNCTION}
+        chat = {"messages": turns, "tools": [function]}
+        for parallel, n in ((None, 2), (True, 2), (False, 1)):
+            reply = two.post("/v1/chat/completions", {**chat, "parallel_tool_calls": parallel})
+            assert len(reply.json()["choices"][0]["message"]["tool_calls"]) == n
+        asked = {
+            "max_tokens": 100,
+            "messages": turns,
+            "tools": [{"name": "weather", "input_schema": WEATHER.schema}],
+            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        }
+        said = two.post("/v1/messages", asked).json()
+        assert [block["type"] for block in said["content"]] == ["tool_use"]
+        items = {"input": "And in Ulm?", "tools": [{"type": "function", **FUNCTION}]}
+        response = two.post("/v1/responses", {**items, "parallel_tool_calls": False}).json()
+        assert len(response["output"]) == 1
+
+
+@pytest.mark.parametrize("tools", [[], [{"type": "function", "function": FUNCTION}]])
+def test_a_choice_of_an_unknown_tool_is_wrong(server: Serving, tools: Any) -> None:
+    named = {"type": "function", "function": {"name": "nothing"}}
+    some = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}
+    for choice in (named, some, *([] if tools else ["required"])):
+        body = {"messages": TURNS[:1], "tools": tools, "tool_choice": choice}
+        answer = server.post("/v1/chat/completions", body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "tool_choice"
+
+
+def test_a_tool_use_has_an_id(server: Serving) -> None:
+    used = {"type": "tool_use", "name": "weather", "input": {}}
+    asked = {"max_tokens": 5, "messages": [{"role": "assistant", "content": [used]}]}
+    assert server.post("/v1/messages", asked).status_code == 400
