@@ -73,15 +73,22 @@ class Address:
             self.client() as http,
             http.stream("GET", self.at("events")) as answer,
         ):
-            yield from events_of(checked(answer).iter_lines())
+            yield from events_of(checked(answer).iter_bytes())
 
 
-def events_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The JSON of a stream of server-sent events."""
-    for line in lines:
-        if line.startswith("data: {"):
-            found: dict[str, Any] = json.loads(line[6:])
-            yield found
+def events_of(parts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The JSON of a stream of server-sent events, whose lines end with a line feed only: texts may
+    hold other characters that end lines elsewhere."""
+    held: list[bytes] = []
+    for part in parts:
+        *ended, rest = part.split(b"\n")
+        for line in ended:
+            line = b"".join([*held, line])
+            held.clear()
+            if line.startswith(b"data: {"):
+                found: dict[str, Any] = json.loads(line[6:])
+                yield found
+        held.append(rest)
 
 
 def code_of(answer: httpx2.Response) -> str:

@@ -76,7 +76,7 @@ class RemoteEngine(OneAtATime):
         ):
             checked(answer)
             with cancel.calling(stop):
-                for told in events_of(answer.iter_lines()):
+                for told in events_of(answer.iter_bytes()):
                     if told.get("type") == "error":
                         raise error_of(told["error"])
                     yield event_from_dict(told)

@@ -104,7 +104,7 @@ class MessagesRequest(Sampling, kw_only=True):
     thinking: Thinking | None = None
     tools: list[ToolSpec] | None = None
     tool_choice: ToolChoice | None = None
-    output_config: OutputConfig = msgspec.field(default_factory=OutputConfig)
+    output_config: OutputConfig | None = None
     thread: Thread | None = None
 
 
@@ -166,13 +166,14 @@ def wanted(body: MessagesRequest, base: GenerateParams) -> Wanted:
         # clients send the whole conversation then
         raise Refusal(404, "thread: nothing is kept", code="thread_not_found", param="thread")
     body.stop = body.stop_sequences
+    output = body.output_config or OutputConfig()
     think = budget = schema = None
     if body.thinking is not None and body.thinking.type == "disabled":
         think = "off"
     elif body.thinking is not None:
-        think = think_of(body.output_config.effort) or "on"
+        think = think_of(output.effort) or "on"
         budget = body.thinking.budget_tokens
-    if (form := body.output_config.format) is not None:
+    if (form := output.format) is not None:
         schema = schema_text(form.schema or {"type": "object"})
     params = params_of(
         body,

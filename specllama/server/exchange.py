@@ -29,6 +29,7 @@ PING_S = 15.0
 STALL_S = 30.0  # a client that takes nothing for so long has left
 
 _json = msgspec.json.Encoder()
+_ENDS = tuple((chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029))
 _TYPES = {"sse": "text/event-stream; charset=utf-8", "ndjson": "application/x-ndjson"}
 
 
@@ -39,10 +40,18 @@ class Json(Response):
         return _json.encode(content)
 
 
+def _line(data: Any) -> bytes:
+    """JSON without any character that a reader of lines may take for an end of one."""
+    line = _json.encode(data)
+    for character, escape in _ENDS:
+        line = line.replace(character, escape)
+    return line
+
+
 def encode(wire: str, frames: Iterable[Frame]) -> bytes:
     parts: list[bytes] = []
     for frame in frames:
-        data = frame.data.encode() if isinstance(frame.data, str) else _json.encode(frame.data)
+        data = frame.data.encode() if isinstance(frame.data, str) else _line(frame.data)
         if wire == "ndjson":
             parts += (data, b"\n")
         else:

@@ -42,7 +42,7 @@ class CompletionRequest(Sampling, kw_only=True):
 
 class Extra(msgspec.Struct):
     text: str
-    filename: str = "tmp"
+    filename: str | None = None
 
 
 class InfillRequest(CompletionRequest, kw_only=True):
@@ -50,19 +50,26 @@ class InfillRequest(CompletionRequest, kw_only=True):
 
     input_prefix: str
     input_suffix: str
-    input_extra: list[Extra] = msgspec.field(default_factory=list)
-    prompt: str = ""
+    input_extra: list[Extra] | None = None
+    prompt: str | None = None  # type: ignore[assignment]
 
 
 class TokenizeRequest(msgspec.Struct):
-    content: str = ""
-    add_special: bool = False
-    parse_special: bool = True
-    with_pieces: bool = False
+    """llama-server's ``content``, or vLLM's ``prompt`` or ``messages``."""
+
+    content: str | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+    prompt: str | None = None
+    messages: list[Turn] | None = None
+    tools: list[ToolSpec] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(msgspec.Struct):
-    tokens: list[int] = []
+    tokens: list[int] | None = None
 
 
 class TemplateRequest(msgspec.Struct):
@@ -157,7 +164,8 @@ def routes(service: Service) -> list[Route]:
 
     async def infill(request: Request) -> Response:
         body = await service.read(request, InfillRequest)
-        others = [(extra.filename, extra.text) for extra in body.input_extra]
+        others = [(extra.filename or "tmp", extra.text) for extra in body.input_extra or ()]
+        body.prompt = body.prompt or ""
         before = body.input_prefix + body.prompt
         asked = wanted(body, service.base)
         asked = await service.infilled(asked, before, body.input_suffix, others)
@@ -210,29 +218,55 @@ def routes(service: Service) -> list[Route]:
 
     async def tokenize(request: Request) -> Response:
         body = await service.read(request, TokenizeRequest)
+        if body.prompt is not None or body.messages is not None:
+            return await counted(body, request.state.client)
         client = request.state.client
-        ids = await desk.ask(
-            "tokenize", body.content, body.add_special, body.parse_special, client=client
-        )
+        special = bool(body.add_special), body.parse_special is not False
+        ids = await desk.ask("tokenize", body.content or "", *special, client=client)
         if not body.with_pieces:
             return Json({"tokens": ids})
         pieces = await desk.ask("pieces", ids, client=client)
         told = [{"id": id, "piece": _piece(piece)} for id, piece in zip(ids, pieces, strict=True)]
         return Json({"tokens": told})
 
+    async def counted(body: TokenizeRequest, client: str) -> Response:
+        """vLLM's answer."""
+        if body.messages is not None:
+            text = await rendered(body.messages, body.tools, client)
+            special = bool(body.add_special_tokens)
+        else:
+            text, special = body.prompt or "", body.add_special_tokens is not False
+        ids = await desk.ask("tokenize", text, special, True, client=client)
+        strings = None
+        if body.return_token_strs:
+            pieces = await desk.ask("pieces", ids, client=client)
+            strings = [piece.decode("utf-8", "replace") for piece in pieces]
+        n_ctx = service.info.target.n_ctx
+        told = {"count": len(ids), "max_model_len": n_ctx, "tokens": ids, "token_strs": strings}
+        return Json(told)
+
+    async def rendered(turns: list[Turn], specs: list[ToolSpec] | None, client: str) -> str:
+        messages, tools = tuple(messages_of(turns)), tools_of(specs)
+        asked = service.equipped(Wanted((messages,), service.base, tools=tools))
+        prompt: str = await desk.ask("render", asked.prompts[0], asked.params, client=client)
+        return prompt
+
     async def detokenize(request: Request) -> Response:
         body = await service.read(request, DetokenizeRequest)
-        pieces = await desk.ask("pieces", body.tokens, client=request.state.client)
-        return Json({"content": b"".join(pieces).decode("utf-8", "replace")})
+        pieces = await desk.ask("pieces", body.tokens or [], client=request.state.client)
+        text = b"".join(pieces).decode("utf-8", "replace")
+        return Json({"content": text, "prompt": text})  # llama-server's name for it, and vLLM's
 
     async def template(request: Request) -> Response:
         body = await service.read(request, TemplateRequest)
-        messages, tools = tuple(messages_of(body.messages)), tools_of(body.tools, None)
-        asked = service.equipped(Wanted((messages,), service.base, tools=tools))
-        prompt = await desk.ask(
-            "render", asked.prompts[0], asked.params, client=request.state.client
-        )
+        prompt = await rendered(body.messages, body.tools, request.state.client)
         return Json({"prompt": prompt})
+
+    async def version(request: Request) -> Response:
+        return Json({"version": __version__})
+
+    async def load(request: Request) -> Response:
+        return Json({"server_load": len(desk.running) + desk.n_waiting})
 
     return [
         Route(path, guarded(handler), methods=methods)
@@ -245,6 +279,8 @@ def routes(service: Service) -> list[Route]:
             ("/tokenize", tokenize, ["POST"]),
             ("/detokenize", detokenize, ["POST"]),
             ("/apply-template", template, ["POST"]),
+            ("/version", version, ["GET"]),
+            ("/load", load, ["GET"]),
         )
     ]
 

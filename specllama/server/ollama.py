@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import hashlib
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +15,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from specllama import __version__
-from specllama.interface import Prompt
+from specllama.errors import SpecllamaError
+from specllama.interface import ModelInfo, Prompt
+from specllama.models.gguf import read_header
 from specllama.params import GenerateParams
 from specllama.server.chat_completions import think_of
 from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire
@@ -39,30 +44,32 @@ class OllamaTurn(Turn):
 
 
 class _Asked(msgspec.Struct, kw_only=True):
-    model: str = ""
-    stream: bool = True
-    options: Options = msgspec.field(default_factory=Options)
+    """Ollama's own client writes null for whatever was not given."""
+
+    model: str | None = None
+    stream: bool | None = None
+    options: Options | None = None
     format: str | dict[str, Any] | None = None
     think: bool | str | None = None
     specllama: Speculation | None = None
 
 
 class ChatRequest(_Asked, kw_only=True):
-    messages: list[OllamaTurn] = []
+    messages: list[OllamaTurn] | None = None
     tools: list[ToolSpec] | None = None
 
 
 class GenerateRequest(_Asked, kw_only=True):
-    prompt: str = ""
-    system: str = ""
-    raw: bool = False
-    suffix: str = ""
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    suffix: str | None = None
     images: list[str] | None = None
 
 
 class ShowRequest(msgspec.Struct):
-    model: str = ""
-    name: str = ""
+    model: str | None = None
+    name: str | None = None
 
 
 def error_of(refusal: Refusal) -> dict[str, Any]:
@@ -73,7 +80,7 @@ def wanted(
     body: _Asked, prompt: Prompt, base: GenerateParams, tools: ToolUse | None = None
 ) -> Wanted:
     """Raises Refusal: a field is wrong."""
-    options = body.options
+    options = body.options or Options()
     options.specllama = body.specllama
     limit = options.num_predict
     schema = None
@@ -85,7 +92,7 @@ def wanted(
     params = params_of(options, base, json_schema=schema, think=think_of(think))
     if limit is not None:
         params = params.replace(max_tokens=limit if limit > 0 else None)
-    return Wanted((prompt,), params, stream=body.stream, tools=tools)
+    return Wanted((prompt,), params, stream=body.stream is not False, tools=tools)
 
 
 class OllamaDialect:
@@ -158,6 +165,34 @@ class OllamaDialect:
         yield Frame(error_of(refusal))
 
 
+def _short(n: int) -> str:
+    """A number of parameters, as Ollama writes it."""
+    size, unit = next(
+        ((size, unit) for size, unit in ((1e9, "B"), (1e6, "M")) if n >= size), (1e3, "K")
+    )
+    return f"{n / size:.1f}{unit}"
+
+
+def _digest(target: ModelInfo) -> str:
+    """What stands for the hash of a file that was not hashed: the same for the same file."""
+    return hashlib.sha256(f"{target.name} {target.file_bytes}".encode()).hexdigest()
+
+
+def _about(target: ModelInfo) -> dict[str, Any]:
+    """What the file says of itself; arrays are null, as in Ollama's short form."""
+    about: dict[str, Any] = {}
+    with contextlib.suppress(SpecllamaError, OSError):  # not every engine has a file
+        header = read_header(target.path)
+        about = {**header.metadata, **dict.fromkeys(header.arrays)}
+        about.pop("tokenizer.chat_template", None)
+    return {
+        **about,
+        "general.architecture": target.architecture,
+        "general.parameter_count": target.n_params,
+        f"{target.architecture}.context_length": target.n_ctx,
+    }
+
+
 def _time(seconds: float | None = None) -> str:
     now = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return now.isoformat().replace("+00:00", "Z")
@@ -171,7 +206,7 @@ def routes(service: Service) -> list[Route]:
             "format": "gguf",
             "family": target.architecture,
             "families": [target.architecture],
-            "parameter_size": f"{target.n_params / 1e9:.1f}B",
+            "parameter_size": _short(target.n_params),
             "quantization_level": target.quantization,
         }
 
@@ -182,7 +217,7 @@ def routes(service: Service) -> list[Route]:
             "model": service.model,
             "modified_at": _time(service.started),
             "size": target.file_bytes,
-            "digest": target.sha256 or "",
+            "digest": target.sha256 or _digest(target),
             "details": details(),
         }
 
@@ -198,7 +233,9 @@ def routes(service: Service) -> list[Route]:
         return Json({"models": [{**card(), **more}]})
 
     async def show(request: Request) -> Response:
-        await service.read(request, ShowRequest)
+        body = await service.read(request, ShowRequest)
+        if (name := body.model or body.name or "").removesuffix(":latest") != service.model:
+            raise Refusal(404, f"model {name[:128]!r} not found", code="model_not_found")
         target = service.info.target
         template, _, _ = await service.desk.ask("template")
         return Json(
@@ -208,11 +245,7 @@ def routes(service: Service) -> list[Route]:
                 "parameters": "",
                 "template": template,
                 "details": details(),
-                "model_info": {
-                    "general.architecture": target.architecture,
-                    "general.parameter_count": target.n_params,
-                    f"{target.architecture}.context_length": target.n_ctx,
-                },
+                "model_info": await asyncio.to_thread(_about, target),
                 "capabilities": ["completion", "tools"],
                 "modified_at": _time(service.started),
             }
@@ -220,14 +253,15 @@ def routes(service: Service) -> list[Route]:
 
     async def chat(request: Request) -> Response:
         body = await service.read(request, ChatRequest)
-        if any(turn.images for turn in body.messages):
+        turns = body.messages or []
+        if any(turn.images for turn in turns):
             raise not_offered("images", "models here read text only", "messages")
-        for turn in body.messages:
+        for turn in turns:
             turn.reasoning_content = turn.reasoning_content or turn.thinking
-        if not body.messages:
+        if not turns:
             return Json(OllamaDialect(service.model, chat=True).loaded())
-        tools = tools_of(body.tools, None)
-        messages = tuple(messages_of(body.messages))
+        tools = tools_of(body.tools)
+        messages = tuple(messages_of(turns))
         asked = wanted(body, messages, service.base, tools)
         return await service.answer(request, asked, OllamaDialect(service.model, chat=True))
 

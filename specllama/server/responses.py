@@ -61,7 +61,7 @@ class ToolSpec(msgspec.Struct):
 
 
 class Item(msgspec.Struct):
-    type: str = "message"
+    type: str | None = None
     role: str | None = None
     content: str | list[Content] | None = None
     summary: list[Content] | None = None
@@ -90,7 +90,7 @@ class TextOptions(msgspec.Struct):
 
 
 class ResponsesRequest(Sampling, kw_only=True):
-    input: str | list[Item] = ""
+    input: str | list[Item] | None = None
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -111,7 +111,7 @@ class ResponsesRequest(Sampling, kw_only=True):
     def known(self) -> Iterator[tuple[str, str, ToolSpec]]:
         """See ``_known``; a conversation may bring further tools."""
         yield from _known(self.tools)
-        for item in self.input if not isinstance(self.input, str) else ():
+        for item in self.input if isinstance(self.input, list) else ():
             yield from _known(item.tools)
 
 
@@ -127,12 +127,12 @@ def _text(content: str | list[Content] | None, where: str) -> str:
 def messages_of(body: ResponsesRequest) -> list[Message]:
     """Raises Refusal: an item cannot be read."""
     out = [Message("system", body.instructions)] if body.instructions else []
-    if isinstance(body.input, str):
-        return [*out, Message("user", body.input)]
+    if not isinstance(body.input, list):
+        return [*out, Message("user", body.input or "")]
     thought = ""
     for i, item in enumerate(body.input):
         where = f"input[{i}]"
-        if item.type == "message":
+        if item.type in ("message", None):
             if item.role not in _ROLES:
                 raise wrong(f"{where}.role", f"{where}: unknown role {item.role!r}")
             out.append(Message(_ROLES[item.role], _text(item.content, where), thought))

@@ -27,7 +27,7 @@ RESPONSE = "<tool_response>"
 
 
 class Part(msgspec.Struct):
-    type: str = "text"
+    type: str | None = None
     text: str | None = None
     refusal: str | None = None
 
@@ -38,7 +38,7 @@ class Part(msgspec.Struct):
 
 class Function(msgspec.Struct):
     name: str
-    arguments: str | dict[str, Any] = "{}"
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(msgspec.Struct):
@@ -55,7 +55,7 @@ class FunctionTool(msgspec.Struct):
 class ToolSpec(msgspec.Struct):
     """A tool in a request; kinds that we do not know have no function and are left out."""
 
-    type: str = "function"
+    type: str | None = None
     function: FunctionTool | None = None
 
 
@@ -121,7 +121,9 @@ def text_of(content: str | Sequence[Part] | None, where: str) -> str:
         return content or ""
     for part in content:
         if part.words is None:
-            raise not_offered(f"{where}: {part.type}", "models here read text only", "messages")
+            raise not_offered(
+                f"{where}: {part.type or 'text'}", "models here read text only", "messages"
+            )
     return "\n".join(part.words or "" for part in content)
 
 
@@ -147,7 +149,7 @@ def messages_of(turns: Sequence[Turn]) -> list[Message]:
 
 
 def _call(call: ToolCall) -> Call:
-    arguments = call.function.arguments
+    arguments = call.function.arguments or "{}"
     if not isinstance(arguments, str):
         arguments = msgspec.json.encode(arguments).decode()
     return Call(call.function.name, arguments)

@@ -113,7 +113,10 @@ def test_llama_server_tokens_and_properties(server: Serving) -> None:
     assert ids == [2, 9, 1, 7, 10, 3, 5, 6]
     pieces = server.post("/tokenize", {"content": "the", "with_pieces": True}).json()["tokens"]
     assert [piece["piece"] for piece in pieces] == ["t", "h", "e"]
-    assert server.post("/detokenize", {"tokens": ids}).json() == {"content": "the rain"}
+    assert server.post("/detokenize", {"tokens": ids}).json() == {
+        "content": "the rain",
+        "prompt": "the rain",
+    }
     assert server.post("/detokenize", {"tokens": [10**6]}).status_code == 400
     assert server.post("/apply-template", {"messages": TURNS}).json() == {"prompt": "the rain"}
     props = server.http.get("/props").json()

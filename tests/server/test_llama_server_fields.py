@@ -176,3 +176,16 @@ def _figures(server: Serving) -> dict[str, float]:
     assert int(answer.headers["Process-Start-Time-Unix"]) > 10**9
     lines = [line for line in answer.text.splitlines() if line.startswith("llamacpp:")]
     return {line.split()[0].partition(":")[2]: float(line.split()[1]) for line in lines}
+
+
+def test_vllms_way_to_count_tokens(server: Serving) -> None:
+    ids = server.post("/tokenize", {"content": "the rain"}).json()["tokens"]
+    told = server.post("/tokenize", {"prompt": "the rain", "return_token_strs": True}).json()
+    assert (told["tokens"], told["count"]) == (ids, len(ids))
+    assert "".join(told["token_strs"]) == "the rain"
+    assert told["max_model_len"] > 0
+    assert server.post("/detokenize", {"tokens": ids}).json()["prompt"] == "the rain"
+    turns = server.post("/tokenize", {"messages": TURNS}).json()
+    assert turns["tokens"] == ids
+    assert server.http.get("/version").json()["version"]
+    assert server.http.get("/load").json() == {"server_load": 0}

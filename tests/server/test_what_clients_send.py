@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import model_info
 from scripted_server import Rule, Rules
 from servers import Serving, serving
+
+from specllama.events import Finished
+from specllama.params import GenerateParams
+from specllama.remote.address import Address, events_of
+from specllama.remote.engine import RemoteEngine
+from specllama.server.ollama import _about, _short
 
 CALLS = {
     "USE_LOOKUP": '{"name": "mcp__demo.lookup", "arguments": {"word": "plum"}}',
@@ -274,3 +283,66 @@ def test_what_is_not_offered_is_not_asked_for_again(scripted: Serving) -> None:
     answer = scripted.post("/v1/embeddings", {"input": "Hi"})
     assert answer.status_code == 501
     assert answer.headers["x-should-retry"] == "false"
+
+
+ENDS = "one\u2028two\u2029three\x85four"
+
+
+@pytest.fixture(scope="module")
+def lines() -> Iterator[Serving]:
+    with serving(Rules((Rule(ENDS),))) as running:
+        yield running
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
+def test_no_character_of_a_text_ends_a_line(lines: Serving, path: str) -> None:
+    body = {"messages": [{"role": "user", "content": "Hm"}], "stream": True}
+    with lines.http.stream("POST", path, json=body) as answer:
+        told = [line.removeprefix("data: ") for line in answer.iter_lines()]
+    frames = [json.loads(line) for line in told if line.startswith("{")]
+    deltas = [f["message"] if "message" in f else f["choices"][0]["delta"] for f in frames]
+    assert "".join(delta.get("content") or "" for delta in deltas) == ENDS
+    assert all(line.startswith(("{", "[DONE]")) for line in told if line)
+
+
+def test_our_own_client_reads_every_text(lines: Serving) -> None:
+    with RemoteEngine(Address(lines.url)) as engine:
+        *_, end = engine.generate("Hm", GenerateParams(max_tokens=50))
+    assert isinstance(end, Finished)
+    assert end.text == ENDS
+
+
+def test_events_come_in_pieces_of_any_length() -> None:
+    wire = f'data: {{"text": "{ENDS}"}}\n\n: still here\n\ndata: {{"n": 1}}\n\n'.encode()
+    for n in range(1, len(wire)):
+        parts = [wire[at : at + n] for at in range(0, len(wire), n)]
+        assert list(events_of(parts)) == [{"text": ENDS}, {"n": 1}]
+
+
+def test_ollamas_command_line_finds_what_it_prints(scripted: Serving) -> None:
+    for path in ("/api/tags", "/api/ps"):
+        [model] = scripted.http.get(path).json()["models"]
+        assert len(bytes.fromhex(model["digest"])) == 32
+        assert model["details"]["parameter_size"][-1] in "BMK"
+    known = scripted.http.get("/api/tags").json()["models"][0]["name"]
+    for name, status in ((known, 200), (f"{known}:latest", 200), ("nothing", 404), (None, 404)):
+        answer = scripted.post("/api/show", {"model": name})
+        assert answer.status_code == status
+        assert status == 200 or "not found" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("n", "said"), [(7_300_000, "7.3M"), (8_030_000_000, "8.0B"), (512, "0.5K")]
+)
+def test_parameters_are_counted_in_ollamas_words(n: int, said: str) -> None:
+    assert _short(n) == said
+
+
+def test_what_ollama_shows_of_a_file() -> None:
+    file = Path(__file__).parents[2] / "models" / "tiny" / "tiny-target-q4_0.gguf"
+    about = _about(model_info("target", path=str(file), architecture="llama"))
+    for key in ("block_count", "embedding_length", "attention.head_count"):
+        assert about[f"llama.{key}"] > 0
+    assert about["tokenizer.ggml.model"]
+    assert about["tokenizer.ggml.tokens"] is None, "as Ollama's short form"
+    assert "tokenizer.chat_template" not in about
