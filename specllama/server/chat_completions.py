@@ -23,7 +23,7 @@ from specllama.server.dialect import (
 from specllama.server.figures import finish_reason, metrics, so_far, timings, usage
 from specllama.server.likelihood import chances_of, in_chat
 from specllama.server.refusals import Refusal, wrong
-from specllama.server.sampling import Sampling, params_of, schema_text
+from specllama.server.sampling import Sampling, most_chances, params_of, schema_text
 from specllama.server.tools import Call
 from specllama.server.turns import ToolChoice, ToolSpec, Turn, messages_of, tools_of
 
@@ -68,6 +68,12 @@ class ChatRequest(Sampling, kw_only=True):
     parallel_tool_calls: bool | None = None
 
 
+def streamed(stream: bool | None, options: StreamOptions | None) -> None:
+    """Raises Refusal: of a stream something is asked, and none is wanted."""
+    if options is not None and not stream:
+        raise wrong("stream_options", "stream_options: they go with stream")
+
+
 def schema_of(asked: ResponseFormat | None) -> str | None:
     """The JSON schema that a reply has to fit.
 
@@ -110,6 +116,7 @@ def wanted(body: ChatRequest, base: GenerateParams) -> Wanted:
             "continue_final_message",
             "continue_final_message: a message is not continued where another begins",
         )
+    streamed(body.stream, body.stream_options)
     tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
     params = params_of(
         body,
@@ -129,7 +136,7 @@ def _chances(body: ChatRequest) -> int | None:
         if body.top_logprobs:
             raise wrong("top_logprobs", "top_logprobs needs logprobs to be true")
         return None
-    return body.top_logprobs or 0
+    return most_chances("top_logprobs", body.top_logprobs or 0)
 
 
 def limit_of(*given: int | None) -> int | None:

@@ -10,7 +10,7 @@ import msgspec
 
 from specllama.interface import Prompt
 from specllama.params import GenerateParams
-from specllama.server.chat_completions import MOST_REPLIES, StreamOptions
+from specllama.server.chat_completions import MOST_REPLIES, StreamOptions, streamed
 from specllama.server.dialect import (
     FINGERPRINT,
     Frame,
@@ -24,7 +24,7 @@ from specllama.server.dialect import (
 from specllama.server.figures import finish_reason, metrics, timings, usage
 from specllama.server.likelihood import chances_of, in_completions
 from specllama.server.refusals import Refusal, not_offered, wrong
-from specllama.server.sampling import Sampling, params_of
+from specllama.server.sampling import Sampling, most_chances, params_of
 
 MOST_PROMPTS = 64
 
@@ -48,7 +48,7 @@ class CompletionRequest(Sampling, kw_only=True):
     best_of: int | None = None
     max_tokens: int | None = None
     n_predict: int | None = None  # llama-server's name for it
-    logprobs: int | None = None
+    logprobs: int | bool | None = None
     echo: bool | None = None
     suffix: str | None = None
 
@@ -78,6 +78,11 @@ def _prompt(one: Any) -> Prompt:
     return str(one)
 
 
+def logprobs_of(body: CompletionRequest) -> int | None:
+    """A number; true is one."""
+    return None if body.logprobs is None or body.logprobs is False else int(body.logprobs)
+
+
 def wanted(body: CompletionRequest, base: GenerateParams) -> Wanted:
     """Raises Refusal, UsageError: a field is wrong."""
     n = 1 if body.n is None else body.n
@@ -93,7 +98,8 @@ def wanted(body: CompletionRequest, base: GenerateParams) -> Wanted:
     if body.echo and not all(isinstance(one, str) for one in prompts):
         raise not_offered("echo of token ids", "their text is what was sent", "echo")
     limit = next((one for one in (body.max_tokens, body.n_predict) if one is not None), 16)
-    params = params_of(body, base, chances=body.logprobs)
+    streamed(body.stream, body.stream_options)
+    params = params_of(body, base, chances=most_chances("logprobs", logprobs_of(body)))
     params = params.replace(max_tokens=None if limit == -1 else limit or 1)
     return Wanted(prompts, params, n=n, stream=bool(body.stream), silent=limit == 0)
 
@@ -106,7 +112,7 @@ class CompletionDialect:
     def __init__(self, body: CompletionRequest, model: str) -> None:
         self._model = model
         self._usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        self._logprobs = body.logprobs is not None
+        self._logprobs = logprobs_of(body) is not None
         self._n = body.n or 1
         self._prompts = prompts_of(body.prompt) if body.echo else ()
         self._id = f"cmpl-{secrets.token_hex(12)}"

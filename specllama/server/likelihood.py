@@ -56,7 +56,8 @@ def text_of(chance: Chance) -> str:
 
 
 def in_completions(chances: Sequence[Chances], offset: int) -> dict[str, Any]:
-    """``logprobs`` of completions; ``offset``: characters of the text before the first."""
+    """``logprobs`` of completions; ``offset``: characters of the text before the first. The token
+    itself stands among the likeliest, as OpenAI and vLLM write it."""
     texts = [text_of(chance) for chance in chances]
     offsets = []
     for text in texts:
@@ -66,7 +67,7 @@ def in_completions(chances: Sequence[Chances], offset: int) -> dict[str, Any]:
         "tokens": texts,
         "token_logprobs": [max(chance.logprob, _NEVER) for chance in chances],
         "top_logprobs": [
-            {text_of(other): max(other.logprob, _NEVER) for other in chance.top}
+            {text_of(other): max(other.logprob, _NEVER) for other in (*chance.top, chance)}
             for chance in chances
         ],
         "text_offset": offsets,

@@ -19,7 +19,7 @@ from specllama.server.exchange import Json
 from specllama.server.figures import so_far
 from specllama.server.likelihood import in_chat, pieces
 from specllama.server.refusals import Refusal, not_offered, wrong
-from specllama.server.sampling import Sampling, params_of
+from specllama.server.sampling import Sampling, most_chances, params_of
 from specllama.server.service import Service, guarded
 from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
 
@@ -87,7 +87,7 @@ def wanted(body: CompletionRequest, base: GenerateParams) -> Wanted:
     if len(prompts) > 1 and body.stream:
         raise wrong("prompt", "prompt: one prompt is streamed at a time")
     limit = body.n_predict if body.n_predict is not None else body.max_tokens
-    params = params_of(body, base, chances=body.n_probs or None)
+    params = params_of(body, base, chances=most_chances("n_probs", body.n_probs or None))
     if limit is not None:
         params = params.replace(max_tokens=None if limit < 0 else limit or 1)
     return Wanted(prompts, params, stream=bool(body.stream), silent=limit == 0)

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from specllama import __version__
 from specllama.errors import SpecllamaError
+from specllama.events import RoundDone
 from specllama.interface import ModelInfo, Prompt
 from specllama.models.gguf import read_header
 from specllama.params import GenerateParams
@@ -23,8 +24,15 @@ from specllama.server.chat_completions import think_of
 from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire
 from specllama.server.exchange import Json
 from specllama.server.figures import finish_reason, metrics, timings
-from specllama.server.refusals import Refusal, not_offered
-from specllama.server.sampling import Sampling, Speculation, params_of, schema_text
+from specllama.server.likelihood import chances_of, in_chat
+from specllama.server.refusals import Refusal, not_offered, wrong
+from specllama.server.sampling import (
+    Sampling,
+    Speculation,
+    most_chances,
+    params_of,
+    schema_text,
+)
 from specllama.server.service import Handler, Service, guarded
 from specllama.server.tools import ToolUse
 from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
@@ -51,6 +59,8 @@ class _Asked(msgspec.Struct, kw_only=True):
     options: Options | None = None
     format: str | dict[str, Any] | None = None
     think: bool | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     specllama: Speculation | None = None
 
 
@@ -89,7 +99,8 @@ def wanted(
     elif body.format:
         schema = schema_text(body.format)
     think = {True: "on", False: "off"}.get(body.think, body.think)  # type: ignore[arg-type]
-    params = params_of(options, base, json_schema=schema, think=think_of(think))
+    more = most_chances("top_logprobs", body.top_logprobs or 0) if body.logprobs else None
+    params = params_of(options, base, json_schema=schema, think=think_of(think), chances=more)
     if limit is not None:
         params = params.replace(max_tokens=limit if limit > 0 else None)
     return Wanted((prompt,), params, stream=body.stream is not False, tools=tools)
@@ -118,8 +129,9 @@ class OllamaDialect:
         return ()
 
     def said(self, piece: Piece) -> Iterable[Frame]:
-        if piece.text or piece.reasoning:
-            yield Frame(self._line(piece.text, piece.reasoning))
+        told = _logprobs(piece.rounds)
+        if piece.text or piece.reasoning or told:
+            yield Frame(self._line(piece.text, piece.reasoning, **told))
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
         yield Frame(self._ending(reply, "", ""))
@@ -129,7 +141,8 @@ class OllamaDialect:
 
     def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
         [reply] = replies
-        return self._ending(reply, reply.text, reply.reasoning)
+        told = _logprobs(reply.rounds)
+        return {**self._ending(reply, reply.text, reply.reasoning), **told}
 
     def _ending(self, reply: Reply, text: str, thought: str) -> dict[str, Any]:
         line = self._line(text, thought, **self._end(reply))
@@ -163,6 +176,12 @@ class OllamaDialect:
 
     def failed(self, refusal: Refusal) -> Iterable[Frame]:
         yield Frame(error_of(refusal))
+
+
+def _logprobs(rounds: Iterable[RoundDone]) -> dict[str, Any]:
+    """Of the tokens, where they were asked for."""
+    found = chances_of(rounds)
+    return {"logprobs": in_chat(found)} if found else {}
 
 
 def _short(n: int) -> str:
@@ -251,8 +270,16 @@ def routes(service: Service) -> list[Route]:
             }
         )
 
+    def fits(asked: _Asked) -> None:
+        """Raises Refusal: more context is asked for than there is."""
+        wanted, there = (asked.options or Options()).num_ctx or 0, service.info.target.n_ctx
+        if wanted > there:
+            said = f"options.num_ctx: {wanted} tokens; this server was started with {there} (-c)"
+            raise wrong("options.num_ctx", said)
+
     async def chat(request: Request) -> Response:
         body = await service.read(request, ChatRequest)
+        fits(body)
         turns = body.messages or []
         if any(turn.images for turn in turns):
             raise not_offered("images", "models here read text only", "messages")
@@ -267,6 +294,7 @@ def routes(service: Service) -> list[Route]:
 
     async def generate(request: Request) -> Response:
         body = await service.read(request, GenerateRequest)
+        fits(body)
         if body.images:
             raise not_offered("images", "models here read text only", "images")
         if not body.prompt:

@@ -101,7 +101,9 @@ def routes(service: Service) -> list[Route]:
     async def responses(request: Request) -> Response:
         body = await service.read(request, ResponsesRequest)
         wanted = responses_wanted(body, service.base)
-        return await service.answer(request, wanted, ResponsesDialect(body, service.model))
+        return await service.answer(
+            request, wanted, ResponsesDialect(body, service.model, wanted.params)
+        )
 
     async def count_input(request: Request) -> Response:
         body = await service.read(request, ResponsesRequest)

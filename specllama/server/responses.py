@@ -56,6 +56,7 @@ class ToolSpec(msgspec.Struct):
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
     format: InputFormat | None = None
     tools: list[ToolSpec] | None = None
 
@@ -87,6 +88,7 @@ class Reasoning(msgspec.Struct):
 
 class TextOptions(msgspec.Struct):
     format: Format | None = None
+    verbosity: str | None = None
 
 
 class ResponsesRequest(Sampling, kw_only=True):
@@ -99,6 +101,7 @@ class ResponsesRequest(Sampling, kw_only=True):
     background: bool | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
+    truncation: str | None = None
     tools: list[ToolSpec] | None = None
     tool_choice: str | Named | None = None
     parallel_tool_calls: bool | None = None
@@ -216,13 +219,49 @@ def tools_of(body: ResponsesRequest) -> ToolUse | None:
     return tool_use(tools, name, parallel=parallel)
 
 
+def _asked(body: ResponsesRequest, params: GenerateParams) -> dict[str, Any]:
+    """What was asked, as it is told in the answer."""
+    choice = body.tool_choice
+    text: dict[str, Any] = {} if body.text is None else _given(body.text)
+    return {
+        "background": False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort},
+        "store": False,
+        "temperature": params.sampling.temperature,
+        "text": {"format": {"type": "text"}, **text},
+        "tool_choice": _given(choice) if isinstance(choice, Named) else choice or "auto",
+        "tools": [_given(tool) for tool in body.tools or ()],
+        "top_p": params.sampling.top_p,
+        "truncation": "disabled",
+    }
+
+
+def _given(asked: msgspec.Struct) -> dict[str, Any]:
+    """A part of a request without the fields that were left out."""
+    found: dict[str, Any] = msgspec.to_builtins(asked)
+    return {name: _bare(value) for name, value in found.items() if value is not None}
+
+
+def _bare(value: Any) -> Any:
+    """A tool that stands in another one, likewise."""
+    if not isinstance(value, list):
+        return value
+    return [{k: v for k, v in one.items() if v is not None} for one in value]
+
+
 class ResponsesDialect:
     """One answer as items of output."""
 
     wire: Wire = "sse"
 
-    def __init__(self, body: ResponsesRequest, model: str) -> None:
+    def __init__(self, body: ResponsesRequest, model: str, params: GenerateParams) -> None:
         self._body = body
+        self._asked = _asked(body, params)
         self._model = model
         self._id = f"resp_{secrets.token_hex(12)}"
         self._created = now()
@@ -240,14 +279,9 @@ class ResponsesDialect:
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "instructions": self._body.instructions,
+            **self._asked,
             "model": self._model,
             "output": output,
-            "parallel_tool_calls": True,
-            "previous_response_id": None,
-            "store": False,
-            "tool_choice": "auto",
-            "tools": [],
             "usage": None,
             **more,
         }

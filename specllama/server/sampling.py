@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from specllama.errors import UsageError
-from specllama.params import SEED_DRAWN, GenerateParams
-from specllama.server.refusals import refusal, wrong
+from specllama.params import CHANCES_LIMIT, SEED_DRAWN, GenerateParams, SamplingParams
+from specllama.server.refusals import not_offered, refusal, wrong
 
 Bias = dict[str, float | bool] | list[tuple[int | str, float | bool]]
 
@@ -39,6 +39,23 @@ MOST_WORDS = 1024  # of a logit_bias
 MOST_DIGITS = 18
 
 
+# what switches each sampler off, in the order in which they act
+_SAMPLERS_OFF: dict[str, dict[str, Any]] = {
+    "penalties": {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0},
+    "dry": {"dry_multiplier": 0.0},
+    "top_k": {"top_k": 0},
+    "typ_p": {"typical_p": 1.0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "xtc": {"xtc_probability": 0.0},
+    "temperature": {"temperature": 1.0},
+}
+_OTHER_NAMES = {"typical_p": "typ_p", "temp": "temperature", "top-k": "top_k", "top-p": "top_p",
+                "min-p": "min_p", "typical": "typ_p", "typ-p": "typ_p"}  # fmt: skip
+_ALWAYS_OFF = ("top_n_sigma", "tfs_z", "adaptive_p")
+_LEAST = 2.0**-52  # a share of all probability that the likeliest token alone has
+
+
 class Speculation(msgspec.Struct, kw_only=True):
     """The field ``specllama`` of every family: how this request is drafted."""
 
@@ -48,6 +65,17 @@ class Speculation(msgspec.Struct, kw_only=True):
     draft_p_min: float | None = None
     verify: str | None = None
     window: str | None = None
+
+
+class Structured(msgspec.Struct, kw_only=True):
+    """vLLM's way to say what a reply has to fit."""
+
+    json: Any = None
+    json_object: bool | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    regex: str | None = None
+    structural_tag: Any = None
 
 
 class Sampling(msgspec.Struct, kw_only=True):
@@ -73,6 +101,12 @@ class Sampling(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     grammar: str | None = None
     json_schema: Any = None
+    samplers: list[str] | str | None = None  # of llama-server
+    repetition_penalty: float | None = None  # of vLLM, like the following
+    structured_outputs: Structured | None = None
+    guided_json: Any = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     specllama: Speculation | None = None
 
 
@@ -81,6 +115,8 @@ class Format(msgspec.Struct):
 
     type: str
     schema: dict[str, Any] | None = None
+    name: str | None = None
+    strict: bool | None = None
 
 
 FIELDS = {
@@ -118,7 +154,14 @@ def params_of(body: Sampling, base: GenerateParams, **more: Any) -> GeneratePara
             given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
         if body.logit_bias is not None:
             given["logit_bias"] = _bias(body.logit_bias)
-        sampling = replace(base.sampling, **given)
+        if body.repetition_penalty is not None:  # vLLM's looks at the whole text
+            whole = {"repeat_penalty": body.repetition_penalty, "repeat_last_n": -1}
+            given = {**whole, **given}
+        if given.get("top_k", 0) < 0:  # so llama-server and vLLM write "all"
+            given["top_k"] = 0
+        if given.get("top_p") == 0:
+            given["top_p"] = _LEAST
+        sampling = chosen(replace(base.sampling, **given), body.samplers)
         left = tuple(name for name in base.from_card if name not in given)
         seed = base.seed if body.seed is None else body.seed
         if seed is None or seed == -1:  # as llama-server and Ollama write "any"
@@ -133,12 +176,78 @@ def params_of(body: Sampling, base: GenerateParams, **more: Any) -> GeneratePara
             changes["grammar"] = body.grammar
         if body.json_schema is not None:
             changes["json_schema"] = schema_text(body.json_schema)
+        changes.update(_structured(body))
         if body.specllama is not None:
             asked = msgspec.structs.asdict(body.specllama)
             changes.update({name: value for name, value in asked.items() if value is not None})
         return base.replace(**changes)
     except UsageError as error:
         raise refusal(error, FIELDS) from None
+
+
+def most_chances(name: str, value: int | None) -> int | None:
+    """Raises Refusal: so many others are not told."""
+    if value is not None and not 0 <= value <= CHANCES_LIMIT:
+        raise wrong(name, f"{name} must be from 0 to {CHANCES_LIMIT}, got {value}")
+    return value
+
+
+def chosen(sampling: SamplingParams, names: list[str] | str | None) -> SamplingParams:
+    """With only these of the samplers.
+
+    Raises:
+        Refusal: they have another order than ours, or one is not known.
+    """
+    if names is None:
+        return sampling
+    if isinstance(names, str):
+        raise not_offered("samplers", "they are a list of names", "samplers")
+    names = [_OTHER_NAMES.get(name, name) for name in names]
+    for name in names:
+        if name not in _SAMPLERS_OFF and name not in _ALWAYS_OFF:
+            raise wrong("samplers", f"samplers: there is no {name[:80]!r}")
+    off = [values for name, values in _SAMPLERS_OFF.items() if name not in names]
+    left = replace(sampling, **{k: v for values in off for k, v in values.items()})
+    on = [
+        name
+        for name in dict.fromkeys(names)
+        if any(getattr(left, k) != v for k, v in _SAMPLERS_OFF.get(name, {}).items())
+    ]
+    if on != [name for name in _SAMPLERS_OFF if name in on]:
+        said = f"their order is {', '.join(_SAMPLERS_OFF)}"
+        raise not_offered("samplers", said, "samplers")
+    return left
+
+
+def _structured(body: Sampling) -> dict[str, str]:
+    """vLLM's constraints as ours.
+
+    Raises:
+        Refusal: of a kind that is not offered. UsageError: it cannot be enforced.
+    """
+    asked = body.structured_outputs or Structured()
+    for name in ("regex", "structural_tag"):
+        if getattr(asked, name) is not None:
+            where = f"structured_outputs.{name}"
+            raise not_offered(where, "use a JSON schema, a choice or a grammar", where)
+    schema = asked.json if asked.json is not None else body.guided_json
+    if schema is None and asked.json_object:
+        schema = {"type": "object"}
+    choice, grammar = asked.choice or body.guided_choice, asked.grammar or body.guided_grammar
+    if choice:
+        grammar = f"root ::= {' | '.join(map(_literal, choice))}"
+    out: dict[str, str] = {}
+    if schema is not None:
+        out["json_schema"] = schema_text(schema)
+    if grammar:
+        out["grammar"] = grammar
+    return out
+
+
+def _literal(text: str) -> str:
+    """A text in a grammar."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'.replace("\n", "\\n").replace("\r", "\\r")
 
 
 async def numbered(

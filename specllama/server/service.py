@@ -20,6 +20,7 @@ from specllama.server.desk import Desk
 from specllama.server.dialect import Dialect, Wanted, now, openai_error
 from specllama.server.exchange import Json, answer
 from specllama.server.guard import Access, read_body
+from specllama.server.known import refuse_known
 from specllama.server.prometheus import Metrics
 from specllama.server.refusals import Refusal, loading, malformed, not_offered, refusal
 from specllama.server.sampling import Sampling, numbered
@@ -84,6 +85,7 @@ class Service:
         request.state.asked = hashlib.sha256(request.url.path.encode() + b"\0" + body).hexdigest()
         try:
             read = msgspec.json.decode(body, type=kind)
+            refuse_known(body, kind)
         except msgspec.DecodeError as error:
             raise malformed(str(error)) from None
         except (RecursionError, UnicodeDecodeError):

@@ -20,7 +20,7 @@ from specllama.server.tools import (
 )
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
-          "tool": "user"}  # fmt: skip
+          "tool": "user", "function": "user"}  # fmt: skip
 
 
 RESPONSE = "<tool_response>"
@@ -140,7 +140,7 @@ def messages_of(turns: Sequence[Turn]) -> list[Message]:
         text = text_of(turn.content, where)
         if turn.tool_calls:
             text = "\n".join(filter(None, (text, call_text([_call(c) for c in turn.tool_calls]))))
-        if turn.role == "tool":  # templates without tools know no such role
+        if turn.role in ("tool", "function"):  # templates without tools know no such role
             text = result_text(text)
             if out and out[-1].role == "user" and out[-1].content.startswith(RESPONSE):
                 text = f"{out.pop().content}\n{text}"

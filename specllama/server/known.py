@@ -1,0 +1,130 @@
+"""Fields that other servers know and that would change a text: refused by name, never dropped.
+
+A field of a request is one of three kinds. It is *honoured*: it stands in the request's struct. It
+is *refused*: it stands in ``REFUSED``, and a value that asks for anything is answered 501. Or it is
+*harmless*: whatever it says, the text is the same, and it is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from specllama.server.refusals import not_offered
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a field is not offered; ``idle``: values that ask for nothing, beside null."""
+
+    reason: str
+    idle: Callable[[Any], bool] = lambda value: not value
+
+
+def _is(*values: Any) -> Callable[[Any], bool]:
+    return lambda value: value in values
+
+
+def _below_or_at(most: float) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, (int, float)) and value <= most
+
+
+_PROMPT = "the chat template is the model's own"
+_SAMPLER = "there is no such sampler here"
+_CONSTRAINT = "reply formats are response_format, json_schema and grammar"
+_ENDS = "replies end at end tokens and at stop strings"
+_OLD = "use tools and tool_choice"
+
+REFUSED: Mapping[str, Refused] = {
+    # llama-server
+    "mirostat": Refused(_SAMPLER),
+    "dynatemp_range": Refused(_SAMPLER, _below_or_at(0)),
+    "top_n_sigma": Refused(_SAMPLER, _below_or_at(0)),
+    "adaptive_target": Refused(_SAMPLER, _is(-1)),
+    "tfs_z": Refused(_SAMPLER, _is(1)),
+    "min_keep": Refused(_SAMPLER, _below_or_at(1)),
+    "t_max_predict_ms": Refused("a reply ends by its tokens, not by the clock", _below_or_at(0)),
+    "n_indent": Refused(_ENDS, _below_or_at(0)),
+    "lora": Refused("adapters are chosen when the server is started: --lora"),
+    "image_data": Refused("models here read text only"),
+    "grammar_lazy": Refused(_CONSTRAINT),
+    "parse_tool_calls": Refused("calls are read wherever tools are given", _is(True)),
+    # vLLM
+    "min_tokens": Refused(_ENDS, _below_or_at(0)),
+    "stop_token_ids": Refused(_ENDS),
+    "include_stop_str_in_output": Refused(_ENDS),
+    "allowed_token_ids": Refused(_CONSTRAINT),
+    "bad_words": Refused("logit_bias takes words"),
+    "guided_regex": Refused(_CONSTRAINT),
+    "structural_tag": Refused(_CONSTRAINT),
+    "guided_whitespace_pattern": Refused(_CONSTRAINT),
+    "prompt_logprobs": Refused("prompts are read without their rows", _is(False)),
+    "truncate_prompt_tokens": Refused("a prompt that is too long is refused, never cut"),
+    "use_beam_search": Refused("replies are drawn, not searched for"),
+    "length_penalty": Refused("replies are drawn, not searched for", _is(1)),
+    "skip_special_tokens": Refused("control tokens are never text", _is(True)),
+    "return_tokens_as_token_ids": Refused("tokens are told as text"),
+    "chat_template": Refused(_PROMPT),
+    "documents": Refused(_PROMPT),
+    "logits_processors": Refused(_SAMPLER),
+    "vllm_xargs": Refused(_SAMPLER),
+    # OpenAI
+    "functions": Refused(_OLD),
+    "function_call": Refused(_OLD, _is("auto", "none")),
+    "audio": Refused("models here write text"),
+    "modalities": Refused("models here write text", lambda value: value in ([], ["text"])),
+    "web_search_options": Refused("the model has no access to anything"),
+    "conversation": Refused("nothing is kept; send the conversation"),
+    # Anthropic
+    "mcp_servers": Refused("tools are run by the client"),
+    "container": Refused("tools are run by the client"),
+    # Ollama
+    "template": Refused(_PROMPT),
+    "context": Refused("send the conversation: what was read is remembered anyway"),
+}
+"""By name; the same name means the same for every family that has it."""
+
+HARMLESS = frozenset(
+    {
+        # where and how it is computed: no text depends on it
+        "cache_prompt", "id_slot", "n_keep", "n_discard", "cache_salt", "priority", "request_id",
+        "keep_alive", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap",
+        "use_mlock", "low_vram", "vocab_only", "f16_kv", "num_keep", "prediction", "service_tier",
+        "store", "prompt_cache_key", "kv_transfer_params", "guided_decoding_backend",
+        "draft_model", "ttl",
+        # of samplers that are off
+        "mirostat_tau", "mirostat_eta", "dynatemp_exponent", "adaptive_decay", "penalize_nl",
+        "penalize_newline",
+        # about the caller, or what is told beside the text
+        "user", "metadata", "safety_identifier", "client_metadata", "include", "reasoning_format",
+        "return_token_ids", "truncate", "shift", "truncation", "cache_control",
+    }
+)  # fmt: skip
+"""Known, and passed over. ``truncate`` and its like: a prompt that is too long is an error."""
+
+
+_Fields = dict[str, msgspec.Raw]
+
+
+def refuse_known(body: bytes, kind: type) -> None:
+    """Raises Refusal: a field that is known, and not offered here, asks for something.
+
+    Args:
+        kind: the struct that a request of this route is; its fields are honoured.
+    """
+    fields = msgspec.json.decode(body, type=_Fields)
+    _refuse(fields, kind)
+    if "options" in fields and "options" in getattr(kind, "__struct_fields__", ()):  # of Ollama
+        _refuse(msgspec.json.decode(fields["options"], type=_Fields | None) or {}, kind)
+
+
+def _refuse(fields: _Fields, kind: type) -> None:
+    honoured = getattr(kind, "__struct_fields__", ())
+    for name in fields:
+        if name in REFUSED and name not in honoured:
+            value = msgspec.json.decode(fields[name])
+            if value is not None and not REFUSED[name].idle(value):
+                raise not_offered(name, REFUSED[name].reason, name)

@@ -1,0 +1,243 @@
+"""What other servers know is honoured, refused by name, or changes no text: never dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from servers import Serving
+
+from specllama.params import GenerateParams, SamplingParams
+from specllama.server import anthropic, chat_completions, completions, native, ollama, responses
+from specllama.server.known import HARMLESS, REFUSED
+from specllama.server.refusals import Refusal
+from specllama.server.sampling import Sampling, Structured, params_of
+
+TURNS = [{"role": "user", "content": "the rain"}]
+FAMILIES: dict[str, tuple[dict[str, Any], type]] = {
+    "/v1/chat/completions": ({"messages": TURNS, "max_tokens": 2}, chat_completions.ChatRequest),
+    "/v1/completions": ({"prompt": "the rain", "max_tokens": 2}, completions.CompletionRequest),
+    "/v1/responses": (
+        {"input": "the rain", "max_output_tokens": 2},
+        responses.ResponsesRequest,
+    ),
+    "/v1/messages": ({"messages": TURNS, "max_tokens": 2}, anthropic.MessagesRequest),
+    "/completion": ({"prompt": "the rain", "n_predict": 2}, native.CompletionRequest),
+    "/api/chat": ({"messages": TURNS, "stream": False}, ollama.ChatRequest),
+    "/api/generate": ({"prompt": "the rain", "stream": False}, ollama.GenerateRequest),
+}
+# what asks for something, and values that ask for nothing
+ASKS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "mirostat": (2, (0, None)),
+    "dynatemp_range": (0.5, (0, 0.0)),
+    "top_n_sigma": (1.5, (-1, 0)),
+    "adaptive_target": (0.5, (-1.0,)),
+    "tfs_z": (0.9, (1, 1.0)),
+    "min_keep": (3, (0, 1)),
+    "t_max_predict_ms": (500, (-1, 0)),
+    "n_indent": (4, (0,)),
+    "lora": ([{"id": 0, "scale": 0.5}], ([],)),
+    "image_data": ([{"id": 1, "data": ""}], ([],)),
+    "grammar_lazy": (True, (False,)),
+    "parse_tool_calls": (False, (True,)),
+    "min_tokens": (5, (0,)),
+    "stop_token_ids": ([3], ([],)),
+    "include_stop_str_in_output": (True, (False,)),
+    "allowed_token_ids": ([3], ([],)),
+    "bad_words": (["rain"], ([],)),
+    "guided_regex": ("a+", ()),
+    "structural_tag": ("{}", ()),
+    "guided_whitespace_pattern": (" ", ()),
+    "prompt_logprobs": (1, (False,)),
+    "truncate_prompt_tokens": (5, ()),
+    "use_beam_search": (True, (False,)),
+    "length_penalty": (2.0, (1.0,)),
+    "skip_special_tokens": (False, (True,)),
+    "return_tokens_as_token_ids": (True, (False,)),
+    "chat_template": ("{{ messages }}", ()),
+    "documents": ([{"text": "a"}], ([],)),
+    "logits_processors": (["a"], ([],)),
+    "vllm_xargs": ({"a": 1}, ({},)),
+    "functions": ([{"name": "f"}], ([],)),
+    "function_call": ({"name": "f"}, ("auto", "none")),
+    "audio": ({"voice": "alloy"}, ()),
+    "modalities": (["text", "audio"], (["text"],)),
+    "web_search_options": ({"a": 1}, ()),
+    "conversation": ("conv_1", ()),
+    "mcp_servers": ([{"name": "a"}], ([],)),
+    "container": ("c", ()),
+    "template": ("{{ .Prompt }}", ("",)),
+    "context": ([1, 2], ([],)),
+}
+
+
+def test_the_table_is_tried_whole() -> None:
+    assert ASKS.keys() == REFUSED.keys()
+    assert not HARMLESS & REFUSED.keys()
+    for _, kind in FAMILIES.values():
+        assert not HARMLESS & set(kind.__struct_fields__) - {"metadata", "truncation", "include"}
+
+
+@pytest.mark.parametrize("path", FAMILIES)
+def test_what_is_not_offered_is_refused_by_name(server: Serving, path: str) -> None:
+    body, _ = FAMILIES[path]
+    for name, (asks, _) in ASKS.items():
+        answer = server.post(path, {**body, name: asks})
+        assert answer.status_code == 501, name
+        assert name in answer.text
+
+
+@pytest.mark.parametrize("path", FAMILIES)
+def test_what_asks_for_nothing_is_no_matter(server: Serving, path: str) -> None:
+    body, _ = FAMILIES[path]
+    longest = max(len(idle) for _, idle in ASKS.values())
+    for nth in range(longest):
+        fields = {name: idle[nth] for name, (_, idle) in ASKS.items() if nth < len(idle)}
+        answer = server.post(path, {**body, **fields})
+        assert answer.status_code == 200, answer.text
+
+
+def test_what_is_harmless_changes_no_text(server: Serving) -> None:
+    plain = server.chat(seed=4)["choices"][0]["message"]
+    left = HARMLESS - {"metadata"}
+    for value in (0, 7, "x", {}):
+        assert server.chat(seed=4, **dict.fromkeys(left, value))["choices"][0]["message"] == plain
+
+
+def test_options_of_ollama_are_looked_at_too(server: Serving) -> None:
+    for name, value in (("mirostat", 1), ("tfs_z", 0.5), ("lora", [1])):
+        asked = {"messages": TURNS, "options": {name: value}}
+        answer = server.post("/api/chat", asked)
+        assert answer.status_code == 501
+        assert name in answer.json()["error"]
+    most = server.service.info.target.n_ctx
+    for n, status in ((most, 200), (most + 1, 400)):
+        asked = {"messages": TURNS, "stream": False, "options": {"num_ctx": n, "num_predict": 2}}
+        answer = server.post("/api/chat", asked)
+        assert answer.status_code == status
+    assert str(most) in answer.json()["error"]
+
+
+def test_ollamas_logprobs(server: Serving) -> None:
+    asked = {"messages": TURNS, "logprobs": True, "top_logprobs": 2, "options": {"num_predict": 3}}
+    whole = server.post("/api/chat", {**asked, "stream": False}).json()
+    assert [len(one["top_logprobs"]) for one in whole["logprobs"]] == [2] * whole["eval_count"]
+    written = "".join(one["token"] for one in whole["logprobs"])
+    assert written.startswith(whole["message"]["content"])
+    assert "logprobs" not in server.post("/api/chat", {**asked, "logprobs": None}).text
+
+
+def test_vllms_constraints_are_ours() -> None:
+    base = GenerateParams()
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    ours = params_of(Sampling(json_schema=schema), base).json_schema
+    for asked in (
+        Sampling(guided_json=schema),
+        Sampling(structured_outputs=Structured(json=schema)),
+    ):
+        assert params_of(asked, base).json_schema == ours
+    assert params_of(Sampling(structured_outputs=Structured(json_object=True)), base).json_schema
+    words = ['a "b"', "c\\d\n"]
+    grammar = r'root ::= "a \"b\"" | "c\\d\n"'
+    for asked in (
+        Sampling(guided_choice=words),
+        Sampling(structured_outputs=Structured(choice=words)),
+    ):
+        assert params_of(asked, base).grammar == grammar
+    own = 'root ::= "a"'
+    assert params_of(Sampling(guided_grammar=own), base).grammar == own
+    with pytest.raises(Refusal, match="regex"):
+        params_of(Sampling(structured_outputs=Structured(regex="a+")), base)
+
+
+def test_samplers_that_are_left_out_are_off() -> None:
+    base = GenerateParams()
+    every = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"]
+    same = params_of(Sampling(samplers=[*every, "temperature"]), base)
+    assert same.sampling == base.sampling
+    few = params_of(Sampling(samplers=["top_k", "temperature"]), base).sampling
+    assert few == SamplingParams(top_p=1.0, min_p=0.0)
+    assert params_of(Sampling(samplers=["xtc", "top_k", "temp"]), base).sampling == few
+    assert params_of(Sampling(samplers=[]), base).sampling.temperature == 1.0
+    for wrong in (["temperature", "top_k"], ["min_p", "top_p"], ["nothing"], "kt"):
+        with pytest.raises(Refusal, match="samplers"):
+            params_of(Sampling(samplers=wrong), base)
+
+
+def test_values_of_other_servers() -> None:
+    base = GenerateParams()
+    assert params_of(Sampling(top_k=-1), base).sampling.top_k == 0
+    assert 0 < params_of(Sampling(top_p=0), base).sampling.top_p < 1e-9
+    whole = params_of(Sampling(repetition_penalty=1.2), base).sampling
+    assert (whole.repeat_penalty, whole.repeat_last_n) == (1.2, -1)
+
+
+def test_a_share_of_nothing_is_the_likeliest(server: Serving) -> None:
+    greedy = server.chat(temperature=0)["choices"]
+    assert server.chat(temperature=1.5, top_p=0, min_p=0, top_k=-1)["choices"] == greedy
+
+
+def test_names_of_fields_in_errors(server: Serving) -> None:
+    for path, field in (
+        ("/completion", "n_probs"),
+        ("/v1/completions", "logprobs"),
+        ("/v1/chat/completions", "top_logprobs"),
+    ):
+        more = {"logprobs": True} if field == "top_logprobs" else {}
+        answer = server.post(path, {**FAMILIES[path][0], **more, field: 129})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param"] == field
+        assert error["message"].startswith(field)
+
+
+def test_logprobs_of_completions_are_a_number_or_true(server: Serving) -> None:
+    asked = FAMILIES["/v1/completions"][0]
+    for given, n in ((0, 1), (True, 1), (2, 2)):
+        [choice] = server.post("/v1/completions", {**asked, "logprobs": given}).json()["choices"]
+        for token, top in zip(
+            choice["logprobs"]["tokens"], choice["logprobs"]["top_logprobs"], strict=True
+        ):
+            assert token in top
+            assert n <= len(top) <= n + 1
+    [choice] = server.post("/v1/completions", {**asked, "logprobs": False}).json()["choices"]
+    assert choice["logprobs"] is None
+
+
+def test_a_function_is_a_tool_of_old(server: Serving) -> None:
+    turns = [*TURNS, {"role": "function", "name": "f", "content": "rain"}]
+    assert server.post("/v1/chat/completions", {"messages": turns}).status_code == 200
+
+
+def test_a_response_tells_what_was_asked(server: Serving) -> None:
+    tool = {"type": "function", "name": "f", "strict": True, "parameters": {"type": "object"}}
+    form = {"type": "json_schema", "name": "n", "strict": True, "schema": {"type": "object"}}
+    named = {"type": "function", "name": "f"}
+    asked = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "metadata": {"a": "b"},
+        "max_output_tokens": 60,
+        "tools": [tool],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [named]},
+        "parallel_tool_calls": False,
+        "instructions": "Be short.",
+    }
+    told = server.post("/v1/responses", {"input": "the rain", **asked}).json()
+    assert {name: told.get(name) for name in asked} == asked
+    assert told["truncation"] == "disabled"
+    told = server.post("/v1/responses", {"input": "the rain", "max_output_tokens": 2}).json()
+    assert (told["tools"], told["tool_choice"], told["parallel_tool_calls"]) == ([], "auto", True)
+    assert told["temperature"] == SamplingParams().temperature
+    assert told["text"] == {"format": {"type": "text"}}
+    text = {"format": form, "verbosity": "low"}
+    body = msgspec.convert({"input": "x", "text": text}, responses.ResponsesRequest)
+    dialect = responses.ResponsesDialect(body, "m", GenerateParams())
+    [created, _] = dialect.begun([])
+    assert isinstance(created.data, dict)
+    assert created.data["response"]["text"] == text
