@@ -42,7 +42,11 @@ SAME = {
     "--cors-origins": "--cors-origin",
     "--reasoning": "--think",
 }
-ALONE = {"--swa-full": "--swa-full"}
+ALONE = {
+    "--swa-full": ("--swa-full",),
+    "--context-shift": ("--on-full", "shift"),
+    "--spec-type": ("--proposer", "draft", "--window", "fixed"),  # theirs drafts as far as it may
+}
 
 
 def model_of(theirs: list[str]) -> str:
@@ -74,7 +78,7 @@ def translated(theirs: list[str]) -> tuple[list[str], dict[str, str]]:
             value = theirs[i + 1]
             ours += [SAME[flag], str(max(int(value), 32)) if "batch" in flag else value]
         elif flag in ALONE:
-            ours.append(ALONE[flag])
+            ours += ALONE[flag]
         elif flag == "--api-key":
             more["SPECLLAMA_API_KEY"] = theirs[i + 1]
     if "--parallel" not in theirs:

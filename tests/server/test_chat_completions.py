@@ -46,9 +46,10 @@ def test_a_reply(server: Serving) -> None:
 
 
 def test_a_stream_says_what_the_whole_says(server: Serving) -> None:
-    asked = body(stream_options={"include_usage": True}, specllama={"proposer": "draft"})
+    asked = body(specllama={"proposer": "draft"})
     whole = server.post("/v1/chat/completions", asked).json()
-    *chunks, done = server.frames("/v1/chat/completions", {**asked, "stream": True})
+    streamed = {**asked, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, done = server.frames("/v1/chat/completions", streamed)
     assert done == "[DONE]"
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert len({chunk["id"] for chunk in chunks}) == 1

@@ -450,12 +450,12 @@ def test_an_experiment_splits_conversations(tmp_path: Path) -> None:
 
 def test_every_round_can_be_watched_without_its_text(server: Serving) -> None:
     with server.http.stream("GET", "/specllama/events") as answer:
-        lines = answer.iter_lines()
+        events = events_of(answer.iter_bytes())
         board = Board()
-        board.take(next(events_of(lines)))
+        board.take(next(events))
         reply = server.chat(max_tokens=40, specllama={"proposer": "draft"})
         figures = 0
-        for event in events_of(lines):
+        for event in events:
             figures += event["type"] == "figures" and event["live"] >= 0
             assert "emitted_text" not in event
             assert "text" not in event
@@ -464,7 +464,7 @@ def test_every_round_can_be_watched_without_its_text(server: Serving) -> None:
             if event["type"] == "over":
                 break
         while figures < 2:
-            board.take(event := next(events_of(lines)))
+            board.take(event := next(events))
             figures += event["type"] == "figures"
     [lane] = board.seen.values()
     assert lane.tokens == reply["usage"]["completion_tokens"]
