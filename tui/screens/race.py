@@ -476,7 +476,8 @@ class RaceScreen(Page):
         under = Circumstances(self.info, self.params)
         plain = self.board.plain("race")
         prompt = self.prompt if plain is None else plain.prompt
-        board, lines, advice = self.board, self.list, self.advice
+        board, lines = self.board, self.list
+        advice = None if self._race is None else advise(self.params, self._race.verdict)
         return [
             of_document("The race", "race", lambda: race(board, prompt, lines, advice, under)),
         ]
