@@ -134,7 +134,7 @@ async def test_a_race_is_saved_with_every_tab(start: Any) -> None:
         for part in (
             "Recommended: ",
             "What is it?",
-            "81 of 81 tokens identical.",
+            "243 of 243 tokens identical.",
             "| k = 8 |",
             "| N-gram lookup |",
             "| rag |",
