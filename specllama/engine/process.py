@@ -79,8 +79,8 @@ class Child:
             raise
         finally:
             theirs.close()
+        self._writer = self._begin("writer", self._write)
         self._reader = self._begin("reader", self._read)
-        self._begin("writer", self._write)
         self._begin("watch", self._watch)
 
     def _begin(self, name: str, run: Callable[[], None]) -> threading.Thread:
@@ -147,7 +147,10 @@ class Child:
         return ended
 
     def _write(self) -> None:
-        """A thread of its own: a child that does not read holds up nobody else."""
+        """A thread of its own: a child that does not read holds up no other thread.
+
+        The connection is closed only after it: a send reads the handle again between its parts.
+        """
         while (message := self._outbox.get()) is not None:
             try:
                 self._conn.send(message)
@@ -216,6 +219,7 @@ class Child:
         self._gone.set()
         if not self._stopping and self.info is not None:
             self._on_death()
+        self._writer.join()  # the child has gone, so no send waits for it
         with contextlib.suppress(OSError):
             self._conn.close()
         with contextlib.suppress(OSError):

@@ -78,7 +78,7 @@ def statuses(heard: bytes) -> list[int]:
         b'{"messages":[{"role":"user","content":"a"}],"max_tokens":1' + b"0" * 400 + b"}",
         b'{"messages":[{"role":"user","content":"a"}],"max_tokens":99999999999}',
         b'{"messages":[{"role":"user","content":"a"}],"seed":1' + b"0" * 30 + b"}",
-        b'{"messages":[{"role":"user","content":"a"}],"top_k":-9}',
+        b'{"messages":[{"role":"user","content":"a"}],"top_k":2.5}',
         b'{"messages":[{"role":"user","content":"a"}],"n":1e3}',
         b'{"messages":[{"role":"user","content":"a"}],"logit_bias":{"1":1e400}}',
         b'{"messages":[{"role":"user","content":"a"}],"stop":["'

@@ -201,6 +201,39 @@ def test_a_broken_pipe_holds_nobody_up(gate: Path) -> None:
         assert all(isinstance(error, EngineError) for _, error in told)
 
 
+def test_a_connection_is_closed_after_its_last_send(gate: Path) -> None:
+    """An engine that dies while the writer is within a send: the writer keeps its handle."""
+    sending, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+    with EngineHost(Hangs(gate), close_grace_s=0.2) as host:
+        host.start()
+        child = host._child
+        assert child is not None
+        inner = child._conn
+
+        class Slow:
+            def send(self, message: Any) -> None:
+                sending.set()
+                go_on.wait(30)
+                assert not closed.is_set(), "the connection was closed within a send"
+                inner.send(message)
+
+            def recv(self) -> Any:
+                return inner.recv()
+
+            def close(self) -> None:
+                closed.set()
+                inner.close()
+
+        child._conn = Slow()  # type: ignore[assignment]
+        child.ask(lambda said: None, "call", "", "figures", ())
+        assert sending.wait(30)
+        os.kill(host.pid or 0, 9)
+        child.wait_gone()
+        assert not closed.wait(0.2)
+        go_on.set()
+        assert closed.wait(30)
+
+
 def test_clients_take_turns() -> None:
     turns = Turns()
     for whose, work in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6)):
