@@ -32,7 +32,7 @@ from specllama.events import (
 from specllama.interface import EngineLike, Message
 from specllama.params import SEED_LIMIT, GenerateParams
 from specllama.stats import SpecStats
-from specllama.store.codec import params_from_dict, params_to_dict
+from specllama.store.codec import changed, params_from_dict, params_to_dict, with_changes
 from specllama.store.rounds import RoundLog, logged
 from specllama.store.session_export import to_json, to_markdown
 from specllama.store.sessions import UNTITLED, ContinuedElsewhere, SessionStore, StoredSession
@@ -68,8 +68,10 @@ class Session:
         self.log: RoundLog | None = None
         self._engine = engine
         self._store = store
-        self._params = params or GenerateParams()
-        self._system = system
+        self._params = self._launched = params or GenerateParams()
+        self._by_hand: dict[str, Any] = {}  # settings changed since, in any conversation
+        self._chosen: dict[str, Any] = {}  # of these, what is stored with this conversation
+        self._system = self._launched_system = system
         self._command = command
         self._log_rounds = log_rounds
         self._tree = Tree()
@@ -139,11 +141,16 @@ class Session:
 
     @property
     def params(self) -> GenerateParams:
+        """Settings of the next reply. What is changed here is stored with the conversation; what
+        this object was made with holds for this object alone."""
         return self._params
 
     @params.setter
     def params(self, params: GenerateParams) -> None:
         self._seed_chosen = self._seed_chosen or params.seed != self._params.seed
+        now = changed(self._params, params)
+        self._by_hand |= now
+        self._chosen |= now
         self._params = params
         if self._store is not None and self._id is not None:
             self._store.configure(self._id, settings=self._settings())
@@ -248,11 +255,17 @@ class Session:
         return index
 
     def clear(self) -> None:
-        """Begin a new conversation with the same settings; the old one stays in the store."""
+        """Begin a new conversation; the old one stays in the store.
+
+        Settings that were changed by hand stay. System prompt and settings that came with a stored
+        conversation do not.
+        """
         self._tree = Tree()
         self._id = self._seen = self._walked = None
         self._title = ""
         self.last = None
+        self._system = self._launched_system
+        self._choose_settings(dict(self._by_hand))
 
     # ---- keeping it
 
@@ -282,20 +295,19 @@ class Session:
         self._tree = stored.tree
         if self._tree.leaf == START:  # every turn was taken back
             self._tree.leaf = self._tree.end_of(START)
-        if "params" in stored.settings:
-            self._params = params_from_dict(stored.settings["params"])
+        self._choose_settings(_chosen_of(stored.settings))
 
     def export(self, form: Literal["md", "json"] = "md") -> str:
         if self._store is not None and self._id is not None:
             stored = self._store.get(self._id)
         else:
             now = time.time()
-            stored = StoredSession("", self.title, self._system, self._settings(), now, now)
+            stored = StoredSession("", self.title, self._system, {}, now, now)
         stored = StoredSession(
             stored.id,
             stored.title,
             self._system,
-            stored.settings,
+            {"params": params_to_dict(self._params)},
             stored.created_s,
             stored.updated_s,
             self._tree,
@@ -362,13 +374,15 @@ class Session:
             for event in self._events(params, cancel, begun):
                 if isinstance(event, Started):
                     # a reply that never ends can be retried, too
-                    stats = {"seed": event.seed}
+                    stats = {"seed": event.seed} | ({"emitted": 0} if into is None else {})
                 elif isinstance(event, TextDelta):
                     shown.append(event.text)
                 elif isinstance(event, ReasoningDelta):
                     thought.append(event.text)
                 elif isinstance(event, RoundDone):
                     self.stats.observe(event)
+                    if stats and "emitted" in stats:
+                        stats["emitted"] += len(event.emitted)
                 elif isinstance(event, Finished):
                     self.last = event
                     state = "partial" if event.reason in ("cancelled", "error") else "done"
@@ -503,7 +517,11 @@ class Session:
         return self._id
 
     def _settings(self) -> dict[str, Any]:
-        return {"params": params_to_dict(self._params)}
+        return {"set": self._chosen}
+
+    def _choose_settings(self, chosen: dict[str, Any]) -> None:
+        self._chosen = chosen
+        self._params = with_changes(self._launched, chosen)
 
     def _store_notices(self) -> Iterator[Notice]:
         """Notices about the store since the last call."""
@@ -517,6 +535,15 @@ class Session:
         if self.log is not None:
             self.log.close()
             self.log = None
+
+
+def _chosen_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """What was set in a stored conversation."""
+    chosen = settings.get("set")
+    if isinstance(chosen, dict):
+        return chosen
+    # Earlier versions stored every setting: what is not a default may have been set by hand.
+    return changed(GenerateParams(), params_from_dict(settings.get("params")))
 
 
 def _answered(messages: Sequence[Message]) -> list[Message]:

@@ -46,6 +46,7 @@ from specllama.tui.looks import ThemedApp
 from specllama.tui.messages import (
     ActionAsked,
     EngineFailed,
+    EngineGone,
     EngineLoading,
     EngineReady,
     TurnAction,
@@ -180,6 +181,7 @@ class SpecllamaApp(ThemedApp):
         self.exit(0)
 
     def action_copy_or_quit(self) -> None:
+        """Ctrl+C: copy what is selected, else stop the reply, else leave when pressed twice."""
         text = self.screen.get_selected_text()
         focused = self.focused
         if not text and focused is not None:
@@ -187,6 +189,10 @@ class SpecllamaApp(ThemedApp):
         if text:
             self.copy_text(text)
             self.screen.clear_selection()
+            return
+        turn = self.chat.turn
+        if turn is not None and not turn.cancelled:
+            self.chat.action_stop()
             return
         now = self.clock()
         if now - self._asked_to_quit < QUIT_WITHIN_S:
@@ -246,6 +252,12 @@ class SpecllamaApp(ThemedApp):
         for screen in self.screen_stack:
             if isinstance(screen, Page):
                 screen.engine_told(told)
+
+    @on(EngineGone)
+    async def _engine_gone(self, gone: EngineGone) -> None:
+        """Only when nothing is asked of it: a reply that is cut off tells of it itself."""
+        if self.keeper.ready and not self.chat.busy and self.keeper.host.death is gone.error:
+            await self._engine_told(EngineFailed(gone.error))
 
     def _remember_pair(self) -> None:
         if self.keeper.wanted is not None and not self.keeper.server:
@@ -430,12 +442,13 @@ class SpecllamaApp(ThemedApp):
 
     def resume_session(self, session: str) -> None:
         async def go() -> None:
+            before = self.session.params
             try:
                 self.session.load(session)
             except SpecllamaError as error:
                 self.notify(error.message, severity="error", markup=False)
                 return
-            self.chat.set_params(self.session.params)
+            self.chat.params_changed(before)
             await self.chat.show_conversation()
 
         self.chat.when_idle(go)
@@ -560,8 +573,10 @@ class SpecllamaApp(ThemedApp):
         self.chat.when_idle(self._new_chat)
 
     async def _new_chat(self) -> None:
+        before = self.session.params
         self.session.clear()
         self.session.system = self.prefs.system_prompt
+        self.chat.params_changed(before)
         await self.chat.show_conversation()
         self.chat.prompt.focus()
 

@@ -18,7 +18,7 @@ from specllama.errors import EngineError, ModelUnavailable, SpecllamaError
 from specllama.events import Event, LoadProgress
 from specllama.interface import EngineInfo, Stepped
 from specllama.models.refs import is_bundled, lasting
-from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
+from specllama.tui.messages import EngineFailed, EngineGone, EngineLoading, EngineReady
 
 Pair = tuple[str, str | None]
 """Target and draft model."""
@@ -80,6 +80,7 @@ class EngineKeeper:
         self._before: Pair | None = None
         self.host = host_class(recipe_for(*wanted) if wanted else NoModel())
         self.host.on_event = self._heard
+        self.host.on_death = self._gone
 
     @property
     def bundled(self) -> bool:
@@ -150,6 +151,11 @@ class EngineKeeper:
         # A load replaced by a newer one neither failed nor is ready.
         if number == self._loads:
             self._tell(told)
+
+    def _gone(self) -> None:
+        """From the host's reader thread."""
+        if (death := self.host.death) is not None:
+            self._tell(EngineGone(death))
 
     def _heard(self, event: Event) -> None:
         """From the host's reader thread."""

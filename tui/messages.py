@@ -34,6 +34,13 @@ class EngineFailed(Message):
     """A switch failed to load; the previous pair is loaded again."""
 
 
+@dataclass
+class EngineGone(Message):
+    """What was loaded has ended by itself. A reply that was being written says so, too."""
+
+    error: SpecllamaError
+
+
 class TurnWoke(Message):
     """The running turn has something that must not wait for the timer."""
 

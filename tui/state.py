@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -109,27 +110,51 @@ class History:
         return write_atomically(self.path, "".join(json.dumps(e) + "\n" for e in self.entries))
 
 
+@dataclass(slots=True)
+class Unsent:
+    """What no engine has got yet: the prompt's text with its large pastes, and the messages that
+    wait for their turn."""
+
+    text: str = ""
+    pastes: dict[str, str] = field(default_factory=dict)
+    waiting: list[str] = field(default_factory=list)
+
+
 class DraftFile:
-    """Unsent prompt text, kept until it is sent: the text and its large pastes."""
+    """Keeps what is unsent until it is sent."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or paths.data_dir() / "tui" / "unsent.json"
+        self._now = Unsent()
 
-    def load(self) -> tuple[str, dict[str, str]]:
+    def load(self) -> Unsent:
+        """What the app before left. Of what waits, nothing waits any more: it is the caller's."""
         try:
             data = json.loads(_read(self.path) or "{}")
-            text, pastes = data.get("text", ""), data.get("pastes", {})
+            found = [data.get(f.name) for f in dataclasses.fields(Unsent)]
         except DAMAGE:
-            return "", {}
-        if not isinstance(text, str) or not isinstance(pastes, dict):
-            return "", {}
-        return text, {k: v for k, v in pastes.items() if isinstance(v, str)}
+            return Unsent()
+        match found:
+            case [str(text), dict(pastes), waiting]:
+                kept = {k: v for k, v in pastes.items() if isinstance(v, str)}
+                texts = waiting if isinstance(waiting, list) else []
+                return Unsent(text, kept, [one for one in texts if isinstance(one, str)])
+        return Unsent()
 
     def save(self, text: str, pastes: dict[str, str]) -> bool:
-        if not text and not pastes:
+        self._now.text, self._now.pastes = text, pastes
+        return self._write()
+
+    def wait(self, texts: Iterable[str]) -> bool:
+        """These messages wait now."""
+        self._now.waiting = list(texts)
+        return self._write()
+
+    def _write(self) -> bool:
+        if self._now == Unsent():
             try:
                 self.path.unlink(missing_ok=True)
             except OSError:
                 return False
             return True
-        return write_atomically(self.path, json.dumps({"text": text, "pastes": pastes}))
+        return write_atomically(self.path, json.dumps(dataclasses.asdict(self._now)))

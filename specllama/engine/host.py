@@ -39,6 +39,10 @@ class HostLike(EngineLike, Protocol):
 
     factory: EngineFactory
     on_event: OnEvent | None
+    on_death: Callable[[], object]
+
+    @property
+    def death(self) -> SpecllamaError | None: ...
 
     def start(self) -> EngineInfo: ...
 
@@ -108,6 +112,12 @@ class EngineHost:
     def ready(self) -> bool:
         child = self._child
         return child is not None and child.ready
+
+    @property
+    def death(self) -> SpecllamaError | None:
+        """Why there is no engine any more, until it is started again."""
+        child = self._child
+        return None if child is None else child.death
 
     @property
     def pid(self) -> int | None:

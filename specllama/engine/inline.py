@@ -22,6 +22,8 @@ class InlineHost:
     def __init__(self, factory: EngineFactory) -> None:
         self.factory = factory
         self.on_event: Callable[[Event], None] | None = None
+        self.on_death: Callable[[], object] = lambda: None  # never: it is known by the next request
+        self.death: SpecllamaError | None = None
         self.engine: EngineLike | None = None
 
     @property

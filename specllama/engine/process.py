@@ -208,7 +208,16 @@ class Child:
         elif self.stuck is not None:
             self.death = self.stuck
         else:
-            self.death = _obituary(self.process.exitcode, self._log, loading=self.info is None)
+            when = (
+                "while loading the model"
+                if self.info is None
+                else "while it was working"
+                if self._tells
+                else "while nothing was asked of it"
+            )
+            self.death = _obituary(
+                self.process.exitcode, self._log, when, loading=self.info is None
+            )
         self._ready.set()
         self._outbox.put(None)
         for request_id in list(self._tells):
@@ -241,8 +250,7 @@ _CAUSES = {
 }
 
 
-def _obituary(exitcode: int | None, log: Path, *, loading: bool) -> EngineDied:
-    when = "while loading the model" if loading else "while it was working"
+def _obituary(exitcode: int | None, log: Path, when: str, *, loading: bool) -> EngineDied:
     if exitcode is not None and exitcode > 128:  # a shell's way to say a signal
         exitcode = 128 - exitcode
     if exitcode is not None and exitcode < 0:

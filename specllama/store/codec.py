@@ -58,6 +58,34 @@ def params_from_dict(data: Any) -> GenerateParams:
     return params
 
 
+def changed(before: GenerateParams, after: GenerateParams) -> dict[str, Any]:
+    """What was set: the fields of ``after`` that differ, ready for JSON. A sampling field that is
+    left to the model's card is None."""
+    was, now = _fields(before), _fields(after)
+    return {name: value for name, value in now.items() if value != was[name]}
+
+
+def with_changes(params: GenerateParams, changes: dict[str, Any]) -> GenerateParams:
+    """The same with what was set, as far as it is valid."""
+    sampling = {name: value for name, value in changes.items() if name in _SAMPLING}
+    valid = _keep_valid(params.sampling, {k: v for k, v in sampling.items() if v is not None})
+    params = _keep_valid(params, {k: v for k, v in changes.items() if k not in sampling})
+    for name, value in sampling.items():
+        params = params.choose(name, None if value is None else getattr(valid, name))
+    return params
+
+
+_SAMPLING = frozenset(field.name for field in dataclasses.fields(SamplingParams))
+
+
+def _fields(params: GenerateParams) -> dict[str, Any]:
+    """Every setting by its name, whether it is of the sampler or not."""
+    fields = params_to_dict(params)
+    left = fields.pop("from_card")
+    sampling = fields.pop("sampling")
+    return fields | {name: None if name in left else value for name, value in sampling.items()}
+
+
 def _keep_valid(base: Any, data: Any, skip: str = "") -> Any:
     if not isinstance(data, dict):
         return base

@@ -260,10 +260,20 @@ class SessionStore:
 
     def drop(self, session: str, seq: int, leaf: int, *, seen: float | None = None) -> float:
         """Forget message ``seq``, which nothing follows, and choose ``leaf``; otherwise as
-        ``put``."""
+        ``put``. A session that it named, and that has no other, is untitled again."""
         now = _later_than(seen)
+        where = "WHERE session_id = ? AND seq = ?"
+        content = self._rows(f"SELECT content FROM messages {where}", (session, seq))
         self._write(
-            ("DELETE FROM messages WHERE session_id = ? AND seq = ?", session, seq),
+            (f"DELETE FROM messages {where}", session, seq),
+            *(
+                (
+                    "UPDATE sessions SET title = ?, titled = 0 WHERE id = ? AND title = ? "
+                    "AND NOT EXISTS (SELECT 1 FROM messages WHERE session_id = ?)",
+                    *(UNTITLED, session, _clean(text), session),
+                )
+                for (text,) in content
+            ),
             _choose(session, leaf, now),
             seen=(session, seen),
         )

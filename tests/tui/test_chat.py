@@ -530,6 +530,125 @@ async def test_copying_takes_the_source_not_the_picture(
     assert "## User" in copied[2]
 
 
+async def test_flags_of_one_start_do_not_travel_with_a_conversation(start: Any) -> None:
+    async with start("One.", params=GenerateParams(window="fixed", draft_max=4)) as d:
+        await d.say("q")
+        session = d.app.session.id
+    async with start("Two.") as d:
+        d.app.resume_session(session)
+        await d.until(lambda: d.texts)
+        assert d.app.session.params == GenerateParams()
+        await d.pilot.press("f9")
+        await d.pilot.press("ctrl+n")
+        await d.until(lambda: not d.texts)
+        # what was chosen by hand goes on, and the strip says so
+        assert d.app.session.params == GenerateParams(speculate=False)
+        d.app.resume_session(session)
+        await d.until(lambda: d.texts)
+        await d.until(lambda: d.app.chat.strip.speculate is False)
+
+
+async def test_settings_of_a_conversation_stay_there(start: Any) -> None:
+    async with start("One.") as d:
+        await d.say("q")
+        await d.pilot.press("f9")
+        session = d.app.session.id
+    async with start("Two.") as d:
+        d.app.resume_session(session)
+        await d.until(lambda: d.texts)
+        assert not d.app.chat.strip.speculate
+        await d.pilot.press("ctrl+n")
+        await d.until(lambda: not d.texts)
+        assert d.app.session.params == GenerateParams()
+        assert d.app.chat.strip.speculate
+
+
+async def test_ctrl_c_stops_a_reply_before_it_offers_to_leave(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
+        monkeypatch.setattr(d.app, "notify", lambda words, **_: said.append(words))
+        await d.type("go")
+        await d.pilot.press("enter")
+        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
+        await d.type("next")
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.chat.queue)
+        await d.pilot.press("ctrl+c")
+        await d.idle()
+        assert d.app.chat.prompt.text == "next"
+        assert "stopped" in d.shown
+        assert said == []
+        await d.pilot.press("ctrl+c")
+        await d.until(lambda: said == ["Press Ctrl+C again to leave"])
+
+
+async def test_a_reply_that_a_kill_cut_short_says_so(start: Any) -> None:
+    with SessionStore.open() as store:
+        session = store.create(title="old")
+        cut = {"seed": 7, "emitted": 12}
+        store.put(session, 0, StoredMessage("user", "q"))
+        store.put(session, 1, StoredMessage("assistant", "half of", "partial", cut))
+        store.put(session, 2, StoredMessage("user", "q2"))
+        store.put(session, 3, StoredMessage("assistant", "mine", "partial"))
+    gate = threading.Event()
+    recipe = Recipe(ScriptedEngine(["Ok."]), gate=lambda: gate.wait(10))
+    async with start(recipe=recipe, wait=False, session_id=session) as d:
+        await d.until(lambda: "interrupted after 12 tokens: C continues" in d.shown)
+        assert "edited: C continues" in d.shown
+        assert "scripted-target" not in d.shown
+        gate.set()
+        await d.ready()
+        name = d.app.keeper.info.target.name
+        await d.until(lambda: d.shown.count(name) == 3)  # the top, and both replies
+
+
+async def test_a_killed_app_had_stored_how_far_the_reply_was(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specllama.session.FLUSH_S", -1.0)
+    async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
+        await d.type("go")
+        await d.pilot.press("enter")
+        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
+        with SessionStore.open() as store:  # what is on disk if the process ends now
+            last = store.get(d.app.session.id).messages[-1]
+        assert last.state == "partial"
+        assert last.stats
+        assert last.stats["emitted"] > 0
+
+
+async def test_a_waiting_message_outlives_the_app(start: Any) -> None:
+    async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
+        await d.type("first")
+        await d.pilot.press("enter")
+        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
+        for text in ("second", "third"):
+            await d.type(text)
+            await d.pilot.press("enter")
+        await d.until(lambda: len(d.app.chat.queue) == 2)
+        await d.type("being typed")
+        d.app.chat.prompt.save_draft()
+        # killed here: nothing more is written, as leaving sends nothing
+    async with start("Ok.") as d:
+        assert d.app.chat.prompt.text == "second\n\nthird\n\nbeing typed"
+        await d.type("")
+        d.app.chat.prompt.save_draft()
+    async with start("Ok.") as d:
+        assert d.app.chat.prompt.text == ""
+
+
+async def test_a_refused_question_names_no_conversation(start: Any) -> None:
+    refusal = Reply(raise_first=PromptTooLong("too long", "shorten it"))
+    async with start(refusal, "Ok.") as d:
+        await d.type("line 0 of very many")
+        await d.pilot.press("enter")
+        await d.until(lambda: d.notes)
+        await d.say("short")
+        assert [s.title for s in d.app.store.summaries()] == ["short"]
+
+
 async def test_ctrl_c_twice_leaves(start: Any) -> None:
     async with start("Ok.") as d:
         await d.pilot.press("ctrl+c")

@@ -17,6 +17,7 @@ import pytest
 from conftest import Recipe
 from fakes import (
     AbortingRecipe,
+    Reply,
     ScriptedEngine,
     ScriptedRecipe,
     engine_info,
@@ -163,17 +164,47 @@ async def test_an_engine_that_dies_and_aborts_when_it_is_started_again(
         await d.say("first")
         fuse.touch()
         os.kill(d.app.keeper.host.pid, signal.SIGKILL)
+        await d.until(lambda: d.notes)
+        assert "SIGKILL" in d.notes[0]
         await d.type("second")
         await d.pilot.press("enter")
-        await d.until(lambda: d.notes)
-        assert "SIGABRT" in d.notes[0]
-        await d.idle()
+        await d.until(lambda: len(d.notes) == 2)
+        assert "SIGABRT" in d.notes[1]
+        # The question was not asked yet, and is back in the prompt.
+        await d.until(lambda: d.app.chat.prompt.text == "second")
         fuse.unlink()
-        # The question was asked and stands; again answers it.
-        await d.pilot.press("ctrl+r")
+        await d.pilot.press("enter")
         await d.until(lambda: len(d.texts) == 4)
         await d.idle()
         assert d.texts[2:] == [("user", "second"), ("assistant", "One.")]
+
+
+async def test_an_engine_that_dies_unasked_is_announced(start: Any) -> None:
+    recipe = ScriptedRecipe(("One.", "Two."))
+    async with start(host_class=EngineHost, factory_for=lambda target, draft: recipe) as d:
+        await d.say("first")
+        os.kill(d.app.keeper.host.pid, signal.SIGKILL)
+        await d.until(lambda: d.notes)
+        assert "ended while nothing was asked of it (SIGKILL" in d.notes[0]
+        await d.until(lambda: "not loaded" in d.shown)
+        await d.say("second")
+        await d.until(lambda: len(d.texts) == 4)
+        await d.until(lambda: "not loaded" not in d.shown)
+        assert len(d.notes) == 1
+
+
+async def test_an_engine_that_dies_in_a_reply_is_announced_once(start: Any) -> None:
+    recipe = ScriptedRecipe((Reply("word " * 400, delay_s=0.2),))
+    async with start(host_class=EngineHost, factory_for=lambda target, draft: recipe) as d:
+        await d.type("first")
+        await d.pilot.press("enter")
+        await d.until(lambda: d.app.chat.strip.meter.recent)
+        os.kill(d.app.keeper.host.pid, signal.SIGKILL)
+        await d.idle()
+        await d.until(lambda: "not loaded" in d.shown)
+        await d.pilot.pause(0.3)
+        assert len(d.notes) == 1
+        assert "while it was working (SIGKILL" in d.notes[0]
 
 
 async def test_a_switch_shows_progress_and_the_conversation_goes_with_it(start: Any) -> None:

@@ -14,8 +14,10 @@ from specllama.events import Finished, Notice, RoundDone, Started, TextDelta
 from specllama.interface import Message
 from specllama.params import GenerateParams
 from specllama.session import Session
+from specllama.store.codec import params_to_dict
 from specllama.store.rounds import list_runs, read_run
 from specllama.store.sessions import SessionStore
+from specllama.store.tree import StoredMessage
 
 LONG = "The target reads all the guesses in a single pass and keeps those it agrees with. " * 4
 
@@ -410,7 +412,8 @@ def test_a_reply_stopped_by_a_kill_is_a_version_beside_the_former(
 
 
 def test_save_load_export(store: SessionStore) -> None:
-    session = Session(ScriptedEngine(["Yes."]), store, system="S", params=GenerateParams(seed=9))
+    session = Session(ScriptedEngine(["Yes."]), store, system="S")
+    session.params = session.params.replace(seed=9)
     list(session.send("Really?"))
     identity = session.save("My talk")
     assert session.title == "My talk"
@@ -447,8 +450,61 @@ def test_settings_are_stored_when_they_change(store: SessionStore) -> None:
     session.params = session.params.replace(draft_max=2)
     session.system = "Other."
     stored = store.get(session.id or "")
-    assert stored.settings["params"]["draft_max"] == 2
+    assert stored.settings == {"set": {"draft_max": 2}}
     assert stored.system == "Other."
+
+
+def test_what_was_given_at_the_start_is_not_stored(store: SessionStore) -> None:
+    """Flags hold for one start: neither this conversation nor a later one remembers them."""
+    flags = GenerateParams(window="fixed", draft_max=4).choose("temperature", 0.0)
+    session = Session(ScriptedEngine(["Yes."]), store, params=flags)
+    list(session.send("Really?"))
+    later = Session(ScriptedEngine(["Yes."]), store)
+    later.load(session.id or "")
+    assert later.params == GenerateParams()
+    session.params = session.params.replace(window="auto").choose("top_k", 5)
+    later.load(session.id or "")
+    assert later.params == GenerateParams().choose("top_k", 5)
+    assert json.loads(session.export("json"))["settings"]["params"]["draft_max"] == 4
+
+
+def test_a_new_conversation_takes_what_was_set_by_hand_and_not_what_was_loaded(
+    store: SessionStore,
+) -> None:
+    first = Session(ScriptedEngine(["Yes."]), store, system="Be brief.")
+    first.params = first.params.replace(window="fixed")
+    list(first.send("Really?"))
+    session = Session(ScriptedEngine(["Yes.", "No."]), store, system="Be kind.")
+    session.params = session.params.replace(speculate=False)
+    session.load(first.id or "")
+    assert (session.params.window, session.params.speculate) == ("fixed", True)
+    session.clear()
+    assert session.params == GenerateParams(speculate=False)
+    assert session.system == "Be kind."
+    list(session.send("Really?"))
+    assert store.get(session.id or "").settings == {"set": {"speculate": False}}
+
+
+def test_a_card_is_taken_again_where_it_was_chosen_again(store: SessionStore) -> None:
+    session = Session(
+        ScriptedEngine(["Yes."]), store, params=GenerateParams().choose("temperature", 0.2)
+    )
+    session.params = session.params.choose("temperature", None).choose("min_p", 0.2)
+    list(session.send("Really?"))
+    other = Session(ScriptedEngine([]), store, params=GenerateParams().choose("temperature", 0.9))
+    other.load(session.id or "")
+    card = {"temperature": 0.6, "min_p": 0.0}
+    sampling = other.params.on_card(card).sampling
+    assert (sampling.temperature, sampling.min_p) == (0.6, 0.2)
+
+
+def test_settings_of_an_earlier_version_count_as_set(store: SessionStore) -> None:
+    whole = params_to_dict(GenerateParams(draft_max=4))
+    old = store.create(settings={"params": whole})
+    store.put(old, 0, StoredMessage("user", "Hello"))
+    session = Session(ScriptedEngine([]), store, params=GenerateParams(seed=3))
+    session.load(old)
+    assert session.params == GenerateParams(seed=3, draft_max=4)
 
 
 def test_store_trouble_shows_once_in_the_stream() -> None:

@@ -481,3 +481,18 @@ def test_peeking_makes_and_moves_nothing(tmp_path: Path) -> None:
     with SessionStore.peek(path) as store:
         assert store.summaries() == []
     assert [one.name for one in tmp_path.iterdir()] == ["sessions.db"]
+
+
+def test_a_session_is_untitled_again_when_its_only_question_is_dropped() -> None:
+    with SessionStore.open() as store:
+        asked, named, kept = store.create(), store.create(title="Mine"), store.create()
+        for session in (asked, named, kept):
+            store.put(session, 0, StoredMessage("user", "much too long"))
+        store.put(kept, 1, StoredMessage("user", "another"))
+        store.drop(asked, 0, START)
+        store.drop(named, 0, START)
+        store.drop(kept, 1, 0)
+        titles = [store.title(one) for one in (asked, named, kept)]
+        assert titles == [UNTITLED, "Mine", "much too long"]
+        store.put(asked, 0, StoredMessage("user", "short"))
+        assert store.title(asked) == "short"

@@ -21,6 +21,7 @@ from specllama.interface import EngineInfo
 from specllama.params import GenerateParams
 from specllama.session import Session
 from specllama.store.sessions import SessionStore
+from specllama.store.tree import StoredMessage
 from specllama.text import sanitize_line
 from specllama.tui import keymap
 from specllama.tui.bridge import Pace
@@ -37,7 +38,7 @@ from specllama.tui.messages import (
 )
 from specllama.tui.race import Board
 from specllama.tui.record import Record, finished_from
-from specllama.tui.screens.turn import TurnScreen
+from specllama.tui.screens.turn import UNNAMED, TurnScreen, interrupted
 from specllama.tui.state import DraftFile, History, Preferences
 from specllama.tui.widgets.completions import Completions
 from specllama.tui.widgets.download_line import DownloadLine
@@ -55,6 +56,7 @@ from specllama.tui.widgets.welcome import TopBar, Welcome
 if TYPE_CHECKING:
     from specllama.tui.exports import Export
 
+EDITED = "edited: C continues from here"
 SIDEBAR = 160  # columns from which other conversations are listed beside this one
 
 
@@ -105,13 +107,14 @@ class ChatScreen(TurnScreen):
                 here=not self.keeper.server,
                 id="panel",
             )
-        yield Waiting(id="queue")
+        draft = DraftFile()
+        yield Waiting(draft, id="queue")
         yield RoundsRow(id="rounds")
         yield StatsStrip(self.strip, id="strip")
         yield WhyLine(self.strip, id="why")
         yield DownloadLine(self.downloads, id="download")
         yield Static(id="editing", markup=False)
-        prompt = Prompt(History(), DraftFile(), id="prompt")
+        prompt = Prompt(History(), draft, id="prompt")
         yield prompt.attached
         yield prompt.completions
         yield prompt
@@ -158,6 +161,7 @@ class ChatScreen(TurnScreen):
                         reasoning=message.reasoning,
                         record=record,
                         view=self.view,
+                        foot=unfinished(message),
                     )
                 )
             views[-1].version = session.version(index)
@@ -266,14 +270,8 @@ class ChatScreen(TurnScreen):
 
     def take_back_queue(self) -> None:
         """Queued messages go back to the prompt, before what is being typed there."""
-        if not self.queue:
-            return
-        prompt, waiting = self.prompt, self.query_one(Waiting).take_all()
-        typed, held = prompt.full_text, prompt.pastes
-        prompt.put_message(attach.together(waiting))
-        prompt.pastes = held | prompt.pastes
-        if typed.strip():
-            prompt.insert(f"\n\n{typed}")
+        if self.queue:
+            self.prompt.put_before(self.query_one(Waiting).take_all())
 
     async def turn_ended(self, failed: bool) -> None:
         self.show_sidebar()
@@ -415,7 +413,7 @@ class ChatScreen(TurnScreen):
                 text,
                 reasoning=self.session.messages[index].reasoning,
                 view=self.view,
-                foot="edited: C continues from here",
+                foot=EDITED,
             )
         )
         self.transcript.messages[index].show_version(*self.session.version(index))
@@ -570,6 +568,11 @@ class ChatScreen(TurnScreen):
     def set_params(self, params: GenerateParams) -> None:
         """Takes effect with the next request."""
         before, self.session.params = self.session.params, params
+        self.params_changed(before)
+
+    def params_changed(self, before: GenerateParams) -> None:
+        """The conversation has other settings than ``before``."""
+        params = self.session.params
         if drafts_differently(before, params):
             self.strip.meter.restart()
         speculate = params.speculate and params.proposer != "none"
@@ -592,6 +595,9 @@ class ChatScreen(TurnScreen):
             self._loaded = pair
             self._forget_measures(info)
         self.refresh_top()
+        for view in self.transcript.messages:
+            if isinstance(view, AssistantMessage) and view.speaker == UNNAMED:
+                view.speak_as(self.speaker)
         self.strip.loading = ""
         self.refresh_strip()
         if self.queue:
@@ -620,6 +626,14 @@ class ChatScreen(TurnScreen):
         self.strip.window = self.strip.ttft_ms = None
         self.strip.n_ctx = self.prompt.n_ctx = info.target.n_ctx
         self.strip.reason = ""
+
+
+def unfinished(reply: StoredMessage) -> str:
+    """What stands below a reply that was cut short, but was not ended by the one who asked."""
+    if reply.state != "partial" or (reply.stats and "reason" in reply.stats):
+        return ""
+    # What a model wrote has at least its seed.
+    return interrupted(reply.stats.get("emitted")) if reply.stats else EDITED
 
 
 def _files(info: EngineInfo) -> tuple[object, ...]:

@@ -15,7 +15,7 @@ from specllama.events import Event
 from specllama.session import Session
 from specllama.tui.bridge import Batch, Pace, Turn, processor
 from specllama.tui.keeper import EngineKeeper, loading_words
-from specllama.tui.messages import EngineFailed, EngineReady, RecordGrew, TurnWoke
+from specllama.tui.messages import EngineFailed, EngineGone, EngineReady, RecordGrew, TurnWoke
 from specllama.tui.record import Record
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.message import AssistantMessage, UserMessage
@@ -25,6 +25,14 @@ from specllama.tui.widgets.rounds import RoundsRow
 from specllama.tui.widgets.stats_strip import StatsStrip, StripState, WhyLine
 from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.welcome import TopBar
+
+UNNAMED = "assistant"  # who wrote a reply, before any model is loaded
+
+
+def interrupted(tokens: int | None = None) -> str:
+    """Below a reply that an error, or the end of the app, cut short."""
+    after = f" after {tokens} token{'s' if tokens != 1 else ''}" if tokens else ""
+    return f"interrupted{after}: C continues, R writes it again"
 
 
 class TurnScreen(Inked, Screen[None]):
@@ -108,7 +116,7 @@ class TurnScreen(Inked, Screen[None]):
     @property
     def speaker(self) -> str:
         info = self.keeper.info
-        return info.target.name if info is not None else "assistant"
+        return info.target.name if info is not None else UNNAMED
 
     def _title_of(self, index: int) -> str:
         messages = self.session.messages
@@ -266,7 +274,7 @@ class TurnScreen(Inked, Screen[None]):
             await self.show_conversation()
         elif live.index < len(messages):
             self._known[self.session.id, path[live.index]] = live.record
-            foot = "interrupted: C continues, R writes it again" if batch.error else ""
+            foot = interrupted(live.record.stats.emitted) if batch.error else ""
             message = messages[live.index]
             await live.settle(message.content, message.reasoning, foot=foot)
         else:
@@ -285,6 +293,8 @@ class TurnScreen(Inked, Screen[None]):
             )
         if batch.error is None and self.keeper.failed:  # started again for this request
             self.post_message(EngineReady(self.keeper.host.info))
+        if batch.error is None and (death := self.keeper.host.death) is not None:
+            self.post_message(EngineGone(death))  # behind the reply's last word
         # Only once everything is drawn: whoever waits for the end of the turn finds it complete.
         self.turn = self._live = None
         live.record.live = False

@@ -223,6 +223,11 @@ class AssistantMessage(MessageView):
     def heading(self) -> Content:
         return self.named(self.speaker, "bold $primary")
 
+    def speak_as(self, name: str) -> None:
+        """The model is known whose conversation this is."""
+        self.speaker = name
+        self.show_version(*self.version)
+
     async def on_mount(self) -> None:
         self.query_one(".body").styles.height = "auto"
         await self._build()

@@ -4,6 +4,7 @@ a label, unsent text kept on disk."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import ClassVar
 
 from textual import events
@@ -82,10 +83,12 @@ class Prompt(TextArea):
         self._dirty = False
 
     def on_mount(self) -> None:
-        text, self.pastes = self.draft.load()
-        if text:
-            self.text = text
+        left = self.draft.load()
+        if left.text:
+            self.text, self.pastes = left.text, left.pastes
             self.move_cursor(self.document.end)
+        if left.waiting:
+            self.put_before(left.waiting)
 
     # ------------------------------------------------------------------ sending
 
@@ -181,6 +184,14 @@ class Prompt(TextArea):
         self.put(typed)
         self.pastes |= {f"@{name}": text for name, text in files.items()}
         self._show_attached()
+
+    def put_before(self, messages: Iterable[str]) -> None:
+        """Put messages that were not sent before what is being typed."""
+        typed, held = self.full_text, self.pastes
+        self.put_message(attach.together(messages))
+        self.pastes = held | self.pastes
+        if typed.strip():
+            self.insert(f"\n\n{typed}")
 
     def _wants(self, mention: attach.Mention) -> bool:
         known = f"@{mention.name}" in self.pastes

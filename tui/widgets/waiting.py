@@ -8,20 +8,24 @@ from textual.content import Content
 from textual.widgets import Static
 
 from specllama.text import sanitize_line
+from specllama.tui.messages import StorageFailed
+from specllama.tui.state import DraftFile
 from specllama.tui.widgets.base import Inked
 
 SHOWN = 60
 
 
 class Waiting(Inked, Static):
-    """One line above the prompt with the first of them; hidden when none waits."""
+    """One line above the prompt with the first of them; hidden when none waits. They are kept on
+    disk: the next start finds those of an app that was killed in the prompt."""
 
     DEFAULT_CSS = """
     Waiting { height: 1; padding: 0 2; }
     """
 
-    def __init__(self, *, id: str | None = None) -> None:
+    def __init__(self, draft: DraftFile, *, id: str | None = None) -> None:
         super().__init__(id=id, markup=False)
+        self.draft = draft
         self.texts: deque[str] = deque()
         self.display = False
 
@@ -42,6 +46,8 @@ class Waiting(Inked, Static):
         return texts
 
     def _show(self) -> None:
+        if not self.draft.wait(self.texts):
+            self.app.post_message(StorageFailed("waiting messages", str(self.draft.path)))
         self.display = bool(self.texts)
         if not self.texts:
             return
