@@ -6,6 +6,12 @@ may flip: the first difference is scored again and its gap is shown, and a gap l
 can explain is a failure.
 
 The plain text of a prompt and temperature is computed once and serves every proposer and width.
+
+Nor may a text depend on what was here before, so every comparison is made three ways: cold; behind
+a stranger's prompt, which begins alike and is read in other parts; and as the next turn behind its
+own former one, against the same turn of a plain conversation. The two warm ways are short replies:
+where passes are bit-exact their logprobs are compared as well, in which a single wrong cell shows
+at once.
 """
 
 from __future__ import annotations
@@ -17,14 +23,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from itertools import cycle, islice
+from typing import Any, Literal
 
 import numpy as np
 
 from specllama.arrays import IntArray
+from specllama.backend.kernels import TILE
 from specllama.engine.engine import Engine
 from specllama.errors import Cancelled, CannotLoad, DoesNotFit, EngineError
-from specllama.events import Finished
+from specllama.events import Finished, RoundDone
 from specllama.params import GenerateParams, WindowKind
 from specllama.prompts import Prompt
 from specllama.speculative.noise import exp_noise
@@ -32,13 +40,21 @@ from specllama.speculative.noise import exp_noise
 # rounding moved logits by up to 0.2 on the worst CPU paths measured; more is a bug
 EXPLAINED_GAP = 0.3
 
+Way = Literal["cold", "behind", "turns", "beside"]
+"""Where a reply was written: in an empty cache or behind the same prompt (cold), behind a
+stranger's prompt, behind its own former turn, beside others."""
+WAYS: tuple[Way, ...] = ("cold", "behind", "turns")
+
+_SHORT = 8  # tokens of a warm reply, at most
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The first position where two runs part.
 
     ``gap`` is the difference of the two tokens' scores in one fixed evaluation, in logits before
-    the temperature: perturbed by the common noise where tokens are drawn.
+    the temperature: perturbed by the common noise where tokens are drawn. Where the token is the
+    same and only its logprob differs, it is the difference of the two logprobs.
     """
 
     position: int
@@ -51,6 +67,31 @@ class Difference:
     @property
     def explained(self) -> bool:
         return self.gap <= EXPLAINED_GAP
+
+    @property
+    def of_logprobs(self) -> bool:
+        return self.plain_token == self.spec_token
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A reply.
+
+    Attributes:
+        logprobs: of its tokens, before any sampler.
+        exact: every row of it was computed as a single step behind a fresh prompt would have.
+        turn: what it replies to, where that is more than the prompt.
+    """
+
+    reply: Finished
+    logprobs: tuple[float, ...]
+    exact: bool
+    turn: tuple[int, ...] = ()
+
+    def cut(self, n: int) -> Written:
+        """Its first ``n`` tokens, without the text."""
+        reply = dataclasses.replace(self.reply, token_ids=self.reply.token_ids[:n], text="")
+        return dataclasses.replace(self, reply=reply, logprobs=self.logprobs[:n])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +111,7 @@ class Case:
     rounds: int
     law_holds: bool
     bitwise: bool
+    way: Way
     difference: Difference | None
 
     @property
@@ -104,6 +146,7 @@ def prove(
     seed: int = 1,
     base: GenerateParams | None = None,
     window: WindowKind = "fixed",
+    warm: bool = False,
     on_skip: Callable[[str, str], None] | None = None,
 ) -> Iterator[Case]:
     """Compare every method with plain decoding on every prompt; yields as it goes.
@@ -117,6 +160,8 @@ def prove(
     Args:
         base: sampling and everything else that the other arguments leave open.
         window: "auto" lets measured times decide how far to draft, so that no two runs draft alike.
+        warm: compare behind a stranger's prompt and behind its own former turn, too, also plain
+            decoding.
         on_skip: called with (method, reason) for one that cannot be opened when first used and is
             left out from then on; without it, the error is raised.
     """
@@ -124,37 +169,82 @@ def prove(
     left = list(proposers)
     for n, prompt in enumerate(prompts):
         engine.reset()
+        references: list[tuple[GenerateParams, Written]] = []
         for temperature in temperatures:
             params = wish_of(base, temperature, max_tokens, seed + n, window)
-            plain, _ = finish(engine, prompt, params)
+            plain = finish(engine, prompt, params)
+            references.append((params, plain))
             for proposer in tuple(left):
                 for width in draft_max:
+                    wish = params.replace(proposer=proposer, draft_max=width)
                     try:
-                        spec, bitwise = finish(
-                            engine, prompt, params.replace(proposer=proposer, draft_max=width)
-                        )
+                        spec = finish(engine, prompt, wish)
                     except (CannotLoad, DoesNotFit) as error:
                         if on_skip is None:
                             raise
                         left.remove(proposer)
                         on_skip(proposer, error.message)
                         break
-                    wish = params.replace(proposer=proposer, draft_max=width)
-                    yield compared(engine, prompt, wish, plain, spec, bitwise=bitwise)
+                    yield compared(engine, prompt, wish, plain, spec, way="cold")
+        if warm:
+            ways = [("none", 0), *((proposer, width) for proposer in left for width in draft_max)]
+            yield from _warm(engine, prompt, ways, references)
+
+
+def _warm(
+    engine: Engine,
+    prompt: Prompt,
+    ways: Sequence[tuple[str, int]],
+    references: Sequence[tuple[GenerateParams, Written]],
+) -> Iterator[Case]:
+    """A prompt behind a stranger's, and its next turn behind that, with every method and width; the
+    first is plain decoding, with whose next turns the others' are compared."""
+    ids = tuple(engine.encode(prompt.content)[0])
+    n_ctx = engine.target.n_ctx
+    turns: dict[float, Written] = {}
+    for proposer, width in ways:
+        engine.reset()
+        stranger = stranger_of(ids, n_ctx - 1)
+        finish(engine, prompt, references[0][0].replace(max_tokens=1), stranger)
+        for params, plain in references:
+            most = min(_SHORT, params.max_tokens or _SHORT)
+            wish = params.replace(proposer=proposer, draft_max=width, max_tokens=most)
+            first = finish(engine, prompt, wish)
+            case = compared(engine, prompt, wish, plain.cut(most), first.cut(most), way="behind")
+            yield case
+            said = first.reply.token_ids
+            room = min(n_ctx - len(ids) - len(said) - most, _SHORT)
+            if room < 1 or (case.difference is not None and not case.difference.of_logprobs):
+                continue  # behind another reply it would be another conversation
+            second = finish(engine, prompt, wish, (*ids, *said, *ids[-room:]))
+            temperature = wish.sampling.temperature
+            if proposer == "none":
+                turns[temperature] = second
+            elif temperature in turns:
+                yield compared(engine, prompt, wish, turns[temperature], second, way="turns")
+
+
+def stranger_of(ids: Sequence[int], most: int) -> tuple[int, ...]:
+    """Another prompt that begins like this one and is read in other parts: not in tiles where this
+    one is long enough for them, in tiles where it is not."""
+    if len(ids) > TILE:
+        return tuple(ids[: TILE // 2])
+    return tuple(islice(cycle(ids), min(TILE + 1, most)))
 
 
 def compared(
     engine: Engine,
     prompt: Prompt,
     params: GenerateParams,
-    plain: Finished,
-    spec: Finished,
+    plain: Written,
+    spec: Written,
     *,
-    bitwise: bool,
+    way: Way,
 ) -> Case:
     """A reply against the plain one; the engine scores their first difference again."""
     assert params.seed is not None
     assert params.draft_max is not None
+    reply, bitwise = spec.reply, plain.exact and spec.exact
     return Case(
         prompt=prompt.id,
         slice=prompt.slice,
@@ -162,14 +252,15 @@ def compared(
         temperature=params.sampling.temperature,
         draft_max=params.draft_max,
         seed=params.seed,
-        prompt_n=spec.prompt_n,
-        tokens=len(spec.token_ids),
-        drafted=spec.draft_n,
-        accepted=spec.draft_n_accepted,
-        rounds=spec.rounds,
-        law_holds=len(spec.token_ids) == spec.draft_n_accepted + spec.rounds - spec.cut,
+        prompt_n=reply.prompt_n,
+        tokens=len(reply.token_ids),
+        drafted=reply.draft_n,
+        accepted=reply.draft_n_accepted,
+        rounds=reply.rounds,
+        law_holds=len(reply.token_ids) == reply.draft_n_accepted + reply.rounds - reply.cut,
         bitwise=bitwise,
-        difference=_difference(engine, prompt, params, plain, spec),
+        way=way,
+        difference=_difference(engine, prompt, params, plain, spec, bitwise=bitwise),
     )
 
 
@@ -189,14 +280,18 @@ def wish_of(
     )
 
 
-def finish(engine: Engine, prompt: Prompt, params: GenerateParams) -> tuple[Finished, bool]:
-    """The reply, and whether every row of it was computed as a single step would have.
+def finish(
+    engine: Engine, prompt: Prompt, params: GenerateParams, turn: tuple[int, ...] = ()
+) -> Written:
+    """The reply to a prompt, or to another text in its case.
 
     Raises:
         Cancelled: it was cut short, so that it can be compared with nothing.
     """
-    last = None
-    for event in engine.generate(prompt.content, params):
+    last, logprobs = None, list[float]()
+    for event in engine.generate(turn or prompt.content, params.replace(chances=0)):
+        if isinstance(event, RoundDone):
+            logprobs += [chance.logprob for chance in event.chances]
         last = event
     if not isinstance(last, Finished):
         raise EngineError(f"prompt {prompt.id}: the engine ended without a result")
@@ -205,7 +300,7 @@ def finish(engine: Engine, prompt: Prompt, params: GenerateParams) -> tuple[Fini
             f"prompt {prompt.id}, {params.proposer}, temperature "
             f"{params.sampling.temperature:g}: the reply was cut short, this case is dropped"
         )
-    return last, not engine.may_round
+    return Written(last, tuple(logprobs), not engine.may_round, turn)
 
 
 @contextmanager
@@ -239,27 +334,46 @@ def random_pauses(engine: Engine, longest_ms: float, *, seed: int = 0) -> Iterat
 
 
 def _difference(
-    engine: Engine, prompt: Prompt, params: GenerateParams, plain: Finished, spec: Finished
+    engine: Engine,
+    prompt: Prompt,
+    params: GenerateParams,
+    plain: Written,
+    spec: Written,
+    *,
+    bitwise: bool,
 ) -> Difference | None:
-    a, b = plain.token_ids, spec.token_ids
-    if a == b and plain.text == spec.text:
-        return None
+    a, b = plain.reply.token_ids, spec.reply.token_ids
+    if a == b and plain.reply.text == spec.reply.text:
+        return _of_logprobs(engine, plain, spec) if bitwise else None
     at = next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
-    piece = engine.vocab.piece
     if at >= min(len(a), len(b)):
         longer = a[at] if len(a) > at else b[at] if len(b) > at else -1
         return Difference(at, longer, -1, "", "", math.inf)  # one stopped early: never rounding
-    gap = score_gap(engine, engine.encode(prompt.content)[0], a[:at], (a[at], b[at]), params)
+    ids = spec.turn or engine.encode(prompt.content)[0]
     return Difference(
         position=at,
         plain_token=a[at],
         spec_token=b[at],
-        plain_text=piece(a[at], special=True).decode("utf-8", "replace"),
-        spec_text=piece(b[at], special=True).decode("utf-8", "replace"),
-        gap=gap,
+        plain_text=_piece(engine, a[at]),
+        spec_text=_piece(engine, b[at]),
+        gap=score_gap(engine, ids, a[:at], (a[at], b[at]), params),
     )
+
+
+def _of_logprobs(engine: Engine, plain: Written, spec: Written) -> Difference | None:
+    """Where the same tokens came from different rows."""
+    for at, (x, y) in enumerate(zip(plain.logprobs, spec.logprobs, strict=False)):
+        if x != y:
+            token = plain.reply.token_ids[at]
+            text = _piece(engine, token)
+            return Difference(at, token, token, text, text, abs(x - y))
+    return None
+
+
+def _piece(engine: Engine, token: int) -> str:
+    return engine.vocab.piece(token, special=True).decode("utf-8", "replace")
 
 
 def score_gap(

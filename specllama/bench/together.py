@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from specllama.bench.proof import Case, compared, finish, wish_of
+from specllama.bench.proof import Case, Written, compared, finish, wish_of
 from specllama.engine.engine import Engine
-from specllama.events import Finished
+from specllama.events import Finished, RoundDone
 from specllama.params import GenerateParams, WindowKind
 from specllama.prompts import Prompt
 
@@ -59,34 +59,37 @@ def prove_together(
     written = _written(engine, asked, rng)
     written.sort(key=lambda one: (one[0].prompt.id, one[0].params.sampling.temperature))
     bitwise = engine.info.exact_rows > 1 and engine.info.exact_trees
-    plain: dict[tuple[str, float], Finished] = {}
+    plain: dict[tuple[str, float], Written] = {}
     for one, reply in written:
         key = one.prompt.id, one.params.sampling.temperature
         if key not in plain:
             engine.reset()
-            plain[key], _ = finish(engine, one.prompt, one.params.replace(proposer="none"))
-        alone = plain[key]
-        if reply.reason == "cancelled":
-            alone = replace(alone, token_ids=alone.token_ids[: len(reply.token_ids)], text="")
-            reply = replace(reply, text="")
-        yield compared(engine, one.prompt, one.params, alone, reply, bitwise=bitwise)
+            plain[key] = finish(engine, one.prompt, one.params.replace(proposer="none"))
+        alone, beside = plain[key], replace(reply, exact=bitwise)
+        if reply.reply.reason == "cancelled":
+            n = len(reply.reply.token_ids)
+            alone, beside = alone.cut(n), beside.cut(n)
+        yield compared(engine, one.prompt, one.params, alone, beside, way="beside")
 
 
 def _written(
     engine: Engine, asked: Sequence[_Asked], rng: random.Random
-) -> list[tuple[_Asked, Finished]]:
+) -> list[tuple[_Asked, Written]]:
     """Replies to all, as they came."""
-    waiting, out = list(asked), list[tuple[_Asked, Finished]]()
-    running: dict[int, _Asked] = {}
+    waiting, out = list(asked), list[tuple[_Asked, Written]]()
+    running: dict[int, tuple[_Asked, list[float]]] = {}
     while waiting or running:
         while waiting and engine.free and (not running or rng.random() < _ARRIVES):
             one = waiting.pop()
-            running[engine.submit(one.prompt.content, one.params)] = one
+            running[engine.submit(one.prompt.content, one.params.replace(chances=0))] = one, []
         for id, said in engine.step():
             if isinstance(said, Exception):
                 raise said
+            if isinstance(said, RoundDone):
+                running[id][1].extend(chance.logprob for chance in said.chances)
             if isinstance(said, Finished):
-                out.append((running.pop(id), said))
+                one, logprobs = running.pop(id)
+                out.append((one, Written(said, tuple(logprobs), exact=False)))
         if running and rng.random() < _LEAVES:
             engine.cancel(rng.choice(list(running)))
     return out

@@ -119,6 +119,12 @@ def command(
     are equal bit for bit, no difference is accepted. Elsewhere floating point can flip a near-tie,
     which is shown with the gap of the two scores in logits.
 
+    Every case is tried three ways: cold; behind a stranger's prompt that begins alike and was read
+    in other parts; and as the next turn behind its own former one, against the same turn of a plain
+    conversation, since a conversation goes on from its own reply as it was written. The two warm
+    ways are replies of 8 tokens; where passes are bit-exact, all logprobs must be equal as well.
+    --parallel writes all replies beside each other instead.
+
     The plain text of a prompt and temperature is computed once, for all methods. A method that this
     pair does not have is skipped, with the reason. The exit status is 0 only if every difference is
     explained.
@@ -177,7 +183,9 @@ def command(
             diagnostics.note(f"skipped {name}: {reason}")
         if pauses_ms:
             stack.enter_context(random_pauses(engine, pauses_ms, seed=seed))
-        watch = Watch(len(chosen), len(temperatures) * len(names) * len(widths))
+        drafting = len(names) * len(widths)
+        per_text = drafting if parallel > 1 else 3 * drafting + 1
+        watch = Watch(len(chosen), len(temperatures) * per_text)
 
         def leave_out(name: str, reason: str) -> None:
             skipped[name] = reason
@@ -196,7 +204,7 @@ def command(
             for case in (
                 prove_together(engine, chosen, **wishes)
                 if parallel > 1
-                else prove(engine, chosen, **wishes, on_skip=leave_out)
+                else prove(engine, chosen, **wishes, warm=True, on_skip=leave_out)
             ):
                 cases.append(case)
                 if as_json:
@@ -271,6 +279,11 @@ def _summary(
         "accepted": sum(c.accepted for c in cases),
         "skipped": skipped,
         "bitwise": sum(c.bitwise for c in cases),
+        "ways": {
+            way: {"cases": len(found), "identical": sum(c.identical for c in found)}
+            for way in dict.fromkeys(c.way for c in cases)
+            for found in [[c for c in cases if c.way == way]]
+        },
         "exactness": engine.info.exactness,
         "measured": engine.info.measured,
         "rows_differ": any(probe.difference > 0.0 for probe in probes),

@@ -11,9 +11,15 @@ from specllama.cli import diagnostics, output
 from specllama.text import sanitize_line
 
 if TYPE_CHECKING:
-    from specllama.bench.proof import Case, RowProbe
+    from specllama.bench.proof import Case, RowProbe, Way
     from specllama.engine.engine import Engine
 
+COLUMNS: dict[Way, str] = {
+    "cold": "cold",
+    "behind": "behind a stranger",
+    "turns": "behind own turns",
+    "beside": "beside others",
+}
 QUIET_S = 30.0  # between lines of progress where there is no terminal
 
 
@@ -81,10 +87,16 @@ def show_difference(case: Case, watch: Watch) -> None:
     if (d := case.difference) is not None:
         kind = "near-tie" if d.explained and not case.bitwise else "DIFFERENT"
         exact = ", although its passes are bit-exact here" if case.bitwise else ""
+        where = "" if case.way == "cold" else f", {COLUMNS[case.way]}"
+        parted = (
+            f"logprobs of {d.plain_text!r} differ by {d.gap:.2g}"
+            if d.of_logprobs
+            else f"{d.plain_text!r} or {d.spec_text!r}, gap {d.gap:.4f}"
+        )
         watch.say(
             f"{kind}: prompt {case.prompt} ({case.slice}), {case.proposer}, "
-            f"temperature {case.temperature:g}, draft-max {case.draft_max}, token {d.position}: "
-            f"{d.plain_text!r} or {d.spec_text!r}, gap {d.gap:.4f}{exact}"
+            f"temperature {case.temperature:g}, draft-max {case.draft_max}{where}, "
+            f"token {d.position}: {parted}{exact}"
         )
     if not case.law_holds:
         watch.say(
@@ -94,19 +106,25 @@ def show_difference(case: Case, watch: Watch) -> None:
 
 
 def table(cases: Sequence[Case]) -> None:
-    """One row per proposer and temperature."""
-    rows: dict[tuple[str, float], list[Case]] = {}
+    """One row per proposer and temperature, one column per way."""
+    rows: dict[tuple[float, str], list[Case]] = {}
     for case in cases:
-        rows.setdefault((case.proposer, case.temperature), []).append(case)
-    output.line(
-        f"{'proposer':<10} {'temperature':>11} {'identical':>12} {'tokens':>8} {'accepted':>9}"
-    )
-    for (proposer, temperature), group in rows.items():
-        same = f"{sum(c.identical for c in group)}/{len(group)}"
+        rows.setdefault((case.temperature, case.proposer), []).append(case)
+    ways = [way for way in COLUMNS if any(case.way == way for case in cases)]
+    heads = "".join(f" {COLUMNS[way]:>17}" for way in ways)
+    output.line(f"{'proposer':<10} {'temperature':>11}{heads} {'tokens':>8} {'accepted':>9}")
+    for temperature, proposer in sorted(rows, key=lambda row: (row[0], row[1] == "none")):
+        group = rows[temperature, proposer]
+        same = "".join(f" {_identical(group, way):>17}" for way in ways)
         drafted = sum(c.drafted for c in group)
         rate = f"{sum(c.accepted for c in group) / drafted:.0%}" if drafted else "–"
         tokens = sum(c.tokens for c in group)
-        output.line(f"{proposer:<10} {temperature:>11g} {same:>12} {tokens:>8} {rate:>9}")
+        output.line(f"{proposer:<10} {temperature:>11g}{same} {tokens:>8} {rate:>9}")
+
+
+def _identical(cases: Sequence[Case], way: Way) -> str:
+    found = [case.identical for case in cases if case.way == way]
+    return f"{sum(found)}/{len(found)}" if found else "–"
 
 
 def rows_alike(probes: Sequence[RowProbe]) -> None:

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from engines import Given, loaded
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
-from specllama.bench.proof import RowProbe, available, probe_stated_rows, prove, random_pauses
+from specllama.backend.kernels import TILE
+from specllama.bench.proof import Case, RowProbe, available, probe_stated_rows, prove, random_pauses
 from specllama.cli.prove import command
 from specllama.cli.prove_views import rows_alike
+from specllama.engine.conversation import Conversation
 from specllama.engine.engine import Engine
+from specllama.engine.seating import Seating
+from specllama.engine.slot import Slot
 from specllama.errors import CannotLoad, UsageError
+from specllama.history import common_prefix
 from specllama.params import GenerateParams
 from specllama.prompts import Prompt
+from specllama.speculative.asking import Cut
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.window import FixedWindow, Plan
 
@@ -47,6 +56,70 @@ def test_random_pauses_with_the_window_on_never_change_a_token(
     assert [c for c in cases if not c.identical] == []
     assert all(c.law_holds for c in cases)
     assert sum(c.drafted for c in cases) > 0
+
+
+def warm(engine: Engine, prompts: list[Prompt], *proposers: str) -> list[Case]:
+    """One prompt that is long enough for tiles and one that is not, all three ways."""
+    some = [
+        next(p for p in prompts if (len(engine.encode(p.content)[0]) > TILE) == w) for w in (0, 1)
+    ]
+    return list(
+        prove(engine, some, proposers=proposers, temperatures=(0.0, 0.8), max_tokens=20, warm=True)
+    )
+
+
+def test_a_text_is_the_same_cold_behind_a_stranger_and_behind_its_own_turns(
+    tiny: Engine, prompts: list[Prompt]
+) -> None:
+    cases = warm(tiny, prompts, *WAYS[:-1])
+    n = 4 * len(WAYS[:-1])
+    assert Counter(case.way for case in cases) == {"cold": n, "behind": n + 4, "turns": n}
+    assert [
+        case for case in cases if not (case.identical and case.bitwise and case.law_holds)
+    ] == []
+
+
+def test_a_prompt_that_takes_what_another_left_is_found_out(
+    tiny: Engine, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells that are taken without asking whether a fresh reading would leave them: every case
+    behind a stranger is red, also plain ones, whether its text changed or its logprobs alone."""
+
+    def unasked(self: Seating, place: Any, ids: Sequence[int], scope: str) -> int:
+        held = place.target if isinstance(place, Slot) else place.blob
+        return min(common_prefix(held.tokens, ids), len(ids) - 1)
+
+    monkeypatch.setattr(Seating, "_usable", unasked)
+    cases = warm(tiny, prompts, "draft", "suffix")
+    tiny.reset()
+    assert {case.ok for case in cases if case.way == "behind"} == {False}
+    assert {case.ok for case in cases if case.way == "cold"} == {True}
+    parted = [case.difference for case in cases if case.difference is not None]
+    assert any(difference.of_logprobs for difference in parted)
+
+
+def test_the_next_turn_of_a_reply_with_a_wrong_cell_is_found_out(
+    tiny: Engine, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rejected guess whose cells stay in place of a token's: the reply was right, and only the
+    next turn reads them."""
+    run = Conversation.settle
+
+    def spoilt(self: Conversation) -> list[Cut]:
+        cuts = run(self)
+        if self._drafter.name == "draft" and self._slot.whole:
+            target, n = self._target, self._slot.whole
+            target.rollback(n - 1)
+            target.forward([self._tokens[0]], outputs="none")
+            target.tokens.cut(n - 1)
+            target.tokens.extend([self._tokens[n - 1]])
+        return cuts
+
+    monkeypatch.setattr(Conversation, "settle", spoilt)
+    cases = warm(tiny, prompts, "draft")
+    tiny.reset()
+    assert [case.ok for case in cases if case.way == "turns"] == [False] * 4
+    assert all(case.ok for case in cases if case.way != "turns")
 
 
 def test_rows_are_alike_as_far_as_is_stated(tiny: Engine, prompts: list[Prompt]) -> None:
@@ -127,6 +200,24 @@ def test_all_ways_to_draft_in_one_command_and_what_is_missing_is_skipped() -> No
     assert "skipped mtp" in err
     assert summary["cases"] == len(lines) == summary["identical"]
     assert summary["finished"]
+    n = len(proved - {"none"})
+    same = {"cold": n, "behind": n + 1, "turns": n}
+    assert summary["ways"] == {w: {"cases": k, "identical": k} for w, k in same.items()}
+
+
+def test_the_table_has_a_column_for_each_way() -> None:
+    code, out, _ = run("-n", "1", "--temperature", "0", "--proposer", "ngram")
+    assert code == 0
+    head, ngram, none, *_ = out.splitlines()
+    assert "cold" in head
+    assert "behind a stranger" in head
+    assert "behind own turns" in head
+    assert ngram.split()[:5] == ["ngram", "0", "1/1", "1/1", "1/1"]
+    assert none.split()[:5] == ["none", "0", "–", "1/1", "–"]
+    code, out, _ = run("-n", "1", "--temperature", "0", "--proposer", "ngram", "--parallel", "2")
+    assert code == 0
+    assert "beside others" in out
+    assert "cold" not in out
 
 
 def test_nothing_left_to_prove_is_an_error_that_names_the_reason() -> None:
@@ -144,7 +235,7 @@ def test_a_run_that_goes_on_is_the_same_run() -> None:
         return [json.loads(line) for line in out.splitlines()][:-1]
 
     whole = cases("-n", "4")
-    assert cases("-n", "2", "--skip", "2") == whole[2:]
+    assert cases("-n", "2", "--skip", "2") == whole[len(whole) // 2 :]
 
 
 def test_a_prompt_that_is_not_there_cannot_be_the_first(tmp_path: Path) -> None:
