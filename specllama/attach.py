@@ -161,14 +161,23 @@ def size_of(n: int) -> str:
 
 def about(tokens: int) -> str:
     """ "about 530 tokens": an estimate, and named as one."""
-    tokens = round(tokens, -1) if tokens > 100 else max(1, tokens)
-    return f"about {tokens:,} token{'s' if tokens != 1 else ''}"
+    return f"about {tokens_of(round(tokens, -1) if tokens > 100 else max(1, tokens))}"
 
 
-def summary(text: str) -> str:
-    """Size and tokens of a file's text."""
-    n_bytes = len(text.encode("utf-8", "replace"))
-    return f"{size_of(n_bytes)}, {about(len(text) // CHARS_PER_TOKEN)}"
+def size(text: str) -> str:
+    """ "2.1 kB", of a file's text"""
+    return size_of(len(text.encode("utf-8", "replace")))
+
+
+def summary(text: str, tokens: int | None = None) -> str:
+    """Size and tokens of a file's text; an estimate unless they were counted."""
+    counted = about(len(text) // CHARS_PER_TOKEN) if tokens is None else tokens_of(tokens)
+    return f"{size(text)}, {counted}"
+
+
+def tokens_of(n: int) -> str:
+    """ "2,850 tokens" """
+    return f"{n:,} token{'s' if n != 1 else ''}"
 
 
 def paths(begun: str) -> list[str]:

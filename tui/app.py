@@ -36,7 +36,7 @@ from specllama.remote.address import Address
 from specllama.session import Session
 from specllama.store.sessions import SessionStore
 from specllama.text import sanitize_line
-from specllama.tui import clipboard, keymap
+from specllama.tui import advice, clipboard, keymap
 from specllama.tui.bridge import Clock, Pace, monotonic
 from specllama.tui.commands import ActionCommands, MethodCommands, SessionCommands
 from specllama.tui.downloads import Downloads, DownloadTold
@@ -405,9 +405,9 @@ class SpecllamaApp(ThemedApp):
         if over is None or (over.error is None and over.state != "done"):
             return
         if over.error is not None:
-            hint = f"\n{over.error.hint}" if over.error.hint else ""
-            words = f"{over.error.message}{hint}"
-            self.notify(words, title=over.ref, severity="error", markup=False)
+            self.notify(
+                advice.said(over.error, "\n"), title=over.ref, severity="error", markup=False
+            )
         elif over.target is not None:
             self.notify("Ctrl+L loads it", title=f"{over.ref} is here", markup=False)
 

@@ -23,6 +23,7 @@ from specllama.models.loadable import check_loadable
 from specllama.models.summaries import Summaries
 from specllama.params import EngineOptions
 from specllama.text import sanitize_line
+from specllama.tui import advice
 from specllama.tui.downloads import Download, progress_words
 from specllama.tui.themes import Glyphs
 from specllama.tui.widgets.stats_strip import gigabytes
@@ -320,7 +321,7 @@ def download_row(download: Download, glyphs: Glyphs) -> Row:
         case "done":
             return Row(ref, ref, "nothing", fits=True, reason="is here")
         case "failed" if error is not None:
-            detail = ". ".join(words for words in (error.message, error.hint) if words)
+            detail = advice.said(error, ". ")
             return Row(ref, ref, "continue", fits=False, reason=f"{error.message}; Enter tries"
                        " again", detail=f"{detail}. Enter tries again.")  # fmt: skip
         case "stopped" | "failed":

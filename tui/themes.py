@@ -200,6 +200,10 @@ class Glyphs:
             out += letter if self.ascii else _SUPERSCRIPT.get(letter, letter)
         return out
 
+    def source_in_text(self, name: str) -> str:
+        """The same amid a text, where a plain letter would read as one of the text's."""
+        return f"<{self.source(name)}>" if self.ascii else self.source(name)
+
     def text(self, words: str) -> str:
         """Words with signs in them, as this terminal can show them."""
         return words.translate(_PLAIN_SIGNS) if self.ascii else words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from specllama.errors import PromptTooLong
 from specllama.params import THINK
 from specllama.store.sessions import SessionStore
 from specllama.tui.widgets.completions import Completions
+from specllama.tui.widgets.transcript import Note
 
 
 def offered(d: Driver) -> list[str]:
@@ -111,16 +113,16 @@ async def test_a_file_is_completed_shown_and_sent(start: Any, folder: Path) -> N
         assert offered(d) == ["notes.md"]
         await press(d, "enter")
         assert d.app.chat.prompt.text == "Read @notes.md "
-        assert "notes.md  29 bytes, about 7 tokens" in d.shown
+        await d.until(lambda: "notes.md  29 bytes, 8 tokens" in d.shown)  # counted, not guessed
         await press(d, *"now", "enter")
         await d.until(lambda: len(d.texts) == 2)
         await d.idle()
         said = "Read @notes.md now\n\n```notes.md\nDrafts guess.\nTargets check.\n```"
         assert d.texts[0] == ("user", said)
         assert d.engine.requests[0].prompt[-1].content == said
-        assert "notes.md  29 bytes, about 7 tokens, 2 lines" in d.shown
+        assert "notes.md  29 bytes, 2 lines" in d.shown
         assert "Drafts guess." not in d.shown
-        assert "about 7 tokens\n" not in d.shown  # the chip above the prompt is gone
+        assert "8 tokens" not in d.shown  # the chip above the prompt is gone
 
 
 async def test_folders_spaces_and_quotes(start: Any, folder: Path) -> None:
@@ -141,7 +143,7 @@ async def test_read_attaches_a_file(start: Any, folder: Path) -> None:
         assert offered(d) == ["notes.md"]
         await press(d, "enter")
         await d.until(lambda: d.app.chat.prompt.text == "@notes.md ")
-        assert "about 7 tokens" in d.shown
+        await d.until(lambda: "8 tokens" in d.shown)
         await d.type("/read nothing.md")
         await press(d, "enter")
         await d.until(lambda: d.app._notifications)
@@ -173,6 +175,42 @@ async def test_a_file_too_large_for_the_context_is_refused(start: Any, folder: P
         assert d.texts == []
 
 
+async def test_a_file_is_weighed_by_the_tokenizer_not_by_its_bytes(
+    start: Any, folder: Path
+) -> None:
+    """Four characters a token are English in a large vocabulary: here a token is a letter."""
+
+    class Letters(ScriptedEngine):
+        def count_tokens(self, prompt: Any, params: Any = None) -> int:
+            return len(prompt)
+
+    gate = threading.Event()
+    recipe = Recipe(Letters(["Yes."]), gate=lambda: gate.wait(10))
+    async with start(recipe=recipe, wait=False) as d:
+        n_ctx = recipe.engine.info.target.n_ctx
+        (folder / "long.txt").write_text("a" * (n_ctx + 7))
+        (folder / "short.txt").write_text("a" * 400)
+        await d.type("Compare @long.txt with @short.txt please")
+        await d.until(lambda: "short.txt  400 bytes, about 100 tokens" in d.shown)  # an estimate
+        gate.set()
+        await d.until(lambda: "short.txt  400 bytes, 400 tokens" in d.shown)
+        words = f"long.txt is too large: at least {n_ctx + 7:,} tokens"
+        await d.until(lambda: words in d.shown)
+
+
+async def test_a_refusal_names_keys_of_the_app(start: Any) -> None:
+    refusal = PromptTooLong(
+        "too long", "start a new chat, raise --ctx-size, or use --on-full shift"
+    )
+    async with start(Reply(raise_first=refusal)) as d:
+        await d.type("q")
+        await d.pilot.press("enter")
+        await d.until(lambda: d.notes)
+        for words in ("(Ctrl+N)", "“context size” (F8)", "“when full: shift” (F8)"):
+            assert words in d.shown
+        assert "--" not in d.app.chat.query(Note).last().hint
+
+
 async def test_a_refused_message_returns_as_it_was_typed(start: Any, folder: Path) -> None:
     engine = ScriptedEngine([Reply(raise_first=PromptTooLong("too long")), "Yes."])
     async with start(recipe=Recipe(engine)) as d:
@@ -198,8 +236,8 @@ async def test_an_edited_message_keeps_its_file_and_unsent_ones_survive(
         (folder / "notes.md").unlink()
         await press(d, "ctrl+up")
         await d.until(lambda: d.app.chat.prompt.text == "Read @notes.md now")
-        assert "about 7 tokens" in d.shown
-        await d.until(lambda: d.app.chat.prompt.draft.load()[1])
+        await d.until(lambda: "8 tokens" in d.shown)
+        await d.until(lambda: d.app.chat.prompt.draft.load().pastes)
     async with start("No.") as d:
         assert d.app.chat.prompt.text == "Read @notes.md now"
         await press(d, "enter")

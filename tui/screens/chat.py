@@ -220,7 +220,7 @@ class ChatScreen(TurnScreen):
         try:
             command = keymap.slash_command(event.text)
         except UsageError as error:
-            self.notify(f"{error.message}: {error.hint}", severity="warning", markup=False)
+            self.warn(error)
             return
         if command is not None:
             self.prompt.sent()
@@ -229,7 +229,7 @@ class ChatScreen(TurnScreen):
         try:
             text = self.prompt.with_files(event.text[event.text.startswith("//") :])
         except UsageError as error:
-            self.notify(f"{error.message}: {error.hint}", severity="warning", markup=False)
+            self.warn(error)
             return
         if self.editing is not None:
             index = self.editing
@@ -404,7 +404,7 @@ class ChatScreen(TurnScreen):
             for _ in self.session.edit(index, text):
                 pass
         except UsageError as error:
-            await self.transcript.failed(error)
+            await self.failed(error)
             return
         await self.transcript.add(
             AssistantMessage(
@@ -440,7 +440,7 @@ class ChatScreen(TurnScreen):
         try:
             self.prompt.attach_file(attach.unquoted(path))
         except UsageError as error:
-            self.notify(f"{error.message}: {error.hint}", severity="warning", markup=False)
+            self.warn(error)
             self.prompt.put(f"/read {path}")
 
     @on(Completions.Taken)
@@ -583,6 +583,7 @@ class ChatScreen(TurnScreen):
         self.refresh_strip()
 
     def engine_loading(self) -> None:
+        self.prompt.count_with(None)
         self.refresh_top()
         if self.busy:
             # The engine died and is restarted for this request.
@@ -591,6 +592,7 @@ class ChatScreen(TurnScreen):
 
     async def engine_ready(self, info: EngineInfo) -> None:
         self.session.engine = self.keeper.host
+        self.prompt.count_with(self.keeper.host.count_tokens)
         if (pair := _files(info)) != self._loaded:
             self._loaded = pair
             self._forget_measures(info)
@@ -605,6 +607,7 @@ class ChatScreen(TurnScreen):
 
     async def engine_failed(self, event: EngineFailed) -> None:
         """Say in one note that a load failed, or that the previous pair is back."""
+        self.prompt.count_with(None)
         self.strip.loading = ""
         if event.kept and self.keeper.info is not None:
             name = sanitize_line(self.keeper.info.target.name)
@@ -614,7 +617,7 @@ class ChatScreen(TurnScreen):
             if not self.keeper.server:
                 next_step = f"F6 chooses another pair; {next_step}"
             self.take_back_queue()
-        await self.transcript.failed(event.error, next_step, self.again)
+        await self.failed(event.error, next_step, self.again)
         self.refresh_top()
         self.refresh_strip()
 

@@ -21,7 +21,7 @@ from specllama.models import catalog, library
 from specllama.models.refs import NO_DRAFT
 from specllama.params import EngineOptions
 from specllama.text import sanitize_line
-from specllama.tui import choices
+from specllama.tui import advice, choices
 from specllama.tui.choices import Does, Row
 from specllama.tui.downloads import Downloads, DownloadTold
 from specllama.tui.keeper import Pair
@@ -343,7 +343,7 @@ class ModelsScreen(Page):
             client.reach()
             found = rows(client)
         except SpecllamaError as error:
-            words = "\n".join(words for words in (error.message, error.hint) if words)
+            words = advice.said(error, "\n")
             row = Row(text, error.message, does, fits=False, reason="Enter asks again")
             found = [replace(row, detail=words)]
         note = "" if found else f'nothing on the hub for "{text}"'

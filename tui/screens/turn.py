@@ -13,6 +13,7 @@ from specllama.cancel import Cancel
 from specllama.errors import EngineDied, SpecllamaError
 from specllama.events import Event
 from specllama.session import Session
+from specllama.tui import advice
 from specllama.tui.bridge import Batch, Pace, Turn, processor
 from specllama.tui.keeper import EngineKeeper, loading_words
 from specllama.tui.messages import EngineFailed, EngineGone, EngineReady, RecordGrew, TurnWoke
@@ -110,6 +111,14 @@ class TurnScreen(Inked, Screen[None]):
         if title != self.prompt.border_title:
             self.prompt.border_title = title
 
+    async def failed(self, error: SpecllamaError, *next_steps: str) -> None:
+        """A note in the conversation; see ``Transcript.failed``."""
+        await self.transcript.failed(error, *next_steps, server=bool(self.keeper.server))
+
+    def warn(self, error: SpecllamaError) -> None:
+        words = advice.said(error, server=bool(self.keeper.server))
+        self.notify(words, severity="warning", markup=False)
+
     def refresh_top(self) -> None:
         self.query_one(TopBar).refresh()
 
@@ -157,7 +166,7 @@ class TurnScreen(Inked, Screen[None]):
         try:
             events = ask(cancel)
         except SpecllamaError as error:
-            await self.transcript.failed(error)
+            await self.failed(error)
             return
         self._question = question
         if question is not None:
@@ -284,7 +293,7 @@ class TurnScreen(Inked, Screen[None]):
         if isinstance(batch.error, EngineDied):
             self.post_message(EngineFailed(batch.error))
         elif batch.error is not None:
-            await self.transcript.failed(batch.error, self.again)
+            await self.failed(batch.error, self.again)
             self.refresh_top()
         elif turn.finished is not None and turn.finished.reason == "context":
             await self.transcript.note(

@@ -165,7 +165,7 @@ class UserMessage(MessageView):
             lines = text.count("\n") + (not text.endswith("\n"))
             said.append((f"\n{glyphs.accepted} ", self.ink.accent))
             said.append((sanitize_line(name), "bold"))
-            words = f"  {attach.summary(text)}, {lines:,} line{'s' if lines != 1 else ''}"
+            words = f"  {attach.size(text)}, {lines:,} line{'s' if lines != 1 else ''}"
             said.append((words, muted))
         return Content.assemble(*said)
 

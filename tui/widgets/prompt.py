@@ -4,17 +4,17 @@ a label, unsent text kept on disk."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
-from textual import events
+from textual import events, work
 from textual.binding import Binding, BindingType
 from textual.document._document import Document
 from textual.message import Message
 from textual.widgets import TextArea
 
 from specllama import attach
-from specllama.errors import UsageError
+from specllama.errors import PromptTooLong, SpecllamaError, UsageError
 from specllama.tui.completing import complete
 from specllama.tui.messages import PromptSubmitted, StorageFailed
 from specllama.tui.state import DraftFile, History
@@ -23,6 +23,7 @@ from specllama.tui.widgets.completions import Attached, Completions
 # The editor wraps and draws all of its text; with a megabyte, every key would be slow.
 FOLD_PASTE_CHARS = 6000
 SAVE_AFTER_S = 0.4
+Count = Callable[[str], int]
 _LABEL = re.compile(r"\[pasted text #(\d+), [\d,]+ characters\]")
 
 
@@ -76,7 +77,10 @@ class Prompt(TextArea):
         self.pastes: dict[str, str] = {}
         """What the text stands for: pastes by their number, and by "@name" the text of files."""
         self.completions, self.attached = Completions(), Attached()
-        self.n_ctx = 0  # tokens that the context holds, as far as anybody knows
+        self.n_ctx = 0  # tokens that the context holds, once a model is loaded
+        self._count: Count | None = None
+        self._tokens: dict[str, int | None] = {}
+        """Of texts of files; None where they are being counted, or could not be."""
         self._closed_at: int | None = None  # where a completion begins that was closed
         self._at: int | None = None  # position in the history, None while writing anew
         self._before_history = ""
@@ -210,11 +214,43 @@ class Prompt(TextArea):
         for mention in attach.mentions(text) if "@" in text else ():
             if mention.end != at and self._wants(mention):
                 try:
-                    chip = mention.name, attach.summary(self._read(mention.name)), True
+                    chip = self._chip(mention.name, self._read(mention.name))
                 except UsageError as error:
                     chip = mention.name, error.message, False
                 chips[mention.name] = chip
         self.attached.show(list(chips.values()))
+
+    def _chip(self, name: str, text: str) -> tuple[str, str, bool]:
+        """Its name, what is known of it, and whether it can go."""
+        if self._count is not None and text not in self._tokens:
+            self._tokens[text] = None
+            self._count_tokens(self._count, text)
+        tokens = self._tokens.get(text)
+        if tokens is not None and tokens > self.n_ctx > 0:
+            words = f"at least {attach.tokens_of(tokens)}, and the context holds {self.n_ctx:,}"
+            return name, f"{name} is too large: {words}", False
+        return name, attach.summary(text, tokens), True
+
+    def count_with(self, count: Count | None) -> None:
+        """How the loaded model counts tokens; None while none is loaded."""
+        self._count = count
+        self._tokens.clear()
+        self._show_attached()
+
+    @work(thread=True, exit_on_error=False, group="count")
+    def _count_tokens(self, count: Count, text: str) -> None:
+        try:
+            tokens = count(text)
+        except PromptTooLong as error:
+            tokens = error.n_prompt or self.n_ctx + 1
+        except SpecllamaError:
+            return  # the estimate stays
+        self.app.call_from_thread(self._counted, count, text, tokens)
+
+    def _counted(self, count: Count, text: str, tokens: int) -> None:
+        if count is self._count and self.is_attached:
+            self._tokens[text] = tokens
+            self._show_attached()
 
     def action_send(self) -> None:
         shown = self.text
@@ -227,6 +263,7 @@ class Prompt(TextArea):
         if not self.sent_before.add(self.full_text):
             self.app.post_message(StorageFailed("prompt history", str(self.sent_before.path)))
         self.pastes = {}
+        self._tokens.clear()
         self.text = ""
         self._at = None
         self.save_draft()

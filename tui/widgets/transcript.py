@@ -11,6 +11,7 @@ from textual.widgets import Button, Static
 
 from specllama.errors import SpecllamaError
 from specllama.text import sanitize
+from specllama.tui import advice
 from specllama.tui.messages import Scrolled
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.message import AssistantMessage, MessageView
@@ -113,9 +114,9 @@ class Transcript(VerticalScroll, can_focus=False):
     async def note(self, message: str, hint: str | None = None, *, error: bool = False) -> None:
         await self.mount(Note(message, hint, error=error))
 
-    async def failed(self, error: SpecllamaError, *next_steps: str) -> None:
+    async def failed(self, error: SpecllamaError, *next_steps: str, server: bool = False) -> None:
         """Say what went wrong and what can be done, beside what the error suggests."""
-        hints = "\n".join(filter(None, (error.hint, *next_steps)))
+        hints = "\n".join(filter(None, (advice.hint(error, server=server), *next_steps)))
         await self.note(error.message, hints, error=True)
 
     async def truncate(self, keep: int) -> None:

@@ -1,0 +1,48 @@
+"""What an error advises, in the app's own keys: errors themselves name commands and flags."""
+
+from __future__ import annotations
+
+import re
+
+from specllama.errors import SpecllamaError
+
+_MODELS = re.compile(r"specllama hub (?:ls|pairs|search|info|pull)\b(?: --\w+)*")
+_FLAG = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)(?: (N|[a-z]+)\b)?")
+_KEYS = (
+    (re.compile(r"specllama hub (?:pull|info) (\S*\w)"), r"F6 (\1)"),
+    (_MODELS, "F6"),
+    (re.compile(r"/sessions\b"), "F7"),
+    (re.compile(r"\bstart a new chat\b"), "start a new chat (Ctrl+N)"),
+    (re.compile(r"\banother model with -m\b"), "another model (F6)"),
+)
+
+
+def hint(error: SpecllamaError, *, server: bool = False) -> str:
+    """What can be done about it here. With ``server``, another process has loaded the model, so
+    what it was started with is not the app's to change."""
+    if not error.hint:
+        return ""
+    from specllama.schema import SCHEMA
+    from specllama.tui.screens.settings import FIELDS
+
+    settings = {name: one for one in SCHEMA for name in (*one.flags, f"--{one.name}")}
+
+    def key(found: re.Match[str]) -> str:
+        setting = settings.get(found[1])
+        field = FIELDS.get(setting.field.partition(".")[2]) if setting is not None else None
+        if field is None or (server and field.owner == "load"):
+            return found[0]
+        value = found[2] or ""
+        if value in field.choices:
+            return f"“{field.label}: {value}” (F8)"
+        return f"“{field.label}” (F8)" + (f" {value}" if value not in ("", "N") else "")
+
+    words = error.hint
+    for wanted, instead in _KEYS:
+        words = wanted.sub(instead, words)
+    return _FLAG.sub(key, words)
+
+
+def said(error: SpecllamaError, apart: str = ": ", *, server: bool = False) -> str:
+    """What went wrong, and what can be done about it here."""
+    return apart.join(filter(None, (error.message, hint(error, server=server))))
