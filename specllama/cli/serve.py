@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import ipaddress
 import os
@@ -153,13 +154,14 @@ def command(
             service,
             listening,
             stop=stop,
-            ready=lambda: _say_ready(service, url_of(listening), parallel),
+            ready=lambda: _ready(service, url_of(listening), parallel),
             drain_s=drain,
         )
     return diagnostics.Exit.OK
 
 
-def _say_ready(service: Any, url: str, parallel: int) -> None:
+def _ready(service: Any, url: str, parallel: int) -> None:
+    gc.freeze()  # what was loaded stays: a search for garbage would stop all threads for it
     diagnostics.note(f"{service.model} is served at {url}")
     if service.desk.lanes < parallel:
         diagnostics.note("this model writes one reply at a time: further requests wait")

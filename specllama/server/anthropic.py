@@ -332,13 +332,14 @@ def _used(prompt: int, cached: int, written: int) -> dict[str, int]:
 def routes(service: Service) -> list[Route]:
     async def messages(request: Request) -> Response:
         body = await service.read(request, MessagesRequest)
-        asked = wanted(body, service.base)
+        asked = await service.aside(request, wanted, body, service.base)
         return await service.answer(request, asked, MessagesDialect(body, service.model))
 
     async def count(request: Request) -> Response:
         body = await service.read(request, MessagesRequest)
         body.max_tokens = 1  # it may be left out here
-        return Json({"input_tokens": await service.count(request, wanted(body, service.base))})
+        asked = await service.aside(request, wanted, body, service.base)
+        return Json({"input_tokens": await service.count(request, asked)})
 
     return [
         Route("/v1/messages", guarded(messages, error_of), methods=["POST"]),

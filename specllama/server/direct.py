@@ -34,7 +34,6 @@ class Asked(msgspec.Struct):
     params: dict[str, Any] = {}
     id: str = ""  # by which it can be stopped
 
-    @property
     def prompt(self) -> Prompt:
         """Raises Refusal if there is none."""
         if self.messages is not None:
@@ -62,17 +61,19 @@ def routes(service: Service) -> list[Route]:
     async def count(request: Request) -> Response:
         body = await service.read(request, Asked)
         client = request.state.client
-        return Json({"tokens": await desk.ask("count_tokens", body.prompt, client=client)})
+        prompt = await service.aside(request, body.prompt)
+        return Json({"tokens": await desk.ask("count_tokens", prompt, client=client)})
 
     async def generate(request: Request) -> Response:
         body = await service.read(request, Asked)
         params = params_from_dict(body.params)
+        prompt = await service.aside(request, body.prompt)
         client = request.state.client
         if named(request, body.id) is not None:
             raise Refusal(409, f"id: {body.id[:80]!r} is being written", code="id_in_use")
         exchange = Exchange(
             desk,
-            Wanted((body.prompt,), params, stream=True, client=client, asked=request.state.asked),
+            Wanted((prompt,), params, stream=True, client=client, asked=request.state.asked),
         )
 
         if body.id:

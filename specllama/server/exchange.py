@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,8 +18,9 @@ from starlette.types import Message, Receive, Scope, Send
 from specllama.errors import SpecllamaError
 from specllama.events import Event, RoundDone
 from specllama.params import SEED_DRAWN
+from specllama.server.aside import Aside
 from specllama.server.desk import Desk, Ticket
-from specllama.server.dialect import Dialect, Frame, Reply, Wanted, Wire
+from specllama.server.dialect import Dialect, Frame, Piece, Reply, Wanted, Wire
 from specllama.server.refusals import Refusal, refusal
 from specllama.server.tools import ToolReader
 
@@ -27,6 +29,8 @@ logger = logging.getLogger("specllama.server")
 HEAD_S = 8.0  # a stream begins after so long, even if the engine has not said a word
 PING_S = 15.0
 STALL_S = 30.0  # a client that takes nothing for so long has left
+
+_MANY = 2000  # probabilities that are not written in the event loop
 
 _json = msgspec.json.Encoder()
 _ENDS = tuple((chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029))
@@ -181,7 +185,23 @@ class Exchange:
         return self._place not in self._desk.places
 
 
-async def answer(request: Request, desk: Desk, wanted: Wanted, dialect: Dialect) -> Response:
+Scribe = Callable[[Callable[[], bytes], Iterable[RoundDone]], Awaitable[bytes]]
+"""Writes what is told of rounds."""
+
+
+def scribe(aside: Aside, client: str) -> Scribe:
+    """Where much is told of rounds, another thread writes it."""
+
+    async def write(call: Callable[[], bytes], rounds: Iterable[RoundDone]) -> bytes:
+        told = sum(1 + len(chance.top) for done in rounds for chance in done.chances)
+        return call() if told <= _MANY else await aside.run(client, call)
+
+    return write
+
+
+async def answer(
+    request: Request, desk: Desk, wanted: Wanted, dialect: Dialect, write: Scribe
+) -> Response:
     """The answer to a request: whole, or a stream.
 
     Raises:
@@ -192,10 +212,13 @@ async def answer(request: Request, desk: Desk, wanted: Wanted, dialect: Dialect)
         if wanted.stream:
             early = await _unless_gone(request, _early(exchange))
             if early is not None:
-                return Stream(exchange, dialect.wire, _bodies(exchange, dialect, early))
+                return Stream(exchange, dialect.wire, _bodies(exchange, dialect, early, write))
         elif await _unless_gone(request, _collect(exchange)):
             exchange.cancel()
-            return Json(dialect.whole(exchange.replies))
+            replies = exchange.replies
+            rounds = (done for reply in replies for done in reply.rounds)
+            whole = await write(lambda: _json.encode(dialect.whole(replies)), rounds)
+            return Response(whole, media_type=Json.media_type)
     except BaseException:
         exchange.cancel()
         raise
@@ -268,21 +291,19 @@ class Stream(Response):
 
 
 async def _bodies(
-    exchange: Exchange, dialect: Dialect, early: list[tuple[Reply, list[Event]]]
+    exchange: Exchange,
+    dialect: Dialect,
+    early: list[tuple[Reply, list[Event]]],
+    write: Scribe,
 ) -> AsyncIterator[bytes]:
     wire = dialect.wire
     try:
         said = [(reply, reply.take(events)) for reply, events in early]
         yield encode(wire, dialect.begun(exchange.replies))
         while True:
-            frames: list[Frame] = []
-            for reply, piece in said:
-                if piece.text or piece.reasoning or piece.rounds or piece.read:
-                    frames += dialect.said(piece)
-                if reply.finished is not None:
-                    frames += dialect.finished(reply)
-            if frames:
-                yield encode(wire, frames)
+            rounds = (done for _, piece in said for done in piece.rounds)
+            if body := await write(partial(_spoken, dialect, said), rounds):
+                yield body
             if exchange.done:
                 break
             while not await exchange.wait(PING_S):
@@ -294,6 +315,16 @@ async def _bodies(
         if not isinstance(error, (SpecllamaError, Refusal)):
             logger.exception("a stream failed")
         yield encode(wire, dialect.failed(refusal(error)))
+
+
+def _spoken(dialect: Dialect, said: Iterable[tuple[Reply, Piece]]) -> bytes:
+    frames: list[Frame] = []
+    for reply, piece in said:
+        if piece.text or piece.reasoning or piece.rounds or piece.read:
+            frames += dialect.said(piece)
+        if reply.finished is not None:
+            frames += dialect.finished(reply)
+    return encode(dialect.wire, frames)
 
 
 async def _within(send: Send, message: Message) -> None:

@@ -83,7 +83,7 @@ def routes(service: Service) -> list[Route]:
 
     async def chat(request: Request) -> Response:
         body = await service.read(request, ChatRequest)
-        wanted = chat_wanted(body, service.base)
+        wanted = await service.aside(request, chat_wanted, body, service.base)
         return await service.answer(request, wanted, LmStudioDialect(body, service))
 
     return [

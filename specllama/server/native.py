@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -157,7 +157,7 @@ def routes(service: Service) -> list[Route]:
 
     async def completion(request: Request) -> Response:
         body = await service.read(request, CompletionRequest)
-        asked = wanted(body, service.base)
+        asked = await service.aside(request, wanted, body, service.base)
         return await service.answer(
             request, asked, NativeDialect(body, service.model, asked.params)
         )
@@ -167,7 +167,7 @@ def routes(service: Service) -> list[Route]:
         others = [(extra.filename or "tmp", extra.text) for extra in body.input_extra or ()]
         body.prompt = body.prompt or ""
         before = body.input_prefix + body.prompt
-        asked = wanted(body, service.base)
+        asked = await service.aside(request, wanted, body, service.base)
         asked = await service.infilled(asked, before, body.input_suffix, others)
         return await service.answer(
             request, asked, NativeDialect(body, service.model, asked.params)
@@ -219,20 +219,20 @@ def routes(service: Service) -> list[Route]:
     async def tokenize(request: Request) -> Response:
         body = await service.read(request, TokenizeRequest)
         if body.prompt is not None or body.messages is not None:
-            return await counted(body, request.state.client)
+            return await counted(body, request)
         client = request.state.client
         special = bool(body.add_special), body.parse_special is not False
         ids = await desk.ask("tokenize", body.content or "", *special, client=client)
         if not body.with_pieces:
             return Json({"tokens": ids})
         pieces = await desk.ask("pieces", ids, client=client)
-        told = [{"id": id, "piece": _piece(piece)} for id, piece in zip(ids, pieces, strict=True)]
-        return Json({"tokens": told})
+        return await service.aside(request, _told, ids, pieces)
 
-    async def counted(body: TokenizeRequest, client: str) -> Response:
+    async def counted(body: TokenizeRequest, request: Request) -> Response:
         """vLLM's answer."""
+        client = request.state.client
         if body.messages is not None:
-            text = await rendered(body.messages, body.tools, client)
+            text = await rendered(body.messages, body.tools, request)
             special = bool(body.add_special_tokens)
         else:
             text, special = body.prompt or "", body.add_special_tokens is not False
@@ -245,9 +245,13 @@ def routes(service: Service) -> list[Route]:
         told = {"count": len(ids), "max_model_len": n_ctx, "tokens": ids, "token_strs": strings}
         return Json(told)
 
-    async def rendered(turns: list[Turn], specs: list[ToolSpec] | None, client: str) -> str:
-        messages, tools = tuple(messages_of(turns)), tools_of(specs)
-        asked = service.equipped(Wanted((messages,), service.base, tools=tools))
+    async def rendered(turns: list[Turn], specs: list[ToolSpec] | None, request: Request) -> str:
+        def whole() -> Wanted:
+            messages, tools = tuple(messages_of(turns)), tools_of(specs)
+            return service.equipped(Wanted((messages,), service.base, tools=tools))
+
+        asked = await service.aside(request, whole)
+        client = request.state.client
         prompt: str = await desk.ask("render", asked.prompts[0], asked.params, client=client)
         return prompt
 
@@ -259,7 +263,7 @@ def routes(service: Service) -> list[Route]:
 
     async def template(request: Request) -> Response:
         body = await service.read(request, TemplateRequest)
-        prompt = await rendered(body.messages, body.tools, request.state.client)
+        prompt = await rendered(body.messages, body.tools, request)
         return Json({"prompt": prompt})
 
     async def version(request: Request) -> Response:
@@ -283,6 +287,12 @@ def routes(service: Service) -> list[Route]:
             ("/load", load, ["GET"]),
         )
     ]
+
+
+def _told(ids: Sequence[int], pieces: Sequence[bytes]) -> Response:
+    """Tokens and their texts."""
+    told = [{"id": id, "piece": _piece(piece)} for id, piece in zip(ids, pieces, strict=True)]
+    return Json({"tokens": told})
 
 
 def _piece(piece: bytes) -> str | list[int]:

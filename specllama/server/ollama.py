@@ -106,6 +106,26 @@ def wanted(
     return Wanted((prompt,), params, stream=body.stream is not False, tools=tools)
 
 
+def chat_wanted(body: ChatRequest, base: GenerateParams) -> Wanted:
+    """Raises Refusal: a field is wrong."""
+    turns = body.messages or []
+    if any(turn.images for turn in turns):
+        raise not_offered("images", "models here read text only", "messages")
+    for turn in turns:
+        turn.reasoning_content = turn.reasoning_content or turn.thinking
+    tools = tools_of(body.tools)
+    return wanted(body, tuple(messages_of(turns)), base, tools)
+
+
+def generate_wanted(body: GenerateRequest, base: GenerateParams) -> Wanted:
+    """Raises Refusal: a field is wrong."""
+    prompt: Prompt = body.prompt or ""
+    if not body.raw:
+        head = [Turn("system", body.system)] if body.system else []
+        prompt = tuple(messages_of([*head, Turn("user", body.prompt)]))
+    return wanted(body, prompt, base)
+
+
 class OllamaDialect:
     """One answer in the words of Ollama; ``chat`` or ``generate``."""
 
@@ -280,16 +300,9 @@ def routes(service: Service) -> list[Route]:
     async def chat(request: Request) -> Response:
         body = await service.read(request, ChatRequest)
         fits(body)
-        turns = body.messages or []
-        if any(turn.images for turn in turns):
-            raise not_offered("images", "models here read text only", "messages")
-        for turn in turns:
-            turn.reasoning_content = turn.reasoning_content or turn.thinking
-        if not turns:
+        if not body.messages:
             return Json(OllamaDialect(service.model, chat=True).loaded())
-        tools = tools_of(body.tools)
-        messages = tuple(messages_of(turns))
-        asked = wanted(body, messages, service.base, tools)
+        asked = await service.aside(request, chat_wanted, body, service.base)
         return await service.answer(request, asked, OllamaDialect(service.model, chat=True))
 
     async def generate(request: Request) -> Response:
@@ -299,9 +312,7 @@ def routes(service: Service) -> list[Route]:
             raise not_offered("images", "models here read text only", "images")
         if not body.prompt:
             return Json(OllamaDialect(service.model, chat=False).loaded())
-        head = [Turn("system", body.system)] if body.system else []
-        prompt: Prompt = tuple(messages_of([*head, Turn("user", body.prompt)]))
-        asked = wanted(body, body.prompt if body.raw else prompt, service.base)
+        asked = await service.aside(request, generate_wanted, body, service.base)
         if body.suffix:
             asked = await service.infilled(asked, body.prompt, body.suffix)
         return await service.answer(request, asked, OllamaDialect(service.model, chat=False))

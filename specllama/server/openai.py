@@ -77,10 +77,10 @@ def routes(service: Service) -> list[Route]:
 
     async def chat(request: Request) -> Response:
         body = await service.read(request, ChatRequest)
-        wanted = chat_wanted(body, service.base)
+        wanted = await service.aside(request, chat_wanted, body, service.base)
         verbose = None
         if body.verbose:
-            asked = service.equipped(wanted)
+            asked = await service.aside(request, service.equipped, wanted)
             prompt = await service.desk.ask(
                 "render", asked.prompts[0], asked.params, client=request.state.client
             )
@@ -89,25 +89,27 @@ def routes(service: Service) -> list[Route]:
 
     async def count_chat(request: Request) -> Response:
         body = await service.read(request, ChatRequest)
-        return await counted(request, chat_wanted(body, service.base))
+        wanted = await service.aside(request, chat_wanted, body, service.base)
+        return await counted(request, wanted)
 
     async def completions(request: Request) -> Response:
         body = await service.read(request, CompletionRequest)
-        wanted = completion_wanted(body, service.base)
+        wanted = await service.aside(request, completion_wanted, body, service.base)
         if body.suffix:
             wanted = await service.infilled(wanted, str(body.prompt), body.suffix)
         return await service.answer(request, wanted, CompletionDialect(body, service.model))
 
     async def responses(request: Request) -> Response:
         body = await service.read(request, ResponsesRequest)
-        wanted = responses_wanted(body, service.base)
+        wanted = await service.aside(request, responses_wanted, body, service.base)
         return await service.answer(
             request, wanted, ResponsesDialect(body, service.model, wanted.params)
         )
 
     async def count_input(request: Request) -> Response:
         body = await service.read(request, ResponsesRequest)
-        return await counted(request, responses_wanted(body, service.base))
+        wanted = await service.aside(request, responses_wanted, body, service.base)
+        return await counted(request, wanted)
 
     async def counted(request: Request, wanted: Wanted) -> Response:
         n = await service.count(request, wanted)

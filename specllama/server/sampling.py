@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -250,26 +249,32 @@ def _literal(text: str) -> str:
     return f'"{escaped}"'.replace("\n", "\\n").replace("\r", "\\r")
 
 
-async def numbered(
-    bias: Bias, tokens: Callable[[list[str]], Awaitable[list[list[int]]]], n_vocab: int
-) -> Bias:
-    """A bias by token ids; that of a word is that of each of its tokens.
+def words_of(bias: Bias, n_vocab: int) -> list[str]:
+    """The tokens that a bias names by words.
 
     Raises:
-        Refusal: it has more entries than there are tokens.
+        Refusal: it has more entries than there are tokens, or too many words.
     """
     if len(bias) > n_vocab:
         raise wrong(
             "logit_bias", f"logit_bias has {len(bias)} entries, the vocabulary {n_vocab} tokens"
         )
-    pairs = list(bias.items() if isinstance(bias, dict) else bias)
     named = isinstance(bias, dict)  # its keys are texts, also those of ids
-    words = [t for t, _ in pairs if isinstance(t, str) and not (named and t.isdecimal())]
+    keys = bias if isinstance(bias, dict) else [token for token, _ in bias]
+    words = [key for key in keys if isinstance(key, str) and not (named and key.isdecimal())]
     if len(words) > MOST_WORDS:
         raise wrong("logit_bias", f"logit_bias takes up to {MOST_WORDS} words")
-    spelled = dict(zip(words, await tokens(words), strict=True)) if words else {}
+    return words
+
+
+def numbered(bias: Bias, spelled: dict[str, list[int]]) -> Bias:
+    """A bias by token ids; that of a word is that of each of its tokens.
+
+    Raises:
+        Refusal: an id has too many digits.
+    """
     out: list[tuple[int | str, float | bool]] = []
-    for token, value in pairs:
+    for token, value in bias.items() if isinstance(bias, dict) else bias:
         if isinstance(token, str) and token in spelled:
             out += [(id, value) for id in spelled[token]]
         elif isinstance(token, str) and len(token) > MOST_DIGITS:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -16,22 +15,27 @@ from starlette.responses import Response
 from specllama.errors import PromptTooLong, SpecllamaError, UsageError
 from specllama.interface import EngineInfo, Message
 from specllama.params import GenerateParams
+from specllama.server.aside import Aside
 from specllama.server.desk import Desk
 from specllama.server.dialect import Dialect, Wanted, now, openai_error
-from specllama.server.exchange import Json, answer
+from specllama.server.exchange import Json, answer, scribe
 from specllama.server.guard import Access, read_body
 from specllama.server.known import refuse_known
 from specllama.server.prometheus import Metrics
 from specllama.server.refusals import Refusal, loading, malformed, not_offered, refusal
-from specllama.server.sampling import Sampling, numbered
+from specllama.server.sampling import Sampling, numbered, words_of
 from specllama.server.tools import equipped
 from specllama.server.traffic import Traffic
 
 logger = logging.getLogger("specllama.server")
 
-# values of a body beside two for each token that can be read: to make them holds up all others
-_VALUES = 200_000
+# values of a body beside one for each token that can be read: no thread runs while they are made
+_VALUES = 50_000
+_LARGE = 16 << 10  # bytes of a body that is not worked on in the event loop
+_BEGINNING = 4096  # characters of a prompt, or of a message, by which an arm is chosen
 Body = TypeVar("Body")
+P = ParamSpec("P")
+T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -56,6 +60,7 @@ class Service:
     started: int = field(default_factory=now)
     metrics: Metrics = field(init=False)
     traffic: Traffic = field(init=False)
+    _aside: Aside = field(default_factory=Aside)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.desk, self.model)
@@ -79,27 +84,24 @@ class Service:
             Refusal: it is not, or too large.
         """
         body = await read_body(request, self.access.body)
-        most = _VALUES + (2 * self.info.target.n_ctx if self.desk.loaded else 0)
-        if _marks(body) > most and await asyncio.to_thread(_values, body, most) > most:
-            raise Refusal(413, f"a request has at most {most} values", code="too_large")
-        request.state.asked = hashlib.sha256(request.url.path.encode() + b"\0" + body).hexdigest()
-        try:
-            read = msgspec.json.decode(body, type=kind)
-            refuse_known(body, kind)
-        except msgspec.DecodeError as error:
-            raise malformed(str(error)) from None
-        except (RecursionError, UnicodeDecodeError):
-            raise Refusal(400, "the body cannot be read") from None
+        most = _VALUES + (self.info.target.n_ctx if self.desk.loaded else 0)
+        path = request.url.path.encode()
+        read, request.state.asked = await self.aside(request, _decoded, body, kind, most, path)
         if isinstance(read, Sampling) and read.logit_bias:
-
-            async def tokens(words: list[str]) -> list[list[int]]:
-                found: list[list[int]] = await self.desk.ask(
-                    "tokens_of", words, client=request.state.client
-                )
-                return found
-
-            read.logit_bias = await numbered(read.logit_bias, tokens, self.info.target.n_vocab)
+            bias, n_vocab, client = read.logit_bias, self.info.target.n_vocab, request.state.client
+            words = await self.aside(request, words_of, bias, n_vocab)
+            ids = await self.desk.ask("tokens_of", words, client=client) if words else []
+            spelled = dict(zip(words, ids, strict=True))
+            read.logit_bias = await self.aside(request, numbered, bias, spelled)
         return read
+
+    async def aside(
+        self, request: Request, call: Callable[P, T], *args: P.args, **more: P.kwargs
+    ) -> T:
+        """What a call returns that works on a request: for a large one, on another thread."""
+        if request.state.load.bytes <= _LARGE:
+            return call(*args, **more)
+        return await self._aside.run(request.state.client, call, *args, **more)
 
     async def infilled(
         self, wanted: Wanted, before: str, after: str, others: Sequence[tuple[str, str]] = ()
@@ -119,25 +121,30 @@ class Service:
     async def answer(self, request: Request, wanted: Wanted, dialect: Dialect) -> Response:
         """See ``exchange.answer``; books the request under its client, slice and arm."""
         label = self.metrics.slice(request.headers.get("x-specllama-slice", "")[:64])
-        arm, params = self._assigned(wanted)
-        client = request.state.client
-        asked = request.state.asked
-        wanted = replace(wanted, params=params, client=client, asked=asked, label=label, arm=arm)
-        wanted = self.equipped(wanted)
-        self._require_parts(wanted)
-        return await answer(request, self.desk, wanted, dialect)
+        client, asked = request.state.client, request.state.asked
+        wanted = replace(wanted, client=client, asked=asked, label=label)
+        wanted = await self.aside(request, self._prepared, wanted)
+        return await answer(request, self.desk, wanted, dialect, scribe(self._aside, client))
 
     async def count(self, request: Request, wanted: Wanted) -> int:
         """Tokens of the prompt."""
-        wanted = self.equipped(wanted)
-        self._require_parts(wanted)
+        wanted = await self.aside(request, self._fitting, wanted)
         n: int = await self.desk.ask(
             "count_tokens", wanted.prompts[0], wanted.params, client=request.state.client
         )
         return n
 
-    def _require_parts(self, wanted: Wanted) -> None:
-        """Raises PromptTooLong: a prompt of so many parts is not even sent to the engine."""
+    def _prepared(self, wanted: Wanted) -> Wanted:
+        arm, params = self._assigned(wanted)
+        return self._fitting(replace(wanted, params=params, arm=arm))
+
+    def _fitting(self, wanted: Wanted) -> Wanted:
+        """What the engine is sent.
+
+        Raises:
+            PromptTooLong: a prompt of so many parts is not even sent there.
+        """
+        wanted = self.equipped(wanted)
         n_ctx = self.info.target.n_ctx
         parts = (len(prompt) for prompt in wanted.prompts if not isinstance(prompt, str))
         most = max(parts, default=0)
@@ -147,6 +154,7 @@ class Service:
                 n_prompt=most,
                 n_ctx=n_ctx,
             )
+        return wanted
 
     def equipped(self, wanted: Wanted) -> Wanted:
         """With what the model has to know of the tools that it may call."""
@@ -161,13 +169,41 @@ class Service:
         if not self.experiment:
             return "", wanted.params
         prompt = wanted.prompts[0]
-        first = prompt if isinstance(prompt, str) else prompt[:2]
+        parts = [prompt] if isinstance(prompt, str) else prompt[:2]
+        first = [_beginning(part) for part in parts]
         at = int.from_bytes(hashlib.sha256(repr(first).encode()).digest()[:8], "big") % 100
         for arm, share in self.experiment:
             at -= share
             if at < 0:
                 return arm, wanted.params.replace(proposer=arm)
         return "", wanted.params
+
+
+def _beginning(part: str | int | Message) -> str | int:
+    """Of a prompt or a part of it."""
+    if isinstance(part, int):
+        return part
+    return (
+        part[:_BEGINNING] if isinstance(part, str) else f"{part.role} {part.content[:_BEGINNING]}"
+    )
+
+
+def _decoded(body: bytes, kind: type[Body], most: int, path: bytes) -> tuple[Body, str]:
+    """A body as what it is, and by what it is known when it comes again.
+
+    Raises:
+        Refusal: it is no such body, or has more than ``most`` values.
+    """
+    if _marks(body) > most and _values(body, most) > most:
+        raise Refusal(413, f"a request has at most {most} values", code="too_large")
+    try:
+        read = msgspec.json.decode(body, type=kind)
+        refuse_known(body, kind)
+    except msgspec.DecodeError as error:
+        raise malformed(str(error)) from None
+    except (RecursionError, UnicodeDecodeError):
+        raise Refusal(400, "the body cannot be read") from None
+    return read, hashlib.sha256(path + b"\0" + body).hexdigest()
 
 
 def _marks(body: bytes) -> int:

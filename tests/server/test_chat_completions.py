@@ -197,7 +197,7 @@ def test_unknown_fields_mean_nothing(server: Serving) -> None:
 
 
 def test_bodies_that_are_none(server: Serving) -> None:
-    for content in (b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"messages": null}'):
+    for content in (b"", b"{", b"[]", b"\xff\xfe", b"[" * 40_000, b'{"messages": null}'):
         answer = server.http.post(
             "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
         )

@@ -18,6 +18,7 @@ Row = tuple[str, Request, tuple[int, ...]]
 
 FINE = (200,)
 REFUSED = (400,)
+MANY = (413,)
 
 
 def chat(within_s: float = 60.0, **fields: Any) -> Request:
@@ -78,7 +79,7 @@ TABLE: list[Row] = [
         flood(COUNT, 8, model="m", max_tokens=1, **said(WORDS * 340)),
         FINE,
     ),
-    ("20,000 messages", chat(**said("a", 20_001)), REFUSED),
+    ("20,000 messages", chat(**said("a", 20_001)), MANY),
     ("3,001 messages", chat(**said("a", 3001)), REFUSED),
     ("100,000 ends of a turn", chat(**said("<|im_end|>" * 100_000)), REFUSED),
     ("6,000 ends of a turn", chat(**said("<|im_end|>" * 6000)), REFUSED),
@@ -104,17 +105,24 @@ TABLE: list[Row] = [
     ),
     ("long stop strings", chat(stop=["a" * 100_000]), REFUSED),
     ("a megabyte of grammar", chat(grammar='root ::= "a" ' + "[" * 10**6), REFUSED),
+    ("16,000 messages", chat(**said("a", 16_001)), REFUSED),
+    (
+        "5,000 tools",
+        chat(tools=[{"type": "function", "function": {"name": f"f{i}"}} for i in range(5000)]),
+        REFUSED,
+    ),
+    ("10,000 arguments", chat(chat_template_kwargs={f"a{i}": 1 for i in range(10_000)}), REFUSED),
     (
         "30,000 tools",
         chat(tools=[{"type": "function", "function": {"name": f"f{i}"}} for i in range(30_000)]),
-        REFUSED,
+        MANY,
     ),
     (
         "90,000 arguments of a template",
         chat(chat_template_kwargs={f"a{i}": 1 for i in range(90_000)}),
-        REFUSED,
+        MANY,
     ),
-    ("a million lists", chat(chat_template_kwargs={"a": [[]] * 1_000_000}), (413,)),
+    ("a million lists", chat(chat_template_kwargs={"a": [[]] * 1_000_000}), MANY),
     (
         "calls that never end",
         chat(
