@@ -63,9 +63,8 @@ class TargetWalk:
     def scale(self) -> float:
         return self._chain.scale
 
-    @property
-    def gap(self) -> float:
-        return self._chain.gap
+    def slack(self, token: int) -> float:
+        return self._chain.slack(token)
 
     def law(self, node: int) -> Law:
         return self._chain.law(self._rows[node + 1])

@@ -38,8 +38,9 @@ class Walk(Protocol):
     """The target along one path of the draft.
 
     ``law(node)`` is the law of the token after ``node`` (-1: after the pending token), valid when
-    every token on the path to ``node`` was passed to ``advance``. ``gap`` belongs to the last law,
-    in logits. ``scale``: logits per unit of log probability, that is, the temperature.
+    every token on the path to ``node`` was passed to ``advance``. ``slack(token)`` is the change of
+    logits at which the last law would not have ``token`` any more, or one that wins over it.
+    ``scale``: logits per unit of log probability, that is, the temperature.
     """
 
     @property
@@ -48,8 +49,7 @@ class Walk(Protocol):
     @property
     def position(self) -> int: ...
 
-    @property
-    def gap(self) -> float: ...
+    def slack(self, token: int) -> float: ...
 
     def law(self, node: int) -> Law: ...
 
@@ -125,7 +125,7 @@ def verify_match(draft: Draft, target: Walk, seed: int, is_stop: IsStop = _never
     while True:
         law = target.law(node)
         token, lead = draw(law, seed, target.position)
-        gap = min(gap, lead * target.scale, target.gap)
+        gap = min(gap, lead * target.scale, target.slack(token))
         children = [c for c in draft.children(node) if not _is_scout(draft, c)]
         for child in children:
             p[child] = law.prob(draft.tokens[child])

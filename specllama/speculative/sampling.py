@@ -23,6 +23,7 @@ from specllama.arrays import FloatArray, IntArray, Row
 from specllama.errors import EngineError
 from specllama.history import History, Places
 from specllama.params import SamplingParams
+from specllama.speculative.cuts import REACH, Cut, slack
 from specllama.speculative.matches import agreement
 from specllama.speculative.noise import coin
 from specllama.speculative.selection import Peaks, smallest
@@ -81,6 +82,7 @@ class SamplerChain:
         self.seed = seed
         self.position = len(tokens)
         self.gap = math.inf
+        self._peaks: Peaks | None = None  # of the last row that was cut
         self.constraint = constraint
         self._breakers = breakers
         self._is_end = is_end
@@ -147,7 +149,7 @@ class SamplerChain:
         """The law of the next token. ``row``: [n_vocab] logits, left unchanged.
 
         For a greedy chain the law is a point mass and ``gap`` is the lead of the best logit over
-        the second; otherwise ``gap`` is inf (the draw reports its own).
+        the second; otherwise ``gap`` is inf (the draw reports its own, ``slack`` that of the cuts).
 
         Raises:
             EngineError: the row holds NaN or +inf, or every token is forbidden.
@@ -178,6 +180,19 @@ class SamplerChain:
             positive = weights > 0.0
             at, weights = at[positive], weights[positive]
         return Law(at, weights)
+
+    def slack(self, winner: int) -> float:
+        """By how many logits rounding has to move the last row for another token than ``winner`` to
+        be drawn, as far as that is up to the best logit or to the cuts. inf for a large number."""
+        p, peaks = self.params, self._peaks
+        if self.greedy or peaks is None:
+            return self.gap
+        if p.top_k != 1 and p.min_p > 0.0 and p.typical_p >= 1.0:
+            bar = peaks.top + math.log(p.min_p) - REACH
+            if len(peaks.reaching(bar)) == 1:  # nothing else is close to coming in
+                return math.inf
+        cut = Cut(peaks, *self._candidates(peaks, peaks.top))
+        return slack(cut, p, self.seed, self.position, winner)
 
     def _require_number(self, row: Row, top: float) -> None:
         """That the best logit can be sampled."""
@@ -299,6 +314,7 @@ class SamplerChain:
     def _truncate(self, peaks: Peaks) -> tuple[IntArray, FloatArray]:
         """Top-k, typical, top-p, min-p, XTC. Returns (ids ascending, logits float64)."""
         p, top = self.params, peaks.top
+        self._peaks = peaks if 0 < p.top_k < len(peaks.values) or self._weighs else None
         if p.top_k == 1 or (p.min_p > 0.0 and p.typical_p >= 1.0):
             near = peaks.reaching(top if p.top_k == 1 else top + math.log(p.min_p))
             if p.top_k == 1 or len(near) == 1:

@@ -31,9 +31,7 @@ def read(path: Path) -> Data | None:
         OSError: it cannot be read.
         one of ``DAMAGE``: it is no JSON object.
     """
-    data = read_json(path)
-    if data is not None and not isinstance(data, dict):
-        raise ValueError("not an object")
+    data: Data | None = read_json(path, Data)
     return data
 
 

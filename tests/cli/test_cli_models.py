@@ -101,10 +101,14 @@ def test_a_draft_with_another_tokenizer(target: Path, tmp_path: Path, capsys) ->
 
 
 def test_prompts_that_do_not_fit(target: Path, capsys) -> None:
-    long = "word " * 3000
+    long = "word " * 600
     code, out, err = invoke(capsys, "run", "-m", str(target), "-c", "256", long)
     assert (code, out) == (2, "")
     assert err.startswith("error: the prompt of ")
+    assert "context size of 256" in err
+    code, out, err = invoke(capsys, "run", "-m", str(target), "-c", "256", long * 5)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: a text of 15000 bytes ")  # too long for any tokens: unread
     assert "context size of 256" in err
     megabyte = run("run", "-m", str(target), "-", stdin=b"model token " * 90_000)
     assert megabyte.returncode == 2

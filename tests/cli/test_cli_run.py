@@ -118,7 +118,7 @@ def test_a_prompt_of_a_megabyte(cli) -> None:
         (["--seed", "-2"], "seed must be"),
         (["--seed", "abc"], "--seed"),
         (["-n", "0"], "max-tokens must be"),
-        (["--stop", ""], "stop takes up to 16 strings, none of them empty"),
+        (["--stop", ""], "stop takes up to 16 strings of 1 to 1024 characters"),
         (["--ctx-size", "3"], "ctx-size must be"),
         (["-ngl", "some"], "gpu-layers must be auto, all or a count"),
         (["--threads", "0"], "threads must be"),

@@ -108,8 +108,8 @@ def test_it_computes_what_numpy_computes_whatever_was_rolled_back(
 
 def written(
     engine: Engine, prompt: list[int], method: str, temperature: float, n: int, full: Any = "stop"
-) -> tuple[Finished, int]:
-    """A reply, and the most tokens that were drafted at once."""
+) -> tuple[Finished, list[RoundDone]]:
+    """A reply and its rounds."""
     params = GenerateParams(
         sampling=SamplingParams(temperature=temperature),
         proposer=method,
@@ -122,12 +122,21 @@ def written(
     )
     *before, last = engine.generate(prompt, params)
     assert isinstance(last, Finished)
-    return last, max(len(done.drafted) for done in before if isinstance(done, RoundDone))
+    return last, [done for done in before if isinstance(done, RoundDone)]
+
+
+def parted(plain: Finished, found: Finished, rounds: list[RoundDone]) -> bool:
+    """Whether rounding decided a token otherwise: its round has to say so."""
+    ties = [done.near_tie for done in rounds for _ in done.emitted]
+    pairs = zip(plain.token_ids, found.token_ids, ties, strict=True)
+    first = next((tie for a, b, tie in pairs if a != b), None)
+    assert first is not False
+    return first is not None
 
 
 def test_the_text_is_that_of_plain_decoding(opened: tuple[Engine, Path]) -> None:
     engine, heads = opened[0], lane(opened[0]).heads
-    drafted = accepted = longest = 0
+    drafted = accepted = longest = n_parted = 0
     for temperature in (0.0, 0.8):
         first = [10 + i % 7 for i in range(30)]
         reply = written(engine, first, "none", temperature, 24)[0].token_ids
@@ -136,11 +145,12 @@ def test_the_text_is_that_of_plain_decoding(opened: tuple[Engine, Path]) -> None
             (first, 24, "stop"), (back, 16, "stop"), ([10 + i % 9 for i in range(240)], 30, "shift")
         ):  # fmt: skip
             plain, _ = written(engine, prompt, "none", temperature, n, full)
-            found, most = written(engine, prompt, "mtp", temperature, n, full)
-            assert found.token_ids == plain.token_ids
+            found, rounds = written(engine, prompt, "mtp", temperature, n, full)
+            n_parted += parted(plain, found, rounds)
             drafted, accepted = drafted + found.draft_n, accepted + found.draft_n_accepted
-            longest = max(longest, most)
+            longest = max(longest, *(len(done.drafted) for done in rounds))
     assert 0 < accepted < drafted
+    assert n_parted <= 1  # of 6 replies: which one depends on the processor
     chains = opened[0].target.max_leaves == 1
     assert longest == (heads if heads > 1 and chains else 5)
 

@@ -128,8 +128,7 @@ class ToyWalk:
     def scale(self) -> float:
         return 1.0
 
-    @property
-    def gap(self) -> float:
+    def slack(self, token: int) -> float:
         return math.inf
 
     def law(self, node: int) -> Law:

@@ -174,7 +174,7 @@ def check(
         else:
             assert filled.candidates is not None
             best, logits = filled.candidates, wanted.logits[first:]
-            assert logits[place][best[place]].min() > np.sort(logits[place])[-CANDIDATES] - 3e-2
+            assert logits[place][best[place]].min() > np.sort(logits[place])[-CANDIDATES] - 0.1
             same(row, reference.select(wanted, place + first, before, best[place]), 0.1, 0.2)
             if place + 1 < n:
                 other = int(np.argsort(row)[-2])
@@ -345,7 +345,8 @@ def engine(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
-        options = EngineOptions(threads=1, heads=tuple(map(str, heads)))
+        # the rows of an F32 target differ with the width of a pass, on some processors by enough
+        options = EngineOptions(threads=1, heads=tuple(map(str, heads)), exact="on")
         with Engine.load(target_file, None, options) as engine:
             yield engine
 
@@ -367,7 +368,6 @@ def finish(engine: Engine, params: GenerateParams, text: Sequence[int] = ()) -> 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
 def test_one_text_per_seed_with_the_drafter_and_without(engine: Engine, temperature: float) -> None:
-    """F32 targets round wide passes otherwise, by far less than the leads of these texts."""
     params = asked(temperature)
     plain = finish(engine, params.replace(speculate=False))
     drafted = finish(engine, params)

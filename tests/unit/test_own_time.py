@@ -90,9 +90,12 @@ def test_a_bench_pays_for_the_round_log(
 
 
 def test_what_the_pipe_takes_is_told() -> None:
+    """Events that are sent together with the last one come too late for its bill."""
     with EngineHost(ScriptedRecipe()) as host:
-        first, second = (
-            [e for e in host.generate("hi", PARAMS) if isinstance(e, Finished)] for _ in range(2)
+        bills = (
+            event.timings.pipe_ms
+            for _ in range(20)
+            for event in host.generate("hi", PARAMS)
+            if isinstance(event, Finished)
         )
-    for [finished] in (first, second):
-        assert finished.timings.pipe_ms > 0.0
+        assert any(pipe_ms > 0.0 for pipe_ms in bills)

@@ -1,0 +1,116 @@
+"""How near a drawn token is to another outcome of top-k, typical, top-p, min-p and XTC.
+
+Rounding moves logits. It changes which token is drawn where a rival is close (``noise.draw`` tells
+that lead), and where a token is close to a cut: the drawn one may fall out, and one that was left
+out may come in and win. Both are told here, in logits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specllama.arrays import FloatArray, IntArray
+from specllama.params import SamplingParams
+from specllama.speculative.noise import coin, exp_noise
+from specllama.speculative.selection import Peaks
+
+REACH = 0.3  # logits beyond which nothing is called close: more than rounding explains
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What the cuts of one row started from: the top-k set, ids ascending.
+
+    ``total`` is the sum of exp(logit - top) and ``mean`` the mean of logit - top over that set.
+    """
+
+    peaks: Peaks
+    ids: IntArray
+    logits: FloatArray
+    total: float
+    mean: float
+
+
+def margins(cut: Cut, params: SamplingParams) -> tuple[IntArray, FloatArray, FloatArray]:
+    """(ids, logits, margins): by how many logits a token survives, negative where it is left out.
+
+    Tokens further than ``REACH`` outside are not among them.
+    """
+    p, top = params, cut.peaks.top
+    ids, logits = cut.ids, cut.logits
+    margin = np.full(len(ids), np.inf)
+    if 0 < p.top_k < len(cut.peaks.values):
+        last = float(logits.min())
+        near = np.setdiff1d(cut.peaks.reaching(last - REACH), ids, assume_unique=True)
+        if len(near):
+            outside = cut.peaks.values[near].astype(np.float64)
+            margin = np.concatenate((logits - outside.max(), outside - last - 1e-12))
+            ids = np.concatenate((ids, near.astype(np.int32)))
+            logits = np.concatenate((logits, outside))
+    weights = np.exp(logits - top) / cut.total
+    whole = 1.0
+    if p.typical_p < 1.0:
+        off = np.abs(logits - top - cut.mean)
+        moves = 2.0 + float(weights @ off)  # a logit and the mean, per logit
+        typical = _by_mass(-off, weights, margin > 0, p.typical_p)
+        margin = np.minimum(margin, typical / moves)
+        whole = float(weights[margin > 0].sum())
+    if p.min_p > 0.0:
+        margin = np.minimum(margin, logits - logits[margin > 0].max() - math.log(p.min_p))
+    if p.top_p < 1.0:
+        close = margin > -REACH
+        ids, logits, weights, margin = (a[close] for a in (ids, logits, weights, margin))
+        margin = np.minimum(margin, _by_mass(logits, weights, margin > 0, p.top_p * whole))
+    close = margin > -REACH
+    return ids[close], logits[close], margin[close]
+
+
+def _by_mass(
+    keys: FloatArray, weights: FloatArray, inside: npt.NDArray[np.bool_], mass: float
+) -> FloatArray:
+    """Margins of a cut that keeps the largest keys until their weights reach ``mass``.
+
+    A change of d logits moves a sum w of probabilities by at most w (1 - w) d, and exchanges
+    neighbours that are closer than d.
+    """
+    order = np.argsort(-keys, kind="stable")
+    kept = np.where(inside[order], weights[order], 0.0)
+    before = np.minimum(np.cumsum(kept) - kept, 1.0)
+    spread = np.maximum(before * (1.0 - before), 1e-12)
+    margin = (mass - 1e-12 - before) / spread
+    margin[0] = np.inf
+    out = margin <= 0.0
+    if out.any() and not out.all():
+        last, first = float(keys[order][~out].min()), float(keys[order][out].max())
+        swap = np.where(out, keys[order] - last, keys[order] - first)
+        margin = np.where(out, np.maximum(margin, swap), np.minimum(margin, swap))
+    found = np.empty_like(margin)
+    found[order] = margin
+    return found
+
+
+def slack(cut: Cut, params: SamplingParams, seed: int, position: int, winner: int) -> float:
+    """The change of logits at which a cut lets another token than ``winner`` be drawn, inf for a
+    large one."""
+    ids, logits, margin = margins(cut, params)
+    gap = math.inf
+    if params.xtc_probability > 0.0 and coin(seed, position) < params.xtc_probability:
+        shares = np.exp(logits - cut.peaks.top)
+        over = np.log(shares / shares[margin > 0].sum() / max(params.xtc_threshold, 1e-9))
+        # a token may cross the threshold, or another one may be the least likely above it
+        above = np.sort(logits[over >= 0.0])
+        gap = min(float(np.abs(over).min()), float(np.diff(above[:2]).min(initial=math.inf)))
+    at = np.flatnonzero(ids == winner)
+    if not len(at):
+        return 0.0  # XTC or a grammar brought it in: nothing is known of its rivals
+    gap = min(gap, float(margin[at[0]]))
+    outside = margin <= 0.0
+    if outside.any():
+        score = logits / params.temperature - np.log(exp_noise(seed, position, ids))
+        lead = (score[at[0]] - score[outside]) * params.temperature
+        gap = min(gap, float(np.maximum(-margin[outside], lead).min()))
+    return gap if gap < REACH else math.inf
