@@ -63,7 +63,7 @@ def margins(cut: Cut, params: SamplingParams) -> tuple[IntArray, FloatArray, Flo
         margin = np.minimum(margin, logits - logits[margin > 0].max() - math.log(p.min_p))
     if p.top_p < 1.0:
         close = margin > -REACH
-        ids, logits, weights, margin = (a[close] for a in (ids, logits, weights, margin))
+        ids, logits, weights, margin = ids[close], logits[close], weights[close], margin[close]
         margin = np.minimum(margin, _by_mass(logits, weights, margin > 0, p.top_p * whole))
     close = margin > -REACH
     return ids[close], logits[close], margin[close]
@@ -88,7 +88,7 @@ def _by_mass(
         last, first = float(keys[order][~out].min()), float(keys[order][out].max())
         swap = np.where(out, keys[order] - last, keys[order] - first)
         margin = np.where(out, np.maximum(margin, swap), np.minimum(margin, swap))
-    found = np.empty_like(margin)
+    found: FloatArray = np.empty_like(margin)
     found[order] = margin
     return found
 
