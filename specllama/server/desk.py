@@ -3,6 +3,9 @@
 The engine's process takes as many requests as it has lanes; the others wait here, by client, and
 clients take turns. A request that is over, however it ends, makes room for the next one at once.
 An engine that died is started again at once; one that was hardly alive, when it is asked for.
+
+A request that was there when the engine died is a suspect. When it comes again, it is written with
+no other beside it: if it ends, it is none any more, and if the engine dies again, it is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from specllama.server.refusals import Refusal, ended_engine, loading, shutting_d
 logger = logging.getLogger("specllama.server")
 
 FIGURES_S = 2.0  # how long the engine's figures are waited for, behind other calls
-POISON_S = 600.0  # a request that was there twice within so long when the engine died is refused
+POISON_S = 600.0  # for so long a suspect is one, or refused
 AGAIN_S = 30.0  # an engine that died sooner after its start is not started again unasked
 
 Tell = Callable[[tuple[str, Any]], object]
@@ -95,6 +98,7 @@ class Ticket:
     arm: str = ""
     arrived_s: float = field(default_factory=perf_counter)
     sent_s: float = 0.0
+    life: int = 0  # of the engine that got it
     stop: Callable[[], None] | None = None
     over: bool = False
     left: bool = False
@@ -115,6 +119,20 @@ class Ticket:
                 self.stop()
             else:
                 self.place.desk.withdraw(self)
+
+
+@dataclass(slots=True)
+class Suspect:
+    """A request that was there when the engine died.
+
+    Attributes:
+        life: of the engine that died of it, or beside it: so many had died before.
+        until_s: when it is none any more.
+    """
+
+    life: int
+    until_s: float
+    refused: bool
 
 
 class Watcher(Protocol):
@@ -153,8 +171,8 @@ class Desk:
         self._waiting: dict[str, deque[Ticket]] = {}  # by client, whose turn it is first
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[None] | None = None
-        # what ran when the engine died: when, and until when it is refused
-        self._suspects: dict[str, tuple[float, float]] = {}
+        self._suspects: dict[str, Suspect] = {}
+        self._deaths = 0
         self._restarted_s = -AGAIN_S
         self.loaded = False
         self.tool_syntax: ToolSyntax = ""
@@ -223,7 +241,7 @@ class Desk:
         """
         if self.cut:
             raise shutting_down()
-        if monotonic() < self._suspects.get(asked, (0, 0.0))[1]:
+        if (suspect := self._suspected(asked)) is not None and suspect.refused:
             raise ended_engine("the engine did not survive this request before")
         ticket = Ticket(prompt, params, place, hear, asked, label, arm)
         self._waiting.setdefault(place.client, deque()).append(ticket)
@@ -311,12 +329,24 @@ class Desk:
                 self._starting = asyncio.get_running_loop().create_task(self._restart())
                 return
             client = next(iter(self._waiting))
+            if not self._may_join(self._waiting[client][0]):
+                return  # nor may any other that came later: its turn has to come
             queue = self._waiting.pop(client)
             ticket = queue.popleft()
             if queue:
                 self._waiting[client] = queue  # behind the others
             self._called(ticket)
             self._send(ticket)
+
+    def _may_join(self, ticket: Ticket) -> bool:
+        """Whether it may be written beside what is: a suspect has no company but its own."""
+        others = [other.asked for other in self.running if other.asked != ticket.asked]
+        asked = [ticket.asked, *others] if others else []
+        return all(self._suspected(one) is None for one in asked)
+
+    def _suspected(self, asked: str) -> Suspect | None:
+        suspect = self._suspects.get(asked)
+        return suspect if suspect is not None and monotonic() < suspect.until_s else None
 
     def _called(self, ticket: Ticket) -> None:
         """It does not wait any more."""
@@ -330,6 +360,7 @@ class Desk:
     def _send(self, ticket: Ticket) -> None:
         self.running[ticket] = None
         ticket.sent_s = perf_counter()
+        ticket.life = self._deaths
         for watcher in self.watchers:
             watcher.sent(ticket)
 
@@ -355,6 +386,8 @@ class Desk:
             return
         if isinstance(payload, EngineDied):
             self._suspect(ticket, sure=isinstance(payload, EngineStuck) and payload.culprit)
+        elif kind == "end" and not ticket.left:
+            self._suspects.pop(ticket.asked, None)
         self._end(ticket, kind, payload)
         self._serve()
 
@@ -370,15 +403,18 @@ class Desk:
         """Remember who was there when the engine died; ``sure``: it died of this one."""
         if not ticket.asked:
             return
-        now = monotonic()
-        died, _ = self._suspects.pop(ticket.asked, (-POISON_S, 0.0))
-        refused = sure or now - died < POISON_S
-        self._suspects[ticket.asked] = now, now + POISON_S if refused else 0.0
+        before = self._suspected(ticket.asked)
+        # several replies to it may have been there, which is one death
+        refused = before is not None and (before.refused or before.life != ticket.life)
+        self._suspects.pop(ticket.asked, None)
+        until_s = monotonic() + POISON_S
+        self._suspects[ticket.asked] = Suspect(ticket.life, until_s, sure or refused)
         while len(self._suspects) > 256:
             del self._suspects[next(iter(self._suspects))]
 
     def _died(self) -> None:
         """The engine is gone: whoever comes next finds another one."""
+        self._deaths += 1
         soon = monotonic() - self._restarted_s < AGAIN_S
         if not (self.closing or self._starting or soon or self.host.ready):
             self._starting = asyncio.get_running_loop().create_task(self._restart())

@@ -134,6 +134,53 @@ def test_who_was_only_there_may_ask_again(server: Serving) -> None:
     assert server.post(CHAT, asking("the rain")).status_code == 200
 
 
+def test_who_was_there_is_tried_alone(server: Serving) -> None:
+    """Two requests come again and again together, as clients repeat them: only one is at fault."""
+    desk = server.service.desk
+    together: list[int] = []
+
+    def both() -> list[int]:
+        codes: dict[str, int] = {}
+
+        def ask(text: str) -> None:
+            codes[text] = server.post(CHAT, asking(text)).status_code
+
+        threads = [threading.Thread(target=ask, args=(text,)) for text in ("hang", "the rain")]
+        for thread in threads:
+            thread.start()
+            until(lambda: bool(desk.running))
+            time.sleep(0.1)
+            together.append(len(desk.running))
+        for thread in threads:
+            thread.join()
+        return [codes["hang"], codes["the rain"]]
+
+    assert both() == [500, 500]
+    assert together == [1, 2]
+    assert both() == [500, 200], "the other one waited, and was written alone"
+    assert together[2:] == [1, 1]
+    assert desk.restarts == 2
+    assert server.post(CHAT, asking("hang")).status_code == 500
+    assert desk.restarts == 2, "it is refused now"
+    assert server.post(CHAT, asking("the rain")).status_code == 200
+
+
+def test_two_replies_to_one_request_are_one_death(server: Serving) -> None:
+    body = {"prompt": ["hang", "hang"], "max_tokens": 4}
+    desk = server.service.desk
+    answers: list[httpx2.Response] = []
+
+    def ask() -> None:
+        answers.append(server.post("/v1/completions", body))
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    until(lambda: len(desk.running) == 2 or bool(answers))
+    asker.join()
+    assert answers[0].status_code == 500
+    assert [suspect.refused for suspect in desk._suspects.values()] == [False]
+
+
 def test_health_and_calls_go_on_beside_a_stuck_pass(gate: Path) -> None:
     with serving(Hangs(gate), patience_s=60.0, drain_s=0.5) as server:
 
