@@ -208,6 +208,34 @@ def test_one_key_is_one_client_however_it_is_sent() -> None:
     assert Access().client({"type": "http", "headers": [], "client": ("1.2.3.4", 5)}) == "1.2.3.4"
 
 
+@pytest.mark.parametrize("options", [{}, {"parallel": 1}, {"kv_ram": 0}])
+def test_what_is_cached_tells_nothing_of_another_keys_prompts(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    said = "My password is hunter2 and the vault is in Porto. "
+    guess = "My password is hunter2 and the keys are in Faro. "
+
+    def cached(server: Serving, key: str, text: str) -> int:
+        headers = {"authorization": f"Bearer {key}"}
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 2, "seed": 1}
+        chat = server.post(CHAT, body, headers=headers).json()
+        assert chat["usage"]["prompt_tokens_details"]["cached_tokens"] == chat["timings"]["cache_n"]
+        return int(chat["timings"]["cache_n"])
+
+    access = Access(keys=("first", "second"))
+    with serving(table(tmp_path, **options), access=access) as server:
+        assert cached(server, "first", said) == 0
+        assert cached(server, "first", said) > len("My password"), "it is cached for its own"
+        tried = [cached(server, "second", text) for text in (said, guess, said)]
+        assert tried[0] == 0
+        assert tried[1] > 0, "and the second key has its own"
+        raw = {"prompt": "Raw: " + said, "n_predict": 1, "seed": 1}
+        headers = [{"x-api-key": key} for key in ("first", "second")]
+        assert server.post("/completion", raw, headers=headers[0]).status_code == 200
+        told = server.post("/completion", raw, headers=headers[1]).json()
+        assert told["timings"]["cache_n"] == 0
+
+
 def test_a_right_key_beside_a_wrong_one_lets_in(tmp_path: Path) -> None:
     both = {"authorization": "Bearer wrong", "x-api-key": "first"}
     with serving(table(tmp_path), access=Access(keys=("first",))) as server:
