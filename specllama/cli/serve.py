@@ -137,6 +137,11 @@ def command(
         if not quiet:
             diagnostics.note("no model given: using the bundled tiny pair (choose one with -m)")
     options = replace(settings.engine_options(), parallel=parallel, kv_ram=kv_ram)
+    if options.keep_texts and len(keys) > 1:
+        raise UsageError(
+            "kept texts would be drafted from for every API key, and drafts are told",
+            "give --no-keep-texts, or one key",
+        )
     listening = bind(host, port)
     engine = EngineHost(LoadEngine(model, settings["draft-model"], options))
     service = Service(

@@ -236,6 +236,33 @@ def test_what_is_cached_tells_nothing_of_another_keys_prompts(
         assert told["timings"]["cache_n"] == 0
 
 
+def test_no_key_is_drafted_from_anothers_text(tmp_path: Path) -> None:
+    """Drafts are told; one that is copied from an earlier text tells that text."""
+    asked = {"proposer": "suffix", "window": "fixed", "draft_max": 8, "max_tokens": 40, "seed": 1}
+
+    def drafted(server: Serving, key: str, text: str, **sampling: Any) -> list[str]:
+        body = {"text": text, "params": {**asked, "sampling": sampling}}
+        headers = {"x-api-key": key}
+        with server.http.stream(
+            "POST", "/specllama/generate", json=body, headers=headers
+        ) as answer:
+            events = [json.loads(line[6:]) for line in answer.iter_lines() if line[:6] == "data: "]
+        return ["".join(e["drafted_text"]) for e in events if e["type"] == "round_done"]
+
+    access = Access(keys=("first", "second"))
+    with serving(table(tmp_path, parallel=1), access=access) as server:
+        headers = {"x-api-key": "first"}
+        (space,) = server.post("/tokenize", {"content": " "}, headers=headers).json()["tokens"]
+        forced = {"logit_bias": {str(space): 100.0}}
+        said = "the vault password is hunter2 and the vault is in Porto. " * 3
+        told = {}
+        for key in ("first", "second"):
+            drafted(server, "first", said)
+            told[key] = drafted(server, key, "the vault password is", **forced)
+        assert any(text.startswith("hunt") for text in told["first"]), "its own it may copy"
+        assert not any("hunt" in text for text in told["second"])
+
+
 def test_a_right_key_beside_a_wrong_one_lets_in(tmp_path: Path) -> None:
     both = {"authorization": "Bearer wrong", "x-api-key": "first"}
     with serving(table(tmp_path), access=Access(keys=("first",))) as server:
