@@ -71,6 +71,7 @@ class Session:
         self._params = self._launched = params or GenerateParams()
         self._by_hand: dict[str, Any] = {}  # settings changed since, in any conversation
         self._chosen: dict[str, Any] = {}  # of these, what is stored with this conversation
+        self._lent: dict[str, Any] = {}
         self._system = self._launched_system = system
         self._command = command
         self._log_rounds = log_rounds
@@ -151,9 +152,20 @@ class Session:
         now = changed(self._params, params)
         self._by_hand |= now
         self._chosen |= now
+        self._lent = {name: value for name, value in self._lent.items() if name not in now}
         self._params = params
         if self._store is not None and self._id is not None:
             self._store.configure(self._id, settings=self._settings())
+
+    def lend(self, params: GenerateParams) -> None:
+        """Use other settings in this conversation, as long as it is on: they are not stored."""
+        self._lent = changed(self._params, params)
+        self._params = params
+
+    @property
+    def lent(self) -> bool:
+        """Whether a setting is still in use that was lent."""
+        return bool(self._lent)
 
     # ---- what it does
 
@@ -520,7 +532,7 @@ class Session:
         return {"set": self._chosen}
 
     def _choose_settings(self, chosen: dict[str, Any]) -> None:
-        self._chosen = chosen
+        self._chosen, self._lent = chosen, {}
         self._params = with_changes(self._launched, chosen)
 
     def _store_notices(self) -> Iterator[Notice]:

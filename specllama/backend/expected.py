@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 GPU_BANDWIDTH = 450e9
 SHARED_BANDWIDTH = 200e9  # memory that GPU and CPU share
 RAM_BANDWIDTH = 50e9
+CORE_BANDWIDTH = 7e9  # quantized weights that one core computes with, whatever its memory gives
 CPU_ROW = 0.2  # a further row of a pass, of the cost of the first one: CPUs compute slowly
 GPU_ROW = 0.02
 ACCEPTANCE = 0.7  # of a draft model's tokens, where nothing was measured
@@ -61,6 +62,12 @@ def used_share(header: GgufHeader) -> float:
     """The share of its experts that a token uses; 1 without experts."""
     used = max(header.per_layer(header.own("expert_used_count")), default=0)
     return min(used / header.expert_count, 1.0) if header.expert_count and used else 1.0
+
+
+def plain_speed(n_bytes: float, cores: int, *, on_gpu: bool = False) -> float:
+    """Plain tokens a second of a model of so many bytes, of which nothing else is known."""
+    there = SHARED_BANDWIDTH if on_gpu else min(RAM_BANDWIDTH, cores * CORE_BANDWIDTH)
+    return there / n_bytes
 
 
 def tokens_per_second(

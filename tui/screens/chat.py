@@ -51,11 +51,13 @@ from specllama.tui.widgets.sidebar import Sidebar
 from specllama.tui.widgets.stats_strip import StatsStrip, WhyLine
 from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.waiting import Waiting
-from specllama.tui.widgets.welcome import TopBar, Welcome
+from specllama.tui.widgets.welcome import TopBar, Welcome, next_example
 
 if TYPE_CHECKING:
     from specllama.tui.exports import Export
 
+USUAL_DRAFTING = {"speculate": True, "proposer": "auto", "window": "auto", "draft_max": None}
+DEMONSTRATION = 4  # guesses a round
 EDITED = "edited: C continues from here"
 SIDEBAR = 160  # columns from which other conversations are listed beside this one
 
@@ -165,7 +167,7 @@ class ChatScreen(TurnScreen):
                     )
                 )
             views[-1].version = session.version(index)
-        await self.transcript.fill(views, self._welcome())
+        await self.transcript.fill(views, None if views else self._welcome())
         self.query_one(RoundsRow).clear()
         self.count_context()
         self.show_sidebar()
@@ -187,8 +189,15 @@ class ChatScreen(TurnScreen):
 
             self.prefs.first_look = False
             self.prefs.save()
-            return FirstLook(bundled=self.keeper.bundled, id="welcome")
+            self._demonstrate()
+            return FirstLook(self.keeper, id="welcome")
         return Welcome(model_chosen=self.keeper.possible, id="welcome")
+
+    def _demonstrate(self) -> None:
+        """Let the very first conversation draft where it does not pay, so that drafting is seen."""
+        params = self.session.params
+        if self.keeper.bundled and params == params.replace(**USUAL_DRAFTING):
+            self.session.lend(params.replace(window="fixed", draft_max=DEMONSTRATION))
 
     def count_context(self) -> None:
         """How much of the context the conversation takes, from the counters of its last reply.
@@ -527,6 +536,8 @@ class ChatScreen(TurnScreen):
         messages = [m for m in self.transcript.messages if m.is_attached]
         if messages:
             messages[-1].focus()
+        elif (example := next_example(self.prompt.text)) is not None:
+            self.prompt.put(example)
 
     def on_ink_changed(self, _: InkChanged) -> None:
         for widget in self.query("*"):

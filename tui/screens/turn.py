@@ -91,6 +91,7 @@ class TurnScreen(Inked, Screen[None]):
     def refresh_strip(self) -> None:
         self.strip.busy = self.busy
         self.strip.on_full = self.session.params.on_full
+        self.strip.demonstration = self.session.lent
         self.query_one(StatsStrip).refresh()
         panel = self.query_one(LivePanel)
         panel.refresh()

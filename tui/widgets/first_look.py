@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from functools import partial
+
 from textual.content import Content
 from textual.timer import Timer
 from textual.widgets import Static
 
+from specllama.backend import expected
 from specllama.events import RoundDone
 from specllama.models import catalog, fit
 from specllama.params import GenerateParams
+from specllama.tui.keeper import EngineKeeper
 from specllama.tui.widgets import walk
 from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.stats_strip import gigabytes
+from specllama.tui.widgets.welcome import SHORT, TRY, keys
 
 STAGE_S = 0.55
 ROUNDS = 6  # of three stages: ten seconds
 STAGES = ("guess", "check", "keep")
 BUNDLED = (
-    "The bundled pair is for trying things out. Its target is so small that a guess costs more "
-    "than it saves, so drafting switches itself off, as it should.\n\n"
+    "The bundled pair is for trying things out: so small that a guess costs more than it saves. "
+    "This first chat drafts all the same, to show it; from the next one on (Ctrl+N) drafting "
+    "switches itself off.\n"
 )
+READABLE = 5.0  # tokens a second: about as fast as a person reads
 
 
 def demo_rounds() -> list[RoundDone]:
@@ -39,22 +49,28 @@ def _kept(done: RoundDone) -> str:
     return f"{counted} what it would have written"
 
 
-def real_pair(memory: float) -> catalog.CatalogPair | None:
-    """The largest pair of the catalogue with a draft model that runs comfortably here."""
+def real_pair(memory: float, speed: Callable[[float], float]) -> catalog.CatalogPair | None:
+    """The largest pair of the catalogue with a draft model that runs comfortably here, in memory
+    and in time: ``speed`` of a target of so many bytes is what a person reads, before drafting."""
     pairs = [
-        p for p in catalog.load().values() if p.draft is not None and fit.judge(p, memory) == "yes"
+        p
+        for p in catalog.load().values()
+        if p.draft is not None
+        and fit.judge(p, memory) == "yes"
+        and speed(p.target.bytes) >= READABLE
     ]
-    return max(pairs, key=lambda pair: pair.memory_gb, default=None)
+    return max(pairs, key=lambda p: (p.memory_gb, -min(m.bytes for m in p.models)), default=None)
 
 
 class FirstLook(Inked, Static):
     DEFAULT_CSS = """
     FirstLook { height: auto; padding: 1 2; }
+    .-short FirstLook { padding: 0 2; }
     """
 
-    def __init__(self, *, bundled: bool, id: str | None = None) -> None:
+    def __init__(self, keeper: EngineKeeper, *, id: str | None = None) -> None:
         super().__init__(id=id, markup=False)
-        self.bundled = bundled
+        self.keeper = keeper
         self.rounds = demo_rounds()
         self.at = next(i for i, done in enumerate(self.rounds) if done.drafted)
         self.stage = 0
@@ -105,20 +121,30 @@ class FirstLook(Inked, Static):
             )
         return Content("\n").join(lines)
 
+    def on_resize(self) -> None:
+        self.redraw()
+
     def _next_steps(self) -> Content:
-        ink = self.ink
-        memory = fit.machine_memory()
+        ink, info = self.ink, self.keeper.info
+        short = self.app.size.height < SHORT
+        line = "" if short else "\n"
+        cores = info.threads if info is not None else os.cpu_count() or 1
+        gpu = info is not None and info.target.gpu_layers > 0
+        speed = partial(expected.plain_speed, cores=cores, on_gpu=gpu)
         parts: list[tuple[str, str]] = [
-            ("Guess, check, keep: the same text, in fewer passes.\n\n", "bold")
+            (f"Guess, check, keep: the same text, in fewer passes.\n{line}", "bold")
         ]
-        if self.bundled:
-            parts.append((BUNDLED, ""))
-        if (pair := real_pair(memory)) is not None:
+        if self.keeper.bundled:
+            parts.append((BUNDLED + line, ""))
+        if (pair := real_pair(fit.machine_memory(), speed)) is not None:
+            plain = speed(pair.target.bytes)
             parts += [
-                (f"A real pair for this machine ({memory / 1e9:.0f} GB):\n", ""),
-                (f"  specllama hub pull {pair.name}", "bold $primary"),
-                ("  or F6 here\n\n", ink.muted),
-            ]
-        parts += [("F4 ", "bold $primary"), ("races plain against drafted decoding", ink.muted)]
-        parts += [("  F1 ", "bold $primary"), ("explains the keys", ink.muted)]
-        return Content.assemble(*parts)
+                ("A real pair for this machine: ", ""),
+                (f"specllama hub pull {pair.name}\n", "bold $primary"),
+                (f"  {gigabytes(pair.bytes)} to download, also by F6; about {plain:.0f} tokens a "
+                 f"second, before drafting\n{line}", ink.muted),
+            ]  # fmt: skip
+        pays = ("F4", "answers whether drafting pays here")
+        more = ("F2 F3", "show what was guessed"), pays, ("F1", "explains the keys")
+        parts += keys(self, TRY, *(() if short else more))
+        return Content.assemble(*parts).rstrip()

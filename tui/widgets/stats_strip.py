@@ -36,6 +36,7 @@ class StripState:
     on_full: str = "stop"
     prefill: PrefillProgress | None = None
     loading: str = ""
+    demonstration: bool = False  # drafting is forced where it does not pay
 
     @property
     def filled(self) -> float | None:
@@ -161,7 +162,7 @@ class WhyLine(Inked, Widget):
     def render(self) -> Content:
         """The sentence, and at the right what the row of rounds shows, where there is room."""
         why, width = self._why(), self.content_size.width
-        if self.is_warning or not self.state.meter.recent:
+        if not self.state.meter.recent:
             return why
         sources = [done.source for done in self.state.meter.recent if done.drafted]
         entries = legend.rounds(self.glyphs, self.ink, sources)
@@ -185,6 +186,8 @@ class WhyLine(Inked, Widget):
             )
             left = max(0, s.n_ctx - s.used)
             return Content.assemble((f"{left} tokens of context left, {then}", ink.warn))
+        if s.demonstration and s.speculate:
+            return Content.assemble(("demonstration: forced to draft, Ctrl+N ends it", ink.warn))
         if s.loses:
             return Content.assemble(("drafting loses here: F9 turns it off", ink.warn))
         if not s.speculate:

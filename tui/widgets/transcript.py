@@ -43,6 +43,7 @@ class Note(Inked, Static):
 class Transcript(VerticalScroll, can_focus=False):
     DEFAULT_CSS = """
     Transcript { height: 1fr; padding: 1 1 0 1; scrollbar-size-vertical: 1; }
+    Transcript.-empty { align-vertical: middle; }
     Transcript > #earlier { width: auto; min-width: 20; height: 1; border: none; margin: 0 0 1 1; }
     """
 
@@ -99,14 +100,21 @@ class Transcript(VerticalScroll, can_focus=False):
         shown: list[Widget] = list(self._all[self._hidden :])
         if self._hidden:
             shown.insert(0, self._earlier())
+        is_empty = not shown and empty is not None
         if not shown and empty is not None:
             shown = [empty]
+        self.set_class(is_empty, "-empty")
         if shown:
             await self.mount_all(shown)
-        self.anchor()
+        if is_empty:  # is read from its first line
+            self.release_anchor()
+            self.scroll_home(animate=False)
+        else:
+            self.anchor()
 
     async def add(self, message: MessageView) -> None:
         await self.query("#welcome").remove()
+        self.remove_class("-empty")
         self._all.append(message)
         await self.mount(message)
         self.anchor()

@@ -13,6 +13,8 @@ from specllama.text import sanitize_line
 from specllama.tui.keeper import EngineKeeper, loading_words
 from specllama.tui.widgets.base import Inked
 
+SHORT = 24  # rows below which there is no room for empty lines
+
 
 class TopBar(Inked, Widget):
     """Which pair is loaded, how exact it is, and whether it is ready."""
@@ -39,6 +41,12 @@ class TopBar(Inked, Widget):
         words = "connecting" if keeper.server else loading_words(keeper.progress)
         return f"{glyphs.ring} {words}", ink.warn
 
+    def _promise(self, exactness: str) -> Piece:
+        """What drafting does to the text here; how that was found out is the doctor's."""
+        if exactness.startswith("bitwise"):
+            return self.glyphs.text("same text ✓"), self.ink.good
+        return sanitize_line(exactness), self.ink.muted
+
     def render(self) -> Content:
         keeper, ink, width = self.keeper, self.ink, self.content_size.width
         left: list[tuple[str, str]] = [("specllama ", "bold $primary")]
@@ -55,19 +63,60 @@ class TopBar(Inked, Widget):
             if info.draft is not None:
                 draft = f" + {info.draft.name} {info.draft.quantization}"
                 left.append((sanitize_line(draft), ""))
-            if width >= 100:
-                left.append((f"  {sanitize_line(info.exactness)}", ink.muted))
         line = Content.assemble(*left)
         room = width - right.cell_length - 1
+        if info is not None and keeper.ready:
+            chip = Content.assemble(("  ", ""), self._promise(info.exactness))
+            if line.cell_length + chip.cell_length <= room:
+                line = Content.assemble(line, chip)
         if line.cell_length > room:
             line = line.truncate(max(0, room), ellipsis=True)
         gap = " " * max(1, width - line.cell_length - right.cell_length)
         return Content.assemble(line, gap, right)
 
 
+EXAMPLES = (
+    "What is a draft model?",
+    "Tell me a short story about a llama.",
+    "Write a Python function that adds two numbers.",
+)
+Piece = tuple[str, str]
+
+
+def next_example(text: str) -> str | None:
+    """What Tab writes into a prompt that holds nothing, or an example."""
+    if text in EXAMPLES:
+        return EXAMPLES[(EXAMPLES.index(text) + 1) % len(EXAMPLES)]
+    return None if text.strip() else EXAMPLES[0]
+
+
+def legend(widget: Inked) -> list[Piece]:
+    """What the signs of the row of rounds mean."""
+    ink, g = widget.ink, widget.glyphs
+    return [
+        (f"{g.accepted} ", ink.source("draft")),
+        ("kept  ", ink.muted),
+        (f"{g.rejected} ", ink.rejected),
+        ("refused  ", ink.muted),
+        (f"{g.target} ", ink.target),
+        ("the target's own token: the row below shows every round.\n", ink.muted),
+    ]
+
+
+def keys(widget: Inked, *lines: tuple[str, str]) -> list[Piece]:
+    """Keys and what they do, one pair a line."""
+    pieces = [[(f"{key:>6}  ", "bold $primary"), (f"{words}\n", widget.ink.muted)]
+              for key, words in lines]  # fmt: skip
+    return [piece for line in pieces for piece in line]
+
+
+TRY = ("Tab", "writes an example to send; again, another one")
+
+
 class Welcome(Inked, Static):
     DEFAULT_CSS = """
     Welcome { height: auto; padding: 1 2; }
+    .-short Welcome { padding: 0 2; }
     """
 
     def __init__(self, *, model_chosen: bool, id: str | None = None) -> None:
@@ -77,30 +126,28 @@ class Welcome(Inked, Static):
     def on_mount(self) -> None:
         self.redraw()
 
+    def on_resize(self) -> None:
+        self.redraw()
+
     def redraw(self) -> None:
-        ink, g = self.ink, self.glyphs
-        parts: list[tuple[str, str]] = [
-            ("A draft guesses, the target checks, the text stays the same.\n\n", "bold"),
+        short = self.app.size.height < SHORT
+        line = "" if short else "\n"
+        parts: list[Piece] = [
+            (f"A draft guesses, the target checks, the text stays the same.\n{line}", "bold"),
         ]
         if not self.model_chosen:
-            parts.append(("F6 ", "bold $primary"))
-            parts.append(("chooses a model to begin.\n", ""))
+            parts += [("F6 ", "bold $primary"), ("chooses a model to begin.\n", "")]
             self.update(Content.assemble(*parts))
             return
-        parts += [
-            (f"{g.accepted} ", ink.source("draft")),
-            ("accepted  ", ink.muted),
-            (f"{g.rejected} ", ink.rejected),
-            ("rejected  ", ink.muted),
-            (f"{g.target} ", ink.target),
-            ("the target's own token: the row below shows every round.\n\n", ink.muted),
-        ]
-        for key, words in (
+        if not short:
+            parts += [*legend(self), ("\n", "")]
+        parts += keys(
+            self,
+            TRY,
             ("Enter", "sends, Ctrl+J starts a new line"),
             ("F2", "shows replies as they were drafted"),
             ("F3", "walks through a reply round by round"),
-            ("Tab", "goes to the messages: edit, again, continue, copy"),
+            ("F4", "answers whether drafting pays here"),
             ("Ctrl+P", "finds everything else, F1 explains the keys"),
-        ):
-            parts += [(f"{key:>6}  ", "bold $primary"), (f"{words}\n", ink.muted)]
-        self.update(Content.assemble(*parts))
+        )
+        self.update(Content.assemble(*parts).rstrip())
