@@ -62,6 +62,7 @@ from specllama.tui.widgets.sidebar import Sidebar
 
 if TYPE_CHECKING:
     from specllama.tui.exports import Export
+    from specllama.tui.lane_watch import LaneWatch
     from specllama.tui.screens.settings import Settings
 
 LIKELIEST = 3  # tokens beside each of the reply, on request
@@ -145,6 +146,7 @@ class SpecllamaApp(ThemedApp):
         self._session_id = session_id
         self._pace = pace or Pace.for_this_machine()
         self._asked_to_quit = -QUIT_WITHIN_S
+        self._lanes: LaneWatch | None = None
 
     # ------------------------------------------------------------------ life
 
@@ -167,6 +169,10 @@ class SpecllamaApp(ThemedApp):
         self.call_after_refresh(self._begin)
 
     def _begin(self) -> None:
+        if self._server is not None:
+            from specllama.tui.lane_watch import LaneWatch
+
+            self._lanes = LaneWatch(self._server.name, self._server.events)
         if self.keeper.possible:
             self.keeper.load()
         else:
@@ -216,6 +222,8 @@ class SpecllamaApp(ThemedApp):
         if turn is not None:
             turn.cancel()
         self.downloads.close()
+        if self._lanes is not None:
+            self._lanes.close()
         self.keeper.close()
         if turn is not None:
             # Its last act is to store the part of the reply that was written.
@@ -366,7 +374,7 @@ class SpecllamaApp(ThemedApp):
         self.action_reload()
 
     def action_methods(self) -> None:
-        from specllama.tui.screens.methods import MethodsScreen
+        from specllama.tui.screens.methods import MethodsScreen, raced
 
         params = self.session.params
         now = params.proposer if params.speculate else "none"
@@ -375,7 +383,7 @@ class SpecllamaApp(ThemedApp):
             if name is not None:
                 self.use_method(name)
 
-        self._open(MethodsScreen(self.keeper.info, now), chosen)
+        self._open(MethodsScreen(self.keeper.info, now, raced(self.chat.board)), chosen)
 
     def action_models(self) -> None:
         if self.keeper.server:
@@ -390,10 +398,10 @@ class SpecllamaApp(ThemedApp):
     def action_top(self) -> None:
         from specllama.tui.screens.top import TopScreen
 
-        if self._server is None:
+        if self._lanes is None:
             self.notify("Lanes are a server's: specllama chat --server URL shows them")
         else:
-            self._open(TopScreen(self._server.name, self._server.events))
+            self._open(TopScreen(self._lanes))
 
     @on(DownloadTold)
     def _download_told(self, told: DownloadTold) -> None:

@@ -339,6 +339,14 @@ def _holds(verdict: Verdict) -> bool | None:
     return True if verdict.low > 1.0 - LITTLE else None
 
 
+def way_words(way: Way) -> str:
+    """ "F4, 2 pairs: 198 tok/s, 0.74× (0.62–0.86) of plain" """
+    speed = "" if way.speed is None else f"{way.speed:.0f} tok/s, "
+    found = f"{speed}{ratio(way.verdict)} of plain" if ratio(way.verdict) else TOO_SHORT
+    off = ", drafting stays off" if way.verdict.answer == "off" else ""
+    return f"F4, {way.pairs} pair{'s' if way.pairs != 1 else ''}: {found}{off}"
+
+
 def _short(verdict: Verdict) -> str:
     words = ratio(verdict) or TOO_SHORT
     return f"off ({words})" if verdict.answer == "off" else words

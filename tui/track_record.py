@@ -24,9 +24,10 @@ BYTES = 24 << 20  # and at most this much of them: the screen must not wait for 
 
 @dataclass(frozen=True, slots=True)
 class Achieved:
-    """The replies that one method wrote, in rounds."""
+    """What one method wrote, in rounds: replies of conversations, and runs of races."""
 
     replies: int = 0
+    raced: int = 0
     passes: tuple[Pass, ...] = ()
 
 
@@ -60,17 +61,21 @@ class TrackRecord:
         if achieved is None:
             return ""
         if verdict is not None:
-            said = words(verdict, "too few rounds") if verdict.drafted else ""
+            told = verdict.drafted or verdict.answer == "off"
+            said = words(verdict, "too few rounds") if told else ""
         else:
             steps = self.plain_ms
             said = f"{1000 / median(steps):.0f} tok/s" if len(steps) >= SINGLES else ""
-        n = achieved.replies
-        return f"{said} ({n} {'reply' if n == 1 else 'replies'})" if said else ""
+        n, raced = achieved.replies, achieved.raced
+        counts = [f"{n} {'reply' if n == 1 else 'replies'}"] if n or not raced else []
+        counts += [f"{raced} raced run{'s' if raced != 1 else ''}"] if raced else []
+        return f"{said} ({', '.join(counts)})" if said else ""
 
 
 def track_record(info: EngineInfo, folder: Path | None = None) -> TrackRecord:
     """Read the newest logs of this pair. A folder or a log that cannot be read counts as none."""
     found: dict[str, list[Sequence[RoundDone]]] = {}
+    raced: dict[str, int] = {}
     try:
         paths = list_runs(folder)[:NEWEST]
     except SpecllamaError:
@@ -88,11 +93,14 @@ def track_record(info: EngineInfo, folder: Path | None = None) -> TrackRecord:
             continue
         for turn in record.turns:
             if turn.started is not None and turn.rounds:
-                found.setdefault(turn.started.proposer, []).append(turn.rounds)
+                method = turn.started.proposer
+                found.setdefault(method, []).append(turn.rounds)
+                raced[method] = raced.get(method, 0) + (record.header.get("command") == "race")
     return TrackRecord(
         {
             method: Achieved(
-                len(replies),
+                len(replies) - raced[method],
+                raced[method],
                 tuple(Pass.of(done) for rounds in replies for done in rounds if done.index),
             )
             for method, replies in found.items()

@@ -13,13 +13,14 @@ from specllama.text import sanitize_line
 LEGEND = """
 A lane writes one reply. "rows" are what it had in its last pass: the next token and the guesses
 that were checked with it; "why so many" is how that was decided, and "balance" what its drafting
-may still lose, in plain steps. Dead cells are cleared when their room is needed; parked texts are
-idle ones, kept in memory; who is preempted waits for cells and goes on.
+may still lose, in plain steps. Old cells are cleared when their room is needed; an idle text is
+kept in memory until its conversation goes on; a lane that is made to wait goes on when there are
+cells.
 """
 _LATELY_S = 5.0
 # columns in front of the reason, their cells (left of negative ones), and the width they need
 _COLUMNS = (
-    ("lane", 4, 0), ("method", -12, 0), ("tokens", 6, 72), ("tok/s", 6, 66), ("accepted", 8, 0),
+    ("lane", 4, 0), ("method", -12, 0), ("tokens", 6, 72), ("tok/s", 6, 66), ("kept", 5, 0),
     ("rows", 4, 0), ("balance", 7, 84),
 )  # fmt: skip
 _LEAST = 8  # lanes that are kept, however few the server has
@@ -140,8 +141,9 @@ class Board:
         if "live" in (told := self._figures):
             cells = told["live"] + told["dead"] + told["free"]
             context = (
-                f"context: {told['live']} of {cells} cells, {told['dead']} dead, "
-                f"{told['parked_bytes'] / 1e6:.0f} MB parked, {told['preemptions']} preempted"
+                f"context: {told['live']} of {cells} cells in use, {told['dead']} old, "
+                f"{told['parked_bytes'] / 1e6:.0f} MB of idle texts, "
+                f"{told['preemptions']} made to wait"
             )
             yield Line(context, "head")
         yield Line("", "head")
@@ -150,7 +152,7 @@ class Board:
         for id, lane in self.seen.items():
             yield Line(_row(lane.cells(id), width), "over" if lane.over else "live")
         if not self.seen:
-            yield Line("nobody has asked since this began", "over")
+            yield Line("no request since this began", "over")
 
 
 def _row(cells: tuple[str, ...], width: int) -> str:

@@ -25,6 +25,7 @@ from specllama.events import Finished
 from specllama.interface import Message
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.remote.address import Address
+from specllama.tui.lane_watch import LaneWatch
 from specllama.tui.screens.settings import SettingsScreen
 from specllama.tui.screens.top import TopScreen
 from specllama.tui.state import Preferences
@@ -147,7 +148,10 @@ def happening(stop: threading.Event) -> Iterator[dict[str, Any]]:
 async def test_the_lanes(start: Any, size: tuple[int, int]) -> None:
     stop = threading.Event()
     async with start(size=size) as d:
-        d.app.push_screen(TopScreen("box:8484", lambda: happening(stop)))
+        watch = LaneWatch("box:8484", lambda: happening(stop))
+        # Short replies are over before anybody looks: they are on the page all the same.
+        await d.until(lambda: any("done" in line.text for line in watch.lines(100)))
+        d.app.push_screen(TopScreen(watch))
         await d.until(lambda: "qwen: 1 of 2 lanes, 3 waiting" in d.shown)
         [seven] = [line.split() for line in d.shown.splitlines() if "3 pay 1.4x" in line]
         tokens, balance = ["2", "4.0"] * (size[0] > 72), ["2.2"] * (size[0] > 84)
@@ -158,6 +162,19 @@ async def test_the_lanes(start: Any, size: tuple[int, int]) -> None:
         await d.until(lambda: "it left; trying again" in d.shown)
         await d.pilot.press("escape")
         await d.until(lambda: not isinstance(d.app.screen, TopScreen))
+        watch.close()
+
+
+async def test_lanes_that_ended_before_the_page_was_opened_are_on_it(
+    start: Any, server: Serving
+) -> None:
+    async with start(**over(server)) as d:
+        lanes = d.app._lanes
+        assert lanes is not None
+        await d.until(lambda: "0 of" in lanes.lines(100)[0].text)  # it is heard
+        await d.say("the rain")
+        await d.pilot.press("f10")
+        await d.until(lambda: any(line.endswith("done") for line in rows(d)))
 
 
 async def test_without_a_server_there_are_no_lanes(start: Any) -> None:
@@ -178,9 +195,9 @@ async def test_the_bundled_pair_over_a_server(
     prompt = [Message("user", "Explain what rain is.")]
     with served(tmp_path_factory, recipe) as server:
         async with start(**over(server, params=params, size=(120, 36))) as d:
+            await asyncio.to_thread(server.chat, max_tokens=20)
             await d.pilot.press("f10")
             await d.until(lambda: "0 of 2 lanes" in d.shown)
-            await asyncio.to_thread(server.chat, max_tokens=20)
             await d.until(lambda: any(line.endswith("done") for line in rows(d)))
             await d.pilot.press("escape")
             await d.type(prompt[0].content)

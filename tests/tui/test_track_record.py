@@ -13,7 +13,9 @@ from specllama.interface import EngineInfo, Message
 from specllama.params import GenerateParams
 from specllama.paths import rounds_dir
 from specllama.store.rounds import RoundLog, logged
-from specllama.tui.screens.methods import MethodsScreen
+from specllama.tui import outcome
+from specllama.tui.screens.methods import MethodsScreen, raced
+from specllama.tui.screens.race import RaceScreen
 from specllama.tui.track_record import track_record
 from specllama.verdict import words
 
@@ -21,11 +23,11 @@ LONG = " ".join(f"word{i}" for i in range(150))
 PLAIN_MS = VERIFY_MS + OTHER_MS
 
 
-def log(info: EngineInfo, reply: Reply, **changes: Any) -> None:
+def log(info: EngineInfo, reply: Reply, command: str = "chat", **changes: Any) -> None:
     """One logged reply of a pair."""
     params = GenerateParams(seed=1, draft_max=4).replace(**changes)
     engine = ScriptedEngine([reply], info)
-    writer = RoundLog.open(info, params)
+    writer = RoundLog.open(info, params, command=command)
     for _ in logged(engine.generate([Message("user", "Hi")], params), writer):
         pass
     writer.close()
@@ -46,6 +48,16 @@ def test_speed_and_length_follow_from_the_logged_rounds() -> None:
     assert record.words("draft") == f"{words(verdict, '')} (2 replies)"
     assert record.words("none") == f"{1000 / PLAIN_MS:.0f} tok/s (1 reply)"
     assert record.words("ngram") == ""
+
+
+def test_runs_of_races_are_no_replies() -> None:
+    info = engine_info()
+    log(info, Reply(LONG), speculate=False)
+    for command in ("tui", "race", "race"):
+        log(info, Reply(LONG, accept=(2,)), command, proposer="draft")
+    achieved = track_record(info).by_method["draft"]
+    assert (achieved.replies, achieved.raced) == (1, 2)
+    assert track_record(info).words("draft").endswith("(1 reply, 2 raced runs)")
 
 
 @pytest.mark.parametrize(
@@ -92,3 +104,20 @@ async def test_the_page_shows_what_was_measured_and_what_was_not(start: Any) -> 
         await d.until(lambda: isinstance(d.app.screen, MethodsScreen))
         await d.until(lambda: "here: 2." in d.shown)
         assert "not measured here yet" in d.shown
+
+
+async def test_the_page_shows_what_was_raced_a_moment_ago(start: Any) -> None:
+    async with start(Reply(LONG, accept=(2,)), size=(120, 40)) as d:
+        await d.pilot.press("f4")
+        await d.until(lambda: isinstance(d.app.screen, RaceScreen))
+        await d.until(lambda: outcome.ways(d.app.chat.board, "race") and not d.app.screen._raced)
+        await d.pilot.press("escape")
+        await d.until(lambda: d.app.screen is d.app.chat)
+        way = outcome.ways(d.app.chat.board, "race")[0]
+        method = way.run.params.proposer
+        found = raced(d.app.chat.board)
+        assert found[method] == (outcome.way_words(way), way.verdict.answer)
+        assert found["none"][0] == f"F4: {way.plain:.0f} tok/s"
+        await d.pilot.press("f5")
+        await d.until(lambda: isinstance(d.app.screen, MethodsScreen))
+        await d.until(lambda: found["none"][0] in d.shown)

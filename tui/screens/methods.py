@@ -3,6 +3,7 @@ key to switch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from textwrap import wrap
 from typing import ClassVar
 
@@ -15,6 +16,8 @@ from textual.widgets.option_list import Option
 
 from specllama.interface import EngineInfo, MethodInfo
 from specllama.text import sanitize_line
+from specllama.tui import outcome
+from specllama.tui.race import Board
 from specllama.tui.screens.base import Page
 from specllama.tui.track_record import TrackRecord, track_record
 from specllama.tui.widgets.keys import Keys
@@ -37,20 +40,37 @@ def choices(info: EngineInfo | None) -> list[MethodInfo]:
     return [AUTOMATIC, *usable, PLAIN, *(m for m in methods if not m.available)]
 
 
+def raced(board: Board) -> dict[str, tuple[str, str]]:
+    """By method, what races said of it since the pair was loaded: in words, and the answer."""
+    found: dict[str, tuple[str, str]] = {}
+    for tab in ("race", "methods"):
+        for way in outcome.ways(board, tab):
+            if way.plain is not None:
+                found["none"] = f"F4: {way.plain:.0f} tok/s", ""
+            found[way.run.params.proposer] = outcome.way_words(way), way.verdict.answer
+    return found
+
+
 class MethodsScreen(Page):
     TITLE = "Ways to draft"
     HELP = """
     A method proposes tokens; the target decides, so all of them give the same text. Enter uses
-    the method from the next reply on. What is not available says why. Figures come from the
-    round logs of this pair on this machine.
+    the method from the next reply on. What is not available says why. Figures are those of the
+    races (F4) of today, else of the round logs of this pair on this machine.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "choose", "Use", id="methods.use", priority=True),
     ]
 
-    def __init__(self, info: EngineInfo | None, current: str) -> None:
+    def __init__(
+        self,
+        info: EngineInfo | None,
+        current: str,
+        raced: Mapping[str, tuple[str, str]] | None = None,
+    ) -> None:
         super().__init__()
+        self.raced = raced or {}
         self.methods = choices(info)
         self.info = info
         self.current = current
@@ -114,12 +134,14 @@ class MethodsScreen(Page):
 
     def _achieved(self, method: str, width: int) -> tuple[str, str]:
         """Always a separate line, so that nothing moves once the logs are read."""
-        if self.record is None:
+        words, answer = self.raced.get(method, ("", ""))
+        if not words and self.record is None:
             return "\n", ""
-        words = self.record.words(method)
-        if not words:
-            return "\n  not measured here yet", self.ink.muted
-        return "\n  " + "\n  ".join(wrap(self.glyphs.text(f"here: {words}"), width)), self.ink.good
+        if not words and self.record is not None and (logged := self.record.words(method)):
+            verdict = self.record.verdict(method)
+            words, answer = f"here: {logged}", "" if verdict is None else verdict.answer
+        lines = wrap(self.glyphs.text(words or "not measured here yet"), width)
+        return "\n  " + "\n  ".join(lines), self.ink.verdict(answer)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self._use(self.methods[event.option_index])

@@ -1,0 +1,54 @@
+"""What the lanes of a server do, heard from the start of the app to its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from specllama.errors import SpecllamaError
+from specllama.remote.board import Board, Line
+
+AGAIN_S = 2.0  # between two attempts to reach a server
+
+Events = Callable[[], Iterator[dict[str, Any]]]
+
+
+class LaneWatch:
+    """A board that is kept by a thread of its own, so that a reply that ended before anybody
+    looked is on it. Callable from any thread.
+
+    Args:
+        server: its name.
+        events: what happens there from now on; raises SpecllamaError where it is not reached.
+    """
+
+    def __init__(self, server: str, events: Events) -> None:
+        self.server, self.state = server, server
+        self._events = events
+        self._board = Board()
+        self._guard = threading.Lock()
+        self._left = threading.Event()
+        threading.Thread(target=self._listen, name="specllama-lanes", daemon=True).start()
+
+    def lines(self, width: int) -> list[Line]:
+        with self._guard:
+            return self._board.lines(width)
+
+    def close(self) -> None:
+        """Hear nothing more; a server says something every second, so the thread ends soon."""
+        self._left.set()
+
+    def _listen(self) -> None:
+        """A server that went away is asked again."""
+        while not self._left.is_set():
+            try:
+                for event in self._events():
+                    if self._left.is_set():
+                        return
+                    with self._guard:
+                        self._board.take(event)
+                    self.state = self.server
+            except SpecllamaError as error:
+                self.state = f"{error.message}; trying again"
+            self._left.wait(AGAIN_S)
