@@ -17,6 +17,7 @@ from specllama.cancel import Cancel
 from specllama.engine.loaded import Loaded
 from specllama.engine.prompting import Prepared
 from specllama.engine.reply import Reply
+from specllama.engine.seating import usable_with
 from specllama.engine.slot import Slot
 from specllama.errors import Cancelled, ContextFull
 from specllama.events import (
@@ -188,8 +189,7 @@ class Conversation:
         self._drafter, skipped = self._slot.drafter_for(params, loaded.info)
         target.capture(self._drafter.needs)
         known = len(target.tokens)  # the beginning that need not be read, see ``Seating``
-        cached = self._drafter.reusable(ids, known)
-        cached = known if cached >= known else target.alike(cached, len(ids))
+        cached = usable_with(self._drafter, target, ids)
         self._slot.goes_on(cached, len(ids))
         self._tokens.replace(ids)
         self._clock.reading()

@@ -24,6 +24,7 @@ from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PoolFull
 from specllama.history import common_prefix
 from specllama.models.memory import SPARE, available_memory
+from specllama.speculative.drafting.drafter import Drafter
 
 _WORTH = 16  # fewer tokens are as soon read as found
 
@@ -40,6 +41,15 @@ class _Parked:
     @property
     def n_bytes(self) -> int:
         return self.blob.n_bytes + sum(blob.n_bytes for _, blob in self.beside)
+
+
+def usable_with(drafter: Drafter, lane: Lane, ids: Sequence[int]) -> int:
+    """How many tokens of a prompt that a lane was given need not be read for this drafter: one that
+    lacks the hidden states of what lies there has it read again, from where a fresh reading goes
+    on."""
+    known = len(lane.tokens)
+    cached = drafter.reusable(ids, known)
+    return known if cached >= known else lane.alike(cached, len(ids))
 
 
 class Seating:

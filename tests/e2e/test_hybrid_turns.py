@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ from ggufs import write_llama, write_mamba
 from ggufs_nextn import write_nextn
 
 from specllama.backend.running import TAIL, RunningPool
+from specllama.bench.proof import prove
+from specllama.engine import conversation
 from specllama.engine.engine import Engine
 from specllama.events import Finished
 from specllama.models import memory, running_state
 from specllama.models.gguf import read_header
 from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.prompts import Prompt
 
 pytestmark = pytest.mark.e2e
 
@@ -187,6 +191,34 @@ def test_what_the_header_says_of_the_memory(engine: Engine) -> None:
     assert many - one == planes * running_state.state_bytes(header)
     estimate = memory.estimate_model(header, n_ctx=256)
     assert estimate.checkpoints >= 2 * running_state.state_bytes(header)
+
+
+def test_what_goes_on_from_a_running_state_is_marked(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not built up as a fresh reading would have: any close call may be another's. The same
+    prompt goes on from what such a reading left."""
+    monkeypatch.setattr(conversation, "NEAR_TIE", math.inf)
+    engine.reset()
+    first = written(engine, FIRST, "none", 0.0)
+    again = written(engine, FIRST, "none", 0.0)
+    assert (first.near_ties, again.near_ties) == (0, 0)
+    assert again.cached_n > 0
+    turn = [*FIRST, *first.token_ids, *[11, 12, 13] * 20]
+    second = written(engine, turn, "none", 0.0)
+    assert second.cached_n > len(FIRST)
+    assert second.near_ties == second.rounds
+    engine.reset()
+    assert written(engine, turn, "none", 0.0).near_ties == 0
+
+
+def test_a_proof_explains_what_goes_on_from_a_running_state(engine: Engine) -> None:
+    """Behind others it is not promised to be exact, so it is not compared as if it were."""
+    one = [Prompt("own", "own", text="a long text of some words " * 4)]
+    cases = list(prove(engine, one, proposers=("ngram",), temperatures=(0.0,), warm=True))
+    assert [case.way for case in cases] == ["cold", "behind", "behind", "turns"]
+    assert not any(case.bitwise for case in cases if case.way == "turns")
+    assert all(case.ok for case in cases)
 
 
 def _saved(engine: Engine) -> Any:
