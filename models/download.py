@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import ipaddress
 import os
 import re
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -226,7 +227,8 @@ class _Source:
             raise _Retry("the connection ended early")
 
     def _open(self, offset: int) -> httpx2.Response:
-        """Follow redirects by hand: credentials stay with the first origin, https stays https."""
+        """Follow redirects by hand: credentials stay with the first origin, https stays https, and
+        no server elsewhere chooses what is asked of this machine's own."""
         import httpx2
 
         url, headers = self.url, {**self.headers, "accept-encoding": "identity"}
@@ -245,6 +247,11 @@ class _Source:
             if announced is not None and announced != str(self.size):
                 raise _lying(self.size, announced)
             following = urljoin(url, target)
+            if is_local(following) and not is_local(url):
+                raise ModelUnavailable(
+                    f"the server sends us on to this machine ({urlsplit(following).netloc})",
+                    "nothing was asked there; check HF_ENDPOINT",
+                )
             if urlsplit(following)[:2] != urlsplit(url)[:2]:
                 headers = {k: v for k, v in headers.items() if k.lower() != "authorization"}
             url = following
@@ -280,6 +287,15 @@ class _Source:
             word = limited if status == 429 else f"the server answered {status}"
             raise _Retry(word, wait if wait is not None else None)
         raise refused(status, response.headers.get("x-error-code"))
+
+
+def is_local(url: str) -> bool:
+    """Whether an address is one of this machine's own."""
+    host = (urlsplit(url).hostname or "").removesuffix(".")
+    with suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        return address.is_loopback or address.is_unspecified or address.is_link_local
+    return host == "localhost" or host.endswith(".localhost")
 
 
 def require_safe_url(url: str, *, allow_http: bool = False) -> None:

@@ -28,6 +28,9 @@ _KEPT = re.compile(r"(\A<tool_response>|</tool_response>\Z|\s+)|\S")
 _KEPT_OF_REPLIES = re.compile(rf"({_TAG}|\s+)|\S")
 _DISGUISED = re.compile(rf"([\U000f0000-\U0010ffff])(?:(?:{_TAG}|\s)*\1)*")
 
+NO_TEMPLATE = (
+    "this model has no chat template: messages are joined without roles, as text to be continued"
+)
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -81,7 +84,8 @@ def render(
     """Render a conversation.
 
     Args:
-        template: the model's Jinja template; None joins the contents with newlines and no roles.
+        template: the model's Jinja template; None joins the contents with newlines and no roles,
+            and a notice says so in the first turn.
         messages: the conversation, oldest first.
         bos, eos: texts of the model's begin and end tokens, for templates that name them.
         add_generation_prompt: end with the header of the assistant's turn.
@@ -106,7 +110,9 @@ def render(
     *before, last = messages
     going_on = continue_last and last.role == "assistant"
     if template is None:
-        rendered = Rendered(_joined([Segment("\n".join(m.content for m in messages), False)]))
+        notice = None if any(m.role == "assistant" for m in messages) else NO_TEMPLATE
+        text = "\n".join(m.content for m in messages)
+        rendered = Rendered(_joined([Segment(text, False)]), notice)
         return replace(rendered, begun=Written(content=last.content)) if going_on else rendered
     # a reply that goes on: what the model saw when it began it, and what it wrote
     job = _Job(template, bos, eos, add_generation_prompt or going_on, variables or {})

@@ -132,6 +132,17 @@ def why_not_writable(folder: Path) -> str:
         return error.strerror or str(error)
 
 
+def barred(folder: Path) -> str:
+    """Why nothing can be kept in a folder that need not exist yet; "" if something can. Makes
+    nothing."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        return f"{existing} is no folder"
+    return "" if os.access(existing, os.W_OK | os.X_OK) else f"{existing} cannot be written to"
+
+
 def _close(path: Path, mode: int) -> None:
     """Take all rights from others; ignore failure (another owner, a system without modes)."""
     with contextlib.suppress(OSError):

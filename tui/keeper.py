@@ -15,7 +15,7 @@ from textual.message import Message
 
 from specllama.engine.host import EngineFactory, HostLike
 from specllama.errors import EngineError, ModelUnavailable, SpecllamaError
-from specllama.events import Event, LoadProgress
+from specllama.events import Event, LoadProgress, Notice
 from specllama.interface import EngineInfo, Stepped
 from specllama.models.refs import is_bundled, lasting
 from specllama.tui.messages import EngineFailed, EngineGone, EngineLoading, EngineReady
@@ -29,9 +29,11 @@ def lasting_pair(target: str, draft: str | None) -> Pair:
     return lasting(target), None if draft is None else lasting(draft)
 
 
-def loading_words(progress: LoadProgress | None) -> str:
+def loading_words(progress: LoadProgress | Notice | None) -> str:
     if progress is None:
         return "loading"
+    if isinstance(progress, Notice):  # what takes long is one thing, see ``probing``
+        return "measuring, once"
     return f"loading {progress.role} {100 * progress.fraction:.0f}%"
 
 
@@ -73,7 +75,7 @@ class EngineKeeper:
         self.info: EngineInfo | None = None
         self.server = server
         self.ready = self.failed = False
-        self.progress: LoadProgress | None = None
+        self.progress: LoadProgress | Notice | None = None
         self._recipe_for = recipe_for
         self._tell = tell
         self._loads = 0
@@ -159,5 +161,5 @@ class EngineKeeper:
 
     def _heard(self, event: Event) -> None:
         """From the host's reader thread."""
-        if isinstance(event, LoadProgress):
+        if isinstance(event, (LoadProgress, Notice)):
             self._tell(EngineLoading(event))

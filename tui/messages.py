@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from textual.message import Message
 
 from specllama.errors import SpecllamaError
-from specllama.events import LoadProgress
+from specllama.events import LoadProgress, Notice
 from specllama.interface import EngineInfo
 from specllama.tui.record import Record
 
@@ -16,7 +16,7 @@ from specllama.tui.record import Record
 class EngineLoading(Message):
     """A load started or progressed; only the newest is worth drawing."""
 
-    progress: LoadProgress | None = None
+    progress: LoadProgress | Notice | None = None
 
     def can_replace(self, message: Message) -> bool:
         return isinstance(message, EngineLoading)

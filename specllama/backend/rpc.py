@@ -13,7 +13,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from specllama.backend import devices
@@ -90,7 +90,14 @@ def greet(host: str, port: int) -> None:
 
 
 def serve(
-    host: str, port: int, *, threads: int, names: Sequence[str], limit: int | None, cache: str
+    host: str,
+    port: int,
+    *,
+    threads: int,
+    names: Sequence[str],
+    limit: int | None,
+    cache: str,
+    ready: Callable[[], object],
 ) -> None:
     """Lend devices of this machine to a program elsewhere, one program at a time, for ever.
 
@@ -99,6 +106,7 @@ def serve(
         limit: most bytes of RAM that the CPU is said to have free.
         cache: a folder in which large tensors are kept, so that they need not be sent again; "" is
             none.
+        ready: called when nothing is in the way any more, right before llama.cpp listens.
 
     Raises:
         UsageError: there is no such device or address, or the port is taken.
@@ -125,6 +133,7 @@ def serve(
     alive = [_tell_free(handles[d.name], limit) for d in lent if d.kind == "cpu"]
     for number in (signal.SIGINT, signal.SIGTERM):  # Python's handlers would wait for llama.cpp
         signal.signal(number, signal.SIG_DFL)
+    ready()
     sys.stdout.flush()
     os.dup2(2, 1)  # llama.cpp prints there
     size, call = ctypes.c_size_t, ctypes.CFUNCTYPE

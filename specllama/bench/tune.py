@@ -398,11 +398,13 @@ def advise(groups: Sequence[Group], check: Comparison | None) -> dict[str, Any]:
         temperatures[f"{t:g}"] = {
             "speculate": on,
             "draft_max": best if on and predicted >= WORTH else 0,
+            "best": best,
             "predicted": round(predicted, 3),
             "measured": None if measured is None else round(measured, 3),
         }
     top = max(gains, default=1.0)
-    found = f"{top:.2f}× plain {'measured' if check else 'predicted for the best fixed length'}"
+    how = "measured" if check else "predicted for the best fixed length"
+    found = f"{top:.2f}× plain {how} over all slices"
     words = (
         f"keep speculation on: {found}; the window turns it off where it loses"
         if top >= WORTH

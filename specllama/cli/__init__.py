@@ -57,6 +57,8 @@ ELSEWHERE = {
     "help": "see specllama --help, and COMMAND --help",
 }
 
+_KEEPS_NOTHING = ("completion", "doctor", "top", "rpc-worker", "quantize", "convert")
+
 EPILOG = """\b
 Examples:
   specllama                                  open the terminal app
@@ -170,6 +172,8 @@ def group(ctx: click.Context, offline: bool, verbose: bool) -> Any:
         os.environ["SPECLLAMA_OFFLINE"] = "1"
     if verbose:
         diagnostics.tell_decisions()
+    if ctx.invoked_subcommand not in _KEEPS_NOTHING:
+        _say_where_nothing_is_kept()
     if ctx.invoked_subcommand is None:
         if sys.stdin.isatty() and sys.stderr.isatty() and sys.stdout.isatty():
             chat = group.get_command(ctx, "chat")
@@ -178,6 +182,22 @@ def group(ctx: click.Context, offline: bool, verbose: bool) -> Any:
         output.line(ctx.get_help())
         ctx.exit(diagnostics.Exit.USAGE)
     return None
+
+
+def _say_where_nothing_is_kept() -> None:
+    from specllama import paths
+    from specllama.errors import SpecllamaError
+
+    try:
+        why = paths.barred(folder := paths.data_dir())
+    except SpecllamaError:  # no home at all: the command says so where it needs one
+        return
+    if why:
+        diagnostics.warn(
+            f"nothing can be kept in {folder} ({why}): conversations, logs and measurements of "
+            f"this run are lost; next: {paths.HOME_VARIABLE}=FOLDER specllama …, a folder that "
+            "you can write to"
+        )
 
 
 def invoke(args: Sequence[str] | None = None) -> int:

@@ -195,7 +195,6 @@ def _machine() -> list[Check]:
 
 
 def _stores() -> list[Check]:
-    import os
     import shutil
 
     from specllama import paths
@@ -207,13 +206,11 @@ def _stores() -> list[Check]:
         ("data", paths.data_dir()),
         ("cache", paths.cache_dir()),
     ):
-        existing = folder
-        while not existing.exists() and existing != existing.parent:
-            existing = existing.parent
-        if not os.access(existing, os.W_OK):
+        if why := paths.barred(folder):
             advice = "set SPECLLAMA_HOME to a folder you can write to"
-            checks.append(Check("bad", name, f"{folder} is not writable", advice))
+            checks.append(Check("bad", name, f"{folder} is not writable: {why}", advice))
             continue
+        existing = next(one for one in (folder, *folder.parents) if one.exists())
         free = f", {size(shutil.disk_usage(existing).free)} free" if name == "models" else ""
         checks.append(Check("ok", name, f"{folder}{free}"))
     return checks

@@ -61,7 +61,6 @@ def command(
     if cache:
         folder = paths.cache_dir() / "rpc"
         folder.mkdir(parents=True, exist_ok=True)
-    output.line(f"worker at {host}:{port}")
     rpc.serve(
         host,
         port,
@@ -69,5 +68,6 @@ def command(
         names=[name.strip() for name in device.split(",")] if device else [],
         limit=None if mem is None else mem << 20,
         cache=str(folder) if cache else "",
+        ready=lambda: output.line(f"worker at {host}:{port}"),
     )
     return diagnostics.Exit.OK

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from specllama import signals
+from specllama import paths, signals
 from specllama.cancel import Cancel
 from specllama.cli import diagnostics, loading, output
 from specllama.cli.options import (
@@ -31,6 +32,8 @@ from specllama.inputs import read_bounded
 from specllama.interface import EngineLike, Message
 from specllama.params import GenerateParams
 from specllama.store.rounds import RoundLog, logged
+
+WAITS_S = 1.0  # input that takes longer is named
 
 EPILOG = """\b
 Examples:
@@ -91,7 +94,8 @@ def command(
     """Answer PROMPT and print the text.
 
     With "-", or without PROMPT in a pipe, the prompt is read from standard input. What is piped
-    in beside PROMPT stands before it: cat notes.md | specllama run "Summarize this."
+    in beside PROMPT stands before it: cat notes.md | specllama run "Summarize this." It is read to
+    its end, however slowly it comes; a program that leaves a pipe open gives < /dev/null instead.
     """
     settings = resolve(flags)
     if not quiet:
@@ -101,7 +105,7 @@ def command(
     given = [one for one in (prompt, typed, file) if one is not None]
     if len(given) > 1:
         raise UsageError("give one prompt: as an argument, with -p, or with -f")
-    text = read_prompt(given[0] if given else None, raw=raw)
+    text = read_prompt(given[0] if given else None, raw=raw, quiet=quiet)
     request: str | Sequence[Message] = text
     if raw and settings.origin("system") == "flag":
         raise UsageError("a system prompt needs the chat template", "leave out --system or --raw")
@@ -115,7 +119,8 @@ def command(
         else loading.open_engine(settings, quiet=quiet)
     ) as engine:
         params = params.on_card(engine.info.target.card)
-        log = RoundLog.open(engine.info, params, command="run") if settings["log"] else None
+        keeps = settings["log"] and not paths.barred(paths.rounds_dir())
+        log = RoundLog.open(engine.info, params, command="run") if keeps else None
         printer = Printer(
             as_json=as_json,
             quiet=quiet,
@@ -158,7 +163,7 @@ def answer(
     return diagnostics.Exit.FAILED if failed else diagnostics.Exit.OK
 
 
-def read_prompt(argument: str | Path | None, *, raw: bool) -> str:
+def read_prompt(argument: str | Path | None, *, raw: bool, quiet: bool = False) -> str:
     """The prompt from the argument, a file or standard input.
 
     Input may hold any bytes: what is not UTF-8 becomes U+FFFD, NUL stays. The newline that ends a
@@ -173,17 +178,29 @@ def read_prompt(argument: str | Path | None, *, raw: bool) -> str:
         # Arguments that are not UTF-8 arrive with surrogates for the odd bytes.
         text = os.fsencode(argument).decode("utf-8", "replace")
     elif argument == "-" or not sys.stdin.isatty():
-        text = _dropped(
-            read_bounded(sys.stdin.buffer, "the prompt").decode("utf-8", "replace"), raw
-        )
+        text = _dropped(_piped("the prompt", quiet), raw)
     else:
         raise UsageError("there is no prompt", 'give one: specllama run "…", or pipe it in')
     if argument is not None and argument != "-" and _is_piped():
-        piped = read_bounded(sys.stdin.buffer, "the input").decode("utf-8", "replace")
+        piped = _piped("the input", quiet)
         text = f"{piped.rstrip()}\n\n{text}" if piped.strip() else text
     if not (text if raw else text.strip()):
         raise UsageError("the prompt is empty", 'give some text: specllama run "…"')
     return text
+
+
+def _piped(what: str, quiet: bool) -> str:
+    """All of standard input, however slowly it comes; that it is waited for is said."""
+    ends = "Ctrl-Z" if os.name == "nt" else "Ctrl-D"
+    said = f"reading {what} from standard input; its end is awaited ({ends}, or < {os.devnull})"
+    waiting = threading.Timer(WAITS_S, diagnostics.note, [said])
+    waiting.daemon = True
+    if not quiet:
+        waiting.start()
+    try:
+        return read_bounded(sys.stdin.buffer, what).decode("utf-8", "replace")
+    finally:
+        waiting.cancel()
 
 
 def _is_piped() -> bool:

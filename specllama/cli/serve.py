@@ -143,7 +143,8 @@ def command(
             "give --no-keep-texts, or one key",
         )
     listening = bind(host, port)
-    engine = EngineHost(LoadEngine(model, settings["draft-model"], options))
+    said = None if quiet else loading.Progress(shown=False, quiet=False)
+    engine = EngineHost(LoadEngine(model, settings["draft-model"], options), on_event=said)
     service = Service(
         Desk(engine, lanes=parallel, most=queue),
         alias or _name(model),

@@ -167,6 +167,13 @@ def describe(result: Tuning, *, charts: bool = True) -> list[str]:
             f"{group.best_speed:6.2f}× {group.reply:6.0f} {group.reply_speed:9.2f}× "
             f"{window:>7}".rstrip()
         )
+    for t, overall in result.advice["temperatures"].items() if result.groups else ():
+        measured = overall["measured"]
+        window = "" if measured is None else f"{measured:.2f}×"
+        lines.append(
+            f"{'all':8}{t:>5}  {'':27} {overall['best']:17d} {overall['predicted']:6.2f}× "
+            f"{'':17} {window:>7}".rstrip()
+        )
     lines += [
         "speed: predicted for the best fixed length in a text without end; its speed: over a reply",
         "of that many tokens, reading the prompt into the draft model included; window: measured",

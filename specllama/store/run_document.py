@@ -54,7 +54,8 @@ def run_document(record: RunRecord, methods: Sequence[Named]) -> Document:
         if several:
             parts.append(Heading(f"Reply {turn.index + 1}"))
         parts += reply_parts(turn, methods)
-    parts += [*provenance(record.header), settings(record.header.get("params"))]
+    seeds = [turn.started.seed for turn in record.turns if turn.started is not None]
+    parts += [*provenance(record.header), settings(record.header.get("params"), seeds)]
     return Document(f"Run {record.run}", parts)
 
 
@@ -181,11 +182,14 @@ def _model(role: str, model: Mapping[str, Any]) -> list[str]:
     return [f"{'target' if role == 'target' else 'draft model'}: ", Raw(name), ", ", quant, *facts]
 
 
-def settings(params: Any) -> Part:
-    """What was set otherwise than usual, and what is always asked about."""
+def settings(params: Any, seeds: Sequence[int] = ()) -> Part:
+    """What was set otherwise than usual, and what is always asked about; ``seeds`` of the replies
+    are told where none was set."""
     if not isinstance(params, dict):
         return Facts([])
     flat = {**params, **_dict(params.get("sampling"))}
+    if flat.get("seed") is None and seeds:
+        flat["seed"] = f"drawn, {', '.join(map(str, seeds))}"
     usual = {**USUAL, **_dict(USUAL["sampling"])}
     lines = [
         [f"{name}: ", Raw(str(value))]

@@ -53,6 +53,74 @@ def test_input_and_prompt_are_joined() -> None:
     assert read_prompt("Sum up.", raw=True) == "Sum up."
 
 
+def test_input_that_is_slow_is_read_whole_and_said() -> None:
+    """A pipe that is left open is waited for, as the prompt's half may still come; a line says
+    so."""
+    code = (
+        "import specllama.cli.run as run; run.WAITS_S = 0.05; "
+        "print(run.read_prompt('Sum up.', raw=False))"
+    )
+    done = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert done.stdin is not None
+    assert done.stderr is not None
+    assert "from standard input" in done.stderr.readline()
+    done.stdin.write("late notes\n")
+    out, err = done.communicate()
+    assert (out, err) == ("late notes\n\nSum up.\n", "")
+
+
+@pytest.mark.parametrize(
+    "words", [["history", "ls"], ["log", "ls"], ["run", "Hi"], ["hub", "ls"], ["config", "show"]]
+)
+def test_a_home_that_cannot_be_written_to_is_named_in_every_command(
+    cli, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    assert "nothing can be kept" not in cli(*words).err
+    monkeypatch.setenv("SPECLLAMA_HOME", str(tmp_path / "file" / "home"))
+    said = cli(*words).err
+    assert f"{tmp_path / 'file'} is no folder" in said
+    assert "SPECLLAMA_HOME=FOLDER specllama" in said
+
+
+def test_a_folder_is_barred_by_what_it_lies_in(tmp_path: Path) -> None:
+    assert paths.barred(tmp_path / "a" / "b") == ""
+    (tmp_path / "file").touch()
+    assert "is no folder" in paths.barred(tmp_path / "file" / "b")
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"], "nothing is made"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory")
+def test_a_library_that_has_no_room_cannot_be_loaded() -> None:
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (250 << 20,) * 2); "
+        "from specllama.cli import invoke; sys.exit(invoke(['run', '-n', '4', 'Hi']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 5, done.stderr
+    assert "bug" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_worker_speaks_when_it_can_be_one(cli) -> None:
+    from specllama.backend import rpc
+    from specllama.errors import CannotLoad
+
+    try:
+        rpc._backend_function("ggml_backend_rpc_start_server")
+    except CannotLoad:
+        result = cli("rpc-worker")
+        assert (result.code, result.out) == (5, "")
+
+
 def test_a_models_name_in_the_place_of_the_prompt(cli) -> None:
     assert "specllama run -m qwen3-8b PROMPT" in cli("run", "qwen3-8b").err
     assert "-m" not in cli("run", "Hello").err.replace("choose one with -m", "")

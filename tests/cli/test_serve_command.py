@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specllama.cli import invoke
+from specllama.events import Notice
 
 
 def test_what_is_missing_is_one_line(
@@ -24,6 +26,24 @@ def test_what_is_missing_is_one_line(
     error, hint = capsys.readouterr().err.splitlines()
     assert "uvicorn" in error
     assert 'pip install ".[serve]"' in hint
+
+
+def test_what_a_load_measures_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from specllama.server import running
+
+    def run(service: Any, listening: socket.socket, **more: Any) -> None:
+        listening.close()
+        hear = service.desk.host.on_event
+        if hear is not None:
+            hear(Notice("measuring whether passes are exact", topic="exactness"))
+
+    monkeypatch.setattr(running, "run", run)
+    assert invoke(["serve", "--port", "0"]) == 0
+    assert "measuring whether passes are exact" in capsys.readouterr().err
+    assert invoke(["serve", "--port", "0", "-q"]) == 0
+    assert "measuring" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

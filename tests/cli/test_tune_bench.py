@@ -70,6 +70,10 @@ def test_tune_prints_keeps_and_advises(
     assert profile.warm
     assert profile.advice is not None
     assert "words" in profile.advice
+    overall = profile.advice["temperatures"]["0"]
+    assert f"{overall['predicted']:.2f}×" in profile.advice["words"]
+    [row] = [line for line in out.splitlines() if line.startswith("all ")]
+    assert f"{overall['predicted']:.2f}×" in row, "the verdict's figure is in the table"
     assert profile.costs.target.seen(16) > 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import ggufs
+import httpx2
 import pytest
 from click.testing import CliRunner, Result
 from fakehub import FakeHub, Fault
@@ -278,6 +279,34 @@ def test_a_redirect_to_another_host_loses_the_token(
         assert hub.of(NAME)[0].authorization == "Bearer hf_secret"
         assert [request.authorization for request in other.requests] == [None]
     assert (folder() / NAME).read_bytes() == model_bytes
+
+
+@pytest.mark.parametrize(
+    "there",
+    ["http://127.0.0.1:9/x", "http://127.0.0.2/x", "https://localhost/x", "http://[::1]/x",
+     "http://169.254.169.254/latest", "https://box.localhost./x"],
+)  # fmt: skip
+def test_a_hub_elsewhere_asks_nothing_of_this_machine(there: str, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(str(request.url))
+        return httpx2.Response(302, headers={"location": there})
+
+    with (
+        httpx2.Client(transport=httpx2.MockTransport(answer)) as client,
+        pytest.raises(ModelUnavailable, match=r"on to this machine|not encrypted"),
+    ):
+        download.download(
+            client,
+            "https://hub.example/x",
+            tmp_path / "x",
+            size=4,
+            digest=download.Digest("sha256", "0" * 64),
+            headers={},
+            allow_http=True,
+        )
+    assert asked == ["https://hub.example/x"]
 
 
 def test_a_stored_token_is_not_sent_to_another_endpoint(

@@ -13,8 +13,8 @@ from textual.message import Message
 
 from specllama.engine.inline import InlineHost
 from specllama.errors import BadGguf
-from specllama.events import Event, LoadProgress
-from specllama.tui.keeper import EngineKeeper, Pair
+from specllama.events import Event, LoadProgress, Notice
+from specllama.tui.keeper import EngineKeeper, Pair, loading_words
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 
 LIMIT_S = 20.0
@@ -119,6 +119,23 @@ def test_a_load_that_was_pushed_aside_says_nothing() -> None:
             thread.join(LIMIT_S)
     assert told.messages.empty()
     assert loaded(told.keeper) == "quick"
+
+
+def test_what_a_load_measures_is_shown() -> None:
+    gate = threading.Event()
+
+    def slow(progress: Callable[[Event], None], /) -> ScriptedEngine:
+        progress(Notice("measuring how exact passes are", topic="exactness"))
+        gate.wait(LIMIT_S)
+        raise BROKEN
+
+    told = Told(("slow", None), slow=slow)
+    told.keeper.load()
+    while told.keeper.progress is None:
+        told.until(EngineLoading)
+    assert loading_words(told.keeper.progress) == "measuring, once"
+    gate.set()
+    told.until(EngineFailed)
 
 
 def test_an_error_that_nobody_foresaw_is_a_failure_too() -> None:

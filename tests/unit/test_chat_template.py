@@ -190,6 +190,15 @@ def test_no_template_is_raw() -> None:
     assert shape(None, [Message("user", "Once upon")]) == [Segment("Once upon", False)]
 
 
+def test_a_missing_template_is_said_once() -> None:
+    first = [Message("system", "Be brief."), Message("user", "Hi")]
+    assert "no chat template" in (render(None, first, bos="", eos="").notice or "")
+    later = [*first, Message("assistant", "Hello"), Message("user", "Again")]
+    assert render(None, later, bos="", eos="").notice is None
+    said = Prompting(FakeVocab()).prepare(first, GenerateParams()).notices
+    assert [words for words in said if "no chat template" in words]
+
+
 @pytest.mark.parametrize(
     "template",
     [
