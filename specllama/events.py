@@ -180,15 +180,25 @@ class RoundDone(Event):
     def is_chain(self) -> bool:
         return all(parent == i - 1 for i, parent in enumerate(self.parents))
 
+    @property
+    def waiting_ms(self) -> float:
+        """What was neither drafting nor verifying."""
+        return self.other_ms + self.wait_ms
+
+    @property
+    def took_ms(self) -> float:
+        """By the wall clock, since the round before."""
+        return self.draft_ms + self.verify_ms + self.waiting_ms
+
 
 @dataclass(frozen=True, slots=True)
 class Timings:
     """Where the time of a request went, by one wall clock: ``ttft_ms`` until the first token, which
     is ``tokenize_ms + queue_ms + prefill_ms + first_decode_ms``, and ``decode_ms`` from there to
-    the end, in which all other tokens were written.
+    the end, in which all other tokens were written: ``draft_ms + verify_ms + waiting_ms``.
 
-    ``other_ms`` is the part of the rounds' time that neither model took; ``deliver_ms`` of it went
-    into handing the events to the caller (round log, JSON, screen). ``pipe_ms`` is the time an
+    ``other_ms`` is the part of all rounds' own time that neither model took; ``deliver_ms`` of it
+    went into handing the events to the caller (round log, JSON, screen). ``pipe_ms`` is the time an
     engine in a child process spent beside the rounds to encode and send them.
     """
 
@@ -201,6 +211,7 @@ class Timings:
     decode_ms: float = 0.0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
+    waiting_ms: float = 0.0
     other_ms: float = 0.0
     deliver_ms: float = 0.0
     pipe_ms: float = 0.0

@@ -28,6 +28,7 @@ class SpecStats:
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     other_ms: float = 0.0
+    wait_ms: float = 0.0
     drafted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
 
@@ -42,6 +43,7 @@ class SpecStats:
         self.draft_ms += done.draft_ms
         self.verify_ms += done.verify_ms
         self.other_ms += done.other_ms
+        self.wait_ms += done.wait_ms
         depth = _depth(done.parents)
         while len(self.drafted_at) < depth:
             self.drafted_at.append(0)

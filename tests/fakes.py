@@ -187,9 +187,7 @@ class ScriptedEngine(OneAtATime):
                 cut=pieces,
                 prompt_n=prompt_n,
                 seed=SEED if params.seed is None else params.seed,
-                reading=Reading(
-                    0.5, 0.4, VERIFY_MS, before_step=lambda ms: _sleep(reply.prefill_delay_s)
-                ),
+                reading=Reading(0.5, 0.4, before_step=lambda ms: _sleep(reply.prefill_delay_s)),
                 reason=reply.reason,
                 notices=reply.notices,
                 cancel=cancel,

@@ -352,7 +352,6 @@ class SpecllamaApp(ThemedApp):
         head = [Message("system", session.system)] if session.system else []
         screen = RaceScreen(
             chat.board,
-            chat.strip.meter,
             self.keeper.host,
             self.keeper.info if self.keeper.ready else None,
             session.params,
@@ -450,13 +449,12 @@ class SpecllamaApp(ThemedApp):
 
     def resume_session(self, session: str) -> None:
         async def go() -> None:
-            before = self.session.params
             try:
                 self.session.load(session)
             except SpecllamaError as error:
                 self.notify(error.message, severity="error", markup=False)
                 return
-            self.chat.params_changed(before)
+            self.chat.params_changed()
             await self.chat.show_conversation()
 
         self.chat.when_idle(go)
@@ -581,10 +579,9 @@ class SpecllamaApp(ThemedApp):
         self.chat.when_idle(self._new_chat)
 
     async def _new_chat(self) -> None:
-        before = self.session.params
         self.session.clear()
         self.session.system = self.prefs.system_prompt
-        self.chat.params_changed(before)
+        self.chat.params_changed()
         await self.chat.show_conversation()
         self.chat.prompt.focus()
 

@@ -116,7 +116,7 @@ class DemoEngine(OneAtATime):
             cut=pieces,
             prompt_n=count_tokens(prompt, pieces),
             seed=seed,
-            reading=Reading(1.1, 2.2, STEP_MS, steps=2, before_step=self._wait),
+            reading=Reading(1.1, 2.2, steps=2, before_step=self._wait),
             cancel=cancel,
         )
 

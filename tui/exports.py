@@ -21,7 +21,7 @@ from specllama.document import (
 )
 from specllama.interface import EngineInfo, Message, Prompt
 from specllama.params import GenerateParams
-from specllama.store.rounds import Turn, circumstances
+from specllama.store.rounds import circumstances
 from specllama.store.run_document import provenance, reply_parts, settings
 from specllama.tui import outcome
 from specllama.tui.checklist import Line
@@ -71,7 +71,7 @@ class Circumstances:
 
 def reply(record: Record, question: str, text: str, under: Circumstances) -> Document:
     """One reply; of one that was stored without its rounds, the text and its figures."""
-    turn = Turn(0, record.started, None, record.rounds, record.finished)
+    turn = record.request()
     started = record.started
     if started is not None:
         asked = under.params.replace(seed=started.seed, proposer=started.proposer)
@@ -200,11 +200,11 @@ def round_(record: Record, at: int, under: Circumstances) -> Document:
     label = {m.name: m.short for m in (under.info.methods if under.info else ())}
     who = " + ".join(label.get(part) or part for part in done.source.split("+"))
     how = f"drafted by the {who}" if done.drafted else "a plain step"
-    times = (done.draft_ms, done.verify_ms, done.other_ms)
+    times = (done.draft_ms, done.verify_ms, done.waiting_ms)
     facts: list[list[str]] = [
-        [f"round {at} of {len(record.rounds) - 1}, {how}"],
+        [f"round {at + 1} of {len(record.rounds)}, {how}"],
         [f"window {done.draft_max}: ", Raw(done.window_reason)],
-        ["draft {:.2f} ms, target {:.2f} ms, the rest {:.2f} ms".format(*times)],
+        ["draft {:.2f} ms, target {:.2f} ms, waiting {:.2f} ms".format(*times)],
         [f"rule: {verify}" + (", a near-tie" if done.near_tie else "")],
     ]
     parts: list[Part] = [

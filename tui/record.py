@@ -1,4 +1,4 @@
-"""One generation, round by round: what the as-drafted view and the inspector show."""
+"""One reply, round by round: what the as-drafted view, the panel and the inspector show."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 from specllama.events import Event, Finished, RoundDone, Started, event_from_dict
 from specllama.kept import DAMAGE
+from specllama.reply_figures import ReplyFigures
 from specllama.stats import SpecStats
+from specllama.store.rounds import Turn
 
 SPECIAL = re.compile(r"<\|?[\w/]+\|?>$")
 
@@ -21,15 +23,17 @@ def is_special(text: str) -> bool:
 
 @dataclass(slots=True)
 class Record:
-    """``starts`` says which request each stretch of rounds answers, from which round on; ``live``
+    """``starts`` says which request each stretch of rounds answers, from which round on, and
+    ``ends`` how each of them ended, by its number, 0 being one whose start is not known; ``live``
     that the reply is still being written."""
 
     title: str = ""
     starts: list[tuple[int, Started]] = field(default_factory=list)
     rounds: list[RoundDone] = field(default_factory=list)
-    finished: Finished | None = None
+    ends: dict[int, Finished] = field(default_factory=dict)
     stats: SpecStats = field(default_factory=SpecStats)
     live: bool = False
+    _figures: tuple[object, ReplyFigures | None] = field(default=((), None), init=False)
 
     def add(self, rounds: Iterable[RoundDone]) -> None:
         for done in rounds:
@@ -39,6 +43,35 @@ class Record:
     def begin(self, started: Started) -> None:
         """Whatever is added from now on answers this request."""
         self.starts.append((len(self.rounds), started))
+
+    def end(self, finished: Finished) -> None:
+        """The newest request ended so."""
+        self.ends[len(self.starts)] = finished
+
+    def restore(self, stats: dict[str, Any]) -> None:
+        """What was stored of a reply without its rounds."""
+        if (finished := _finished_from(stats)) is not None:
+            self.end(finished)
+
+    @property
+    def finished(self) -> Finished | None:
+        """How the newest request that came to its end did."""
+        return self.ends[max(self.ends)] if self.ends else None
+
+    def request(self, at: int = -1) -> Turn:
+        """The request that wrote round ``at``, the newest unless given."""
+        number = sum(first <= at for first, _ in self.starts) if at >= 0 else len(self.starts)
+        first, started = self.starts[number - 1] if number else (0, None)
+        last = self.starts[number][0] if number < len(self.starts) else len(self.rounds)
+        return Turn(number, started, None, self.rounds[first:last], self.ends.get(number))
+
+    def figures(self, at: int = -1) -> ReplyFigures | None:
+        """Of that request; None before its first token."""
+        turn = self.request(at)
+        known = (turn.index, len(turn.rounds), turn.finished is not None)
+        if self._figures[0] != known:
+            self._figures = known, turn.figures
+        return self._figures[1]
 
     @property
     def started(self) -> Started | None:
@@ -58,18 +91,20 @@ class Record:
             elif isinstance(event, RoundDone):
                 record.add([event])
             elif isinstance(event, Finished):
-                record.finished = event
+                record.end(event)
         return record
 
     def text_before(self, index: int) -> str:
         return "".join("".join(r.emitted_text) for r in self.rounds[:index])
 
-    def tokens_per_s(self) -> float | None:
-        """From the finish line if there is one, else from the rounds' own times."""
-        if self.finished is not None and self.finished.timings.tok_per_s is not None:
-            return self.finished.timings.tok_per_s
-        ms = self.stats.draft_ms + self.stats.verify_ms + self.stats.other_ms
-        return 1000.0 * self.stats.emitted / ms if ms > 0 else None
+    def context(self) -> tuple[int, int] | None:
+        """(tokens of context in use, tokens that there is room for)."""
+        done, started = self.finished, self.started
+        if self.live and started is not None:
+            past = self.rounds[-1] if len(self.rounds) > self.starts[-1][0] else None
+            used = past.n_past + 1 + len(past.emitted) if past else started.prompt_n
+            return used, started.n_ctx
+        return None if done is None else (done.prompt_n + len(done.token_ids), done.n_ctx)
 
 
 def depth_of(done: RoundDone) -> list[int]:
@@ -118,7 +153,7 @@ def glyph_run(done: RoundDone, accepted: str, rejected: str, target: str) -> lis
     return out
 
 
-def finished_from(stats: dict[str, Any]) -> Finished | None:
+def _finished_from(stats: dict[str, Any]) -> Finished | None:
     """The finish line of a stored reply: its counters; text and ids are not stored with them."""
     try:
         tokens = int(stats["draft_n_accepted"]) + int(stats["rounds"]) - int(stats["cut"])

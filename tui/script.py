@@ -86,6 +86,7 @@ class Move:
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     other_ms: float = 0.0
+    wait_ms: float = 0.0
     near_tie: bool = False
     plain_ms: float | None = None  # what a single pass takes
     balance: float | None = None  # plain steps that may be risked
@@ -99,7 +100,6 @@ class Reading:
 
     tokenize_ms: float
     token_ms: float
-    first_decode_ms: float
     steps: int = 4
     before_step: Callable[[float], None] = lambda ms: None
 
@@ -151,12 +151,8 @@ def play(
         yield PrefillProgress(prompt_n * step // reading.steps, prompt_n, 0)
 
     todo, reason = _to_say(text, reason, params, cut, room=n_ctx - prompt_n)
-    stats, passes, ids, clock_ms = (
-        SpecStats(),
-        list[Pass](),
-        list[int](),
-        reading.tokenize_ms + prefill_ms,
-    )
+    stats, rounds, ids = SpecStats(), list[RoundDone](), list[int]()
+    clock_ms = reading.tokenize_ms + prefill_ms
     reply = reader(Spelling(USUAL, Letters()), None)
     said = {True: "", False: ""}
 
@@ -168,18 +164,20 @@ def play(
 
     while todo and not (cancel is not None and cancel.is_set()):
         move = choose(stats.rounds, todo)
-        clock_ms += move.draft_ms + move.verify_ms + move.other_ms
+        clock_ms += move.draft_ms + move.verify_ms + move.other_ms + move.wait_ms
         done = _round(move, stats.rounds, prompt_n + len(ids) - 1, todo, clock_ms / 1000)
         stats.observe(done)
-        if done.index:
-            passes.append(Pass.of(done))
+        rounds.append(done)
         ids.extend(done.emitted)
         todo = todo[len(done.emitted) :]
         yield done
         new = "".join(done.emitted_text)
         yield from tell(reply.feed(new.encode("utf-8", "replace").decode("latin-1")))
     yield from tell(reply.finish(cut=False))
-    decode_ms = stats.draft_ms + stats.verify_ms + stats.other_ms
+    first_ms = rounds[0].took_ms if rounds else 0.0
+    decode_ms = sum(done.took_ms for done in rounds[1:])
+    draft_ms = sum(done.draft_ms for done in rounds[1:])
+    verify_ms = sum(done.verify_ms for done in rounds[1:])
     yield Finished(
         reason="cancelled" if todo else reason,
         text=said[False],
@@ -202,18 +200,19 @@ def play(
         accepted_per_position=tuple(stats.accepted_at),
         drafted_per_position=tuple(stats.drafted_at),
         near_ties=stats.near_ties,
-        verdict=judge(passes) if drafting else None,
+        verdict=judge([Pass.of(done) for done in rounds[1:]]) if drafting else None,
         timings=Timings(
             load_ms=info.load_ms,
             tokenize_ms=reading.tokenize_ms,
             prefill_ms=prefill_ms,
-            first_decode_ms=reading.first_decode_ms,
-            ttft_ms=reading.tokenize_ms + prefill_ms + reading.first_decode_ms,
+            first_decode_ms=first_ms,
+            ttft_ms=reading.tokenize_ms + prefill_ms + first_ms if rounds else 0.0,
             decode_ms=decode_ms,
-            draft_ms=stats.draft_ms,
-            verify_ms=stats.verify_ms,
+            draft_ms=draft_ms,
+            verify_ms=verify_ms,
+            waiting_ms=decode_ms - draft_ms - verify_ms,
             other_ms=stats.other_ms,
-            tok_per_s=1000 * len(ids) / decode_ms if decode_ms else None,
+            tok_per_s=1000 * (len(ids) - 1) / decode_ms if decode_ms else None,
         ),
     )
 
@@ -271,6 +270,7 @@ def _round(move: Move, index: int, n_past: int, todo: Sequence[str], t_s: float)
         draft_ms=move.draft_ms,
         verify_ms=move.verify_ms,
         other_ms=move.other_ms,
+        wait_ms=move.wait_ms,
         near_tie=move.near_tie,
         plain_ms=move.plain_ms if guesses else None,
         balance=move.balance,

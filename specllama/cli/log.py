@@ -13,7 +13,7 @@ import click
 from specllama.cli import charts, completing, diagnostics, output
 from specllama.cli.listing import Column, show_table
 from specllama.cli.log_delete import rm, texts
-from specllama.cli.printer import MEASURE, percent, round_glyphs, statistics_line
+from specllama.cli.printer import MEASURE, percent, rate, round_glyphs, statistics_line
 from specllama.errors import StoreError, UsageError
 from specllama.events import RoundDone
 from specllama.paths import rounds_dir
@@ -100,7 +100,7 @@ def ls(limit: int, as_json: bool) -> None:
                 str(run["rounds"]),
                 str(run["emitted"]),
                 percent(run["acceptance_rate"]),
-                _number(run["tok_per_s"]),
+                rate(run["tok_per_s"]),
                 "" if run["complete"] else "unfinished",
             ]
             for run in runs
@@ -117,7 +117,7 @@ def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
     """Show the rounds of a run.
 
     Each round is one line: ■ an accepted draft token, □ a rejected one, + the target's own token;
-    then the milliseconds for drafting, verifying and the rest.
+    then the milliseconds for drafting, verifying and waiting, which is neither.
     """
     path = find_run(run)
     if as_json:
@@ -160,7 +160,7 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
     total = summary.totals(rounds)
     passes = summary.passes(rounds)
     verdict = judge(passes)
-    seconds = sum(map(summary.generation_s, records))
+    wrote = summary.generated(records)
     sources = summary.by_source(rounds)
     positions = summary.by_position(total)
     # Time has one axis per run: slices of several runs would mix them.
@@ -169,8 +169,8 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
         output.document(
             {
                 "runs": [record.run for record in records],
-                "generation_s": seconds,
-                "tok_per_s": summary.tok_per_s(records),
+                "generation_s": wrote.seconds,
+                "tok_per_s": wrote.tok_per_s,
                 "skipped_lines": sum(record.skipped for record in records),
                 "total": summary.stats_dict(total),
                 "verdict": verdict.to_dict(),
@@ -195,8 +195,8 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
         return
     name = records[0].run if len(records) == 1 else f"{len(records)} runs"
     output.line(
-        f"{name}: {total.emitted} tokens in {total.rounds} rounds, {seconds:.2f} s, "
-        f"{_number(summary.tok_per_s(records))} tok/s, {total.near_ties} near-ties"
+        f"{name}: {total.emitted} tokens in {total.rounds} rounds, {wrote.seconds:.2f} s, "
+        f"{rate(wrote.tok_per_s)} tok/s, {total.near_ties} near-ties"
     )
     output.line(lead(verdict, MEASURE))
     if told := details(verdict, both=True):
@@ -348,8 +348,8 @@ def _show_turn(turn: Turn, rounds: list[RoundDone], numbered: bool) -> None:
     if rounds:
         glyphs = max(6, *(len(round_glyphs(done)) for done in rounds))
         output.line(
-            f"    #       s  source   {'drafts':<{glyphs}}  {'draft':>7} {'verify':>8} {'other':>7}"
-            "  tokens (times in ms)"
+            f"    #       s  source   {'drafts':<{glyphs}}  {'draft':>7} {'verify':>8} "
+            "waiting  tokens (times in ms)"
         )
         for done in rounds:
             output.write_styled(_round_line(done, glyphs) + "\n")
@@ -364,9 +364,9 @@ def _show_turn(turn: Turn, rounds: list[RoundDone], numbered: bool) -> None:
 def _round_line(done: RoundDone, glyphs: int) -> str:
     tie = " ≈near-tie" if done.near_tie else ""
     left = (
-        f"{done.index:>5} {done.t_s:>7.3f}  {sanitize_line(done.source):<7}  "
+        f"{done.index + 1:>5} {done.t_s:>7.3f}  {sanitize_line(done.source):<7}  "
         f"{round_glyphs(done):<{glyphs}}  {done.draft_ms:>7.2f} {done.verify_ms:>8.2f} "
-        f"{done.other_ms:>7.2f}  "
+        f"{done.waiting_ms:>7.2f}  "
     )
     room = shutil.get_terminal_size((10_000, 24)).columns if output.is_terminal() else 10_000
     return left + _tokens(done, max(room - len(left) - len(tie) - 1, 12)) + tie

@@ -370,7 +370,7 @@ def _measure(target: Path, draft: Path | None, options: EngineOptions) -> Measur
                 for event in engine.generate(prompt, params):
                     if isinstance(event, RoundDone) and event.index > 0:
                         rounds.append(event)
-                        seconds[params.speculate] += _round_ms(event) / 1e3
+                        seconds[params.speculate] += event.took_ms / 1e3
                         tokens[params.speculate] += len(event.emitted)
                         if time.perf_counter() > until:
                             break
@@ -389,10 +389,6 @@ def _measure(target: Path, draft: Path | None, options: EngineOptions) -> Measur
         plain=tokens[False] / max(seconds[False], 1e-9),
         speculative=tokens[True] / max(seconds[True], 1e-9),
     )
-
-
-def _round_ms(event: RoundDone) -> float:
-    return event.draft_ms + event.verify_ms + event.other_ms
 
 
 def _median(values: list[float]) -> float:

@@ -107,6 +107,11 @@ class Printer:
         diagnostics.write("\n\n" if self.thoughts == "show" else "\n")
 
 
+def rate(speed: float | None) -> str:
+    """Tokens a second."""
+    return "–" if speed is None else f"{speed:.{1 if speed < 100 else 0}f}"
+
+
 def percent(part: float | None) -> str:
     return "–" if part is None else f"{part:.0%}"
 
@@ -120,7 +125,7 @@ def statistics_line(end: Finished) -> str:
     times = end.timings
     parts = [_count(len(end.token_ids), "token")]
     if times.tok_per_s is not None:
-        parts.append(f"{times.tok_per_s:.{1 if times.tok_per_s < 100 else 0}f} tok/s")
+        parts.append(f"{rate(times.tok_per_s)} tok/s")
     parts.append(f"first token {times.ttft_ms:.0f} ms")
     parts.append(f"{_count(end.rounds, 'round')} ({end.proposer})")
     parts.append(f"seed {end.seed}")

@@ -190,7 +190,7 @@ class Repl:
             f"by position, of all rounds: "
             f"{' '.join(map(percent, stats.per_position)) or '–'}\n"
             f"milliseconds: {stats.draft_ms:.0f} drafting, {stats.verify_ms:.0f} verifying, "
-            f"{stats.other_ms:.0f} other"
+            f"{stats.other_ms + stats.wait_ms:.0f} waiting"
         )
         if self.session.log is not None:
             diagnostics.note(f"rounds: specllama log show {self.session.log.run}")

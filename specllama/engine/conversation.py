@@ -66,6 +66,7 @@ class Clock:
     def __init__(self) -> None:
         self._begin = self._tokenized = self._reading = self._read = perf_counter()
         self._first: float | None = None  # when the first token was there
+        self._first_ms = (0.0, 0.0)  # of its round, what was drafting and verifying
         self._rounds_s = self._deliver_s = 0.0  # in rounds, and of that until events were taken
 
     @property
@@ -102,6 +103,7 @@ class Clock:
     def wrote(self, event: RoundDone) -> None:
         if self._first is None:
             self._first = self._begin + event.t_s
+            self._first_ms = event.draft_ms, event.verify_ms
 
     def delivered(self, begun: float, handed: float) -> None:
         """The events of a round that began at ``begun`` were handed out at ``handed``, and taken
@@ -114,6 +116,8 @@ class Clock:
         """Those of a reply of ``n`` tokens that ends now."""
         first = self._first
         decode_s = 0.0 if first is None else perf_counter() - first
+        draft_ms = stats.draft_ms - self._first_ms[0]
+        verify_ms = stats.verify_ms - self._first_ms[1]
         return Timings(
             load_ms=load_ms,
             tokenize_ms=self.tokenize_ms,
@@ -122,8 +126,9 @@ class Clock:
             ttft_ms=0.0 if first is None else (first - self._begin) * 1e3,
             queue_ms=self.queue_ms,
             decode_ms=decode_s * 1e3,
-            draft_ms=stats.draft_ms,
-            verify_ms=stats.verify_ms,
+            draft_ms=draft_ms,
+            verify_ms=verify_ms,
+            waiting_ms=max(decode_s * 1e3 - draft_ms - verify_ms, 0.0),
             other_ms=max(self._rounds_s * 1e3 - stats.draft_ms - stats.verify_ms, 0.0),
             deliver_ms=self._deliver_s * 1e3,
             tok_per_s=(n - 1) / decode_s if n > 1 and decode_s > 0 else None,

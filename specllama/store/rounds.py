@@ -33,6 +33,7 @@ from specllama.interface import EngineInfo, ModelInfo
 from specllama.kept import DAMAGE
 from specllama.params import GenerateParams
 from specllama.paths import private_folder, rounds_dir
+from specllama.reply_figures import ReplyFigures
 from specllama.store.codec import encode, params_to_dict
 
 SCHEMA = "specllama.rounds.v1"
@@ -216,6 +217,11 @@ class Turn:
     started_at_s: float | None = None
     rounds: list[RoundDone] = field(default_factory=list)
     finished: Finished | None = None
+
+    @property
+    def figures(self) -> ReplyFigures | None:
+        """None before its first token."""
+        return ReplyFigures.of(self.started, self.rounds, self.finished)
 
 
 @dataclass(slots=True)

@@ -22,9 +22,10 @@ from specllama.document import (
 )
 from specllama.events import Finished, RoundDone
 from specllama.params import GenerateParams
+from specllama.reply_figures import ReplyFigures
 from specllama.store.codec import params_to_dict
 from specllama.store.rounds import RunRecord, Turn
-from specllama.verdict import Pass, judge, words
+from specllama.verdict import words
 
 ROUNDS = 400  # of a reply that are shown: an issue holds 65,536 characters
 ROUND_HEADS = ("round", "drafted by", "guesses", "kept", "wrote", "took", "plain steps would take")
@@ -62,14 +63,13 @@ def run_document(record: RunRecord, methods: Sequence[Named]) -> Document:
 def reply_parts(turn: Turn, methods: Sequence[Named], text: str = "") -> list[Part]:
     """Verdict and figures, the reply as it was drafted, its rounds; ``text`` is shown of a reply
     whose rounds are not known."""
-    end = turn.finished
-    drafts, verdict = any(done.drafted for done in turn.rounds), end.verdict if end else None
-    if drafts and verdict is None:
-        verdict = judge([Pass.of(done) for done in turn.rounds if done.index])
-    told = "Plain decoding" if verdict is None else words(verdict, "too few rounds", both=True)
-    parts: list[Part] = [Say(f"{told}.")] if end or turn.rounds else []
-    if end is not None:
-        parts.append(Say(_figures(end)))
+    end, figures = turn.finished, turn.figures
+    drafts = any(done.drafted for done in turn.rounds)
+    parts: list[Part] = []
+    if figures is not None:
+        verdict = figures.verdict
+        told = "Plain decoding" if verdict is None else words(verdict, "too few rounds", both=True)
+        parts += [Say(f"{told}."), Say(_figures(figures, end))]
     if not turn.rounds:
         return [*parts, Quote(text or (end.text if end else ""))]
     label = _labels(methods)
@@ -117,27 +117,32 @@ def _stop_text(turn: Turn) -> str:
 
 
 def _row(done: RoundDone, label: Any) -> list[str]:
-    n, took = len(done.emitted), done.draft_ms + done.verify_ms + done.other_ms
+    n = len(done.emitted)
     plain = f"{n * done.plain_ms:.1f} ms" if done.plain_ms else ""
     return [
-        str(done.index),
+        str(done.index + 1),
         label(done.source) if done.drafted else "",
         Raw("".join(done.drafted_text)),
         f"{done.accepted} of {len(done.drafted)}" if done.drafted else "",
         Raw("".join(done.emitted_text)),
-        f"{took:.1f} ms",
+        f"{done.took_ms:.1f} ms",
         plain,
     ]
 
 
-def _figures(end: Finished) -> str:
-    t = end.timings
-    speed = f"{t.tok_per_s:.1f} tokens a second, " if t.tok_per_s else ""
+def _figures(found: ReplyFigures, end: Finished | None) -> str:
+    speed = f", {found.tok_per_s:.1f} tokens a second" if found.tok_per_s else ""
+    first = f", first token after {found.first.total:.0f} ms" if found.first else ""
+    told = (
+        f"{found.tokens} tokens in {found.rounds} rounds{speed}{first}; "
+        f"{found.accepted} of {found.drafted} guesses kept. Behind the first token: drafting "
+        f"{found.draft_ms:.0f} ms, target {found.verify_ms:.0f} ms, "
+        f"waiting {found.waiting_ms:.0f} ms."
+    )
+    if end is None:
+        return told
     return (
-        f"{len(end.token_ids)} tokens in {end.rounds} rounds, {speed}first token after "
-        f"{t.ttft_ms:.0f} ms; {end.draft_n_accepted} of {end.draft_n} guesses kept. "
-        f"Drafting {t.draft_ms:.0f} ms, target {t.verify_ms:.0f} ms, the rest {t.other_ms:.0f} ms. "
-        f"Prompt {end.prompt_n} tokens, context {end.n_ctx}. "
+        f"{told} Prompt {end.prompt_n} tokens, context {end.n_ctx}. "
         f"Ended by {end.reason.replace('_', ' ')}."
     )
 

@@ -29,6 +29,7 @@ CSV_COLUMNS = (
     "draft_ms",
     "verify_ms",
     "other_ms",
+    "wait_ms",
     "drafted_text",
     "emitted_text",
 )
@@ -86,32 +87,32 @@ def moments(record: RunRecord) -> list[Moment]:
         for done in turn.rounds:
             # A clock that jumps, or a damaged line, must not make time run backwards.
             end = max(before, offset + done.t_s)
-            length = (done.draft_ms + done.verify_ms + done.other_ms) / 1000
+            length = done.took_ms / 1000
             out.append(Moment(turn.index, done, max(before, end - length), end))
             before = end
         offset = before
     return out
 
 
-def generation_s(record: RunRecord) -> float:
-    """Seconds spent in rounds, without reading prompts."""
-    return sum(moment.end_s - moment.begin_s for moment in moments(record))
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What replies wrote behind their first tokens, and how long that took."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def tok_per_s(self) -> float | None:
+        return self.tokens / self.seconds if self.tokens else None
 
 
-def tok_per_s(records: Iterable[RunRecord]) -> float | None:
-    """As a reply itself states it: tokens after the first, over the seconds they took."""
-    tokens, seconds = 0, 0.0
-    for turn in (turn for record in records for turn in record.turns):
-        if turn.finished is not None:
-            n, s = len(turn.finished.token_ids) - 1, turn.finished.timings.decode_ms / 1000
-        elif turn.rounds:
-            n = sum(len(done.emitted) for done in turn.rounds[1:])
-            s = turn.rounds[-1].t_s - turn.rounds[0].t_s
-        else:
-            continue
-        if n > 0 and s > 0:
-            tokens, seconds = tokens + n, seconds + s
-    return tokens / seconds if tokens else None
+def generated(records: Iterable[RunRecord]) -> Generated:
+    """Of all their replies."""
+    turns = (turn for record in records for turn in record.turns)
+    replies = [one for turn in turns if (one := turn.figures) is not None and one.tok_per_s]
+    return Generated(
+        sum(one.tokens - 1 for one in replies), sum(one.decode_ms for one in replies) / 1e3
+    )
 
 
 def totals(rounds: Iterable[RoundDone]) -> SpecStats:
@@ -172,13 +173,14 @@ def stats_dict(stats: SpecStats) -> dict[str, Any]:
         "draft_ms": stats.draft_ms,
         "verify_ms": stats.verify_ms,
         "other_ms": stats.other_ms,
+        "wait_ms": stats.wait_ms,
     }
 
 
 def run_dict(record: RunRecord) -> dict[str, Any]:
     """One run in a line: which pair, how much, how well."""
     stats = totals(record.rounds)
-    seconds = generation_s(record)
+    wrote = generated([record])
     header = record.header
     return {
         "run": record.run,
@@ -190,8 +192,8 @@ def run_dict(record: RunRecord) -> dict[str, Any]:
         "turns": len(record.turns),
         "complete": bool(record.turns) and all(turn.finished for turn in record.turns),
         "skipped_lines": record.skipped,
-        "generation_s": seconds,
-        "tok_per_s": tok_per_s([record]),
+        "generation_s": wrote.seconds,
+        "tok_per_s": wrote.tok_per_s,
         "verdict": judge(passes(record.rounds)).to_dict(),
         **stats_dict(stats),
     }
@@ -218,6 +220,7 @@ def csv_rows(record: RunRecord) -> list[list[Any]]:
             done.draft_ms,
             done.verify_ms,
             done.other_ms,
+            done.wait_ms,
             "".join(done.drafted_text),
             "".join(done.emitted_text),
         ]

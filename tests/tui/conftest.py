@@ -137,6 +137,12 @@ class Driver:
         return [(m.role, m.content) for m in self.app.session.messages]
 
     @property
+    def rounds(self) -> int:
+        """Of the reply that the strip is about."""
+        record = self.app.chat.strip.record
+        return 0 if record is None else len(record.rounds)
+
+    @property
     def notes(self) -> list[str]:
         return [note.message for note in self.app.chat.query(Note)]
 

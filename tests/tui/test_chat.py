@@ -64,7 +64,7 @@ async def test_messages_sent_during_a_reply_wait_their_turn(start: Any) -> None:
     async with start(recipe=Recipe(engine)) as d:
         await d.type("first")
         await d.pilot.press("enter")
-        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
+        await d.until(lambda: d.rounds == 3)
         await d.type("second")
         await d.pilot.press("enter")
         await d.until(lambda: "waiting: second" in d.shown)
@@ -78,7 +78,7 @@ async def test_escape_stops_at_once_and_keeps_the_partial_reply(start: Any) -> N
     async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
         await d.type("go")
         await d.pilot.press("enter")
-        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
+        await d.until(lambda: d.rounds == 3)
         await d.pilot.press("escape")
         await d.idle()
         (_, (role, reply)) = d.texts
@@ -93,7 +93,7 @@ async def test_continue_goes_on_where_the_reply_ended(start: Any) -> None:
     async with start(recipe=Recipe(GatedEngine([LONG, " and the rest."]))) as d:
         await d.type("go")
         await d.pilot.press("enter")
-        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
+        await d.until(lambda: d.rounds == 3)
         await d.pilot.press("escape")
         await d.idle()
         kept = d.texts[1][1]
@@ -284,7 +284,7 @@ async def test_the_strip_counts_what_the_engine_says(start: Any) -> None:
         strip = d.app.chat.strip
         done = d.app.session.last
         assert done is not None
-        assert strip.meter.verdict == done.verdict
+        assert strip.verdict == done.verdict
         assert strip.used == done.prompt_n + len(done.token_ids)
         words = " · ".join([lead(done.verdict, MEASURE), *details(done.verdict)])
         assert words in d.shown  # below the reply
@@ -723,7 +723,7 @@ async def test_leaving_during_a_reply_keeps_what_was_written(start: Any) -> None
     async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
         await d.type("go")
         await d.pilot.press("enter")
-        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
+        await d.until(lambda: d.rounds == 3)
         session = d.app.session.id
         shown = d.app.chat.query(AssistantMessage).last().text
     with SessionStore.open() as store:
@@ -755,7 +755,7 @@ async def test_a_thought_is_counted_and_can_be_ended(start: Any) -> None:
         await d.say("/think low")
         await d.type("go")
         await d.pilot.press("enter")
-        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
+        await d.until(lambda: d.rounds == 3)
         await d.until(lambda: "thinking" in d.shown)
         await d.pilot.press("alt+a")
         await d.until(lambda: len(d.engine.requests) == 2)

@@ -220,7 +220,7 @@ async def test_a_switch_shows_progress_and_the_conversation_goes_with_it(start: 
     async with start(recipe=recipes["scripted"], factory_for=chosen_from(recipes)) as d:
         await d.say("first")
         assert "scripted draft" in d.shown
-        assert d.app.chat.strip.meter.verdict.drafted > 0
+        assert d.app.chat.strip.figures.drafted > 0
         d.app.switch_model(("other", None))
         await d.until(lambda: "loading target 25%" in d.shown)
         # What is sent meanwhile waits for the new pair.
@@ -235,9 +235,9 @@ async def test_a_switch_shows_progress_and_the_conversation_goes_with_it(start: 
         assert d.texts[-1] == ("assistant", "New.")
         assert "other model" in d.shown
         assert "scripted draft" not in d.shown
-        # What was measured on the old pair says nothing about the new one.
+        # The strip is that of the new reply, whatever was measured on the old pair.
         done = d.app.session.last
-        assert d.app.chat.strip.meter.verdict.drafted == done.draft_n
+        assert d.app.chat.strip.figures.drafted == done.draft_n
         assert [m.content for m in new.requests[0].prompt] == ["first", "Old.", "second"]
 
 

@@ -12,7 +12,7 @@ from fakes import Reply, ScriptedEngine, engine_info
 
 from specllama.events import Finished, RoundDone, Started
 from specllama.params import GenerateParams
-from specllama.tui import figures
+from specllama.reply_figures import ReplyFigures
 from specllama.tui.record import Record
 from specllama.tui.themes import ASCII, DARK, UNICODE, Glyphs, ink_for
 from specllama.tui.widgets.panel import Drawing, LivePanel, Section, layout
@@ -47,62 +47,66 @@ def test_bars_stay_within_their_line(rounds: int) -> None:
 # ---- figures
 
 
+def of(record: Record) -> ReplyFigures:
+    found = record.figures()
+    assert found is not None
+    return found
+
+
 def test_the_figures_are_those_of_the_events() -> None:
     reply = record(Reply(LONG, accept=(3, 1)))
     done = reply.finished
     assert isinstance(done, Finished)
-    assert figures.by_depth(reply) == list(
+    took = of(reply)
+    assert took.depths == tuple(
         zip(done.accepted_per_position, done.drafted_per_position, strict=True)
     )
-    took = figures.token_time(reply)
-    assert took is not None
-    assert took.together == pytest.approx(done.timings.decode_ms / (len(done.token_ids) - 1))
-    assert took.plain == reply.rounds[-1].plain_ms
-    assert figures.context(reply) == (done.prompt_n + len(done.token_ids), done.n_ctx)
+    assert took.token_ms == pytest.approx(done.timings.decode_ms / (len(done.token_ids) - 1))
+    assert took.plain_ms == reply.rounds[-1].plain_ms
+    assert reply.context() == (done.prompt_n + len(done.token_ids), done.n_ctx)
 
 
 def test_the_first_token_is_the_same_before_and_after_the_end() -> None:
     reply = record(Reply(LONG))
-    after = figures.first_token(reply)
-    before = figures.first_token(dataclasses.replace(reply, finished=None))
+    after = of(reply).first
+    before = of(dataclasses.replace(reply, ends={})).first
     assert after is not None
     assert before is not None
-    assert after.total == pytest.approx(after.tokenize + after.prefill + after.step)
-    assert before.tokenize == after.tokenize
-    assert before.prefill == pytest.approx(after.prefill)
+    assert after.total == pytest.approx(after.tokenize + after.queue + after.prefill + after.step)
+    assert dataclasses.astuple(before) == pytest.approx(dataclasses.astuple(after))
 
 
 def test_the_figures_of_a_stored_reply_come_from_its_last_event() -> None:
     whole = record(Reply(LONG, accept=(2,)))
-    stored = Record("t", finished=whole.finished)
-    assert figures.by_depth(stored) == figures.by_depth(whole)
-    before, after = figures.token_time(stored), figures.token_time(whole)
-    assert before is not None
-    assert after is not None
-    assert before.together == pytest.approx(after.together)
+    assert whole.finished is not None
+    stored = Record("t")
+    stored.end(whole.finished)
+    assert of(stored).depths == of(whole).depths
+    assert of(stored).token_ms == pytest.approx(of(whole).token_ms)
     assert "Kept by depth" in drawn(stored)
     assert "Round" not in drawn(stored)
 
 
 def test_a_plain_step_is_known_from_the_engine_or_from_plain_steps() -> None:
-    rounds = record(Reply(LONG)).rounds
-    assert figures.plain_step(rounds) == rounds[-1].plain_ms
-    unknown = [dataclasses.replace(done, plain_ms=None) for done in rounds]
-    assert figures.plain_step(unknown) is None
+    whole = record(Reply(LONG))
+    assert of(whole).plain_ms == whole.rounds[-1].plain_ms
+    unknown = [dataclasses.replace(done, plain_ms=None) for done in whole.rounds]
+    assert of(dataclasses.replace(whole, rounds=unknown)).plain_ms is None
     plain = record(Reply(LONG), speculate=False).rounds
-    assert figures.plain_step(plain) == plain[1].verify_ms + plain[1].other_ms
-    assert figures.plain_step(plain[:4]) is None
+    assert of(dataclasses.replace(whole, rounds=[*unknown, *plain])).plain_ms == plain[1].took_ms
+    assert of(dataclasses.replace(whole, rounds=[*unknown, *plain[:4]])).plain_ms is None
+    assert of(dataclasses.replace(whole, rounds=plain)).plain_ms is None  # it is plain itself
 
 
 def test_a_live_reply_fills_the_context_as_it_grows() -> None:
     whole = record(Reply(LONG))
     started, done = whole.starts[0][1], whole.rounds[0]
     live = Record("t", live=True)
-    assert figures.context(live) is None
+    assert live.context() is None
     live.begin(started)
-    assert figures.context(live) == (started.prompt_n, started.n_ctx)
+    assert live.context() == (started.prompt_n, started.n_ctx)
     live.add([done])
-    assert figures.context(live) == (started.prompt_n + 1, started.n_ctx)
+    assert live.context() == (started.prompt_n + 1, started.n_ctx)
 
 
 # ---- drawing

@@ -80,7 +80,7 @@ async def test_escape_still_stops_a_reply(start: Any) -> None:
     async with start(recipe=Recipe(engine)) as d:
         await d.type("go")
         await d.pilot.press("enter")
-        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
+        await d.until(lambda: d.rounds == 3)
         await press(d, "/", "escape")
         assert d.app.chat.busy
         await press(d, "escape")

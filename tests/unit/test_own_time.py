@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ from specllama.bench.arms import EngineArm, Task
 from specllama.bench.replay import VirtualClock
 from specllama.engine.engine import Engine
 from specllama.engine.host import EngineHost
-from specllama.events import Finished, RoundDone
+from specllama.events import Finished, RoundDone, Started
 from specllama.interface import Message
 from specllama.params import GenerateParams
 from specllama.prompts import Prompt
+from specllama.reply_figures import ReplyFigures
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.store.rounds import RoundLog
 
@@ -97,3 +100,38 @@ def test_what_the_pipe_takes_is_told() -> None:
             *_, last = host.generate("hi", PARAMS.replace(max_tokens=2000))
             assert isinstance(last, Finished)
             assert last.timings.pipe_ms > 0.0
+
+
+def test_the_parts_are_all_of_the_time(engine: Engine, clock: VirtualClock) -> None:
+    """By the clock of the whole: of the first token, of every round, and of the reply."""
+    asked = clock()
+    engine.submit("the rain in spain", PARAMS)
+    clock.steps(7.0)  # others are before it
+    rounds: list[RoundDone] = []
+    started = finished = None
+    while finished is None:
+        for _, event in engine.step():
+            if isinstance(event, Started):
+                started = event
+            elif isinstance(event, RoundDone):
+                rounds.append(event)
+                clock.steps(1.0 + len(rounds) % 3)  # pipes, the caller
+            elif isinstance(event, Finished):
+                finished = event
+    t = finished.timings
+    assert t.queue_ms == pytest.approx(7.0)
+    parts = t.tokenize_ms + t.queue_ms + t.prefill_ms + t.first_decode_ms
+    assert t.ttft_ms == pytest.approx(parts) == pytest.approx(1e3 * rounds[0].t_s)
+    assert t.ttft_ms + t.decode_ms == pytest.approx(1e3 * (clock() - asked))
+    assert t.decode_ms == pytest.approx(t.draft_ms + t.verify_ms + t.waiting_ms)
+    assert t.waiting_ms > len(rounds)
+    for before, done in pairwise(rounds):
+        assert done.took_ms == pytest.approx(1e3 * (done.t_s - before.t_s))
+    live, whole = (ReplyFigures.of(started, rounds, end) for end in (None, finished))
+    assert live is not None
+    assert whole is not None
+    assert whole.first is not None
+    assert live.first is not None
+    assert astuple(whole.first) == pytest.approx(astuple(live.first))
+    assert (live.draft_ms, live.verify_ms) == pytest.approx((whole.draft_ms, whole.verify_ms))
+    assert 0.0 <= whole.decode_ms - live.decode_ms <= 3.0  # the last round was handed on

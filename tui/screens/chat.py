@@ -27,7 +27,6 @@ from specllama.tui import keymap
 from specllama.tui.bridge import Pace
 from specllama.tui.downloads import Downloads
 from specllama.tui.keeper import EngineKeeper, loading_words
-from specllama.tui.measure import drafts_differently
 from specllama.tui.messages import (
     ActionAsked,
     EngineFailed,
@@ -37,7 +36,7 @@ from specllama.tui.messages import (
     TurnAction,
 )
 from specllama.tui.race import Board
-from specllama.tui.record import Record, finished_from
+from specllama.tui.record import Record
 from specllama.tui.screens.turn import UNNAMED, TurnScreen, interrupted
 from specllama.tui.state import DraftFile, History, Preferences
 from specllama.tui.widgets.completions import Completions
@@ -154,7 +153,7 @@ class ChatScreen(TurnScreen):
                 if record is None:
                     record = Record(self._title_of(index))
                     if message.stats is not None:
-                        record.finished = finished_from(message.stats)
+                        record.restore(message.stats)
                 views.append(
                     AssistantMessage(
                         index,
@@ -168,7 +167,6 @@ class ChatScreen(TurnScreen):
                 )
             views[-1].version = session.version(index)
         await self.transcript.fill(views, None if views else self._welcome())
-        self.query_one(RoundsRow).clear()
         self.count_context()
         self.show_sidebar()
 
@@ -213,10 +211,6 @@ class ChatScreen(TurnScreen):
         else:
             self.strip.used = None
         self.refresh_strip()
-
-    def newest_record(self) -> Record | None:
-        """Of the reply that is being written, else of the last one."""
-        return self.records[max(self.records)] if self.records else None
 
     def latest_record(self) -> Record | None:
         with_rounds = [i for i, record in self.records.items() if record.rounds]
@@ -578,14 +572,12 @@ class ChatScreen(TurnScreen):
 
     def set_params(self, params: GenerateParams) -> None:
         """Takes effect with the next request."""
-        before, self.session.params = self.session.params, params
-        self.params_changed(before)
+        self.session.params = params
+        self.params_changed()
 
-    def params_changed(self, before: GenerateParams) -> None:
-        """The conversation has other settings than ``before``."""
+    def params_changed(self) -> None:
+        """The conversation has other settings than before."""
         params = self.session.params
-        if drafts_differently(before, params):
-            self.strip.meter.restart()
         speculate = params.speculate and params.proposer != "none"
         if speculate != self.strip.speculate:
             # The old reason for the window says nothing about the next reply.
@@ -634,10 +626,7 @@ class ChatScreen(TurnScreen):
 
     def _forget_measures(self, info: EngineInfo) -> None:
         """With another pair, what was measured on the old one no longer holds."""
-        self.strip.meter.clear()
         self.board.runs.clear()
-        self.query_one(RoundsRow).clear()
-        self.strip.window = self.strip.ttft_ms = None
         self.strip.n_ctx = self.prompt.n_ctx = info.target.n_ctx
         self.strip.reason = ""
 

@@ -227,7 +227,7 @@ class InspectorScreen(Page):
         rows = self.query_one("#walk-rows", Static)
         beside = ROWS if self.size.width >= 100 else 0
         width = max(20, self.size.width - 4 - beside)
-        total = len(self.record.rounds) - 1
+        total = len(self.record.rounds)
         g, ink = self.glyphs, self.ink
         self.query_one("#walk-head", Static).update(walk.headline(done, self.at, total, g, ink))
         lines = text.content_size.height or 3
@@ -259,7 +259,8 @@ class InspectorScreen(Page):
         if not self.record.rounds:
             return []
         record, at, under = self.record, self.at, self.under
-        return [of_document(f"Round {at}", f"round {at}", lambda: round_(record, at, under))]
+        name = f"round {at + 1}"
+        return [of_document(name.capitalize(), name, lambda: round_(record, at, under))]
 
     # ------------------------------------------------------------------ opening
 
@@ -343,5 +344,6 @@ def read_log(path: str) -> Record:
         if turn.started is not None:
             record.begin(turn.started)
         record.add(turn.rounds)
-        record.finished = turn.finished
+        if turn.finished is not None:
+            record.end(turn.finished)
     return record

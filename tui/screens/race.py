@@ -22,7 +22,6 @@ from specllama.tui import outcome
 from specllama.tui.checklist import Line, checklist, counted, draw, next_tab
 from specllama.tui.exports import Circumstances, Export, of_document, race
 from specllama.tui.keeper import loading_words
-from specllama.tui.measure import Meter
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 from specllama.tui.race import (
     DRAFTED,
@@ -101,7 +100,6 @@ class RaceScreen(Page):
     def __init__(
         self,
         board: Board,
-        meter: Meter,
         engine: EngineLike,
         info: EngineInfo | None,
         params: GenerateParams,
@@ -112,7 +110,7 @@ class RaceScreen(Page):
         tab: str = "race",
     ) -> None:
         super().__init__()
-        self.board, self.meter, self.info, self.params = board, meter, info, params
+        self.board, self.info, self.params = board, info, params
         self.prompt = prompt
         self.racing = Racing(engine, self.post_message, log=log)
         self.tab = tab
@@ -354,8 +352,7 @@ class RaceScreen(Page):
             return
         else:
             self._raced = ""
-            if tab == "race" and (plain := board.plain("race")) is not None:
-                self.meter.measured(plain.singles)
+            if tab == "race":
                 self.action_restart()
         if event.error is None and self.info is not None:
             checks.add(self.info, "race", outcome.findings(tab, board))

@@ -83,15 +83,26 @@ class TurnScreen(Inked, Screen[None]):
         views = self.transcript.messages
         return {v.index: v.record for v in views if isinstance(v, AssistantMessage)}
 
+    def newest_record(self) -> Record | None:
+        """Of the reply that is being written, else of the last one."""
+        records = self.records
+        return records[max(records)] if records else None
+
     @property
     def live_record(self) -> Record | None:
         """Of the reply that is being written."""
         return self._live.record if self._live is not None else None
 
     def refresh_strip(self) -> None:
-        self.strip.busy = self.busy
-        self.strip.on_full = self.session.params.on_full
-        self.strip.demonstration = self.session.lent
+        strip = self.strip
+        strip.busy = self.busy
+        strip.on_full = self.session.params.on_full
+        strip.demonstration = self.session.lent
+        if (record := self.newest_record()) is not strip.record:
+            strip.show(record)
+            row = self.query_one(RoundsRow)
+            row.clear()
+            row.extend(record.rounds if record is not None else ())
         self.query_one(StatsStrip).refresh()
         panel = self.query_one(LivePanel)
         panel.refresh()
@@ -243,13 +254,8 @@ class TurnScreen(Inked, Screen[None]):
         if batch.rounds:
             strip.prefill, strip.loading = None, ""
             record.add(batch.rounds)
-            for done in batch.rounds:
-                strip.meter.observe(done)
-                if done.index == 0:
-                    strip.ttft_ms = 1000 * done.t_s
             last = batch.rounds[-1]
-            strip.window = last.draft_max
-            strip.reason = last.window_reason
+            strip.window, strip.reason = last.draft_max, last.window_reason
             strip.source = last.source
             strip.used = self._prompt_n + record.stats.emitted
             self.query_one(RoundsRow).extend(batch.rounds)
@@ -259,8 +265,7 @@ class TurnScreen(Inked, Screen[None]):
             elif notice.message:
                 strip.reason = notice.message
         if batch.finished is not None:
-            record.finished = batch.finished
-            strip.ttft_ms = batch.finished.timings.ttft_ms or strip.ttft_ms
+            record.end(batch.finished)
         await live.stream(batch.text, batch.rounds, batch.reasoning)
         self.refresh_strip()
         if batch.rounds:

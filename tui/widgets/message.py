@@ -435,12 +435,13 @@ class FootLine(Inked, Widget):
 def footer_lines(widget: Inked, done: Finished, record: Record) -> list[list[Piece]]:
     """Below a finished reply: its figures, then whether drafting paid."""
     ink, glyphs = widget.ink, widget.glyphs
+    found = record.figures()
     tokens = len(done.token_ids)
     figures = [(f"{tokens} token{'s' if tokens != 1 else ''}", ink.muted)]
     if (why := REASONS.get(done.reason)) is not None:
         figures.insert(0, (why, ink.warn if done.reason != "stop_string" else ink.muted))
-    if (speed := record.tokens_per_s()) is not None:
-        figures.append((f"{rate(speed)} tok/s", ink.muted))
+    if found is not None and found.tok_per_s is not None:
+        figures.append((f"{rate(found.tok_per_s)} tok/s", ink.muted))
     if done.verdict is None:
         figures.append(("plain", ink.muted))
     figures.append((f"TTFT {duration(done.timings.ttft_ms)}", ink.muted))
@@ -456,7 +457,7 @@ def footer_lines(widget: Inked, done: Finished, record: Record) -> list[list[Pie
 
 def sources(record: Record, glyphs: Glyphs) -> list[str]:
     """What each source gained by itself, where there are several."""
-    passes = [Pass.of(done) for done in record.rounds if done.index]
+    passes = [Pass.of(done) for done in record.request().rounds if done.index]
     found = {source: one.ratio for source, one in by_source(passes).items() if one.ratio}
     if len(found) < 2:
         return []

@@ -16,9 +16,9 @@ from textual.widget import Widget
 
 from specllama.events import RoundDone
 from specllama.interface import EngineInfo
+from specllama.reply_figures import ReplyFigures
 from specllama.text import sanitize_line
 from specllama.tui.bridge import Clock, monotonic
-from specllama.tui.figures import by_depth, context, first_token, token_time
 from specllama.tui.record import Record, fate_of
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.base import Inked
@@ -135,36 +135,34 @@ class Drawing:
 
     # ---- what the reply has shown so far
 
-    def depth(self, record: Record) -> Iterator[Section]:
-        pairs = [(a, n) for a, n in by_depth(record) if n]
+    def depth(self, found: ReplyFigures) -> Iterator[Section]:
+        pairs = [(a, n) for a, n in found.depths if n]
         if not pairs:
             return
-        accepted, drafted = record.stats.accepted, record.stats.drafted
-        if not record.rounds and record.finished is not None:
-            accepted, drafted = record.finished.draft_n_accepted, record.finished.draft_n
         lines = [
             self.bar(f"guess {i}", a, n, f"{a / n:.0%} of {n}", self.ink.good)
             for i, (a, n) in enumerate(pairs[:DEPTHS], 1)
         ]
-        yield Section("Kept by depth", f"{accepted} of {drafted}", lines)
+        yield Section("Kept by depth", f"{found.accepted} of {found.drafted}", lines)
 
-    def time(self, record: Record) -> Iterator[Section]:
-        took = token_time(record)
-        if took is None:
+    def time(self, found: ReplyFigures) -> Iterator[Section]:
+        if (each := found.token_ms) is None:
             return
-        plain = [] if took.plain is None else [("plain", took.plain, self.ink.muted)]
-        rows = [
-            ("draft", took.draft, self.ink.accent),
-            ("verify", took.verify, self.ink.accent),
-            ("other", took.other, self.ink.accent),
-        ]
-        if not took.draft:
+        n, accent = found.tokens - 1, self.ink.accent
+        parts = (("draft", found.draft_ms), ("verify", found.verify_ms))
+        rows = [(name, ms / n, accent) for name, ms in (*parts, ("waiting", found.waiting_ms))]
+        if not found.draft_ms:
             del rows[0]
-        most = max(took.together, took.plain or 0.0)
-        lines = [self.bar(name, ms, most, duration(ms), ink) for name, ms, ink in [*rows, *plain]]
-        yield Section("Time for a token", duration(took.together), lines)
+        plain = found.plain_ms
+        if plain is not None:
+            rows.append(("plain", plain, self.ink.muted))
+        most = max(each, plain or 0.0)
+        lines = [self.bar(name, ms, most, duration(ms), ink) for name, ms, ink in rows]
+        yield Section("Time for a token", duration(each), lines)
 
-    def first(self, record: Record, state: StripState) -> Iterator[Section]:
+    def first(
+        self, record: Record, found: ReplyFigures | None, state: StripState
+    ) -> Iterator[Section]:
         progress = state.prefill
         if progress is not None and record.live:
             done = progress.done / max(progress.total, 1)
@@ -173,14 +171,14 @@ class Drawing:
             lines = [bar, *(self.words(cached.strip()) if cached else [])]
             yield Section("Reading the prompt", f"{progress.done} of {progress.total}", lines)
             return
-        took = first_token(record)
-        if took is None:
+        if found is None or (took := found.first) is None:
             return
         g, ink = self.g, self.ink
         parts = [
             (name, ms, style, cell)
             for name, ms, style, cell in (
                 ("tokenize", took.tokenize, ink.muted, g.track),
+                ("queue", took.queue, ink.warn, g.track),
                 ("prefill", took.prefill, ink.accent, g.line),
                 ("step", took.step, ink.good, g.track),
             )
@@ -197,7 +195,7 @@ class Drawing:
     def room(self, record: Record | None, info: EngineInfo | None, free: int) -> Iterator[Section]:
         """Context and memory."""
         g, ink = self.g, self.ink
-        used = None if record is None else context(record)
+        used = None if record is None else record.context()
         if used is None and info is not None:
             used = 0, info.target.n_ctx
         if used is not None and used[1]:
@@ -241,9 +239,12 @@ class Drawing:
         found: list[Section] = []
         if record is not None:
             if record.rounds and present:
-                found.append(self.round(record.rounds[at], record.rounds[at].index))
-            for part in (self.depth(record), self.time(record), self.first(record, state)):
-                found += part
+                number = at + 1 if at >= 0 else len(record.rounds)
+                found.append(self.round(record.rounds[at], number))
+            figures = record.figures(at)
+            if figures is not None:
+                found += [*self.depth(figures), *self.time(figures)]
+            found += self.first(record, figures, state)
             if record.rounds:
                 found += self.balance(record.rounds[at])
         return [*found, *self.room(record, info, free)]

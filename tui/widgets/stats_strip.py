@@ -1,42 +1,61 @@
-"""The strip below the conversation: what speculation does right now, and whether it pays.
+"""The strip below the conversation: the figures of the reply that is shown last, and whether
+drafting paid in it.
 
 Cells are dropped from the right when the terminal is narrow; the most telling ones come first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from textual.content import Content
 from textual.widget import Widget
 
-from specllama.events import PrefillProgress
+from specllama.events import PrefillProgress, Verdict
+from specllama.reply_figures import ReplyFigures
 from specllama.text import sanitize_line
 from specllama.tui import legend
-from specllama.tui.measure import Meter
+from specllama.tui.record import Record
 from specllama.tui.widgets.base import Inked
 from specllama.verdict import details, lead
 
 MEASURE = "press F4 to measure"
+RECENT = 32  # rounds whose letters are explained
 
 
 @dataclass(slots=True)
 class StripState:
-    """Everything the strip shows, as the chat screen knows it."""
+    """Everything the strip shows, as the chat screen knows it; ``record`` is of the last reply."""
 
-    meter: Meter = field(default_factory=Meter)
+    record: Record | None = None
     busy: bool = False
     speculate: bool = True
     source: str = ""
     window: int | None = None
     reason: str = ""
-    ttft_ms: float | None = None
     used: int | None = 0  # tokens of the context; None where they were not counted
     n_ctx: int = 0
     on_full: str = "stop"
     prefill: PrefillProgress | None = None
     loading: str = ""
     demonstration: bool = False  # drafting is forced where it does not pay
+
+    def show(self, record: Record | None) -> None:
+        """Another reply is the last that is shown."""
+        self.record = record
+        last = record.rounds[-1] if record is not None and record.rounds else None
+        self.source = "" if last is None else last.source
+        self.window = None if last is None else last.draft_max
+        self.reason = "" if last is None else last.window_reason
+
+    @property
+    def figures(self) -> ReplyFigures | None:
+        return None if self.record is None else self.record.figures()
+
+    @property
+    def verdict(self) -> Verdict | None:
+        found = self.figures
+        return None if found is None else found.verdict
 
     @property
     def filled(self) -> float | None:
@@ -46,7 +65,7 @@ class StripState:
     @property
     def loses(self) -> bool:
         """Whether drafting is surely slower than plain decoding, yet still on."""
-        return self.speculate and self.meter.verdict.answer == "slower"
+        return self.speculate and self.verdict is not None and self.verdict.answer == "slower"
 
 
 def percent(value: float | None) -> str:
@@ -100,17 +119,16 @@ class StatsStrip(Inked, Widget):
     def _cells(self) -> list[list[Content]]:
         """What is worth showing, the most telling first, each in forms that get shorter."""
         s, ink, glyphs = self.state, self.ink, self.glyphs
-        meter = s.meter
+        figures, verdict = s.figures, s.verdict
         cells: list[list[Content]] = []
-        if (speed := meter.tokens_per_s) is not None:
+        if figures is not None and (speed := figures.tok_per_s) is not None:
             cells.append([Content.assemble((rate(speed), ink.strong), (" tok/s", ink.muted))])
-        if s.speculate:
-            verdict = meter.verdict
+        if s.speculate and verdict is not None:
             style = ink.verdict(verdict.answer)
             first = glyphs.text(lead(verdict, MEASURE))
             leads = [first, first.partition(":")[0], first.partition(" (")[0]]
             cells.append([Content.assemble((words, style)) for words in leads])
-        else:
+        elif not s.speculate:
             cells.append([Content.assemble(("speculation off", ink.warn))])
         if (used := s.filled) is not None:
             style = ink.bad if used >= 0.95 else ink.warn if used >= 0.8 else ""
@@ -120,12 +138,13 @@ class StatsStrip(Inked, Widget):
             forms = [bar] if self.content_size.width >= 100 else []
             forms.append([(percent(used), style)])
             cells.append([Content.assemble(("ctx ", ink.muted), *form) for form in forms])
-        if s.speculate:
-            cells += [[Content.assemble((words, ink.muted))] for words in details(meter.verdict)]
-        if s.ttft_ms is not None:
-            cells.append([Content.assemble(("TTFT ", ink.muted), (duration(s.ttft_ms), ""))])
-        bars = glyphs.spark(meter.acceptance_by_position[:8])
-        if bars and s.speculate:
+        if s.speculate and verdict is not None:
+            cells += [[Content.assemble((words, ink.muted))] for words in details(verdict)]
+        if figures is not None and figures.first is not None:
+            took = duration(figures.first.total)
+            cells.append([Content.assemble(("TTFT ", ink.muted), (took, ""))])
+        depths = figures.depths[:8] if figures is not None and s.speculate else ()
+        if bars := glyphs.spark([kept / drafted for kept, drafted in depths if drafted]):
             cells.append([Content.assemble(("by depth ", ink.muted), (bars, ink.accent))])
         if s.speculate and s.window is not None:
             cells.append([Content.assemble(("window ", ink.muted), (str(s.window), ""))])
@@ -162,9 +181,10 @@ class WhyLine(Inked, Widget):
     def render(self) -> Content:
         """The sentence, and at the right what the row of rounds shows, where there is room."""
         why, width = self._why(), self.content_size.width
-        if not self.state.meter.recent:
+        record = self.state.record
+        if record is None or not record.rounds:
             return why
-        sources = [done.source for done in self.state.meter.recent if done.drafted]
+        sources = [done.source for done in record.rounds[-RECENT:] if done.drafted]
         entries = legend.rounds(self.glyphs, self.ink, sources)
         for shown in (entries, entries[-3:]):
             parts = [((sign, style), (f" {word}  ", self.ink.muted)) for sign, style, word in shown]

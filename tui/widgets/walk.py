@@ -16,6 +16,7 @@ from specllama.tui.widgets.stats_strip import duration
 
 BAR = 10
 STAGES = ("draft", "verify", "commit")
+TOOK = ("", "", "waiting ")  # before the time of a stage, where the stage itself takes none
 TAIL_CHARS = 1000
 WORDS = {"accepted": "accepted", "rejected": "rejected", "untested": "not tested"}
 
@@ -34,10 +35,10 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def headline(done: RoundDone, at: int, last: int, glyphs: Glyphs, ink: Ink) -> Content:
+def headline(done: RoundDone, at: int, total: int, glyphs: Glyphs, ink: Ink) -> Content:
     label = glyphs.label(done.source) if done.drafted else "plain step"
     parts = [
-        (f"Round {at} of {last}", "bold"),
+        (f"Round {at + 1} of {total}", "bold"),
         ("   " + label, ink.source(done.source) if done.drafted else ink.muted),
     ]
     if done.window_reason:
@@ -108,10 +109,10 @@ def best_path(done: RoundDone) -> list[int]:
 
 
 def stage_bar(done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink, width: int) -> Content:
-    times = (done.draft_ms, done.verify_ms, done.other_ms)
+    times = (done.draft_ms, done.verify_ms, done.waiting_ms)
     parts: list[tuple[str, str]] = []
-    for i, (name, ms) in enumerate(zip(STAGES, times, strict=True)):
-        label = f" {i + 1} {name} {duration(ms)} "
+    for i, (name, took, ms) in enumerate(zip(STAGES, TOOK, times, strict=True)):
+        label = f" {i + 1} {name} {took}{duration(ms)} "
         parts.append((label, "bold reverse $primary" if i == stage else ink.muted))
         parts.append((" ", ""))
     used = sum(len(text) for text, _ in parts)
@@ -268,7 +269,7 @@ def cost(done: RoundDone) -> str:
     """What the round took and what plain decoding would have; "" where nobody knows."""
     if done.plain_ms is None or not done.emitted:
         return ""
-    took, plain = done.draft_ms + done.verify_ms + done.other_ms, done.plain_ms * len(done.emitted)
+    took, plain = done.took_ms, done.plain_ms * len(done.emitted)
     gain = f"saved {duration(plain - took)}" if plain > took else f"lost {duration(took - plain)}"
     written = _count(len(done.emitted), "token")
     return f"{duration(took)} for {written}; plain {duration(plain)}: {gain}."

@@ -31,7 +31,7 @@ def rounds_rows(
         if used == before:
             break
     shown = rounds[first : last + 1]
-    times = [done.draft_ms + done.verify_ms + done.other_ms for done in shown]
+    times = [done.took_ms for done in shown]
     room = max(4, width - 12)
     longest = max(sorted(times)[int(0.9 * (len(times) - 1))], 1e-9)  # a hiccup hides no other
     rows: list[Content] = []
@@ -43,7 +43,7 @@ def rounds_rows(
         mark = glyphs.play if i == at else " "
         rows.append(
             Content.assemble(
-                (f"{mark}{i:>4} ", "bold" if i == at else ink.muted),
+                (f"{mark}{i + 1:>4} ", "bold" if i == at else ink.muted),
                 ((glyphs.shade if lost else glyphs.full) * length, style),
                 (f" {len(done.emitted)}", ink.muted),
             )

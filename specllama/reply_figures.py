@@ -1,0 +1,139 @@
+"""What a reply took: the figures that every screen, log and document shows, by one wall clock.
+
+They are computed here alone, from the events of one request. What is not known is None, and is not
+shown. Between the first token and the end, whatever was neither drafting nor verifying is waiting:
+for the caller, for pipes, for other conversations, and for what is done beside the models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from specllama.events import Finished, RoundDone, Started, Verdict
+from specllama.stats import SpecStats
+from specllama.verdict import SINGLES, Pass, judge
+
+NEWEST = 64  # rounds among which the cost of a plain step is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """How long the first token took, in milliseconds: the sum of the others is ``total``."""
+
+    total: float
+    tokenize: float
+    queue: float
+    prefill: float
+    step: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFigures:
+    """Times in milliseconds.
+
+    Attributes:
+        decode_ms: from the first token to the end, or to the newest round of a reply that is
+            being written. draft_ms, verify_ms: of that.
+        depths: (accepted, drafted) of the guesses at depth 1, 2, ...
+        plain_ms: what a plain step takes there, of a reply that drafted.
+        verdict: None of plain decoding.
+    """
+
+    tokens: int
+    rounds: int
+    drafted: int
+    accepted: int
+    depths: tuple[tuple[int, int], ...]
+    first: FirstToken | None
+    decode_ms: float
+    draft_ms: float
+    verify_ms: float
+    plain_ms: float | None
+    verdict: Verdict | None
+
+    @property
+    def waiting_ms(self) -> float:
+        return max(self.decode_ms - self.draft_ms - self.verify_ms, 0.0)
+
+    @property
+    def token_ms(self) -> float | None:
+        """What a token behind the first took."""
+        return self.decode_ms / (self.tokens - 1) if self.tokens > 1 and self.decode_ms else None
+
+    @property
+    def tok_per_s(self) -> float | None:
+        """Behind the first token."""
+        return None if self.token_ms is None else 1000.0 / self.token_ms
+
+    @property
+    def kept(self) -> float | None:
+        """The share of guesses that were kept."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @staticmethod
+    def of(
+        started: Started | None, rounds: Sequence[RoundDone], end: Finished | None
+    ) -> ReplyFigures | None:
+        """Of one request, as far as it came; None before its first token."""
+        if end is None and not rounds:
+            return None
+        passes = [Pass.of(done) for done in rounds if done.index]
+        drafts = any(one.drafted for one in passes)
+        verdict = None if end is None else end.verdict
+        if verdict is None and (drafts or (end is None and _proposes(started))):
+            verdict = judge(passes)
+        plain_ms = _plain_step(rounds, passes) if drafts else None
+        if end is not None:
+            t = end.timings
+            return ReplyFigures(
+                len(end.token_ids),
+                end.rounds,
+                end.draft_n,
+                end.draft_n_accepted,
+                tuple(zip(end.accepted_per_position, end.drafted_per_position, strict=False)),
+                FirstToken(t.ttft_ms, t.tokenize_ms, t.queue_ms, t.prefill_ms, t.first_decode_ms)
+                if t.ttft_ms
+                else None,
+                t.decode_ms,
+                t.draft_ms,
+                t.verify_ms,
+                plain_ms,
+                verdict,
+            )
+        stats = SpecStats()
+        for done in rounds:
+            stats.observe(done)
+        return ReplyFigures(
+            stats.emitted,
+            stats.rounds,
+            stats.drafted,
+            stats.accepted,
+            tuple(zip(stats.accepted_at, stats.drafted_at, strict=True)),
+            None if started is None or rounds[0].index else _first(started, rounds[0]),
+            (rounds[-1].t_s - rounds[0].t_s) * 1e3,
+            sum(done.draft_ms for done in rounds[1:]),
+            sum(done.verify_ms for done in rounds[1:]),
+            plain_ms,
+            verdict,
+        )
+
+
+def _proposes(started: Started | None) -> bool:
+    return started is not None and started.proposer != "none"
+
+
+def _first(started: Started, done: RoundDone) -> FirstToken:
+    total = 1e3 * done.t_s
+    rest = total - started.tokenize_ms - started.queue_ms - done.took_ms
+    return FirstToken(total, started.tokenize_ms, started.queue_ms, max(rest, 0.0), done.took_ms)
+
+
+def _plain_step(rounds: Sequence[RoundDone], passes: Sequence[Pass]) -> float | None:
+    """As the engine knows it, else from the plain steps among the newest rounds."""
+    for done in reversed(rounds[-NEWEST:]):
+        if done.plain_ms is not None:
+            return done.plain_ms
+    singles = [one.pass_ms for one in passes[-NEWEST:] if not one.drafted]
+    return median(singles) if len(singles) >= SINGLES else None
