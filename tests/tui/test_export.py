@@ -154,7 +154,7 @@ async def test_a_round_is_saved_as_it_is_argued(start: Any) -> None:
         screen = d.app.screen
         assert isinstance(screen, InspectorScreen)
         done = screen.record.rounds[screen.at]
-        text = (await save(d, f"Round {screen.at} as Markdown")).read_text()
+        text = (await save(d, f"Round {screen.at + 1} as Markdown")).read_text()
         assert "saved" in text  # 27 ms for 3 tokens; plain ...
         assert text.count("| accepted |") == done.accepted
         assert "drew" in text

@@ -286,14 +286,6 @@ async def test_the_race_is_run_replayed_and_judged(start: Any) -> None:
         assert screen._timer is None  # an idle page costs nothing
 
 
-async def test_a_race_tells_the_strip_what_nobody_knew(start: Any) -> None:
-    async with start(Reply(LONG, accept=(2,), plain_ms=None), params=PARAMS) as d:
-        await d.say("q")
-        assert "Not known yet: press F4 to measure" in d.shown
-        await opened(d, "escape")
-        await d.until(lambda: "× faster (" in d.shown)
-
-
 async def test_races_are_logged_for_the_page_of_methods(start: Any) -> None:
     async with start(Reply(LONG), size=(120, 36), params=PARAMS) as d:
         screen = await opened(d, "3", "enter")

@@ -102,7 +102,7 @@ async def test_the_inspector_follows_a_live_reply_until_one_steps_back_and_again
         assert "live" in d.shown
         await more(5)
         assert newest(screen)
-        assert "Round 4" in d.shown
+        assert "Round 5 of 5" in d.shown
         await d.pilot.press("p")
         await more(7)
         assert screen.at == 3

@@ -151,7 +151,7 @@ def test_trees_are_drawn_among_the_rows() -> None:
     assert walk_rounds.tree_lines(chain, UNICODE) == []
     drawn = walk_rounds.rounds_rows([chain, tree, chain], 1, UNICODE, INK, 28, 20).plain
     lines = drawn.splitlines()
-    assert [line.split()[0] for line in lines if "█" in line] == ["0", "▶", "2"]
+    assert [line.split()[0] for line in lines if "█" in line] == ["1", "▶", "3"]
     assert lines[2].strip() == "├■■□·"
     for height in range(1, 9):
         shown = walk_rounds.rounds_rows([tree] * 5, 2, UNICODE, INK, 28, height).plain
@@ -174,7 +174,7 @@ def test_rounds_as_rows_are_as_long_as_they_took() -> None:
     some = [dataclasses.replace(done, verify_ms=float(ms)) for ms in range(1, 41)]
     drawn = walk_rounds.rounds_rows(some, 20, UNICODE, INK, 30, 12).plain.splitlines()
     assert len(drawn) == 12
-    assert next(line for line in drawn if "▶" in line).split()[1] == "20"
+    assert next(line for line in drawn if "▶" in line).split()[1] == "21"
     lengths = [line.count("█") + line.count("▒") for line in drawn]
     assert lengths == sorted(lengths)
     shaded = ["▒" in line for line in drawn]  # those that lost time, without colours, too
