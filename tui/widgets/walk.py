@@ -16,7 +16,7 @@ from specllama.tui.widgets.stats_strip import duration
 
 BAR = 10
 STAGES = ("draft", "verify", "commit")
-TOOK = ("", "", "waiting ")  # before the time of a stage, where the stage itself takes none
+TOOK = (" ", " ", ", waiting ")  # before the time: a stage that takes none has the rest
 TAIL_CHARS = 1000
 WORDS = {"accepted": "accepted", "rejected": "rejected", "untested": "not tested"}
 
@@ -112,7 +112,7 @@ def stage_bar(done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink, width: int)
     times = (done.draft_ms, done.verify_ms, done.waiting_ms)
     parts: list[tuple[str, str]] = []
     for i, (name, took, ms) in enumerate(zip(STAGES, TOOK, times, strict=True)):
-        label = f" {i + 1} {name} {took}{duration(ms)} "
+        label = f" {i + 1} {name}{took}{duration(ms)} "
         parts.append((label, "bold reverse $primary" if i == stage else ink.muted))
         parts.append((" ", ""))
     used = sum(len(text) for text, _ in parts)
