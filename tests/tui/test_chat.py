@@ -585,7 +585,7 @@ async def test_ctrl_c_stops_a_reply_before_it_offers_to_leave(
         monkeypatch.setattr(d.app, "notify", lambda words, **_: said.append(words))
         await d.type("go")
         await d.pilot.press("enter")
-        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
+        await d.until(lambda: d.rounds == 3)
         await d.type("next")
         await d.pilot.press("enter")
         await d.until(lambda: d.app.chat.queue)
@@ -625,7 +625,7 @@ async def test_a_killed_app_had_stored_how_far_the_reply_was(
     async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
         await d.type("go")
         await d.pilot.press("enter")
-        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
+        await d.until(lambda: d.rounds == 3)
         with SessionStore.open() as store:  # what is on disk if the process ends now
             last = store.get(d.app.session.id).messages[-1]
         assert last.state == "partial"
@@ -637,7 +637,7 @@ async def test_a_waiting_message_outlives_the_app(start: Any) -> None:
     async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
         await d.type("first")
         await d.pilot.press("enter")
-        await d.until(lambda: len(d.app.chat.strip.meter.recent) == 3)
+        await d.until(lambda: d.rounds == 3)
         for text in ("second", "third"):
             await d.type(text)
             await d.pilot.press("enter")

@@ -198,7 +198,7 @@ async def test_an_engine_that_dies_in_a_reply_is_announced_once(start: Any) -> N
     async with start(host_class=EngineHost, factory_for=lambda target, draft: recipe) as d:
         await d.type("first")
         await d.pilot.press("enter")
-        await d.until(lambda: d.app.chat.strip.meter.recent)
+        await d.until(lambda: d.rounds)
         os.kill(d.app.keeper.host.pid, signal.SIGKILL)
         await d.idle()
         await d.until(lambda: "not loaded" in d.shown)
