@@ -121,7 +121,7 @@ def test_the_first_two_minutes(pane: Pane, tmp_path: Path) -> None:
     assert not re.search(r"\s[–-](\s[–-])+\s", pane.screen)  # no row of dashes
 
     # Why does the bundled pair not get faster, and what would?
-    pane.sees("drafting switches itself off", "specllama hub pull")
+    pane.sees("drafts all the same", "specllama hub pull")
 
     # Does it answer?
     pane.press("-l", QUESTION)
