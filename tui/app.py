@@ -152,6 +152,8 @@ class SpecllamaApp(ThemedApp):
 
     def on_mount(self) -> None:
         self.choose_looks()
+        if self.prefs.notice:
+            self.notify(self.prefs.notice, title="Settings", severity="warning", markup=False)
         self.set_keymap(self.prefs.keys)
         self.set_class(self.glyphs.ascii, "-ascii")
         if self._session_id is not None:

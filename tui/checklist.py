@@ -15,7 +15,8 @@ from textual.content import Content
 from specllama.errors import SpecllamaError
 from specllama.interface import EngineInfo
 from specllama.models import memory
-from specllama.store.checks import Check, day, newest, rests_on
+from specllama.paths import checks_file
+from specllama.store.checks import Check, day, newest, rests_on, unreadable
 from specllama.store.rounds import list_runs
 from specllama.text import sanitize_line
 from specllama.tui.themes import Glyphs, Ink
@@ -72,6 +73,10 @@ def checklist(info: EngineInfo, tabs: Sequence[str], *, logging: bool) -> list[L
             out.append(Line(item.title, "again", words, item.tab))
         else:
             out.append(_checked(item, check, now_s, key))
+    if skipped := unreadable():
+        lines = f"{skipped} damaged line{'s' if skipped != 1 else ''}"
+        words = f"{lines} in {sanitize_line(str(checks_file()))} skipped: make those checks again"
+        out.append(Line("Kept checks", "fails", words))
     return [*out, _memory(info), _log(logging)]
 
 

@@ -7,6 +7,7 @@ the screen says so once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterable
@@ -40,7 +41,11 @@ def _read(path: Path) -> str | None:
 
 @dataclass(slots=True)
 class Preferences:
-    """The app's own settings. Unknown keys of a newer version are ignored, bad values too."""
+    """The app's own settings. Unknown keys of a newer version are ignored, bad values too.
+
+    Attributes:
+        damaged: the file holds something else; ``save`` keeps it under another name.
+    """
 
     theme: str = DEFAULT_THEME
     view: str = "text"
@@ -55,6 +60,21 @@ class Preferences:
     last_draft: str = ""
     system_prompt: str = ""
     keys: dict[str, str] = field(default_factory=dict)
+    damaged: bool = False
+
+    @property
+    def notice(self) -> str:
+        """What has to be said of the file, if anything."""
+        if not self.damaged:
+            return ""
+        return (
+            f"the app's settings in {self.path()} are damaged: the usual ones are used, and the "
+            f"file is kept as {self._aside().name} when they are saved"
+        )
+
+    @classmethod
+    def _aside(cls) -> Path:
+        return cls.path().with_suffix(".json.damaged")
 
     @staticmethod
     def path() -> Path:
@@ -69,11 +89,12 @@ class Preferences:
         try:
             data = json.loads(text)
         except DAMAGE:
-            return out
+            data = None
         if not isinstance(data, dict):
+            out.damaged = True
             return out
         for f in dataclasses.fields(cls):
-            value = data.get(f.name)
+            value = data.get(f.name) if f.name != "damaged" else None
             if type(value) is type(getattr(out, f.name)):
                 setattr(out, f.name, value)
         out.keys = {k: v for k, v in out.keys.items() if isinstance(v, str)}
@@ -82,7 +103,14 @@ class Preferences:
         return out
 
     def save(self) -> bool:
-        return write_atomically(self.path(), json.dumps(dataclasses.asdict(self), indent=2))
+        if self.damaged:
+            with contextlib.suppress(OSError):
+                self.path().replace(self._aside())
+            self.damaged = False
+        kept = {
+            name: value for name, value in dataclasses.asdict(self).items() if name != "damaged"
+        }
+        return write_atomically(self.path(), json.dumps(kept, indent=2))
 
 
 class History:

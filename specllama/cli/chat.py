@@ -127,8 +127,10 @@ def _terminal_app(settings: Settings, resume: str | None, server: str | None) ->
     if resume is not None:
         with stored() as store:
             session_id = store.find(resume)
-    model = settings["model"]
-    if model is None and server is None and not Preferences.load().last_target:
+    model, prefs = settings["model"], Preferences.load()
+    if prefs.notice:
+        diagnostics.warn(prefs.notice)
+    if model is None and server is None and not prefs.last_target:
         diagnostics.note("no model given: using the bundled tiny pair (choose one with -m)")
         model = loading.DEFAULT_MODEL
     return run(

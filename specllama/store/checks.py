@@ -131,6 +131,14 @@ def newest(info: EngineInfo) -> dict[str, Check]:
     return found
 
 
+def unreadable() -> int:
+    """How many lines of the file are damaged, or of another version; 0 where there is no file."""
+    try:
+        return sum(_check(line) is None for line in iter_lines(checks_file()))
+    except SpecllamaError:
+        return 0
+
+
 def _check(line: dict[str, Any] | None) -> Check | None:
     try:
         check = msgspec.convert(line, Check)

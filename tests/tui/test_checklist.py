@@ -11,6 +11,7 @@ from textual.content import Content
 
 from specllama.models import memory
 from specllama.params import GenerateParams
+from specllama.paths import checks_file
 from specllama.store import checks
 from specllama.store.checks import Finding, newest
 from specllama.tui.checklist import Line, checklist, counted, draw, next_tab
@@ -45,6 +46,16 @@ def test_what_was_checked_says_by_what_and_when() -> None:
     assert speed.state == "fails"
     assert "\x1b" not in speed.words
     assert next_tab([text, speed]) == ""
+
+
+def test_damaged_lines_of_kept_checks_are_said() -> None:
+    checks.add(INFO, "prove", {"text": Finding(True, "60 of 60 replies identical")})
+    assert "Kept checks" not in lines()
+    with checks_file().open("ab") as file:
+        file.write(b'{"what": "speed", "by": "be\n')
+    found = lines()
+    assert found["Same text"].state == "holds"
+    assert found["Kept checks"].words.startswith(f"1 damaged line in {checks_file()} skipped")
 
 
 def test_an_upgrade_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
