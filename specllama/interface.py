@@ -209,6 +209,10 @@ class Stepped(EngineLike, Protocol):
 
     def tool_syntax(self) -> ToolSyntax: ...
 
+    def thinks(self) -> bool:
+        """Whether the chat template knows thoughts."""
+        ...
+
     @property
     def patience_s(self) -> float:
         """How long a pass may take here before whoever watches gives the engine up."""
@@ -240,6 +244,9 @@ class OneAtATime:
 
     def tool_syntax(self) -> ToolSyntax:
         return ""
+
+    def thinks(self) -> bool:
+        return False
 
     def prepare(
         self,

@@ -74,6 +74,9 @@ class RuleEngine(ScriptedEngine):
         super().__init__(info=engine_info(target=target))
         self._rules = rules
 
+    def thinks(self) -> bool:
+        return True
+
     def template(self) -> tuple[str, str, str]:
         return "", "", ""
 

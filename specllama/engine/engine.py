@@ -215,6 +215,9 @@ class Engine:
     def tool_syntax(self) -> ToolSyntax:
         return self._loaded.prompting.tool_syntax()
 
+    def thinks(self) -> bool:
+        return self._loaded.prompting.thinks()
+
     def template(self) -> tuple[str, str, str]:
         """The chat template ("" if there is none) and the texts of its begin and end tokens."""
         prompting = self._loaded.prompting

@@ -158,6 +158,10 @@ class Prompting:
         )
         return rendered, why
 
+    def thinks(self) -> bool:
+        """Whether the template knows thoughts."""
+        return derive(self.template).known
+
     def tool_syntax(self) -> ToolSyntax:
         """How the template tells of calls, where it has a place for tools."""
         if self.template is None:

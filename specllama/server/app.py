@@ -41,6 +41,7 @@ def make_app(service: Service) -> Starlette:
         Route("/", greet, methods=["GET"]),
         Route("/health", guarded(health), methods=["GET"]),
         Route("/v1/health", guarded(health), methods=["GET"]),
+        Route("/ping", guarded(health), methods=["GET", "POST"]),
         Route("/metrics", metrics, methods=["GET"]),
         *(
             route

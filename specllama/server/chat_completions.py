@@ -20,7 +20,14 @@ from specllama.server.dialect import (
     now,
     openai_error,
 )
-from specllama.server.figures import finish_reason, metrics, so_far, timings, usage
+from specllama.server.figures import (
+    finish_reason,
+    metrics,
+    so_far,
+    timings,
+    usage,
+    usage_so_far,
+)
 from specllama.server.likelihood import chances_of, in_chat
 from specllama.server.refusals import Refusal, wrong
 from specllama.server.sampling import Sampling, most_chances, params_of, schema_text
@@ -33,6 +40,11 @@ _ARGUMENTS = 256  # of a template
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # of vLLM: with every piece
+
+    @property
+    def continuous(self) -> bool:
+        return bool(self.include_usage and self.continuous_usage_stats)
 
 
 class SchemaFormat(msgspec.Struct):
@@ -163,6 +175,7 @@ class ChatDialect:
         self._verbose = verbose
         self._progress = bool(body.return_progress)
         self._usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        self._continuous = body.stream_options is not None and body.stream_options.continuous
         self._timings = bool(body.timings_per_token)
         self._logprobs = bool(body.logprobs)
         self._id = f"chatcmpl-{secrets.token_hex(12)}"
@@ -189,8 +202,10 @@ class ChatDialect:
             yield self._chunk([self._delta(reply, {"role": "assistant", "content": ""})])
 
     def said(self, piece: Piece) -> Iterable[Frame]:
+        spent = {"usage": usage_so_far(piece.reply)} if self._continuous else {}
         if piece.reasoning:
-            yield self._chunk([self._delta(piece.reply, {"reasoning_content": piece.reasoning})])
+            delta = self._delta(piece.reply, {"reasoning_content": piece.reasoning})
+            yield self._chunk([delta], **spent)
         for told in progress(piece) if self._progress else ():
             yield self._chunk([self._delta(piece.reply, {})], **told)
         chances = chances_of(piece.rounds)
@@ -199,7 +214,7 @@ class ChatDialect:
             if chances:
                 choice["logprobs"] = {"content": in_chat(chances)}
             more = {"timings": so_far(piece.reply)} if self._timings else {}
-            yield self._chunk([choice], **more)
+            yield self._chunk([choice], **more, **spent)
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
         if reply.calls:

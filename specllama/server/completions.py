@@ -21,7 +21,7 @@ from specllama.server.dialect import (
     now,
     openai_error,
 )
-from specllama.server.figures import finish_reason, metrics, timings, usage
+from specllama.server.figures import finish_reason, metrics, timings, usage, usage_so_far
 from specllama.server.likelihood import chances_of, in_completions
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling import Sampling, most_chances, params_of
@@ -112,6 +112,7 @@ class CompletionDialect:
     def __init__(self, body: CompletionRequest, model: str) -> None:
         self._model = model
         self._usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        self._continuous = body.stream_options is not None and body.stream_options.continuous
         self._logprobs = logprobs_of(body) is not None
         self._n = body.n or 1
         self._prompts = prompts_of(body.prompt) if body.echo else ()
@@ -147,7 +148,8 @@ class CompletionDialect:
         if self._logprobs:
             choice["logprobs"] = in_completions(chances, self._written.get(index, 0))
         self._written[index] = self._written.get(index, 0) + len(text)
-        yield Frame(self._object([choice]))
+        spent = {"usage": usage_so_far(piece.reply)} if self._continuous else {}
+        yield Frame(self._object([choice], **spent))
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
         choice = {"index": reply.index, "text": "", "finish_reason": finish_reason(reply)}

@@ -176,6 +176,7 @@ class Desk:
         self._restarted_s = -AGAIN_S
         self.loaded = False
         self.tool_syntax: ToolSyntax = ""
+        self.thinks = False
 
     @property
     def ready(self) -> bool:
@@ -194,6 +195,7 @@ class Desk:
         self.lanes = min(self.lanes, info.lanes)
         self.loaded = True
         self.tool_syntax = await self.ask("tool_syntax")
+        self.thinks = await self.ask("thinks")
         return info
 
     def admit(self, client: str) -> Place:

@@ -115,6 +115,16 @@ def usage(replies: Sequence[Reply], *, n: int = 1) -> dict[str, Any]:
     }
 
 
+def usage_so_far(reply: Reply) -> dict[str, Any]:
+    """OpenAI's, of a reply that is being written."""
+    prompt = 0 if reply.started is None else reply.started.prompt_n
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": reply.written,
+        "total_tokens": prompt + reply.written,
+    }
+
+
 def _grouped(replies: Sequence[Reply], n: int) -> Iterable[Sequence[Reply]]:
     """The replies to each prompt."""
     return (replies[at : at + n] for at in range(0, len(replies), n))

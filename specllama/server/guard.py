@@ -32,7 +32,7 @@ from specllama.server.traffic import Load, Traffic
 from specllama.text import sanitize_line
 
 BODY_S = 60.0  # for the whole of a body
-OPEN = ("/health", "/v1/health")  # without a key
+OPEN = ("/health", "/v1/health", "/ping")  # without a key
 _UNTOLD = (*OPEN, "/metrics")  # in the log: they are asked for every few seconds
 _METHODS = "GET, POST, OPTIONS"
 _HEADERS = 200  # of one request

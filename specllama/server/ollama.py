@@ -181,7 +181,7 @@ class OllamaDialect:
             "done": True,
             "done_reason": finish_reason(reply).replace("tool_calls", "stop"),
             "total_duration": int((reply.queue_ms + took.ttft_ms + took.decode_ms) * 1e6),
-            "load_duration": 0,
+            "load_duration": int(reply.queue_ms * 1e6),  # until the model was there for it
             "prompt_eval_count": finished.prompt_n,
             "prompt_eval_duration": int(took.prefill_ms * 1e6),
             "eval_count": len(finished.token_ids),
@@ -232,6 +232,26 @@ def _about(target: ModelInfo) -> dict[str, Any]:
     }
 
 
+def _parameters(params: GenerateParams, n_ctx: int) -> list[str]:
+    """What requests have that say nothing, in lines of Ollama's."""
+    sampling = params.sampling
+    values = {
+        "num_ctx": n_ctx,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repeat_penalty,
+    }
+    told = [f"{name:<30} {value}" for name, value in values.items()]
+    return told + [f"{'stop':<30} {msgspec.json.encode(text).decode()}" for text in params.stop]
+
+
+def _modelfile(model: str, template: str, parameters: Iterable[str]) -> str:
+    lines = [f"PARAMETER {' '.join(line.split(maxsplit=1))}" for line in parameters]
+    return "\n".join([f"FROM {model}", f'TEMPLATE """{template}"""', *lines, ""])
+
+
 def _time(seconds: float | None = None) -> str:
     now = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return now.isoformat().replace("+00:00", "Z")
@@ -277,21 +297,25 @@ def routes(service: Service) -> list[Route]:
             raise Refusal(404, f"model {name[:128]!r} not found", code="model_not_found")
         target = service.info.target
         template, _, _ = await service.desk.ask("template")
+        about = await asyncio.to_thread(_about, target)
+        parameters = _parameters(service.base, target.n_ctx)
         return Json(
             {
-                "license": "",
-                "modelfile": "",
-                "parameters": "",
+                "license": str(about.get("general.license") or ""),
+                "modelfile": _modelfile(service.model, template, parameters),
+                "parameters": "\n".join(parameters),
                 "template": template,
                 "details": details(),
-                "model_info": await asyncio.to_thread(_about, target),
-                "capabilities": ["completion", "tools"],
+                "model_info": about,
+                "capabilities": ["completion", "tools", *["thinking"] * service.desk.thinks],
                 "modified_at": _time(service.started),
             }
         )
 
     def fits(asked: _Asked) -> None:
-        """Raises Refusal: more context is asked for than there is."""
+        """Raises Refusal: thoughts, or more context, are asked for than there are."""
+        if asked.think not in (None, False) and not service.desk.thinks:
+            raise wrong("think", f"{service.model!r} does not support thinking")
         wanted, there = (asked.options or Options()).num_ctx or 0, service.info.target.n_ctx
         if wanted > there:
             said = f"options.num_ctx: {wanted} tokens; this server was started with {there} (-c)"

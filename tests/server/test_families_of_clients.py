@@ -151,10 +151,42 @@ def test_ollama_models(server: Serving) -> None:
     assert model["context_length"] == 2048
     shown = server.post("/api/show", {"model": "table"}).json()
     assert shown["capabilities"] == ["completion", "tools"]
+    assert "temperature" in shown["parameters"]
+    assert shown["modelfile"].startswith("FROM table\nTEMPLATE ")
     assert server.post("/api/pull", {"model": "x"}).status_code == 501
     wrong = server.post("/api/chat", {"messages": [{"role": "king", "content": ""}]})
     assert wrong.status_code == 400
     assert "king" in wrong.json()["error"]
+
+
+def test_ollama_asks_a_model_without_thoughts_to_think(server: Serving) -> None:
+    for path, asked in (("chat", {"messages": TURNS}), ("generate", {"prompt": "the rain"})):
+        for think, status in ((False, 200), (None, 200), (True, 400), ("high", 400)):
+            body = {**asked, "stream": False, "think": think, "options": {"num_predict": 2}}
+            answer = server.post(f"/api/{path}", body)
+            assert answer.status_code == status
+            assert status == 200 or "does not support thinking" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_usage_with_every_piece(server: Serving, path: str) -> None:
+    """vLLM's way."""
+    asked = {"messages": TURNS, "prompt": "the rain", "max_tokens": 12, "stream": True, **OPTIONS}
+    stats = {"include_usage": True, "continuous_usage_stats": True}
+    frames = server.frames(path, {**asked, "stream_options": stats})[:-1]
+    told = [frame["usage"] for frame in frames if "usage" in frame]
+    assert len(told) > 2
+    written = [usage["completion_tokens"] for usage in told]
+    assert written == sorted(written)
+    assert written[0] < written[-1] == 12
+    assert {usage["prompt_tokens"] for usage in told} == {8}
+    for options in ({"include_usage": True}, {"continuous_usage_stats": True}):
+        frames = server.frames(path, {**asked, "stream_options": options})
+        assert sum("usage" in frame for frame in frames) == bool(options.get("include_usage"))
+
+
+def test_vllms_way_to_ask_for_life(server: Serving) -> None:
+    assert server.http.get("/ping").status_code == server.http.post("/ping").status_code == 200
 
 
 def test_lm_studio(server: Serving, text: str) -> None:

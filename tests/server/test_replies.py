@@ -7,6 +7,7 @@ from dataclasses import replace
 from specllama.events import Finished, ReasoningDelta, RoundDone, TextDelta
 from specllama.server.dialect import Reply
 from specllama.server.figures import usage
+from specllama.server.ollama import OllamaDialect
 
 ROUND = RoundDone(
     index=0, t_s=0.0, n_past=1, source="", draft_max=0, window_reason="", drafted=(), parents=(),
@@ -54,3 +55,9 @@ def test_a_prompt_counts_once_whichever_of_its_replies_was_withdrawn() -> None:
     assert told["prompt_tokens_details"] == {"cached_tokens": 555}
     replies[5].finished = None
     assert usage(replies, n=3)["prompt_tokens"] == 1010
+
+
+def test_ollama_tells_how_long_a_reply_waited() -> None:
+    reply = Reply(0, queue_ms=2.5)
+    reply.take([ended(5)])
+    assert OllamaDialect("m", chat=True).whole([reply])["load_duration"] == 2_500_000

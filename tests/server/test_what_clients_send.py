@@ -247,7 +247,7 @@ def test_copilot_finds_a_model_of_ollamas_that_calls_tools(scripted: Serving) ->
     assert all(part.isdigit() for part in version.split("."))
     [model] = scripted.http.get("/api/tags").json()["models"]
     shown = posted(scripted, "/api/show", {"model": model["model"]})
-    assert {"completion", "tools"} <= set(shown["capabilities"])
+    assert {"completion", "tools", "thinking"} <= set(shown["capabilities"])
     family = shown["model_info"]["general.architecture"]
     assert shown["model_info"][f"{family}.context_length"] > 0
 
@@ -346,3 +346,4 @@ def test_what_ollama_shows_of_a_file() -> None:
     assert about["tokenizer.ggml.model"]
     assert about["tokenizer.ggml.tokens"] is None, "as Ollama's short form"
     assert "tokenizer.chat_template" not in about
+    assert about["general.license"] == "MIT"
