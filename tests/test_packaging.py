@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,24 @@ def test_every_module_is_in_a_package() -> None:
 
 def test_versions_agree() -> None:
     assert PROJECT["project"]["version"] == specllama.__version__
+
+
+def test_the_source_archive_has_what_the_readme_links_to() -> None:
+    """setuptools brings the packages, README and LICENSE; MANIFEST.in the rest."""
+    words = (ROOT / "MANIFEST.in").read_text("utf-8").split()
+    brought = {*words, *FOLDERS.values(), "README.md", "LICENSE"}
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / "README.md").read_text("utf-8"))
+    assert links
+    for link in links:
+        assert (ROOT / link).exists(), link
+        assert Path(link).parts[0] in brought, link
+    assert "tests" in words
+
+
+def test_the_page_of_the_package_names_who_and_where() -> None:
+    project = PROJECT["project"]
+    assert project["authors"]
+    assert any(line.startswith("Operating System ::") for line in project["classifiers"])
 
 
 def test_what_ships_names_no_machine() -> None:

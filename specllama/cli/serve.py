@@ -6,8 +6,10 @@ import gc
 import importlib.util
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -113,7 +115,7 @@ def command(
         if importlib.util.find_spec(needed) is None:
             raise SpecllamaError(
                 f"serve needs {needed}, which is not installed",
-                'install it with, in the folder of specllama: pip install ".[serve]"',
+                f"install what it needs with: pip install {_needs('serve')}",
             )
     from specllama.engine.host import EngineHost, LoadEngine
     from specllama.server.access_log import AccessLog
@@ -164,6 +166,14 @@ def command(
             drain_s=drain,
         )
     return diagnostics.Exit.OK
+
+
+def _needs(extra: str) -> str:
+    """What an extra of the installed package is, for a shell: that has no name which some index
+    might not know, or know as another's."""
+    marker = re.compile(rf"""extra\s*==\s*['"]{extra}['"]""")
+    needed = [one for one in metadata.requires("specllama") or [] if marker.search(one)]
+    return " ".join(f'"{one.split(";")[0].strip()}"' for one in needed)
 
 
 def _ready(service: Any, url: str, parallel: int) -> None:
