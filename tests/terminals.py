@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LIMIT_S = 120.0  # a real model on a busy machine
+ENTER = b"\x1b[?1049h"
 LEAVE = b"\x1b[?1049l"  # back from the alternate screen
 MOUSE_OFF = b"\x1b[?1000l"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
-from terminals import DEMO, LEAVE, MOUSE_OFF, terminal
+from terminals import DEMO, ENTER, LEAVE, MOUSE_OFF, terminal
 
 from specllama import paths
 from specllama.errors import UsageError
@@ -39,6 +40,20 @@ def test_a_signal_restores_the_terminal(tmp_path: Path, number: signal.Signals) 
         assert t.ended() == 128 + number
         assert LEAVE in t.seen
         assert MOUSE_OFF in t.seen
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("words", [[], ["chat", "-m", "tiny"]])
+def test_the_command_that_opens_the_app_ends_as_the_app_does(
+    tmp_path: Path, words: list[str]
+) -> None:
+    """Not ``run`` of the app, but ``specllama`` as it is typed."""
+    with terminal(tmp_path, command=[sys.executable, "-m", "specllama", *words]) as t:
+        t.until(lambda: ENTER in t.seen and "tiny-target" in t.words)
+        t.process.terminate()
+        assert t.ended() == 143
+        assert LEAVE in t.seen
+        assert t.children() == []
 
 
 def test_a_crash_of_the_app_is_a_failure_and_restores_the_terminal(tmp_path: Path) -> None:
