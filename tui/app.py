@@ -715,6 +715,10 @@ def run(
         log_rounds=log_rounds,
         server=server,
     )
+    if sys.platform != "win32":
+        from specllama.tui import pasting
+
+        pasting.install()
     app.leave_on_signals = True
     try:
         code = app.run()
