@@ -1,10 +1,11 @@
 """specllama: quantized GGUF models on your own machine, with speculative decoding you can watch.
 
-    from specllama import Engine, GenerateParams
+    from specllama import Engine, GenerateParams, Message
 
     with Engine.load("tiny") as engine:
-        for event in engine.generate("Hello", GenerateParams(seed=1)):
-            ...
+        question = [Message("user", "What is a draft model?")]
+        *_, done = engine.generate(question, GenerateParams(seed=7, max_tokens=60))
+        print(done.text)
 
 Names below load lazily, so that importing specllama (and ``specllama --help``) stays light.
 """
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from specllama.cancel import Cancel as Cancel
     from specllama.engine.engine import Engine as Engine
     from specllama.errors import SpecllamaError as SpecllamaError
+    from specllama.interface import Message as Message
     from specllama.params import EngineOptions as EngineOptions
     from specllama.params import GenerateParams as GenerateParams
     from specllama.params import SamplingParams as SamplingParams
@@ -30,11 +32,16 @@ _EXPORTS = {
     "Engine": "specllama.engine.engine",
     "EngineOptions": "specllama.params",
     "GenerateParams": "specllama.params",
+    "Message": "specllama.interface",
     "SamplingParams": "specllama.params",
     "Session": "specllama.session",
     "SpecllamaError": "specllama.errors",
 }
 __all__ = ["__version__", *_EXPORTS]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})
 
 
 def __getattr__(name: str) -> Any:

@@ -310,8 +310,13 @@ def say_project(settings: Settings) -> None:
     path = str(Path(PROJECT_FILE).absolute())
     named = {name: value for name, value in settings.changes().items() if value.origin == path}
     if named:
-        said = ", ".join(f"{name} = {str(value.value)[:60]!r}" for name, value in named.items())
+        said = ", ".join(f"{name} = {_told(value.value)!r}" for name, value in named.items())
         diagnostics.note(f"from {path}: {said}")
+
+
+def _told(value: object) -> str:
+    listed = value if isinstance(value, (list, tuple)) else [value]
+    return ", ".join(map(str, listed))[:60]
 
 
 def request_params(settings: Settings, flags: dict[str, Any]) -> GenerateParams:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +116,16 @@ def transfer_progress(name: str, total: int) -> Iterator[_Transfer]:
 
 @contextmanager
 def hash_progress(total: int) -> Iterator[Callable[[Path, int], None]]:
-    """Progress over several files: called with (file, bytes of it done)."""
+    """Progress over several files: called with (file, bytes of it done). Files that are not hashed
+    show nothing."""
     done: dict[Path, int] = {}
-    with Bar("hashing", total) as bar:
+    with ExitStack() as shown:
+        bar: Bar | None = None
 
         def advanced(file: Path, n: int) -> None:
+            nonlocal bar
+            if bar is None:
+                bar = shown.enter_context(Bar("hashing", total))
             done[file] = n
             bar.at(sum(done.values()))
 

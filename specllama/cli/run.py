@@ -40,12 +40,13 @@ Examples:
   specllama run "What is a draft model?"
   git diff | specllama run "Review this change."      both: input, then prompt
   specllama run -m model.gguf -d small.gguf --temperature 0 -n 200 "…"
-  specllama run --raw -n 64 "Once upon a time"        no chat template
+  specllama run --raw -n 64 -f begun.txt              goes on with a text
   specllama run --json "…" | jq -c 'select(.type == "finish")'
-  specllama run --json-schema '{"type": "array"}' "Three colours as JSON"
+  specllama run --json-schema '{"enum": ["yes", "no"]}' "Is a draft model small?"
 
 The text goes to stdout, one line of statistics to stderr. Ctrl-C stops the
-reply and keeps what was written (exit status 130).
+reply and keeps what was written (exit status 130). A reply that ends before
+its schema or grammar is satisfied ends with exit status 1.
 """
 
 
@@ -159,8 +160,17 @@ def answer(
         printer.show(logged(events, log, params))
     if received:
         return received[0]
-    failed = printer.finished is None or printer.finished.reason == "error"
-    return diagnostics.Exit.FAILED if failed else diagnostics.Exit.OK
+    done = printer.finished
+    if done is None or done.reason == "error":
+        return diagnostics.Exit.FAILED
+    if params.constrained and done.reason in ("length", "context"):
+        what = "the JSON schema" if params.json_schema is not None else "the grammar"
+        diagnostics.warn(
+            f"the reply ended before {what} was satisfied; next: more room (-n, -c), another seed, "
+            "or a schema with fewer choices (maxLength, maxItems)"
+        )
+        return diagnostics.Exit.FAILED
+    return diagnostics.Exit.OK
 
 
 def read_prompt(argument: str | Path | None, *, raw: bool, quiet: bool = False) -> str:

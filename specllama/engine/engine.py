@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -266,7 +266,7 @@ class Engine:
         while another one uses the engine.
 
         Raises:
-            UsageError: the prompt is empty, or cannot be read.
+            UsageError: the prompt is empty, or cannot be read; a token of logit_bias is none.
             PromptTooLong: it exceeds the context.
             Cancelled: ``cancel`` was set.
         """
@@ -277,10 +277,16 @@ class Engine:
         prepared = loaded.prompting.prepare(prompt, params, n_ctx=n_ctx, cancel=cancel)
         require_room(len(prepared.ids), n_ctx)
         require_going(cancel)
+        self._require_tokens(params.sampling.logit_bias)
         seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
         chain = loaded.chains.chain(params, seed, prepared.ids, prepared.limit)
         clock.tokenized()
         return Ready(params, seed, prepared, chain, clock)
+
+    def _require_tokens(self, ids: Iterable[int]) -> None:
+        n = self.vocab.n_tokens
+        if (bad := next((id for id in ids if not 0 <= id < n), None)) is not None:
+            raise UsageError(f"logit_bias: token {bad} is outside the vocabulary of {n}")
 
     def begin(self, ready: Ready, *, cancel: Cancel | None = None) -> int:
         """As ``submit``, for a request that is prepared.

@@ -51,7 +51,8 @@ class Slot:
             return none, ""
         if params.max_tokens is not None and params.max_tokens < params.min_speculative_tokens:
             return none, (
-                f"speculation skipped: {params.max_tokens} tokens asked for, "
+                f"speculation skipped: {params.max_tokens} "
+                f"{'token' if params.max_tokens == 1 else 'tokens'} asked for, "
                 f"it starts to pay at {params.min_speculative_tokens}"
             )
         if self.target.max_rows < 2:

@@ -156,7 +156,7 @@ def test_flags_reach_the_engine(cli, tmp_path: Path) -> None:
         *("--exact", "--on-full", "shift", "--system", "Be brief.", "--no-spec", "--no-log"),
         *("--json-schema", f"@{schema}"),
     )
-    assert result.code == 0, result.err
+    assert result.code == 1, "-n ends it before the schema is satisfied"
     settings = cli.opened[0]
     assert (settings["model"], settings["draft-model"]) == ("a.gguf", "b.gguf")
     options = settings.engine_options()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fakes import Reply
 
 from specllama import cli as command_line
 from specllama import paths
@@ -121,6 +122,45 @@ def test_a_worker_speaks_when_it_can_be_one(cli) -> None:
         assert (result.code, result.out) == (5, "")
 
 
+@pytest.mark.parametrize("kind", ["--json-schema", "--grammar"])
+def test_a_reply_that_was_cut_before_its_schema_was_satisfied_fails(cli, kind: str) -> None:
+    value = '{"type": "array"}' if kind == "--json-schema" else 'root ::= "a"+'
+    cli.reply(Reply("[1, 2, 3", reason="context"))
+    cut = cli("run", kind, value, "x")
+    assert (cut.code, cut.out) == (1, "[1, 2, 3\n")
+    assert "was satisfied; next: more room" in cut.err
+    cli.reply(Reply("[1, 2, 3]"))
+    assert cli("run", kind, value, "x").code == 0
+    cli.reply(Reply("[1, 2, 3", reason="context"))
+    assert cli("run", "x").code == 0
+
+
+def test_a_bias_of_no_token_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "specllama", "run", "-n", "9", "--logit-bias", "999999=1", "Hi"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "token 999999 is outside the vocabulary" in done.stderr
+
+
+def test_the_package_shows_its_names() -> None:
+    import specllama
+
+    assert {"Engine", "GenerateParams", "Message", "Session"} <= set(dir(specllama))
+    assert specllama.Message("user", "Hi").content == "Hi"
+
+
+def test_a_list_of_a_folder_is_named_as_it_is_written(
+    cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("specllama.toml").write_text('lora = ["x.gguf", "y.gguf"]\n')
+    assert "lora = 'x.gguf, y.gguf'" in cli("run", "Hi").err
+
+
 def test_a_models_name_in_the_place_of_the_prompt(cli) -> None:
     assert "specllama run -m qwen3-8b PROMPT" in cli("run", "qwen3-8b").err
     assert "-m" not in cli("run", "Hello").err.replace("choose one with -m", "")
@@ -147,6 +187,7 @@ def test_a_local_file_is_verified_by_its_structure(cli, tmp_path: Path) -> None:
     file.write_bytes(sound)
     result = cli("hub", "verify", str(file))
     assert (result.code, "tensor lengths are right" in result.out) == (0, True)
+    assert "hashing" not in result.err
     file.write_bytes(sound[: len(sound) // 2])
     result = cli("hub", "verify", str(file))
     assert result.code != 0
