@@ -1,7 +1,6 @@
 """A small matcher for GBNF, after its description: which texts a grammar lets through.
 
-It reads what ``specllama.grammar`` writes: one rule a line, literals, character classes, names,
-groups, and the repetitions ``? * + {m} {m,n}``.
+One rule a line, without comments; a rule may refer to itself only behind a character.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 _TOKEN = re.compile(
     r"""\s*(?: "(?P<literal>(?:\\.|[^"\\])*)" | \[(?P<set>(?:\\.|[^\]\\])*)\]
-    | (?P<name>[\w-]+) | \{(?P<low>\d+)(?P<comma>,)?(?P<high>\d*)\} | (?P<sign>[()|?*+]) )""",
+    | (?P<name>[\w-]+) | \{(?P<low>\d+)(?P<comma>,)?(?P<high>\d*)\} | (?P<sign>[()|?*+.]) )""",
     re.VERBOSE,
 )
 _CHAR = re.compile(r"\\x(..)|\\u(....)|\\U(.{8})|\\(.)|(.)", re.DOTALL)
@@ -72,6 +71,8 @@ class Gbnf:
             if sign == "|":
                 options.append(("seq", tuple(parts)))
                 parts = []
+            elif sign == ".":
+                parts.append(("set", True, []))
             elif sign == "(":
                 inner, at = self._alternatives(tokens, at)
                 parts.append(inner)

@@ -23,7 +23,7 @@ from specllama.exactness import Exactness
 if TYPE_CHECKING:
     from specllama.events import Event
     from specllama.interface import ModelInfo
-    from specllama.params import EngineOptions, GenerateParams
+    from specllama.params import EngineOptions
 
 Outputs = Literal["all", "last", "none"]
 
@@ -413,7 +413,6 @@ class OpenedPair:
         translated: the draft model has a vocabulary of its own.
         exactness: of the target's passes, as its pool's ``kernels`` state it.
         own: opens what drafts for this target only, for all of its lanes.
-        constraint: the grammar of a request; None: this backend has none.
         template: Jinja chat template, None for raw prompts; ``bos`` and ``eos``: texts for it.
         vocabulary: names it where texts in its tokens are kept; "" keeps none.
         close: frees the models.
@@ -424,7 +423,6 @@ class OpenedPair:
     translated: bool = False
     exactness: Exactness = field(default_factory=Exactness)
     own: Callable[[], Own] = Own
-    constraint: Callable[[GenerateParams], Any] | None = None
     template: str | None = None
     bos: str = ""
     eos: str = ""

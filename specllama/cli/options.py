@@ -330,6 +330,13 @@ def request_params(settings: Settings, flags: dict[str, Any]) -> GenerateParams:
     if schema is not None:
         schema = _json_schema(schema)
     params = settings.generate_params(grammar=grammar, json_schema=schema)
+    if params.constrained:  # refuse it before a model is loaded
+        from specllama.grammar.guide import require
+
+        if schema is not None:
+            require("schema", schema)
+        else:
+            require("grammar", grammar or "")
     if bias := _logit_bias(flags.get("logit_bias") or ()):
         from dataclasses import replace
 
@@ -349,11 +356,7 @@ def read_text(path: Path, what: str) -> str:
 
 
 def _json_schema(value: str) -> str:
-    from specllama.grammar.convert import schema_to_gbnf
-
-    text = read_text(Path(value[1:]), "the schema file") if value.startswith("@") else value
-    schema_to_gbnf(text)  # refuse it before a model is loaded
-    return text
+    return read_text(Path(value[1:]), "the schema file") if value.startswith("@") else value
 
 
 def _logit_bias(items: Sequence[str]) -> dict[int, float]:

@@ -12,10 +12,8 @@ from specllama.backend import llama
 from specllama.backend.attention import can_switch
 from specllama.backend.base import Opened, OpenedPair, Own
 from specllama.backend.cores import physical_cores
-from specllama.backend.llama_grammar import LlamaGrammar
 from specllama.backend.llama_place import use_numa
 from specllama.backend.llama_pool import LlamaPool, open_pool
-from specllama.backend.llama_vocab import LlamaVocab
 from specllama.backend.loaded_target import LoadedTarget
 from specllama.backend.placement import Placement
 from specllama.cancel import StopFlag
@@ -30,8 +28,7 @@ from specllama.interface import ModelInfo
 from specllama.models.gguf import GgufHeader
 from specllama.models.memory import kv_bytes
 from specllama.models.nextn import why_not
-from specllama.params import EngineOptions, GenerateParams
-from specllama.speculative.sampling import Constraint
+from specllama.params import EngineOptions
 from specllama.store.corpus import tokenizer_key
 
 logger = logging.getLogger("specllama.engine.gguf_models")
@@ -102,7 +99,6 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
             translated=pair.translated,
             exactness=exactness,
             own=own,
-            constraint=_grammars(model.vocab),
             template=header.chat_template,
             bos=model.vocab.bos_text,
             eos=model.vocab.eos_text,
@@ -183,17 +179,6 @@ def _load_as(
         alike=False,  # nothing asks a draft model for that
     )
     return target, _Model(pair.draft, model, pool, pair.draft_options)
-
-
-def _grammars(vocab: LlamaVocab) -> Callable[[GenerateParams], Constraint | None]:
-    def make(params: GenerateParams) -> Constraint | None:
-        if params.grammar is not None:
-            return LlamaGrammar(vocab, params.grammar)
-        if params.json_schema is not None:
-            return LlamaGrammar.from_json_schema(vocab, params.json_schema)
-        return None
-
-    return make
 
 
 def _warm_up(pool: LlamaPool) -> None:

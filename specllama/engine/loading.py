@@ -59,6 +59,9 @@ def load(
     except BaseException:
         opened.close()
         raise
+    chains = SamplerChains(vocab)
+    if lanes > 1:  # later it would hold the others up
+        chains.read_vocabulary()
     kernels = pool.kernels
     info = EngineInfo(
         target=opened.target.info,
@@ -80,7 +83,7 @@ def load(
         info=info,
         slots=slots,
         prompting=Prompting(vocab, opened.template, opened.bos, opened.eos),
-        chains=SamplerChains(vocab, opened.constraint),
+        chains=chains,
         windows=Windows(open_profile(info), info),
         stop=stop,
         kv_ram=options.kv_ram << 20 if options.parallel > 1 else 0,

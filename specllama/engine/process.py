@@ -239,6 +239,7 @@ _NEXT = "the conversation is kept; your next message starts a fresh engine"
 _STUCK: dict[Part, str] = {
     "passes": "no pass of the model ended",
     "requests": "a prompt was not read to its end",
+    "constrained": "a grammar or a JSON schema was not read to its end",
     "calls": "a text was not read to its end",
 }
 _CAUSES = {

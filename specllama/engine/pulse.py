@@ -10,8 +10,8 @@ import multiprocessing
 from collections.abc import Callable
 from typing import Literal
 
-Part = Literal["passes", "requests", "calls"]
-PARTS: tuple[Part, ...] = ("passes", "requests", "calls")
+Part = Literal["passes", "requests", "constrained", "calls"]
+PARTS: tuple[Part, ...] = ("passes", "requests", "constrained", "calls")
 
 PATIENCE_S = 30.0  # how long a pass may take on any machine
 _SLOWEST = 5e6  # bytes of weights a second: a first pass reads them all, from a slow disk

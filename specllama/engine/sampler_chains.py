@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from specllama.backend.base import Vocab
-from specllama.errors import UsageError
+from specllama.grammar.guide import Guides
+from specllama.grammar.source import source_of
 from specllama.params import BREAKERS_LIMIT, GenerateParams
 from specllama.speculative.sampling import Constraint, SamplerChain
 
@@ -18,12 +20,14 @@ class SamplerChains:
     """Makes chains; what depends on the vocabulary alone is worked out once.
 
     Args:
-        make_constraint: builds the grammar of a request; None where grammars are not known.
+        make_constraint: of a request that has one; None: by llguidance.
     """
 
     def __init__(self, vocab: Vocab, make_constraint: ConstraintMaker | None = None) -> None:
         self._vocab = vocab
-        self._make_constraint = make_constraint
+        self._make_constraint = make_constraint or self._guide
+        self._guides: Guides | None = None
+        self._making = threading.Lock()
         self._eog_bias: dict[int, float] | None = None
         self._pieces: list[bytes] = []
         self._breaking = lru_cache(4 * BREAKERS_LIMIT)(self._breaking_now)
@@ -44,8 +48,6 @@ class SamplerChains:
         if sampling.dry_multiplier > 0:
             breakers = frozenset().union(*map(self._breaking, sampling.dry_sequence_breakers))
         if params.constrained:
-            if self._make_constraint is None:
-                raise UsageError("this engine has no grammar support")
             constraint = self._make_constraint(params)
         return SamplerChain(
             sampling,
@@ -55,6 +57,24 @@ class SamplerChains:
             constraint=constraint,
             is_end=self._vocab.is_eog,
         )
+
+    def read_vocabulary(self) -> None:
+        """What grammars need of it; some 0.5 s in which no other thread runs."""
+        with self._making:
+            if self._guides is None:
+                n, vocab = self._vocab.n_tokens, self._vocab
+                self._guides = Guides(
+                    [vocab.piece(t) for t in range(n)], [t for t in range(n) if vocab.is_eog(t)]
+                )
+
+    def _guide(self, params: GenerateParams) -> Constraint:
+        if params.json_schema is not None:
+            source = source_of("schema", params.json_schema)
+        else:
+            source = source_of("grammar", params.grammar or "")
+        self.read_vocabulary()
+        assert self._guides is not None
+        return self._guides.guide(source)
 
     def _breaking_now(self, text: str) -> frozenset[int]:
         """Tokens that hold a text."""

@@ -14,10 +14,10 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from specllama.cancel import Cancel
-from specllama.engine.pulse import Pulse
+from specllama.engine.pulse import PARTS, Pulse
 from specllama.errors import Cancelled, EngineError, SpecllamaError
 from specllama.events import Event, Finished, Started
 from specllama.interface import EngineInfo, Stepped
@@ -51,7 +51,7 @@ class Link:
         self._urgent = threading.Event()
         self._sending_s: dict[int, float] = {}  # by request
         self.work: queue.SimpleQueue[tuple[str, int, Any] | None] = queue.SimpleQueue()
-        self.requests, self.calls = Turns(), Turns()
+        self.requests, self.constrained, self.calls = Turns(), Turns(), Turns()
 
     def send(self, kind: str, request_id: int, payload: Any = None) -> None:
         with self._lock:
@@ -140,8 +140,14 @@ class Link:
             else:
                 self._cancels[request_id] = Cancel()  # one that is sent before its turn counts
                 whose, *rest = args
-                turns = self.calls if verb == "call" else self.requests
-                turns.put(whose, (request_id, *rest))
+                self._turns(verb, rest).put(whose, (request_id, *rest))
+
+    def _turns(self, verb: str, rest: list[Any]) -> Turns:
+        """A grammar may take long to compile: the other requests do not wait for it."""
+        if verb == "call":
+            return self.calls
+        _, params = rest
+        return self.constrained if params.constrained else self.requests
 
 
 def _gathered(said: list[tuple[str, int, Any]]) -> Iterator[tuple[str, int, Any]]:
@@ -206,11 +212,12 @@ def serve(conn: Connection, factory: EngineFactory, log: str, pulse: Pulse) -> N
         return
     # The thread that makes passes gets the interpreter back soon from those beside it.
     sys.setswitchinterval(SWITCH_S)
-    _begin("requests", lambda: _prepare(engine, link, pulse))
+    _begin("requests", lambda: _prepare(engine, link, pulse, "requests"))
+    _begin("constrained", lambda: _prepare(engine, link, pulse, "constrained"))
     _begin("calls", lambda: _answer(engine, link, pulse))
     engine.watched(pulse.beat)
     _pump(engine, link, pulse)
-    if not (pulse.working("requests") or pulse.working("calls")):  # they may use what it frees
+    if not any(pulse.working(part) for part in PARTS[1:]):  # they may use what it frees
         engine.close()
     link.close(writing)
 
@@ -221,11 +228,13 @@ def _begin(name: str, run: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def _prepare(engine: Stepped, link: Link, pulse: Pulse) -> None:
+def _prepare(
+    engine: Stepped, link: Link, pulse: Pulse, part: Literal["requests", "constrained"]
+) -> None:
     """A thread of its own: what requests need beside passes, one after the other."""
     while True:
-        request_id, prompt, params = link.requests.get()
-        pulse.works("requests", request_id)
+        request_id, prompt, params = getattr(link, part).get()
+        pulse.works(part, request_id)
         cancel = link.cancel_of(request_id)
         try:
             ready = engine.prepare(prompt, params, cancel=cancel)
@@ -235,7 +244,7 @@ def _prepare(engine: Stepped, link: Link, pulse: Pulse) -> None:
             link.end(request_id, error)
         else:
             link.work.put(("ready", request_id, ready))
-        pulse.rests("requests")
+        pulse.rests(part)
 
 
 def _answer(engine: Stepped, link: Link, pulse: Pulse) -> None:

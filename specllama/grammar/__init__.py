@@ -1,4 +1,4 @@
-"""JSON schemas as grammars for llama.cpp's sampler (GBNF); pure Python.
+"""What constrains a reply, GBNF grammars and JSON schemas: followed by llguidance.
 
-``convert.schema_to_gbnf`` is the way in.
+``source.source_of`` reads one, ``guide.Guides`` follows it over a vocabulary.
 """

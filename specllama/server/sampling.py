@@ -292,13 +292,5 @@ def _bias(bias: Bias) -> dict[int, float]:
 
 
 def schema_text(schema: Any) -> str:
-    """A JSON schema as text, checked before the engine sees it.
-
-    Raises:
-        UsageError: it asks for what cannot be enforced.
-    """
-    from specllama.grammar.convert import schema_to_gbnf
-
-    text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
-    schema_to_gbnf(text)
-    return text
+    """A JSON schema as text; the engine reads it."""
+    return schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()

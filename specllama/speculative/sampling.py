@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.arrays import FloatArray, IntArray, Row
-from specllama.errors import EngineError
+from specllama.errors import EngineError, UsageError
 from specllama.history import History, Places
 from specllama.params import SamplingParams
 from specllama.speculative.cuts import REACH, Cut, slack
@@ -35,6 +35,7 @@ _NEAR = 12.0
 _LEAST = float(np.finfo(np.float32).min)
 _NEVER = np.float32(-1e4)  # a logit whose exponential is 0
 _LOG_FLOAT_MAX = 88.7228391
+_BIASED = "leave out some of the biases"
 
 # Rows of logits and indexes of long texts are arrays of a few MB that live for a moment. glibc
 # hands such memory back to the system and faults it in again, which costs more than the work on
@@ -152,7 +153,8 @@ class SamplerChain:
         the second; otherwise ``gap`` is inf (the draw reports its own, ``slack`` that of the cuts).
 
         Raises:
-            EngineError: the row holds NaN or +inf, or every token is forbidden.
+            EngineError: the row holds NaN or +inf.
+            UsageError: the request forbids every token here.
         """
         z = self._adjusted(row)
         if self.greedy:
@@ -199,7 +201,7 @@ class SamplerChain:
         if math.isfinite(top):
             return
         if np.isfinite(row.max()):
-            raise EngineError("every token is forbidden by a logit bias")
+            raise UsageError("every token is forbidden by a logit bias", _BIASED)
         raise EngineError(
             f"the model returned logits that cannot be sampled ({top})",
             "the file may be damaged: re-download it, or run specllama hub verify",
@@ -301,14 +303,14 @@ class SamplerChain:
         assert self.constraint is not None
         keep = self.constraint.allowed(np.arange(len(z), dtype=np.int32))
         if not keep.any():
-            raise EngineError("the grammar allows no further token here", "check the grammar")
+            raise UsageError("the grammar allows no further token here", "check the grammar")
         masked: Row = np.where(keep, z, np.float32(-np.inf))
         if not np.isfinite(masked.max()):
             allowed = [int(token) for token in np.flatnonzero(keep)]
             if all(map(self._is_end, allowed)):
                 masked[allowed[0]] = 0.0
                 return masked
-            raise EngineError("every token the grammar allows is forbidden by a logit bias")
+            raise UsageError("every token the grammar allows is forbidden by a logit bias", _BIASED)
         return masked
 
     def _truncate(self, peaks: Peaks) -> tuple[IntArray, FloatArray]:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.arrays import IntArray, Row
-from specllama.errors import EngineError
+from specllama.errors import EngineError, UsageError
 from specllama.params import SamplingParams
 from specllama.speculative.noise import coin
 from specllama.speculative.sampling import SamplerChain
@@ -307,7 +307,7 @@ def test_any_combination(
         if possible:
             agree(z, p, allowed=allowed, **options)
         else:
-            with pytest.raises(EngineError, match="grammar"):
+            with pytest.raises(UsageError, match="grammar"):
                 law_of(z, p, allowed=allowed, **options)
     except AssertionError:
         if not _on_an_edge(row, p, history, breakers):
@@ -421,14 +421,14 @@ def test_rows_that_cannot_be_sampled(row: Row, temperature: float) -> None:
 
 def test_everything_forbidden_by_a_bias_says_so() -> None:
     p = dataclasses.replace(OFF, logit_bias={0: -math.inf, 1: -math.inf})
-    with pytest.raises(EngineError, match="bias"):
+    with pytest.raises(UsageError, match="bias"):
         SamplerChain(p).law(logits(1, 2))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_grammar_whose_tokens_are_all_biased_away(temperature: float) -> None:
     p = dataclasses.replace(OFF, temperature=temperature, logit_bias={1: -math.inf})
-    with pytest.raises(EngineError, match="bias"):
+    with pytest.raises(UsageError, match="bias"):
         law_of(logits(1, 2, 3), p, allowed=[False, True, False])
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from specllama.arrays import Row, Rows
-from specllama.errors import ContextFull, EngineError
+from specllama.errors import ContextFull, EngineError, UsageError
 from specllama.speculative.asking import Asking, Keep, Pass, Place
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter
@@ -263,7 +263,7 @@ class _Growth(BestFirst):
             if score < request.p_min:
                 return _Look()
             law = ahead.law(row)
-        except EngineError:
+        except (EngineError, UsageError):
             return _Look()
         if not self._drawn:
             return _Look(self._draw(path, weight, law), score)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from specllama.arrays import Row
-from specllama.errors import EngineError
+from specllama.errors import EngineError, UsageError
 from specllama.speculative.asking import Asking, Look
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.likeliest import likeliest
@@ -94,7 +94,7 @@ class _Growth(BestFirst):
             return []
         try:
             law = ahead.law(row)
-        except EngineError:
+        except (EngineError, UsageError):
             return []  # NaN, or a grammar with no way on
         drawn = request.drawn(ahead)
         ranks = self._drafter.ranks if request.leaves > 1 else 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.arrays import Row
-from specllama.errors import ContextFull, EngineError
+from specllama.errors import ContextFull, EngineError, UsageError
 from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.noise import draw
@@ -90,7 +90,7 @@ class Stepping(Drafter):
                 break
             try:
                 law = ahead.law(row)
-            except EngineError:
+            except (EngineError, UsageError):
                 break  # NaN, or a grammar with no way on in the draft's vocabulary
             if drawn:
                 token, lead = draw(law, request.seed, ahead.position)

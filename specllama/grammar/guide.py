@@ -1,0 +1,243 @@
+"""Grammars and JSON schemas as constraints on the next token, by llguidance.
+
+A request has one matcher. What is drafted is tried on it and taken back: a guide is a place in the
+tree of texts that were tried, and the matcher goes to whichever place is asked about.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specllama.arrays import IntArray
+from specllama.errors import UsageError
+from specllama.grammar.source import Kind, Source, source_of
+
+_ALONE = 32  # up to one token in so many is looked at by itself, more of them by a mask of all
+_MASKS = 8  # kept: of the places that drafts and the target ask about in turn
+_NO_TEXT = b"\xff"  # never in a text; llguidance marks special tokens with it
+_STACK = 256 << 20  # reserved, not used
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 1000,
+    "step_max_items": 50_000,
+    "step_lexer_fuel": 200_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 500_000,
+    "verbose_errors": False,
+}
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    """Behind a text; the root is behind none."""
+
+    depth: int = 0
+    before: _Place | None = None
+    token: int = -1
+    after: dict[int, _Place] = field(default_factory=dict)
+
+
+def require(kind: Kind, text: str) -> None:
+    """Raises UsageError: it does not compile. No vocabulary is needed to tell."""
+    _bytes().matcher(source_of(kind, text))
+
+
+def _library() -> Any:
+    """Raises UsageError: llguidance is not there."""
+    try:
+        import llguidance
+    except ImportError:
+        raise UsageError(
+            "grammars and JSON schemas need llguidance, which is not installed",
+            "python -m pip install llguidance",
+        ) from None
+    return llguidance
+
+
+@cache
+def _bytes() -> Guides:
+    return Guides([bytes([i]) for i in range(256)], [])
+
+
+class Guides:
+    """Makes guides over one vocabulary.
+
+    Args:
+        pieces: the bytes of every token; a token without any is never allowed.
+        ends: tokens that end a text.
+    """
+
+    def __init__(self, pieces: Sequence[bytes], ends: Iterable[int]) -> None:
+        self._library = _library()
+        self.n_tokens = len(pieces)
+        self.ends = np.zeros(self.n_tokens, np.bool_)
+        self.ends[list(ends)] = True
+        tokens = [
+            b"" if end or _NO_TEXT in piece else piece
+            for piece, end in zip(pieces, self.ends.tolist(), strict=True)
+        ]
+        # a token of its own that ends texts: whether a text may end is asked of the matcher
+        words: Any = _Words([*tokens, b""])
+        self._tokenizer = self._library.LLTokenizer(words, eos_token=[self.n_tokens])
+
+    def guide(self, source: Source) -> Guide:
+        """Raises UsageError: the grammar does not compile."""
+        walk = _Walk(self, source)
+        return Guide(walk, walk.root)
+
+    def matcher(self, source: Source) -> Any:
+        library = self._library
+        made: list[Any] = []
+
+        def make() -> None:
+            limits = library.LLParserLimits(**_LIMITS)
+            made.append(library.LLMatcher(self._tokenizer, source.lark, log_level=0, limits=limits))
+
+        _deep(make)
+        if made[0].is_error():
+            raise source.refused(made[0].get_error())
+        return made[0]
+
+
+_starting = threading.Lock()
+
+
+def _deep(run: Callable[[], None]) -> None:
+    """Run on a stack that holds chains of as many rules as are taken: they are compiled by
+    recursion."""
+    with _starting:
+        usual = threading.stack_size(_STACK)
+        try:
+            thread = threading.Thread(target=run, name="specllama-grammar", daemon=True)
+            thread.start()
+        finally:
+            threading.stack_size(usual)
+    thread.join()
+
+
+class Guide:
+    """A ``Constraint``; its forks share the matcher. For one thread at a time."""
+
+    def __init__(self, walk: _Walk, place: _Place) -> None:
+        self._walk, self._place = walk, place
+
+    def allowed(self, ids: IntArray) -> npt.NDArray[np.bool_]:
+        """Raises UsageError: to tell takes more work than is allowed."""
+        n = self._walk.guides.n_tokens
+        if len(ids) * _ALONE > n:
+            inside = (ids >= 0) & (ids < n)
+            mask = self._walk.mask(self._place)
+            return np.where(inside, mask[np.where(inside, ids, 0)], False)
+        return self._walk.some(self._place, ids.tolist())
+
+    def accept(self, token: int) -> None:
+        """Raises UsageError: the token does not fit."""
+        self._place = self._walk.next(self._place, token)
+
+    def fork(self) -> Guide:
+        return Guide(self._walk, self._place)
+
+    def forced(self) -> bytes:
+        """The bytes that alone can come next; b"" where there is a choice."""
+        return self._walk.forced(self._place)
+
+
+class _Walk:
+    """The matcher of a request, and where it stands."""
+
+    def __init__(self, guides: Guides, source: Source) -> None:
+        self.guides, self.root = guides, _Place()
+        self._source, self._at = source, self.root
+        self._matcher = guides.matcher(source)
+        self._masks: OrderedDict[_Place, npt.NDArray[np.bool_]] = OrderedDict()
+
+    def some(self, place: _Place, tokens: Sequence[int]) -> npt.NDArray[np.bool_]:
+        matcher, ends, n = self._go(place), self.guides.ends, self.guides.n_tokens
+        fits = matcher.validate_tokens
+        may_end: bool = matcher.is_accepting()
+        found = [0 <= t < n and (may_end if ends[t] else fits([t]) == 1) for t in tokens]
+        self._check()
+        return np.array(found, np.bool_)
+
+    def mask(self, place: _Place) -> npt.NDArray[np.bool_]:
+        """Of all tokens."""
+        if place in self._masks:
+            self._masks.move_to_end(place)
+            return self._masks[place]
+        matcher, n = self._go(place), self.guides.n_tokens
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        self._check()
+        mask = np.unpackbits(bits, count=n, bitorder="little").view(np.bool_)
+        if matcher.is_accepting():
+            mask |= self.guides.ends
+        self._masks[place] = mask
+        if len(self._masks) > _MASKS:
+            self._masks.popitem(last=False)
+        return mask
+
+    def next(self, place: _Place, token: int) -> _Place:
+        """Behind one more token. One that ends the text leaves the place as it is."""
+        found = place.after.get(token)
+        if found is None:
+            if not self.some(place, [token])[0]:
+                raise UsageError(f"token {token} does not fit the grammar here")
+            if self.guides.ends[token]:
+                return place
+            found = place.after[token] = _Place(place.depth + 1, place, token)
+        return found
+
+    def forced(self, place: _Place) -> bytes:
+        matcher = self._go(place)
+        forced: bytes = matcher.compute_ff_bytes()
+        self._check()
+        return forced
+
+    def _go(self, place: _Place) -> Any:
+        """The matcher, at this place."""
+        here, there, back = self._at, place, 0
+        ahead: list[int] = []
+        while here is not there:
+            if here.depth >= there.depth:
+                assert here.before is not None
+                here, back = here.before, back + 1
+            else:
+                assert there.before is not None
+                ahead.append(there.token)
+                there = there.before
+        if back:
+            self._matcher.rollback(back)
+        if ahead:
+            self._matcher.consume_tokens(ahead[::-1])
+        self._at = place
+        self._check()
+        return self._matcher
+
+    def _check(self) -> None:
+        """A matcher that ran into a limit is of no more use: a draft's may not end the reply."""
+        if not self._matcher.is_error():
+            return
+        why = self._matcher.get_error()
+        self._matcher, self._at = self.guides.matcher(self._source), self.root
+        raise self._source.stuck(why)
+
+
+class _Words:
+    """Tokens as llguidance takes them. Nothing is tokenized: texts are judged by their bytes."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, tokens: list[bytes]) -> None:
+        self.tokens = tokens
+        self.eos_token_id = len(tokens) - 1
+        self.bos_token_id = None
+        self.special_token_ids = [self.eos_token_id]
+
+    def __call__(self, text: str) -> list[int]:
+        raise NotImplementedError

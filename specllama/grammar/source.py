@@ -1,0 +1,189 @@
+"""What constrains a reply, a GBNF grammar or a JSON schema, as llguidance is told it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal
+from urllib.parse import unquote
+
+from specllama.errors import UsageError
+from specllama.grammar.gbnf import lark_of
+
+Kind = Literal["grammar", "schema"]
+
+MOST_BYTES = 1 << 20  # of a schema
+MOST_PARTS = 50_000  # values in it
+MOST_LEVELS = 100
+MOST_STEP = 10_000  # of multipleOf, without its decimal point
+MOST_PATTERNS = 12  # that hold for one place together: the work doubles with each
+# of what takes more than time in proportion
+MOST_IN = {"properties": 1000, "patternProperties": 100, "required": 2000}
+MOST_LISTED = 1000  # arrays and objects of one enum: each is compared with each
+_HEAD = '%llguidance {"no_forcing": true}\n'
+# a line break and its indentation, or a space: what models write, and not without end
+_STYLE = {
+    "whitespace_pattern": "( |\\n[ \\t]{0,20})?",
+    "whitespace_flexible": True,
+    "json_allow_general_unicode_escapes": True,
+}
+_PLACE = re.compile(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?")
+_KEYS = re.compile(r"Unimplemented keys: \[(.*)\]")
+_SMALLER = "write a smaller one"
+_HINTS = {
+    "grammar": "GBNF is described in llama.cpp's grammars/README.md",
+    "schema": "limits.md lists what of JSON Schema can be enforced",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    kind: Kind
+    lark: str
+
+    def refused(self, why: str) -> UsageError:
+        return UsageError(f"{self._name} cannot be enforced: {_said(why)}", _HINTS[self.kind])
+
+    def stuck(self, why: str) -> UsageError:
+        return UsageError(
+            f"{self._name} takes too much work to follow here: {_said(why)}",
+            "write it with fewer optional and repeated parts beside each other",
+        )
+
+    @property
+    def _name(self) -> str:
+        return "the grammar" if self.kind == "grammar" else "the JSON schema"
+
+
+def source_of(kind: Kind, text: str) -> Source:
+    """Raises UsageError: it does not parse, or is larger than what is taken."""
+    return Source(kind, _HEAD + (lark_of(text) if kind == "grammar" else _json(text)))
+
+
+def _json(text: str) -> str:
+    if len(text) > MOST_BYTES:
+        raise UsageError(f"the JSON schema has more than {MOST_BYTES >> 10} Ki characters")
+    try:
+        schema = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"the JSON schema is not JSON: {error}", "give the schema itself, or @FILE"
+        ) from None
+    if schema is True:
+        schema = {}
+    if schema is False:
+        raise UsageError("no value satisfies the JSON schema false")
+    if not isinstance(schema, dict):
+        raise UsageError("a JSON schema is an object", 'for example {"type": "object"}')
+    _measure(schema)
+    return f"start: %json {json.dumps({**schema, 'x-guidance': _STYLE})}"
+
+
+def _measure(schema: Any) -> None:
+    """Raises UsageError: there is more of it than is taken."""
+    n, level = 0, [schema]
+    for _ in range(MOST_LEVELS):
+        n += len(level)
+        if n > MOST_PARTS:
+            raise UsageError(f"the JSON schema has more than {MOST_PARTS} parts", _SMALLER)
+        inner: list[Any] = []
+        for whole in level:
+            if isinstance(whole, dict):
+                _measure_keys(whole)
+                inner += whole.values()
+            elif isinstance(whole, list):
+                inner += whole
+        level = inner
+        if not level:
+            break
+    else:
+        raise UsageError(f"the JSON schema nests more than {MOST_LEVELS} levels", _SMALLER)
+    try:
+        _Patterns(schema).look()
+    except RecursionError:
+        raise UsageError("references of the JSON schema form too long a chain", _SMALLER) from None
+
+
+def _measure_keys(schema: dict[str, Any]) -> None:
+    for key, most in MOST_IN.items():
+        own = schema.get(key)
+        if isinstance(own, dict | list) and len(own) > most:
+            raise UsageError(f"the JSON schema has more than {most} {key} in one place", _SMALLER)
+    listed = schema.get("enum")
+    values = listed if isinstance(listed, list) else []
+    if sum(isinstance(value, dict | list) for value in values) > MOST_LISTED:
+        raise UsageError(
+            f"an enum of the JSON schema lists more than {MOST_LISTED} arrays and objects", _SMALLER
+        )
+    step = schema.get("multipleOf")
+    if isinstance(step, int | float) and not isinstance(step, bool):
+        digits = Decimal(repr(step)).normalize().as_tuple()
+        if len(digits.digits) > 4 or Decimal(repr(step)).copy_abs() > MOST_STEP:
+            raise UsageError(
+                f"multipleOf of the JSON schema takes up to four digits, and {MOST_STEP}", _SMALLER
+            )
+
+
+class _Patterns:
+    """How many patterns hold for one place together: its own, and those that it refers to."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._n: dict[int, int] = {}
+
+    def look(self) -> None:
+        todo = [self._root]
+        while todo:
+            schema = todo.pop()
+            if isinstance(schema, dict):
+                if self._of(schema) > MOST_PATTERNS:
+                    raise UsageError(
+                        f"more than {MOST_PATTERNS} patterns of the JSON schema meet in one place",
+                        _SMALLER,
+                    )
+                todo += schema.values()
+            elif isinstance(schema, list):
+                todo += schema
+
+    def _of(self, schema: Any) -> int:
+        if not isinstance(schema, dict):
+            return 0
+        if id(schema) not in self._n:
+            self._n[id(schema)] = 0  # where it refers to itself it says nothing more
+            both = schema.get("allOf")
+            parts = [*(both if isinstance(both, list) else ()), self._at(schema.get("$ref"))]
+            own = "pattern" in schema or "format" in schema
+            self._n[id(schema)] = min(own + sum(map(self._of, parts)), MOST_PATTERNS + 1)
+        return self._n[id(schema)]
+
+    def _at(self, pointer: Any) -> Any:
+        """What a reference within the document leads to; None if it leads elsewhere."""
+        found = self._root
+        if not isinstance(pointer, str) or not pointer.startswith("#"):
+            return None
+        for name in pointer[1:].split("/")[1:]:
+            name = unquote(name).replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+                found = found[int(name)]
+            elif isinstance(found, dict) and name in found:
+                found = found[name]
+            else:
+                return None
+        return found
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _said(why: str) -> str:
+    """Its reason, without the place in what we made of the schema, and without its text."""
+    why = re.split(r"<backtrace>|\s1 \| ", _PLACE.sub("", why))[0]
+    line = " ".join(why.split())
+    if found := _KEYS.match(line):
+        return f"it has {found[1].replace(chr(34), '')}"
+    if line.startswith("oneOf "):
+        return "members of its oneOf cannot be told apart; use anyOf"
+    return line if len(line) <= 200 else line[:199] + "…"

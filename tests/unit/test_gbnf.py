@@ -1,0 +1,237 @@
+"""GBNF grammars: exactly the texts that they describe, whatever is ambiguous in them."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import numpy as np
+import pytest
+from gbnf import Gbnf
+from spelling import BYTES, END, ends, guide, takes
+
+from specllama.errors import UsageError
+from specllama.grammar.gbnf import lark_of
+from specllama.grammar.guide import Guide, Guides, require
+from specllama.grammar.source import source_of
+
+LETTERS = "abc"
+LONGEST = 5
+
+
+def random_grammar(rng: random.Random) -> str:
+    """A few rules; a rule refers to itself only behind a character, so that the oracle ends."""
+
+    def part(depth: int, behind: bool) -> str:
+        kind = rng.randrange(8 if depth else 4)
+        if kind < 2:
+            return '"' + "".join(rng.choices(LETTERS, k=rng.randint(0, 2))) + '"'
+        if kind == 2:
+            return rng.choice(["[ab]", "[^a]", "[b-c]", "[a-c]", "."])
+        if kind == 3:
+            return rng.choice(["x", "y", "root"]) if behind else rng.choice(["[a]", '"b"'])
+        if kind < 6:
+            return f"({sequence(depth - 1, behind)} | {sequence(depth - 1, behind)})"
+        return (
+            f"({sequence(depth - 1, behind)}){rng.choice(['?', '*', '+', '{2}', '{1,3}', '{0,2}'])}"
+        )
+
+    def sequence(depth: int, behind: bool) -> str:
+        parts = []
+        for _ in range(rng.randint(1, 3)):
+            parts.append(part(depth, behind))
+            # what is a character for sure, so that what follows may refer to any rule
+            behind = behind or parts[-1][:1] in "[."
+        return " ".join(parts)
+
+    bodies = {name: f"{sequence(2, False)} | {sequence(2, False)}" for name in ("root", "x", "y")}
+    return "\n".join(f"{name} ::= {body}" for name, body in bodies.items())
+
+
+def texts_of(guide: Guide, longest: int) -> set[str]:
+    """All texts over ``LETTERS`` that it takes."""
+    found: set[str] = set()
+    todo = [("", guide)]
+    letters = np.array([ord(c) for c in LETTERS], np.int32)
+    while todo:
+        text, here = todo.pop()
+        if ends(here):
+            found.add(text)
+        if len(text) == longest:
+            continue
+        for letter, fits in zip(LETTERS, here.allowed(letters).tolist(), strict=True):
+            if fits:
+                there = here.fork()
+                there.accept(ord(letter))
+                todo.append((text + letter, there))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_all_short_texts_of_random_grammars(seed: int) -> None:
+    rng = random.Random(seed)
+    taken = 0
+    for _ in range(25):
+        text = random_grammar(rng)
+        oracle = Gbnf(text)
+        every = ("".join(cs) for n in range(LONGEST + 1) for cs in product(LETTERS, repeat=n))
+        expected = {one for one in every if oracle.accepts(one)}
+        assert texts_of(guide("grammar", text), LONGEST) == expected, text
+        taken += len(expected)
+    assert taken > 300
+
+
+@pytest.mark.parametrize(
+    ("text", "good", "bad"),
+    [
+        ('root ::= [a-z]+ "b"', ["ab", "abb", "bb"], ["a", "b", "ba"]),
+        ('root ::= w "b" x\nw ::= [a-z]+\nx ::= "(" x ")" | "c"', ["aab(c)", "bbbc"], ["b(c)"]),
+        ('root ::= ("a" | "ab") ("c" | "bcd") y\ny ::= "(" y ")" | ""', ["ac", "abcd()"], ["abd"]),
+        ('root ::= i " " | "if(" i ")"\ni ::= [a-z]+', ["if ", "if(if)"], ["if"]),
+        ('root ::= e root "a" | "b"\ne ::= "x"?', ["b", "xba", "xxbaa", "baa"], ["xb", "a"]),
+        ('root ::= root "a" | "b"', ["b", "baa"], ["a", ""]),
+        ('root ::= ("a"*)* "b"', ["b", "aab"], ["a"]),
+        ('root ::= "\\u0022" [\\u00e4-\\u00ff]+ "\\U0001F600" "\\x41" "\\t\\\\\\]"',
+         ['"äö😀A\t\\]'], ['"ä']),
+        ('root ::= [^\\x00-\\x1f"] . [a\\]^-]', ["äö-", "😀\n]", "aa^", "aaa"], ['"aa', "aab"]),
+        ("root ::= # why\n  \"a\" # because\n\nx ::= \"c\"\n", ["a"], ["c"]),
+        ('root ::= (\n "a"\n |\n "b" )\r\n', ["a", "b"], ["c"]),
+        ('root ::= "a" |\n "b"\n', ["a", "b"], ["c"]),
+        ('root ::= "ab"{2} "" | ""', ["abab", ""], ["ab", "abb"]),
+        ('root ::= "a" x-1 | x_2\nx-1 ::= "b"{ 2 , }\nx_2 ::= "c"{0}', ["abb", "abbb", ""], ["ab"]),
+        ('root ::= "a"\nroot ::= "b"', ["b"], ["a"]),
+    ],
+)  # fmt: skip
+def test_what_grammars_say(text: str, good: list[str], bad: list[str]) -> None:
+    g = guide("grammar", text)
+    for one in good:
+        assert takes(g, one), one
+    for one in bad:
+        assert not takes(g, one), one
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("root ::= (((", "expecting ) at the end"),
+        ('foo ::= "a"', "no rule root"),
+        ("root ::= missing", "the rule missing is not defined at 'missing' in line 1"),
+        ('root ::= "a"\n"b"', "expecting a name at '\"b\"' in line 2"),
+        ("root ::= [a-z]{1000000}", "more than 2000 repetitions"),
+        ("root ::= [a]{3,2}", "ends before it begins"),
+        ("root ::= * [a]", "expecting an item before *"),
+        ('root ::= ""* "a"', "expecting an item before *"),
+        ('root ::= "\\q"', "unknown escape \\q"),
+        ('root ::= "\\u00"', "expecting 4 hexadecimal digits"),
+        ('root ::= "a', "unexpected end"),
+        ('root ::= "a" ' + "[" * 16_000, "unexpected end"),
+        ("root ::= []", "no character is in the class"),
+        ("root ::= <[5]>", "tokens are not taken"),
+        ("hello there", "expecting ::="),
+        (" \n", "empty"),
+        ('root ::= "\0"', "NUL"),
+        ("root ::= " + "(" * 10_000 + '"a"' + ")" * 10_000, "more than 20000 symbols"),
+        ("[" * 10**6, "more than 256 Ki characters"),
+    ],
+    ids=lambda v: v[:30],
+)
+def test_broken_grammars_say_why(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        require("grammar", text)
+    assert says in caught.value.message
+    assert len(caught.value.message) < 200
+    assert "\n" not in caught.value.message
+
+
+def test_nothing_nests() -> None:
+    """A stack of parentheses or of rules is as long as memory allows, compiled or not."""
+    deep = "root ::= " + "(" * 4000 + '"a"' + ")" * 4000
+    assert "(" not in lark_of(deep)
+    assert takes(guide("grammar", deep), "a")
+    chain = "\n".join(
+        ["root ::= r0", *(f"r{i} ::= r{i + 1}" for i in range(9000)), 'r9000 ::= "a"']
+    )
+    assert takes(guide("grammar", chain), "a")
+
+
+# -- guides
+
+
+def mask(g: Guide) -> list[int]:
+    return np.flatnonzero(g.allowed(np.arange(END + 1, dtype=np.int32))).tolist()
+
+
+def test_forks_stand_where_they_stand() -> None:
+    """However they are asked in turn, and however far apart they are."""
+    rng = random.Random(1)
+    text = 'root ::= "[" (root ("," root)*)? "]" | [a-c]{1,4}'
+    forks = [("", guide("grammar", text))]
+    for _ in range(300):
+        written, g = rng.choice(forks)
+        fresh = guide("grammar", text)
+        for byte in written.encode():
+            fresh.accept(byte)
+        assert mask(g) == mask(fresh)
+        allowed = [t for t in mask(g) if t != END]
+        if allowed:
+            fork, byte = g.fork(), rng.choice(allowed)
+            fork.accept(byte)
+            forks.append((written + chr(byte), fork))
+
+
+def test_one_token_is_judged_as_all_are() -> None:
+    """A mask and a look at each token agree."""
+    pieces = [*BYTES, b"ab", b"abc", b'":', b"\xc3\xa4b", b"\xff", b"", b""]
+    made = Guides(pieces, [len(pieces) - 1])
+    every = np.arange(len(pieces), dtype=np.int32)
+    rng = random.Random(2)
+    for source in ('root ::= "ab"* [^a] "\\"" ":"? .*', 'root ::= "x" root | "äb" root | ""'):
+        g = made.guide(source_of("grammar", source))
+        for _ in range(12):
+            whole = g.allowed(every)
+            assert whole.tolist() == [bool(g.allowed(every[t : t + 1])[0]) for t in every]
+            fits = np.flatnonzero(whole[:-1])
+            if not len(fits):
+                break
+            g.accept(int(rng.choice(fits.tolist())))
+
+
+def test_the_end_is_a_token_that_changes_nothing() -> None:
+    g = guide("grammar", 'root ::= "a"*')
+    g.accept(ord("a"))
+    g.accept(END)
+    assert mask(g) == [ord("a"), END]
+    g = guide("grammar", 'root ::= "a"')
+    with pytest.raises(UsageError, match="does not fit"):
+        g.accept(END)
+
+
+def test_forced_bytes_are_told() -> None:
+    g = guide("grammar", 'root ::= "yes" | "no"')
+    assert g.forced() == b""
+    g.accept(ord("y"))
+    assert g.forced() == b"es"
+    assert takes(guide("grammar", 'root ::= "yes"'), "yes")
+
+
+def test_a_draft_that_runs_into_a_limit_does_not_end_the_reply() -> None:
+    """A matcher is of no more use then; the text before goes on with a new one."""
+    g = guide("grammar", 'root ::= r\nr ::= [a-z] r | [a-z] | "-"')
+    g.accept(ord("a"))
+    drafted = g.fork()
+
+    def go_on() -> None:
+        for _ in range(2000):
+            drafted.accept(ord("b"))
+
+    with pytest.raises(UsageError, match="too much work"):
+        go_on()
+    assert mask(g) == [ord("-"), *range(ord("a"), ord("z") + 1), END]
+    g.accept(ord("b"))
+
+
+def test_its_work_does_not_grow_with_what_can_be_left_out() -> None:
+    """300 optional parts, and 4,096 empty words: automata of stacks take minutes for either."""
+    empty = "root ::= a a a a a a a a\na ::= b b b b b b b b\nb ::= c c c c c c c c\n"
+    assert takes(guide("grammar", empty + 'c ::= d d d d d d d d\nd ::= "x"?'), "x" * 40)
+    assert takes(guide("grammar", 'root ::= "a"*' + ' "a"?' * 300), "a" * 40)
