@@ -24,8 +24,9 @@ _ALONE = 32  # up to one token in so many is looked at by itself, more of them b
 _MASKS = 8  # kept: of the places that drafts and the target ask about in turn
 _NO_TEXT = b"\xff"  # never in a text; llguidance marks special tokens with it
 _STACK = 256 << 20  # reserved, not used
+# readings that are open at a time: of a grammar each character is a step, of JSON each lexeme
+_OPEN = {"grammar": 1000, "schema": 5000}
 _LIMITS: dict[str, Any] = {
-    "max_items_in_row": 1000,
     "step_max_items": 50_000,
     "step_lexer_fuel": 200_000,
     "max_lexer_states": 50_000,
@@ -97,7 +98,8 @@ class Guides:
         made: list[Any] = []
 
         def make() -> None:
-            limits = library.LLParserLimits(**_LIMITS)
+            most = _OPEN[source.kind]
+            limits = library.LLParserLimits(max_items_in_row=most, **_LIMITS)
             made.append(library.LLMatcher(self._tokenizer, source.lark, log_level=0, limits=limits))
 
         _deep(make)

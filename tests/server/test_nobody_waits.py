@@ -64,12 +64,49 @@ def said(text: str, n: int = 1) -> dict[str, Any]:
     return {"messages": [{"role": roles[i % 2], "content": text} for i in range(n)]}
 
 
+def pattern(text: str, **more: Any) -> dict[str, Any]:
+    return {"type": "string", "pattern": text, **more}
+
+
+def properties(n: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(n)}}
+
+
+EMPTY = (("root", "a"), ("a", "b"), ("b", "c"), ("c", "d"))
+CHAIN = [f"r{i} ::= r{i + 1}" for i in range(9000)]
 WORDS = "the rain falls "
 COUNT, COMPLETION = "/v1/messages/count_tokens", "/completion"
 
 TABLE: list[Row] = [
     ("nothing odd", chat(), FINE),
     ("a schema that doubles", chat(json_schema=doubling(40)), FINE),
+    ("a list of 20,000 values", chat(json_schema={"enum": [f"v{i}" for i in range(20_000)]}), FINE),
+    ("60,000 values", chat(json_schema={"enum": [f"v{i}" for i in range(60_000)]}), REFUSED),
+    ("counts in counts", chat(json_schema=pattern("^(a{1,50}){1,50}$", maxLength=20)), FINE),
+    ("deeper counts", chat(json_schema=pattern("^(((a|b|ab){1,500}){1,500}){1,500}$")), FINE),
+    ("a pattern of a megabyte", chat(json_schema=pattern("ab" * 400_000)), (200, 400)),
+    (
+        "20 patterns in one place",
+        chat(json_schema={"allOf": [pattern(f"a{{{i},{2 * i}}}b.*c") for i in range(1, 21)]}),
+        REFUSED,
+    ),
+    ("20,000 properties", chat(json_schema=properties(20_000)), REFUSED),
+    ("1,000 properties", chat(json_schema=properties(1000)), FINE),
+    ("hidden left recursion", chat(grammar='root ::= e root "a" | "b"\ne ::= "x"?'), FINE),
+    (
+        "4,096 empty words",
+        chat(grammar="\n".join([f"{a} ::=" + f" {b}" * 8 for a, b in EMPTY]) + '\nd ::= "x"?'),
+        FINE,
+    ),
+    ("480 optional parts", chat(grammar="root ::= " + '"a"? ' * 480), (200, 400)),
+    ("480 parts of any kind", chat(grammar="root ::= " + ".? " * 480), (200, 400)),
+    (
+        "a chain of 9,000 rules",
+        chat(grammar="\n".join(["root ::= r0", *CHAIN, 'r9000 ::= "a"'])),
+        FINE,
+    ),
+    ("a dead end", chat(json_schema={"$ref": "#"}), REFUSED),
+    ("all tokens banned", chat(logit_bias={str(i): False for i in range(4096)}), REFUSED),
     ("a class without an end", chat(grammar='root ::= "a" ' + "[" * 16_000), REFUSED),
     ("many texts are tokenized", flood("/tokenize", 4, content=WORDS * 1300), FINE),
     ("many short texts are tokenized", flood("/tokenize", 8, content=WORDS * 33), FINE),
