@@ -44,6 +44,7 @@ SAME = {
 }
 ALONE = {
     "--swa-full": ("--swa-full",),
+    "--no-slots": ("--no-slots",),
     "--context-shift": ("--on-full", "shift"),
     "--spec-type": ("--proposer", "draft", "--window", "fixed"),  # theirs drafts as far as it may
 }

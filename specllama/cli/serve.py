@@ -81,6 +81,9 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
          help="Let methods share the conversations, such as auto=50,none=50.")  # fmt: skip
 @grouped("--expose-text", is_flag=True, group="Server",
          help="Show texts in /specllama/events, not only how rounds went.")  # fmt: skip
+@grouped("--slots/--no-slots", default=True, show_default=True, group="Server",
+         help="Tell any client what is being written: /slots, /specllama/events, "
+         "`specllama top`.")  # fmt: skip
 @grouped("--drain", type=click.FloatRange(0), default=30.0, show_default=True, group="Server",
          metavar="SECONDS",
          help="How long replies may go on once the server is to end.")  # fmt: skip
@@ -102,6 +105,7 @@ def command(
     proxy: Sequence[str],
     experiment: str | None,
     expose_text: bool,
+    slots: bool,
     drain: float,
     access_log: bool,
     quiet: bool,
@@ -154,6 +158,7 @@ def command(
         settings.generate_params(),
         experiment=_shares(experiment),
         expose_text=expose_text,
+        slots=slots,
         log=AccessLog().put if access_log and not quiet else None,
     )
     stop = Event()

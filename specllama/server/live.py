@@ -114,6 +114,7 @@ def routes(service: Service) -> list[Route]:
     live = Live(service)
 
     async def events(request: Request) -> Response:
+        service.require_slots()
         return StreamingResponse(live.frames(), media_type="text/event-stream")
 
     return [Route("/specllama/events", guarded(events), methods=["GET"])]

@@ -190,7 +190,7 @@ def routes(service: Service) -> list[Route]:
                 "eos_token": eos,
                 "modalities": {"vision": False, "video": False, "audio": False},
                 "build_info": f"specllama-{__version__}",
-                "endpoint_slots": True,
+                "endpoint_slots": service.slots,
                 "endpoint_metrics": True,
                 "endpoint_props": False,
                 "ui": False,
@@ -201,6 +201,7 @@ def routes(service: Service) -> list[Route]:
         )
 
     async def slots(request: Request) -> Response:
+        service.require_slots()
         common = {"n_ctx": service.info.target.n_ctx, "speculative": True}
 
         def shown(params: GenerateParams) -> dict[str, Any]:

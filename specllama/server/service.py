@@ -47,6 +47,7 @@ class Service:
         model: what the model is called in answers.
         params: of requests that say nothing else.
         experiment: (arm, share) of requests, by conversation; shares add up to 100.
+        slots: clients are told what is being written, their own and others'.
         log: takes a line for each request.
     """
 
@@ -56,6 +57,7 @@ class Service:
     params: GenerateParams = field(default_factory=GenerateParams)
     experiment: tuple[tuple[str, int], ...] = ()
     expose_text: bool = False
+    slots: bool = True
     log: Callable[[str], object] | None = None
     started: int = field(default_factory=now)
     metrics: Metrics = field(init=False)
@@ -76,6 +78,11 @@ class Service:
     @property
     def base(self) -> GenerateParams:
         return self.params.on_card(self.info.target.card)
+
+    def require_slots(self) -> None:
+        """Raises Refusal: what is being written is not told."""
+        if not self.slots:
+            raise not_offered("what is being written", "this server was started with --no-slots")
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
         """The body of a request, of this type.

@@ -236,6 +236,16 @@ def test_what_is_cached_tells_nothing_of_another_keys_prompts(
         assert told["timings"]["cache_n"] == 0
 
 
+def test_what_is_written_need_not_be_told(tmp_path: Path) -> None:
+    with serving(table(tmp_path), slots=False) as server:
+        for path in ("/slots", "/specllama/events"):
+            answer = server.http.get(path)
+            assert answer.status_code == 501
+            assert "--no-slots" in answer.json()["error"]["message"]
+        assert server.http.get("/props").json()["endpoint_slots"] is False
+        assert server.http.get("/metrics").status_code == 200
+
+
 def test_no_key_is_drafted_from_anothers_text(tmp_path: Path) -> None:
     """Drafts are told; one that is copied from an earlier text tells that text."""
     asked = {"proposer": "suffix", "window": "fixed", "draft_max": 8, "max_tokens": 40, "seed": 1}
