@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -351,7 +352,7 @@ def read_text(path: Path, what: str) -> str:
     except UnicodeDecodeError:
         raise UsageError(
             f"{what} {path} is not UTF-8 text",
-            f"save it as UTF-8, or convert it: iconv -f UTF-16 -t UTF-8 {path}",
+            f"save it as UTF-8, or convert it: iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))}",
         ) from None
 
 

@@ -146,6 +146,22 @@ def test_a_bias_of_no_token_is_refused() -> None:
     assert "token 999999 is outside the vocabulary" in done.stderr
 
 
+def test_lines_to_copy_have_quotes_that_a_shell_knows() -> None:
+    """Around a title, in a sentence, they may be curly; never in a line that is a command."""
+    for path in Path(command_line.__file__).parent.glob("*.py"):
+        for line in path.read_text("utf-8").splitlines():
+            if "“" in line and path.name != "output.py":
+                assert "specllama " not in line.split("“")[0], (path.name, line)
+
+
+def test_a_prompt_that_is_not_utf8_has_a_next_step(cli, tmp_path: Path) -> None:
+    file = tmp_path / "from powershell.txt"
+    file.write_bytes("Hi".encode("utf-16"))
+    result = cli("run", "-f", str(file))
+    assert result.code == 2
+    assert "iconv -f UTF-16 -t UTF-8 '" in result.err  # quoted for a shell
+
+
 def test_the_package_shows_its_names() -> None:
     import specllama
 
