@@ -527,7 +527,7 @@ class SpecllamaApp(ThemedApp):
         words = {
             "text": "Replies as text",
             "drafted": "Replies as drafted",
-            "ghosts": "Replies as drafted, with rejected drafts",
+            "ghosts": "Replies as drafted, with refused guesses",
         }
         self.notify(words[view], timeout=2)
 

@@ -44,7 +44,7 @@ ACTIONS: tuple[Action, ...] = (
         "f2",
         "cycle_view",
         "View",
-        "Show replies as text, as drafted, or as drafted with every rejected draft",
+        "Show replies as text, as drafted, or as drafted with every refused guess",
         "view",
         footer=0,
     ),

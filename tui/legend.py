@@ -24,7 +24,7 @@ def signs(glyphs: Glyphs, ink: Ink) -> list[Entry]:
     """Every sign of the row of rounds and of replies as drafted, but for the letters."""
     return [
         (glyphs.accepted, ink.source("draft"), "a guess that was kept, in its source's colour"),
-        (glyphs.rejected, ink.rejected, "a guess that was refused, or untested behind one"),
+        (glyphs.rejected, ink.rejected, "a guess that was refused, or unread behind one"),
         (glyphs.target, ink.target, "the target's own token, which ends every round"),
         ("word", f"underline {ink.source('draft')}", "F2: guessed and kept"),
         ("word", ink.target, "F2: the target's own"),

@@ -156,7 +156,7 @@ async def test_a_round_is_saved_as_it_is_argued(start: Any) -> None:
         done = screen.record.rounds[screen.at]
         text = (await save(d, f"Round {screen.at + 1} as Markdown")).read_text()
         assert "saved" in text  # 27 ms for 3 tokens; plain ...
-        assert text.count("| accepted |") == done.accepted
+        assert text.count("| kept |") == done.accepted
         assert "drew" in text
         assert parsed(await save(d, "as a web page")) is not None
 

@@ -8,6 +8,7 @@ import pytest
 from conftest import Recipe
 from fakes import Reply
 
+from specllama.params import GenerateParams
 from specllama.tui import legend
 from specllama.tui.demo import DemoEngine
 from specllama.tui.screens.help import HelpScreen
@@ -17,7 +18,7 @@ from specllama.tui.widgets.message import AssistantMessage
 
 async def test_the_help_page_explains_every_sign_and_letter(start: Any) -> None:
     engine = DemoEngine(speed=0)
-    async with start(recipe=Recipe(engine), size=(80, 120)) as d:
+    async with start(recipe=Recipe(engine), size=(80, 140)) as d:
         await d.pilot.press("f1")
         await d.until(lambda: isinstance(d.app.screen, HelpScreen))
         page = " ".join(d.shown.split())
@@ -29,7 +30,7 @@ async def test_the_help_page_explains_every_sign_and_letter(start: Any) -> None:
             "surely faster than plain",
             "alt+left /before",
             "ctrl+b /sidebar",
-            "the truth lies between",
+            "the range that the passes of a reply give",
         ):
             assert words in page
 
@@ -60,3 +61,21 @@ async def test_a_folded_thought_names_its_key(start: Any) -> None:
         assert d.app.focused is d.app.chat.query(AssistantMessage).last()
         await d.pilot.press("t")
         await d.until(lambda: "Hm, let me see." not in d.shown)
+
+
+async def test_the_legend_stays_where_something_is_wrong(start: Any) -> None:
+    """It is needed most where refused guesses fill the row."""
+    reply = Reply(" ".join(f"word{i}" for i in range(120)), accept=(0,), plain_ms=1.0)
+    params = GenerateParams(window="fixed", draft_max=4)
+    async with start(reply, size=(80, 24), params=params) as d:
+        await d.say("go")
+        await d.until(lambda: "F9 turns it off" in d.shown)
+        assert "■ kept  □ refused  + target" in d.shown
+        assert "kept ▁▁" in d.shown  # what the bars are
+
+
+async def test_the_rows_of_the_inspector_say_what_they_are(start: Any) -> None:
+    async with start(Reply("One two three four five six.", accept=(2, 0)), size=(120, 36)) as d:
+        await d.say("go")
+        await d.pilot.press("f3")
+        await d.until(lambda: "round  time, tokens" in d.shown)

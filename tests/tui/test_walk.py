@@ -53,7 +53,7 @@ def test_stages_show_what_is_known_by_then(glyphs: object) -> None:
     assert "verdict" not in first
     assert "drew " in second
     assert second.count("✗" if glyphs is UNICODE else " no\n") == 1
-    assert "not tested" in second
+    assert "unread" in second
     assert "recovered token" not in second
     assert "recovered token" in third
 
@@ -101,7 +101,7 @@ def test_the_rule_is_an_equation() -> None:
     assert "p ≥ q ✓" in walk.table(certain, 2, UNICODE, INK, verify="rejection").plain
     copied = dataclasses.replace(laws, q=(None,) * 4)
     assert "u < p/q 0.40 ✓" in walk.table(copied, 2, UNICODE, INK, verify="rejection").plain
-    assert "accepted" in walk.table(laws, 2, UNICODE, INK, verify="block").plain
+    assert "kept" in walk.table(laws, 2, UNICODE, INK, verify="block").plain
 
 
 def test_a_refused_sibling_is_told_what_was_drawn_in_its_place() -> None:
@@ -152,7 +152,8 @@ def test_trees_are_drawn_among_the_rows() -> None:
     drawn = walk_rounds.rounds_rows([chain, tree, chain], 1, UNICODE, INK, 28, 20).plain
     lines = drawn.splitlines()
     assert [line.split()[0] for line in lines if "█" in line] == ["1", "▶", "3"]
-    assert lines[2].strip() == "├■■□·"
+    assert lines[0] == "round  time, tokens"
+    assert lines[3].strip() == "├■■□·"
     for height in range(1, 9):
         shown = walk_rounds.rounds_rows([tree] * 5, 2, UNICODE, INK, 28, height).plain
         assert len(shown.splitlines()) <= height

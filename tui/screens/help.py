@@ -17,15 +17,16 @@ from specllama.tui.screens.base import Page
 from specllama.tui.widgets.keys import Keys
 
 WORDS = """
-accepted: a drafted token the target would have written too
-rejected: a drafted token it would not have written, and the untested ones behind it
-target token: the one the target adds each round, after a rejection or as a bonus
+kept: a guess that the target would have written too; files and JSON say accepted
+refused: a guess that it would not have written
+unread: a guess behind a refused one, which the target had no use for
+target token: the one the target adds each round, behind the guesses that it kept
 tokens a pass: what one pass of the target yields; plain decoding yields one
 1.29× faster (1.21–1.37): the range that the passes of a reply give; too narrow beside other work
 plain step: one pass of the target for one token, timed in the same minutes
-round: propose, verify, commit; every round yields accepted + 1 tokens
-acceptance: accepted of all drafted tokens
-window: how many tokens are drafted next
+round: guess, check, keep; every round yields the kept guesses and one token more
+acceptance: how many of all guesses were kept
+window: how many guesses are made next
 TTFT: time to first token: tokenize, read the prompt, first step
 """
 

@@ -105,7 +105,8 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
                   " always drafts the most.", choices=WINDOWS),
             Field("draft_max", "draft at most", "Tokens a round; empty: the pair decides.",
                   parse=_maybe_int),
-            Field("draft_p_min", "draft while p over", "0 to 1; 0 is off.", parse=float),
+            Field("draft_p_min", "surer than", "Drafts end at a guess less sure than this,"
+                  " 0 to 1; 0 is off.", parse=float),
             Field("verify", "verification", "match: same seed, same text. rejection and block:"
                   " same distribution.", choices=tuple(VERIFY_RULES)),
             Field("exact", "the same bits", "on: one kind of pass, drafted or not; a number: its"
@@ -118,7 +119,7 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
             Field("theme", "theme", "Colours of the app.", "look"),
             Field("glyphs", "symbols", "ascii is for terminals without other symbols.", "look",
                   choices=("auto", "unicode", "ascii")),
-            Field("view", "replies", "As text, as drafted, or with the rejected guesses. F2"
+            Field("view", "replies", "As text, as drafted, or with the refused guesses. F2"
                   " changes it, too.", "look", choices=VIEWS),
             Field("animation", "animation", "none is best over slow connections.", "look",
                   choices=("auto", "full", "none")),

@@ -1,6 +1,6 @@
 """The row of rounds: one group of glyphs per round, newest at the right.
 
-ᵈ■■■+ ■□□+ ⁿ■■■■■+ ++        ▃▅▁█▆
+ᵈ■■■+ ■□□+ ⁿ■■■■■+ ++        kept ▃▅▁█▆
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from specllama.tui.record import depth_of, glyph_run
 from specllama.tui.widgets.base import Inked
 
 KEEP = 256
+LABEL = "kept "  # of the bars: a share
 
 
 def round_parts(
@@ -58,7 +59,7 @@ class RoundsRow(Inked, Widget):
         if not self._rounds or width < 10:
             return Content("")
         spark = self._spark(min(24, width // 4)) if width >= 70 else ""
-        room = width - (len(spark) + 2 if spark else 0)
+        room = width - (len(LABEL) + len(spark) + 2 if spark else 0)
         groups: list[list[tuple[str, str]]] = []
         used = 0
         rounds = list(self._rounds)
@@ -80,8 +81,9 @@ class RoundsRow(Inked, Widget):
         flat = [part for parts in reversed(groups) for part in parts]
         content = Content.assemble(*flat)
         if spark:
-            pad = max(1, width - content.cell_length - len(spark))
-            content = Content.assemble(content, " " * pad, (spark, self.ink.accent))
+            pad = max(1, width - content.cell_length - len(LABEL) - len(spark))
+            label = (LABEL, self.ink.muted)
+            content = Content.assemble(content, " " * pad, label, (spark, self.ink.accent))
         return content
 
     def _spark(self, width: int) -> str:

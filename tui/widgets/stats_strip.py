@@ -206,7 +206,7 @@ class WhyLine(Inked, Widget):
             )
             left = max(0, s.n_ctx - s.used)
             return Content.assemble((f"{left} tokens of context left, {then}", ink.warn))
-        if s.demonstration and s.speculate:
+        if s.demonstration and s.speculate and s.record is not None:
             return Content.assemble(("demonstration: forced to draft, Ctrl+N ends it", ink.warn))
         if s.loses:
             return Content.assemble(("drafting loses here: F9 turns it off", ink.warn))

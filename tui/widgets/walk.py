@@ -18,7 +18,7 @@ BAR = 10
 STAGES = ("draft", "verify", "commit")
 TOOK = (" ", " ", ", waiting ")  # before the time: a stage that takes none has the rest
 TAIL_CHARS = 1000
-WORDS = {"accepted": "accepted", "rejected": "rejected", "untested": "not tested"}
+WORDS = {"accepted": "kept", "rejected": "refused", "untested": "unread"}
 
 
 def token_text(text: str, glyphs: Glyphs) -> str:
@@ -279,13 +279,13 @@ def _target_lines(done: RoundDone, glyphs: Glyphs, ink: Ink, verify: str) -> lis
     if len(done.emitted) == done.accepted:
         return [Content.assemble(("  + unused: a stop token came before it", ink.muted))]
     recovered = (
-        "the target's own choice after the rejection"
+        "the target's own choice after a refused guess"
         if verify == "match"
         else "drawn from the residual: the target's law minus the draft's"
     )
     kind = {
         "recovered": f"recovered token: {recovered}",
-        "bonus": "bonus token: everything was accepted, and the pass had one more row",
+        "bonus": "bonus token: every guess was kept, and the pass had one more row",
         "plain": "the target's own token",
     }[done.target_kind]
     if is_special(done.target_text):

@@ -13,10 +13,12 @@ from specllama.tui.widgets.walk import children_of
 def rounds_rows(
     rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, width: int, height: int
 ) -> Content:
-    """A row a round: as long as it took, green if it won time, amber and shaded if it lost some.
-    Below the row of a tree its branches."""
+    """A row a round: as long as it took, green if it won time, amber and shaded if it lost some;
+    behind it the tokens that it wrote. Below the row of a tree its branches."""
     if not rounds or height < 1:
         return Content("")
+    rows = [Content.assemble(("round  time, tokens", ink.muted))] if height > 1 else []
+    height -= len(rows)
     branches = {at: tree_lines(rounds[at], glyphs)[: height - 1]}
     first = last = at
     used = 1 + len(branches[at])
@@ -34,7 +36,6 @@ def rounds_rows(
     times = [done.took_ms for done in shown]
     room = max(4, width - 12)
     longest = max(sorted(times)[int(0.9 * (len(times) - 1))], 1e-9)  # a hiccup hides no other
-    rows: list[Content] = []
     for i, (done, ms) in enumerate(zip(shown, times, strict=True), first):
         won = None if done.plain_ms is None else done.plain_ms * len(done.emitted) - ms
         lost = won is not None and won <= 0

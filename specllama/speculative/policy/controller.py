@@ -186,7 +186,7 @@ class Controller:
         self._stake = ledger.covers(self._payer) * one / (1 + others)
         self._longest = longest = next((n for n in range(most, 0, -1) if self._fits(n)), 0)
         if not longest:
-            return Plan(0, "recent drafts cost time; decoding plainly to make it up")
+            return Plan(0, "drafts lost time of late: plain steps make up for it")
         looking = -asked.value
         if looking > ledger.balance(self._payer) and self._model_gain() < looking * one:
             return Plan(0, "looking for drafts costs more than they save")
@@ -293,7 +293,9 @@ class Controller:
             forced = 0.0 if self._peek else row
             if n or forced - rounds * gain > self._ledger.balance(self._payer) * one:
                 cost = (self._step + row) * self._rate
-                self._why = f"draft too slow here: {mean:.2f} tokens in the time of {cost:.2f}"
+                self._why = (
+                    f"draft too slow here: {mean:.2f} tokens in the time of {cost:.2f} plain ones"
+                )
                 return 0
             self._exploring = True
         read = draft.within(lag, self._stake - rest, depth)
@@ -492,7 +494,7 @@ class Controller:
         if not self._trials:
             return Plan(n, "drafting")
         steps = (self._spent + self._v[min(n + 1, len(self._v) - 1)]) / self._one
-        took = f"in the time of {max(steps, 1.0):.1f}"
+        took = f"in the time of {max(steps, 1.0):.1f} plain ones"
         return Plan(n, f"{self._expected:.1f} tokens expected {took}")
 
     def observe(self, outcome: Outcome) -> None:
