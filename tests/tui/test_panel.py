@@ -236,7 +236,7 @@ async def test_it_follows_the_reply_that_is_being_written(start: Any) -> None:
     async with start(size=(120, 36), recipe=Recipe(engine)) as d:
         d.app.chat.prompt.put("Hello?")
         await d.pilot.press("enter")
-        await shown_when(d, lambda shown: "Round 4" in shown)
+        await shown_when(d, lambda shown: "Round 5" in shown)
         assert "First token after" in d.shown
         engine.gate.set()
         await d.idle()
