@@ -23,10 +23,14 @@ from specllama.events import NO_GUESS, Answer, RoundDone, Verdict
 HICCUP = 1.35  # times the usual; the policy believes no more of a pass either
 ALIKE = 15  # passes about as wide, whose median is the usual
 SINGLES = 4  # plain steps from which their cost is known
-LEVEL = 8  # plain steps that the engine's figure is worth, at most: those of a time are alike
+FORECASTS = 4  # of plain steps, from which it is known how well they foretell
+LEVEL = 8  # plain steps that a figure of an engine is worth that does not say so
 ROUNDS = 8  # rounds that drafted, before they are judged
 BATCHES = 16  # of neighbouring rounds, which a busy moment slows together
+STRETCH_S = 1.0  # and a batch lasts so long, where that leaves enough of them
+ENOUGH = 4
 STILL = 16  # rounds without a draft, after which drafting is off
+MEMORY_S = 5.0  # after which plain steps are other plain steps
 STALE_S = 120.0  # behind the last plain step, a machine may have changed
 READ = 16  # more than this is a text to be read: it takes long, and is no hiccup
 
@@ -38,8 +42,9 @@ class Pass(NamedTuple):
         judged: guesses on which the target gave a verdict; behind a rejection there is none.
         declined: drafting was not worth it. read: tokens that the drafter read first.
         pass_ms: of the target, and what went by before it, by the wall clock.
-        plain_ms: a plain step at that place, None where the engine does not know; by the newest
-            ``plain_n`` of them, the last of which is ``plain_age_s`` old.
+        plain_ms: a plain step at that place, None where the engine does not know; the newest is
+            ``plain_age_s`` old. ``plain_n`` forecasts like it were off by ``plain_spread`` (a
+            standard deviation of logarithms).
     """
 
     source: str
@@ -54,6 +59,11 @@ class Pass(NamedTuple):
     plain_ms: float | None
     plain_age_s: float | None = None
     plain_n: int = 0
+    plain_spread: float | None = None
+
+    @property
+    def took_ms(self) -> float:
+        return self.draft_ms + self.pass_ms
 
     @staticmethod
     def of(done: RoundDone) -> Pass:
@@ -71,12 +81,23 @@ class Pass(NamedTuple):
             done.plain_ms,
             done.plain_age_s,
             done.plain_n,
+            done.plain_spread,
         )
 
 
 @dataclass(frozen=True, slots=True)
+class _Plain:
+    """Of each round that drafted, what a plain step takes at its place; the variance of that, as a
+    logarithm, where ``n`` forecasts tell it, else it rests on ``n`` steps."""
+
+    ms: list[float]
+    n: float
+    variance: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Speed:
-    """Over plain decoding, with an interval that holds the truth in 19 of 20 cases; ``lost_ms``
+    """Over plain decoding, with an interval that is reckoned for 19 of 20 cases; ``lost_ms``
     is what drafting lost per token of the rounds that drafted."""
 
     ratio: float
@@ -166,9 +187,10 @@ def _singles(passes: Sequence[Pass]) -> list[float]:
 def _speed(passes: Sequence[Pass], singles: Sequence[float]) -> _Speed | None:
     """None where too little was seen."""
     drafted = [one for one in passes if one.drafted]
-    steps, plain = _plain_steps(drafted, singles or _singles(passes), bool(singles))
-    if len(drafted) < ROUNDS or not plain:
+    known = _plain(drafted, singles or _singles(passes), measured=bool(singles))
+    if len(drafted) < ROUNDS or known is None:
         return None
+    plain = known.ms
     costs = [one.pass_ms / ms for one, ms in zip(drafted, plain, strict=True)]
     drafts = [one.draft_ms / ms for one, ms in zip(drafted, plain, strict=True)]
     usual, mean = _usual(drafted, costs, drafts)
@@ -185,31 +207,48 @@ def _speed(passes: Sequence[Pass], singles: Sequence[float]) -> _Speed | None:
         b - u + share * (d - m) for b, u, d, m in zip(believed, usual, drafts, mean, strict=True)
     ]
     noise = fmean((b / u - 1.0) ** 2 for b, u in zip(believed, usual, strict=True))
-    part = took / (took + rest)
-    spread = math.sqrt(_variance(errors) / took**2 + noise / steps) * part
-    free = min(len(errors), BATCHES, steps) - 1
+    seconds = sum(one.took_ms for one in drafted) / 1e3
+    own, batches = _variance(errors, seconds)
+    mine, theirs = own / took**2, noise / known.n if known.variance is None else known.variance
+    variance, free = mine + theirs, float(min(batches, known.n) - 1)
+    if known.variance:  # as many degrees of freedom as both together have (Welch, Satterthwaite)
+        free = variance**2 / (mine**2 / (batches - 1) + theirs**2 / known.n)
+    spread = math.sqrt(variance) * took / (took + rest)
     factor = math.exp(min((1.96 + 2.4 / free + 2.8 / free**2) * spread, 9.0))  # Student's t
     return _Speed(ratio, ratio / factor, ratio * factor, lost_ms)
 
 
-def _plain_steps(
-    drafted: Sequence[Pass], singles: Sequence[float], measured: bool
-) -> tuple[int, list[float]]:
-    """Of each round, what a plain step takes at its place, and on how many that rests; [] where
-    nobody knows."""
+def _plain(drafted: Sequence[Pass], singles: Sequence[float], *, measured: bool) -> _Plain | None:
+    """None where nobody knows."""
     known = [one.plain_ms for one in drafted]
     newest = next((ms for ms in reversed(known) if ms), None)
-    if newest and not measured:
-        counts = [one.plain_n for one in drafted if one.plain_n]
-        steps = min(int(median(counts)), LEVEL) if counts else LEVEL
-        if steps < SINGLES:
-            return 0, []
-        return steps, [ms or newest for ms in known]
-    if len(singles) < SINGLES:
-        return 0, []
-    usual = median(singles)
-    one = fmean(min(ms, HICCUP * usual) for ms in singles)
-    return len(singles), [one] * len(drafted)
+    if newest is None or measured:
+        if len(singles) < SINGLES:
+            return None
+        usual = median(singles)
+        one = fmean(min(ms, HICCUP * usual) for ms in singles)
+        return _Plain([one] * len(drafted), len(singles))
+    told = [one for one in drafted if one.plain_spread is not None]
+    each = [ms or newest for ms in known]
+    if not told:
+        return None if any(one.plain_n for one in drafted) else _Plain(each, LEVEL)
+    forecasts = median(one.plain_n for one in told)
+    if forecasts < FORECASTS:
+        return None
+    variance = fmean((one.plain_spread or 0.0) ** 2 for one in told)
+    return _Plain(each, forecasts, variance / _renewed(drafted))
+
+
+def _renewed(drafted: Sequence[Pass]) -> int:
+    """From how many times the plain steps are that the rounds were compared with."""
+    now = counted = 0.0
+    times = 1
+    for one in drafted:
+        now += one.took_ms / 1e3
+        newest = now - (one.plain_age_s or 0.0)
+        if newest - counted >= MEMORY_S:
+            times, counted = times + 1, newest
+    return times
 
 
 def _usual(
@@ -229,15 +268,20 @@ def _usual(
     return usual, mean
 
 
-def _variance(errors: Sequence[float]) -> float:
-    """Of the sum of errors, those of neighbours being alike."""
-    mean, size = fmean(errors), math.ceil(len(errors) / BATCHES)
-    sums = [sum(batch) - mean * len(batch) for batch in _batches(errors, size)]
-    return len(sums) / (len(sums) - 1) * sum(s * s for s in sums)
+def _variance(errors: Sequence[float], seconds: float) -> tuple[float, int]:
+    """Of the sum of errors, those of neighbours being alike, and from how many batches that is
+    known: the larger of what many short ones say and what those of a second do."""
+    found = [_of_batches(errors, BATCHES)]
+    if (n := int(seconds / STRETCH_S)) >= ENOUGH:
+        found.append(_of_batches(errors, min(n, BATCHES)))
+    return max(found)
 
 
-def _batches(values: Sequence[float], size: int) -> list[Sequence[float]]:
-    return [values[i : i + size] for i in range(0, len(values), size)]
+def _of_batches(errors: Sequence[float], n: int) -> tuple[float, int]:
+    mean, size = fmean(errors), math.ceil(len(errors) / n)
+    batches = [errors[i : i + size] for i in range(0, len(errors), size)]
+    sums = [sum(batch) - mean * len(batch) for batch in batches]
+    return len(sums) / (len(sums) - 1) * sum(s * s for s in sums), len(sums)
 
 
 # ---- in words

@@ -423,6 +423,7 @@ class Conversation:
             plain_ms=None if plain is None else plain.ms,
             plain_age_s=None if plain is None else plain.age_s,
             plain_n=0 if plain is None else plain.n,
+            plain_spread=None if plain is None else plain.spread,
             wait_ms=wait_ms,
             chances=self._chances(done, kept) if done.likely else (),
             balance=self._window.balance,

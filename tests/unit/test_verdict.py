@@ -14,6 +14,7 @@ from specllama.events import NO_GUESS, Finished, RoundDone, Verdict
 from specllama.params import GenerateParams
 from specllama.speculative.policy.costs import CostTable
 from specllama.verdict import (
+    FORECASTS,
     ROUNDS,
     SINGLES,
     STILL,
@@ -256,7 +257,9 @@ def test_an_interval_is_positive_and_no_figure_is_zero() -> None:
 
 
 def test_old_plain_steps_give_no_sure_answer() -> None:
-    fresh = [one._replace(plain_age_s=3.0, plain_n=8) for one in rounds_of(4, 30.0)]
+    fresh = [
+        one._replace(plain_age_s=3.0, plain_n=8, plain_spread=0.05) for one in rounds_of(4, 30.0)
+    ]
     found = judge(fresh)
     assert (found.answer, found.plain_age_s) == ("faster", 3.0)
     assert words(found, "?", both=True).endswith("plain measured within 3 s")
@@ -264,8 +267,12 @@ def test_old_plain_steps_give_no_sure_answer() -> None:
     assert old.answer == "unsure"
     assert old.ratio == found.ratio
     assert lead(old, "?").startswith("Plain was measured 4 min earlier: 2.67× (")
-    few = judge([one._replace(plain_n=SINGLES - 1) for one in fresh])
-    assert few.answer == "unknown"
+    few = judge([one._replace(plain_n=FORECASTS - 1) for one in fresh])
+    assert (few.answer, few.ratio) == ("unknown", None)
+    none = judge([one._replace(plain_n=1, plain_spread=None) for one in fresh])
+    assert (none.answer, none.ratio) == ("unknown", None)
+    wide = judge([one._replace(plain_spread=0.6) for one in fresh])
+    assert (wide.answer, wide.ratio) == ("unsure", found.ratio)
 
 
 def test_each_source_is_judged_alone() -> None:

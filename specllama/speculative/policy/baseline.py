@@ -1,36 +1,67 @@
-"""What plain decoding takes now: the newest plain steps, and when the next one is due.
+"""What plain decoding takes now: stretches of plain steps, how well each was foretold by those
+before it, and when the next step is due.
 
 A machine is faster in one minute than in the next, so drafting is compared with plain steps of the
-same minutes. Every pass of one row that no other conversation shared is one of them. Where all
-rounds draft, one is made plain now and then. That a plain step is due never depends on what is
-written; it costs what drafting would have saved in its place, and takes no more than ``EPSILON``
-of the time.
+same minutes, the newest counting most. Every pass of one row that no other conversation shared is
+one of them. How far the next second will be off is what the seconds before were off: no model of
+the machine is needed. Where all rounds draft, one is made plain now and then. That a plain step is
+due never depends on what is written; it costs what drafting would have saved in its place, and
+takes no more than ``EPSILON`` of the time, but for ``FEW`` steps.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, field
+from statistics import fmean, median
 from time import perf_counter
 
+from specllama.speculative.policy.costs import OUTLIER
 from specllama.speculative.policy.ledger import EPSILON
 
-KEPT = 32  # plain steps
-FEW = 4  # with fewer of these minutes the next is due at once
+KEPT = 64  # stretches
+STRETCH_S = 1.0  # steps of a stretch are alike
+MEMORY_S = 5.0  # after which a stretch counts a third of a newer one
+FEW = 5  # with fewer stretches of these minutes the next step is due at once
 FRESH_S = 120.0  # so old they are of these minutes
+_USUAL, _NORMAL = 0.8, 1.2816  # so many of errors are below so many of their spreads
 _APART = 3  # rounds that draft between two plain steps at least, as long as there are few
 _SPACED = 8  # and then
+_SAME_DEPTH = 64  # tokens, behind which a step takes no longer
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A typical plain step, in wall-clock milliseconds; the newest is ``age_s`` old."""
+    """A typical plain step, in wall-clock milliseconds; the newest is ``age_s`` old.
+
+    ``n`` seconds of plain steps, foretold by those as long before them, were off by ``spread``: a
+    standard deviation of logarithms, None without a forecast.
+    """
 
     ms: float
     age_s: float
     n: int
+    spread: float | None
+
+
+@dataclass(slots=True)
+class _Stretch:
+    begin: float
+    end: float
+    steps: list[float] = field(default_factory=list)  # milliseconds
+    depth: int = 0  # of the newest
+    _ms: float = 0.0
+    _of: int = 0
+
+    @property
+    def ms(self) -> float:
+        """The mean, of which what the machine did besides is no part."""
+        if self._of != len(self.steps):
+            most = OUTLIER * median(self.steps)
+            self._of, self._ms = len(self.steps), fmean(min(ms, most) for ms in self.steps)
+        return self._ms
 
 
 class PlainSteps:
@@ -38,13 +69,21 @@ class PlainSteps:
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
-        self._steps: deque[tuple[float, float, int]] = deque(maxlen=KEPT)  # when, ms, depth
+        self._stretches: deque[_Stretch] = deque(maxlen=KEPT)
+        self._taken = 0
+        self._known: tuple[object, Baseline | None] = ((), None)
         self._saved = 0.0  # plain steps that may be spent on the next
         self._since = 0  # rounds since the last
 
     def took(self, ms: float, depth: int) -> None:
         """A plain step behind ``depth`` tokens took so long."""
-        self._steps.append((self._clock(), ms, depth))
+        now = self._clock()
+        if not self._stretches or now - self._stretches[-1].begin > STRETCH_S:
+            self._stretches.append(_Stretch(now, now))
+        newest = self._stretches[-1]
+        newest.steps.append(ms)
+        newest.end, newest.depth = now, depth
+        self._taken += 1
         self._since = 0
 
     def drafted(self, steps: float) -> None:
@@ -55,9 +94,11 @@ class PlainSteps:
     def is_due(self, forgone: float, *, settled: bool) -> bool:
         """Whether the next round should be plain, at the price of ``forgone`` plain steps; more
         often until it is ``settled`` what plain steps take on this machine."""
-        if self._since < (_APART if len(self._fresh()) < FEW else _SPACED):
+        fresh = self._fresh()
+        few = len(fresh) < FEW and (not fresh or self._clock() - fresh[-1].begin > STRETCH_S)
+        if self._since < (_APART if few else _SPACED):
             return False
-        return not settled or self._saved >= forgone or len(self._fresh()) < FEW
+        return few or not settled or self._saved >= forgone
 
     def paid(self, forgone: float) -> None:
         """A round was made plain for that price."""
@@ -65,12 +106,39 @@ class PlainSteps:
 
     def typical(self, depth: int, deep_ms: float) -> Baseline | None:
         """At a depth, where a step behind one more token takes ``deep_ms`` longer."""
-        steps = self._fresh() or list(self._steps)[-1:]
-        if not steps:
+        if not self._stretches:
             return None
-        ms = median(ms + deep_ms * (depth - at) for _, ms, at in steps)
-        return Baseline(ms, self._clock() - steps[-1][0], len(steps))
+        age = self._clock() - self._stretches[-1].end
+        ahead = 2.0 ** math.floor(math.log2(age)) if age >= STRETCH_S else 0.0
+        asked = (self._taken, depth // _SAME_DEPTH, deep_ms, ahead)
+        if self._known[0] != asked:
+            self._known = asked, self._foretell(depth, deep_ms, ahead)
+        found = self._known[1]
+        assert found is not None
+        return Baseline(found.ms, age, found.n, found.spread)
 
-    def _fresh(self) -> list[tuple[float, float, int]]:
+    def _foretell(self, depth: int, deep_ms: float, ahead: float) -> Baseline:
+        """By what the stretches tell together, of which the newest count most; each of them was
+        foretold by those ``ahead`` seconds before it."""
+        stretches = self._fresh() or list(self._stretches)[-1:]
+        logs = [math.log(max(s.ms + deep_ms * (depth - s.depth), 1e-6)) for s in stretches]
+        total = weight = at = 0.0
+        errors: list[float] = []
+        known = 0
+        for k in range(len(stretches) + 1):
+            until = stretches[k].begin - ahead if k < len(stretches) else math.inf
+            while known < k and stretches[known].end <= until:
+                kept = math.exp((at - stretches[known].end) / MEMORY_S)
+                total, weight = kept * total + logs[known], kept * weight + 1.0
+                at, known = stretches[known].end, known + 1
+            if k < len(stretches) and weight:
+                errors.append(abs(logs[k] - total / weight))
+        errors.sort()
+        spread = (
+            errors[min(int(_USUAL * len(errors)), len(errors) - 1)] / _NORMAL if errors else None
+        )
+        return Baseline(math.exp(total / weight), 0.0, len(errors), spread)
+
+    def _fresh(self) -> list[_Stretch]:
         since = self._clock() - FRESH_S
-        return [step for step in self._steps if step[0] >= since]
+        return [one for one in self._stretches if one.end >= since]
