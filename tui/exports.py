@@ -136,7 +136,7 @@ def _tab(board: Board, tab: str, title: str) -> list[Part]:
         rows.append(_run(way.run, way.speed, same, outcome.said(way.verdict)))
     known = [(w.run.name, w.verdict) for w in ways if w.verdict.ratio is not None]
     figure = bars(
-        "Speed over plain decoding, with the interval that holds the truth in 19 of 20 cases",
+        "Speed over plain decoding, with its interval",
         [(name, one.ratio or 0.0, one.low, one.high) for name, one in known],
         mark=1.0,
         unit="×",
