@@ -162,7 +162,8 @@ class GenerateParams:
             always drafts ``draft_max``.
         min_speculative_tokens: below this ``max_tokens`` speculation is skipped.
         ignore_eos: continue past the model's end token; a complete grammar still ends the reply.
-        grammar: GBNF text. json_schema: JSON schema text. At most one of the two.
+        grammar: GBNF text. json_schema: JSON schema text. regex: what the whole text matches. At
+            most one of the three.
         think: one of THINK: thoughts on or off, or how hard to think; "auto" is the template's way.
         think_budget: most tokens of thoughts; behind them the thought is closed.
         template_args: variables of the chat template, ``name=value`` each; a value is JSON or text.
@@ -190,6 +191,7 @@ class GenerateParams:
     on_full: OnFull = "stop"
     grammar: str | None = None
     json_schema: str | None = None
+    regex: str | None = None
     think: str = "auto"
     think_budget: int | None = None
     template_args: tuple[str, ...] = ()
@@ -222,8 +224,8 @@ class GenerateParams:
         _whole("min-speculative-tokens", self.min_speculative_tokens, 0, 2**31 - 1)
         if self.on_full not in ("stop", "shift"):
             raise UsageError(f"on-full must be stop or shift, got {self.on_full!r}")
-        if self.grammar is not None and self.json_schema is not None:
-            raise UsageError("give a grammar or a JSON schema, not both")
+        if len(self._constraints) > 1:
+            raise UsageError("give only one of a grammar, a JSON schema and a regular expression")
         if self.think not in THINK:
             raise UsageError(f"think must be one of {', '.join(THINK)}, got {self.think!r}")
         if self.think_budget is not None:
@@ -236,7 +238,12 @@ class GenerateParams:
     @property
     def constrained(self) -> bool:
         """Whether a grammar limits the tokens."""
-        return self.grammar is not None or self.json_schema is not None
+        return bool(self._constraints)
+
+    @property
+    def _constraints(self) -> list[str]:
+        given = (self.grammar, self.json_schema, self.regex)
+        return [one for one in given if one is not None]
 
     def reach(self, exact_rows: int) -> int:
         """``draft_max`` for a pair whose passes are bit-identical up to ``exact_rows`` rows.

@@ -70,6 +70,8 @@ class SamplerChains:
     def _guide(self, params: GenerateParams) -> Constraint:
         if params.json_schema is not None:
             source = source_of("schema", params.json_schema)
+        elif params.regex is not None:
+            source = source_of("regex", params.regex)
         else:
             source = source_of("grammar", params.grammar or "")
         self.read_vocabulary()

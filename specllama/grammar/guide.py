@@ -25,7 +25,7 @@ _MASKS = 8  # kept: of the places that drafts and the target ask about in turn
 _NO_TEXT = b"\xff"  # never in a text; llguidance marks special tokens with it
 _STACK = 256 << 20  # reserved, not used
 # readings that are open at a time: of a grammar each character is a step, of JSON each lexeme
-_OPEN = {"grammar": 1000, "schema": 5000}
+_OPEN = {"grammar": 1000, "schema": 5000, "regex": 1000}
 _LIMITS: dict[str, Any] = {
     "step_max_items": 50_000,
     "step_lexer_fuel": 200_000,

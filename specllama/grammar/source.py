@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
@@ -12,9 +13,10 @@ from urllib.parse import unquote
 from specllama.errors import UsageError
 from specllama.grammar.gbnf import lark_of
 
-Kind = Literal["grammar", "schema"]
+Kind = Literal["grammar", "schema", "regex"]
 
 MOST_BYTES = 1 << 20  # of a schema
+MOST_REGEX = 16 << 10
 MOST_PARTS = 50_000  # values in it
 MOST_LEVELS = 100
 MOST_STEP = 10_000  # of multipleOf, without its decimal point
@@ -29,12 +31,15 @@ _STYLE = {
     "whitespace_flexible": True,
     "json_allow_general_unicode_escapes": True,
 }
+_ENDS = re.compile(r"\\.|[/\n]", re.DOTALL)
+_BARE = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
 _PLACE = re.compile(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?")
 _KEYS = re.compile(r"Unimplemented keys: \[(.*)\]")
 _SMALLER = "write a smaller one"
 _HINTS = {
     "grammar": "GBNF is described in llama.cpp's grammars/README.md",
     "schema": "limits.md lists what of JSON Schema can be enforced",
+    "regex": "it has no look-around and no references to groups",
 }
 
 
@@ -54,12 +59,20 @@ class Source:
 
     @property
     def _name(self) -> str:
-        return "the grammar" if self.kind == "grammar" else "the JSON schema"
+        return _NAMES[self.kind]
 
 
 def source_of(kind: Kind, text: str) -> Source:
     """Raises UsageError: it does not parse, or is larger than what is taken."""
-    return Source(kind, _HEAD + (lark_of(text) if kind == "grammar" else _json(text)))
+    return Source(kind, _HEAD + _READ[kind](text))
+
+
+def _regex(text: str) -> str:
+    if len(text) > MOST_REGEX:
+        raise UsageError(f"the regular expression has more than {MOST_REGEX >> 10} Ki characters")
+    # Lark ends it at a bare slash, and at the end of a line
+    bare = _ENDS.sub(lambda found: _BARE.get(found[0], found[0]), text)
+    return f"start: TEXT\nTEXT: /{bare}/"
 
 
 def _json(text: str) -> str:
@@ -187,3 +200,11 @@ def _said(why: str) -> str:
     if line.startswith("oneOf "):
         return "members of its oneOf cannot be told apart; use anyOf"
     return line if len(line) <= 200 else line[:199] + "…"
+
+
+_NAMES: dict[Kind, str] = {
+    "grammar": "the grammar",
+    "schema": "the JSON schema",
+    "regex": "the regular expression",
+}
+_READ: dict[Kind, Callable[[str], str]] = {"grammar": lark_of, "schema": _json, "regex": _regex}

@@ -34,7 +34,7 @@ def _below_or_at(most: float) -> Callable[[Any], bool]:
 
 _PROMPT = "the chat template is the model's own"
 _SAMPLER = "there is no such sampler here"
-_CONSTRAINT = "reply formats are response_format, json_schema and grammar"
+_CONSTRAINT = "reply formats are response_format, json_schema, guided_regex and grammar"
 _ENDS = "replies end at end tokens and at stop strings"
 _OLD = "use tools and tool_choice"
 
@@ -58,7 +58,6 @@ REFUSED: Mapping[str, Refused] = {
     "include_stop_str_in_output": Refused(_ENDS),
     "allowed_token_ids": Refused(_CONSTRAINT),
     "bad_words": Refused("logit_bias takes words"),
-    "guided_regex": Refused(_CONSTRAINT),
     "structural_tag": Refused(_CONSTRAINT),
     "guided_whitespace_pattern": Refused(_CONSTRAINT),
     "prompt_logprobs": Refused("prompts are read without their rows", _is(False)),

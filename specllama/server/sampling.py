@@ -106,6 +106,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     guided_json: Any = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    guided_regex: str | None = None
     specllama: Speculation | None = None
 
 
@@ -225,10 +226,9 @@ def _structured(body: Sampling) -> dict[str, str]:
         Refusal: of a kind that is not offered. UsageError: it cannot be enforced.
     """
     asked = body.structured_outputs or Structured()
-    for name in ("regex", "structural_tag"):
-        if getattr(asked, name) is not None:
-            where = f"structured_outputs.{name}"
-            raise not_offered(where, "use a JSON schema, a choice or a grammar", where)
+    if asked.structural_tag is not None:
+        where = "structured_outputs.structural_tag"
+        raise not_offered(where, "use a JSON schema, a choice, a pattern or a grammar", where)
     schema = asked.json if asked.json is not None else body.guided_json
     if schema is None and asked.json_object:
         schema = {"type": "object"}
@@ -240,6 +240,8 @@ def _structured(body: Sampling) -> dict[str, str]:
         out["json_schema"] = schema_text(schema)
     if grammar:
         out["grammar"] = grammar
+    if regex := asked.regex or body.guided_regex:
+        out["regex"] = regex
     return out
 
 

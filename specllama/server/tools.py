@@ -241,7 +241,7 @@ def bound(params: GenerateParams, use: ToolUse) -> GenerateParams:
     ]
     # one form alone needs no choice, and every grammar begins with an object
     schema = {"type": "object", **forms[0]} if len(forms) == 1 else {"anyOf": forms}
-    return params.replace(json_schema=schema_text(schema), grammar=None)
+    return params.replace(json_schema=schema_text(schema), grammar=None, regex=None)
 
 
 def equipped(

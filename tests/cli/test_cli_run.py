@@ -131,7 +131,7 @@ def test_a_prompt_of_a_megabyte(cli) -> None:
         (["--json-schema", "3"], "a JSON schema is an object"),
         (["--json-schema", "@/no/such/file"], "cannot read the schema file"),
         (["--grammar-file", "/no/such/file"], "cannot read the grammar file"),
-        (["--grammar", "root ::= 'a'", "--json-schema", "{}"], "not both"),
+        (["--grammar", "root ::= 'a'", "--json-schema", "{}"], "only one"),
         (["--raw", "--system", "Be brief."], "leave out --system or --raw"),
     ],
 )

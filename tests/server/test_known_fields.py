@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -50,7 +51,6 @@ ASKS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "include_stop_str_in_output": (True, (False,)),
     "allowed_token_ids": ([3], ([],)),
     "bad_words": (["rain"], ([],)),
-    "guided_regex": ("a+", ()),
     "structural_tag": ("{}", ()),
     "guided_whitespace_pattern": (" ", ()),
     "prompt_logprobs": (1, (False,)),
@@ -151,8 +151,32 @@ def test_vllms_constraints_are_ours() -> None:
         assert params_of(asked, base).grammar == grammar
     own = 'root ::= "a"'
     assert params_of(Sampling(guided_grammar=own), base).grammar == own
-    with pytest.raises(Refusal, match="regex"):
-        params_of(Sampling(structured_outputs=Structured(regex="a+")), base)
+    for asked in (Sampling(guided_regex="a+"), Sampling(structured_outputs=Structured(regex="a+"))):
+        assert params_of(asked, base).regex == "a+"
+    with pytest.raises(Refusal, match="only one"):
+        params_of(Sampling(guided_regex="a+", json_schema=schema), base)
+
+
+@pytest.mark.parametrize(
+    ("regex", "whole"),
+    [
+        ("[0-9]{4}", r"[0-9]{4}"),
+        ("^[a-c]{3}$", r"[a-c]{3}"),
+        (r"yes|no", r"yes|no"),
+    ],
+)
+def test_a_reply_matches_its_regular_expression(server: Serving, regex: str, whole: str) -> None:
+    for seed in range(3):
+        said = server.chat(guided_regex=regex, seed=seed, max_tokens=20)["choices"][0]
+        assert said["finish_reason"] == "stop"
+        assert re.fullmatch(whole, said["message"]["content"])
+
+
+@pytest.mark.parametrize("regex", ["[", "(?=a)b", r"(x)\1", "a" * 20_000])
+def test_a_regular_expression_that_cannot_be_enforced(server: Serving, regex: str) -> None:
+    answer = server.post("/v1/chat/completions", {"messages": TURNS, "guided_regex": regex})
+    assert answer.status_code == 400
+    assert "the regular expression" in answer.json()["error"]["message"]
 
 
 def test_samplers_that_are_left_out_are_off() -> None:

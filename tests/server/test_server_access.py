@@ -537,7 +537,7 @@ def test_every_round_can_be_watched_without_its_text(server: Serving) -> None:
     assert lane.proposer == "draft"
     head, context, _, names, line = [line.text for line in board.lines(100)]
     assert head.startswith("table: 0 of 4 lanes, 0 waiting, ")
-    assert f"of {server.service.info.target.n_ctx} cells, " in context
+    assert f"of {server.service.info.target.n_ctx} cells in use, " in context
     assert line.split()[1:3] == ["draft", str(lane.tokens)]
     assert line.endswith("done")
     lane.over = False

@@ -106,7 +106,7 @@ def test_a_refusal_names_the_accepted_range() -> None:
 
 
 def test_a_grammar_and_a_schema_are_too_many() -> None:
-    with pytest.raises(UsageError, match="not both"):
+    with pytest.raises(UsageError, match="only one"):
         GenerateParams(grammar="root ::= [a-z]", json_schema="{}")
 
 
