@@ -445,13 +445,13 @@ def _line(server: Serving) -> socket.socket:
 def test_whoever_dawdles_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connections, "HEAD_S", 0.3)
-    monkeypatch.setattr(guard, "BODY_S", 0.3)
+    monkeypatch.setattr(connections, "HEAD_S", 1.0)  # more than a busy machine makes others wait
+    monkeypatch.setattr(guard, "BODY_S", 1.0)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
     with serving(table(tmp_path)) as server:
         with _line(server) as silent, _line(server) as slow:
             slow.sendall(head)
-            for _ in range(6):  # a header now and then does not help
+            for _ in range(14):  # a header now and then does not help
                 time.sleep(0.1)
                 with contextlib.suppress(OSError):
                     slow.sendall(b"x-more: 1\r\n")
