@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -111,12 +112,21 @@ class Ender(Stub):
 
 
 class NotTwice:
-    """A grammar: no token may follow itself, and none of the same residue modulo 5."""
+    """A grammar: no token may follow itself, and none of the same residue modulo 5.
 
-    def __init__(self, last: int = -1) -> None:
+    Nothing may follow those of ``dead``; ``met`` notes those that somebody went on behind.
+    """
+
+    met: ClassVar[list[int]] = []
+
+    def __init__(self, last: int = -1, dead: frozenset[int] = frozenset()) -> None:
         self.last = last
+        self.dead = dead
 
     def allowed(self, ids: IntArray) -> npt.NDArray[np.bool_]:
+        if self.last in self.dead:
+            self.met.append(self.last)
+            return np.zeros(len(ids), np.bool_)
         if self.last < 0:
             return np.ones(len(ids), np.bool_)
         keep: npt.NDArray[np.bool_] = ids % 5 != self.last % 5
@@ -127,7 +137,7 @@ class NotTwice:
         self.last = token
 
     def fork(self) -> NotTwice:
-        return NotTwice(self.last)
+        return NotTwice(self.last, self.dead)
 
 
 # -- running a loop -----------------------------------------------------------------------------
@@ -145,6 +155,7 @@ class Setup:
     draft_max: int = 4
     exact_rows: int = 0
     grammar: bool = False
+    dead: frozenset[int] = frozenset()  # tokens behind which the grammar allows nothing
     eog_bias: float = -3.0
     coins: Coins | None = None
     length: int = LENGTH
@@ -186,7 +197,7 @@ class Setup:
                 seed=self.seed,
                 tokens=tokens,
                 breakers=frozenset({9}),
-                constraint=NotTwice() if self.grammar else None,
+                constraint=NotTwice(dead=self.dead) if self.grammar else None,
             ),
             window=FixedWindow(self.draft_max),
             rule=self.judge,
@@ -215,6 +226,18 @@ class Setup:
                 each(loop, done)
         assert len(tokens) <= end
         return tokens
+
+
+def into_dead_ends(proposer: Callable[[Setup], Drafter]) -> None:
+    """What is drafted leads where the grammar allows nothing: the text is as without drafts."""
+    NotTwice.met.clear()
+    for seed in range(4):
+        setup = Setup(grammar=True, seed=seed, length=10)
+        truth = setup.run()
+        setup = dataclasses.replace(setup, dead=frozenset(range(1, V)) - {*truth})
+        assert setup.dead
+        assert setup.run(proposer(setup)) == truth
+    assert NotTwice.met
 
 
 def draft_model(setup: Setup, agreement: float, **options: int) -> ChainDrafter:
@@ -624,3 +647,7 @@ def test_a_window_may_change_its_mind_every_round() -> None:
             drive(reference.round())
         assert loop.tokens == reference.tokens
     assert len(plain) > len(PROMPT)
+
+
+def test_chains_into_a_dead_end() -> None:
+    into_dead_ends(lambda setup: draft_model(setup, 0.3))

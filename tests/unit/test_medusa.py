@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from oracle import Oracle, Tokens, bias
-from test_loop import FULL, SAMPLERS, ChainToy, NotTwice, Setup, V, is_eog
+from test_loop import FULL, SAMPLERS, ChainToy, NotTwice, Setup, V, into_dead_ends, is_eog
 from test_tree_drafts import Leaves, weights
 from windows import Pair
 
@@ -445,3 +445,7 @@ def test_steps_of_heads_are_not_those_of_a_draft_model() -> None:
     assert kept.draft.ms(1) == pytest.approx(5.0)
     assert kept.steps("medusa").ms(1) == pytest.approx(0.2)
     assert Costs(own={"gone": costs.draft}).own == {}  # a method that is no more
+
+
+def test_heads_into_a_dead_end() -> None:
+    into_dead_ends(lambda setup: Leaves(medusa(setup, 1.0)))

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from oracle import Oracle, Tokens, bias
-from test_loop import FULL, SAMPLERS, ChainToy, NotTwice, Setup, V, is_eog
+from test_loop import FULL, SAMPLERS, ChainToy, NotTwice, Setup, V, into_dead_ends, is_eog
 
 from specllama.backend.base import Lane
 from specllama.backend.fake import FakeContext, FakePool, FakeTable
@@ -461,3 +461,7 @@ def test_the_model_goes_on_where_the_copy_ends() -> None:
     copied = [i for i, source in enumerate(draft.sources) if source == "ngram"]
     assert copied
     assert any(draft.parents[i] in copied and draft.sources[i] == "tree" for i in range(len(draft)))
+
+
+def test_trees_into_a_dead_end() -> None:
+    into_dead_ends(lambda setup: Leaves(grower(setup, 0.4)))
