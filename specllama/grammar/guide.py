@@ -43,6 +43,7 @@ class _Place:
     before: _Place | None = None
     token: int = -1
     after: dict[int, _Place] = field(default_factory=dict)
+    stuck: str = ""  # why it cannot be told what may follow
 
 
 def require(kind: Kind, text: str) -> None:
@@ -157,7 +158,8 @@ class _Walk:
     def __init__(self, guides: Guides, source: Source) -> None:
         self.guides, self.root = guides, _Place()
         self._source, self._at = source, self.root
-        self._matcher = guides.matcher(source)
+        self._fresh = guides.matcher(source)
+        self._matcher = self._fresh.deep_copy()
         self._masks: OrderedDict[_Place, npt.NDArray[np.bool_]] = OrderedDict()
 
     def some(self, place: _Place, tokens: Sequence[int]) -> npt.NDArray[np.bool_]:
@@ -165,7 +167,7 @@ class _Walk:
         fits = matcher.validate_tokens
         may_end: bool = matcher.is_accepting()
         found = [0 <= t < n and (may_end if ends[t] else fits([t]) == 1) for t in tokens]
-        self._check()
+        self._check(place)
         return np.array(found, np.bool_)
 
     def mask(self, place: _Place) -> npt.NDArray[np.bool_]:
@@ -175,7 +177,7 @@ class _Walk:
             return self._masks[place]
         matcher, n = self._go(place), self.guides.n_tokens
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        self._check()
+        self._check(place)
         mask = np.unpackbits(bits, count=n, bitorder="little").view(np.bool_)
         if matcher.is_accepting():
             mask |= self.guides.ends
@@ -198,11 +200,13 @@ class _Walk:
     def forced(self, place: _Place) -> bytes:
         matcher = self._go(place)
         forced: bytes = matcher.compute_ff_bytes()
-        self._check()
+        self._check(place)
         return forced
 
     def _go(self, place: _Place) -> Any:
         """The matcher, at this place."""
+        if place.stuck:
+            raise self._source.stuck(place.stuck)
         here, there, back = self._at, place, 0
         ahead: list[int] = []
         while here is not there:
@@ -218,15 +222,16 @@ class _Walk:
         if ahead:
             self._matcher.consume_tokens(ahead[::-1])
         self._at = place
-        self._check()
+        self._check(place)
         return self._matcher
 
-    def _check(self) -> None:
+    def _check(self, place: _Place) -> None:
         """A matcher that ran into a limit is of no more use: a draft's may not end the reply."""
         if not self._matcher.is_error():
             return
         why = self._matcher.get_error()
-        self._matcher, self._at = self.guides.matcher(self._source), self.root
+        self._matcher, self._at = self._fresh.deep_copy(), self.root
+        place.stuck = why
         raise self._source.stuck(why)
 
 

@@ -195,6 +195,9 @@ def _said(why: str) -> str:
     """Its reason, without the place in what we made of the schema, and without its text."""
     why = re.split(r"<backtrace>|\s1 \| ", _PLACE.sub("", why))[0]
     line = " ".join(why.split())
+    if line.startswith("panic"):
+        return "it is too large"
+    line = line.removesuffix("<non-verbose/>").rstrip()
     if found := _KEYS.match(line):
         return f"it has {found[1].replace(chr(34), '')}"
     if line.startswith("oneOf "):

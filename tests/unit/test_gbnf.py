@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from itertools import product
 
 import numpy as np
@@ -155,6 +156,14 @@ def test_nothing_nests() -> None:
 
 
 # -- guides
+
+
+def test_without_llguidance_constraints_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(UsageError, match="llguidance, which is not installed"):
+        Guides(BYTES, [])
 
 
 def mask(g: Guide) -> list[int]:
