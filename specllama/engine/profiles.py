@@ -350,5 +350,6 @@ class Windows:
         target, steps = costs.target, costs.steps(method)
         if target.level is None or not target.known(2):
             return ""
-        step = steps.ms(1) or target.level * costs.draft_share
+        # one step of a busy moment says nothing of the machine
+        step = steps.ms(1) if steps.known(1) else target.level * costs.draft_share
         return cannot_gain(step, target.upto(9))

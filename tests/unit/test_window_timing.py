@@ -174,6 +174,18 @@ def test_a_machine_that_cannot_gain_says_so_once() -> None:
     assert "almost nothing to gain" in notices[0].message
 
 
+def test_one_slow_step_of_a_draft_says_nothing_of_the_machine() -> None:
+    profile = Profile()
+    engine, _ = make(profile)
+    for rows, ms in ((1, 10.0), (2, 12.0), (4, 16.0), (8, 24.0)):
+        profile.costs.target.set(rows, ms)
+    profile.costs.draft.observe(1, 400.0)
+    assert engine.windows.cannot_gain("draft") == ""
+    for _ in range(6):
+        profile.costs.draft.observe(1, 40.0)
+    assert "almost nothing to gain" in engine.windows.cannot_gain("draft")
+
+
 def test_the_second_run_starts_warm(home: Path) -> None:
     folder = home / "profiles"
     info = fake_info()
