@@ -50,7 +50,7 @@ _FORMATS = {name: packer.format[-1:] for name, packer in SCALARS.values()}
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
-DOWNLOAD_AGAIN = "download it again, or check it with: specllama hub verify"
+DOWNLOAD_AGAIN = "download it again, or check it with: specllama hub verify FILE"
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ NOT_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 
 _ELEMENTWISE = re.compile(r"(norm[a-z_]*\.weight|\.bias)$")
 _GENERATOR_HINT = "choose a text-generation GGUF: specllama hub search"
-_DAMAGED_HINT = "download it again, or check it with: specllama hub verify"
+_DAMAGED_HINT = "download it again, or check it with: specllama hub verify FILE"
 
 
 class VocabularyOnly(UnsupportedModel):

@@ -204,7 +204,7 @@ class SamplerChain:
             raise UsageError("every token is forbidden by a logit bias", _BIASED)
         raise EngineError(
             f"the model returned logits that cannot be sampled ({top})",
-            "the file may be damaged: re-download it, or run specllama hub verify",
+            "the file may be damaged: re-download it, or run specllama hub verify FILE",
         )
 
     # -- logits ---------------------------------------------------------------------------------
