@@ -76,8 +76,8 @@ class RaceScreen(Page):
     another device.
 
     Esc leaves, and stops what is running. Times and speeds are those of whole runs behind their
-    first token, by the clock, and so are the verdicts; the interval behind a ratio holds the truth
-    in 19 of 20 cases.
+    first token, by the clock, and so are the verdicts; the interval behind a ratio is reckoned for
+    19 of 20 cases.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
