@@ -156,6 +156,15 @@ async def _empty(app: SpecllamaApp, pilot: Pilot[int]) -> None:
     await until(pilot, lambda: app.keeper.ready)
 
 
+async def _first_steps(app: SpecllamaApp, pilot: Pilot[int]) -> None:
+    from specllama.tui.widgets.first_look import FirstLook
+
+    await _empty(app, pilot)
+    look = app.screen.query_one(FirstLook)
+    look.at = len(look.rounds)
+    look.redraw()
+
+
 async def _settle(app: SpecllamaApp, pilot: Pilot[int]) -> None:
     """No worker of a screen is busy, nor one that another's findings began."""
 
@@ -195,6 +204,7 @@ README = {
 }
 SCENES = README | {
     "first-look": Scene(_empty, first_look=True),
+    "first-steps": Scene(_first_steps, first_look=True),
     "empty": Scene(_empty),
     "help": Scene(_key("f1")),
     "models": Scene(_models),

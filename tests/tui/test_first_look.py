@@ -123,6 +123,12 @@ async def test_the_headline_is_seen_and_what_is_short_stands_in_the_middle(
             headline = "Guess, check, keep" if first else "A draft guesses"
             await d.until(lambda headline=headline: headline in d.shown)
             lines = [line.strip() for line in d.shown.split("\n")]
+            if not first:
+                await d.pilot.resize_terminal(120, 40)
+                await d.pilot.resize_terminal(*size)
+                await d.until(lambda: "F1 explains the keys" in d.shown)
+                assert "more below" not in d.shown
+                lines = [line.strip() for line in d.shown.split("\n")]
             above = next(i for i, line in enumerate(lines) if line.startswith(headline)) - 1
             assert above <= size[1] // 3, d.shown
 

@@ -56,6 +56,7 @@ def real_pair(memory: float, speed: Callable[[float], float]) -> catalog.Catalog
         p
         for p in catalog.load().values()
         if p.draft is not None
+        and "coder" not in p.name  # who begins wants to chat
         and fit.judge(p, memory) == "yes"
         and speed(p.target.bytes) >= READABLE
     ]
@@ -122,7 +123,7 @@ class FirstLook(Inked, Static):
         return Content("\n").join(lines)
 
     def on_resize(self) -> None:
-        self.redraw()
+        self.call_after_refresh(self.redraw)  # it may need more lines than it was given just now
 
     def _next_steps(self) -> Content:
         ink, info = self.ink, self.keeper.info

@@ -127,13 +127,13 @@ class Welcome(Inked, Static):
         self.redraw()
 
     def on_resize(self) -> None:
-        self.redraw()
+        self.call_after_refresh(self.redraw)  # it may need more lines than it was given just now
 
     def redraw(self) -> None:
         short = self.app.size.height < SHORT
         line = "" if short else "\n"
         parts: list[Piece] = [
-            (f"A draft guesses, the target checks, the text stays the same.\n{line}", "bold"),
+            (f"A draft guesses, the target checks: the same text.\n{line}", "bold"),
         ]
         if not self.model_chosen:
             parts += [("F6 ", "bold $primary"), ("chooses a model to begin.\n", "")]
