@@ -28,9 +28,17 @@ def _page(app: SpecllamaApp) -> str:
 
 
 async def _settled(app: SpecllamaApp, pilot: Pilot[int], expected: str | None) -> str:
-    """The screen as expected; else what is shown when nothing moves any more."""
-    end = time.monotonic() + (PATIENCE_S if expected is not None else SETTLED_S)
-    while (shown := _page(app)) != expected and time.monotonic() < end:
+    """The screen as expected; else what is shown when nothing moves any more, keys and all."""
+    end = time.monotonic() + PATIENCE_S
+    shown, since = "", time.monotonic()
+    while time.monotonic() < end:
+        before, shown = shown, _page(app)
+        if shown == expected:
+            break
+        if shown != before or not shown.rpartition("\n")[2]:
+            since = time.monotonic()
+        elif expected is None and time.monotonic() - since > SETTLED_S:
+            break
         await pilot.pause(0.02)
     return shown
 
