@@ -40,7 +40,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}as
 class Letters:
     """A vocabulary: token 0 ends a turn, the others are letters."""
 
-    adds_bos = False
+    adds_bos, longest = False, 5
     specials: Sequence[SpecialToken] = ()
 
     def __init__(self, text: str) -> None:
@@ -159,6 +159,7 @@ class CountPool:
     n_batch, max_rows = CountLane.n_batch, CountLane.max_rows
     ghosts = held = compactions = free_leaves = 0
     room = 10_000
+    forgets = False
 
     def __init__(self, counts: Counts, lanes: int, stop: StopFlag) -> None:
         self.kernels = Kernels(exact_rows=self.max_rows)
