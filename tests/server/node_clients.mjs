@@ -86,7 +86,7 @@ async function ollama() {
   check("ollama stream", said === whole.message.content, parts);
   const done = await client.generate({ model: "m", prompt: "the rain", options: { num_predict: 5 } });
   check("ollama generate", done.done, done);
-  const shown = await client.show({ model: "m" });
+  const shown = await client.show({ model: models[0].name });
   check("ollama show", shown.capabilities.includes("tools"), shown);
   const reply = await new Ollama({ host: caller }).chat({ model: "m", messages, tools });
   check("ollama tools", reply.message.tool_calls[0].function.arguments.town === "Ulm", reply);
