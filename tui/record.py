@@ -13,6 +13,7 @@ from specllama.reply_figures import ReplyFigures
 from specllama.stats import SpecStats
 from specllama.store.rounds import Turn
 
+LAG = 64  # rounds, one of which the figures of a live reply may be behind
 SPECIAL = re.compile(r"<\|?[\w/]+\|?>$")
 
 
@@ -33,7 +34,7 @@ class Record:
     ends: dict[int, Finished] = field(default_factory=dict)
     stats: SpecStats = field(default_factory=SpecStats)
     live: bool = False
-    _figures: tuple[object, ReplyFigures | None] = field(default=((), None), init=False)
+    _figures: tuple[object, int, ReplyFigures | None] = field(default=((), 0, None), init=False)
 
     def add(self, rounds: Iterable[RoundDone]) -> None:
         for done in rounds:
@@ -66,12 +67,15 @@ class Record:
         return Turn(number, started, None, self.rounds[first:last], self.ends.get(number))
 
     def figures(self, at: int = -1) -> ReplyFigures | None:
-        """Of that request; None before its first token."""
+        """Of that request; None before its first token. They cost time for each round, so those of
+        a long reply that is being written are up to one in ``LAG`` rounds behind."""
         turn = self.request(at)
-        known = (turn.index, len(turn.rounds), turn.finished is not None)
-        if self._figures[0] != known:
-            self._figures = known, turn.figures
-        return self._figures[1]
+        which, rounds = (turn.index, turn.finished is not None), len(turn.rounds)
+        known, seen, found = self._figures
+        if known != which or not 0 <= rounds - seen <= (seen // LAG if self.live else 0):
+            found = turn.figures
+            self._figures = which, rounds, found
+        return found
 
     @property
     def started(self) -> Started | None:

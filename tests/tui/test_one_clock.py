@@ -18,9 +18,10 @@ from specllama.cli.printer import Printer
 from specllama.document import markdown
 from specllama.events import Event, Finished, RoundDone, Started
 from specllama.params import GenerateParams
+from specllama.reply_figures import ReplyFigures
 from specllama.store.rounds import RoundLog, logged
 from specllama.tui import exports
-from specllama.tui.record import Record
+from specllama.tui.record import LAG, Record
 from specllama.tui.screens.inspector import read_log
 from specllama.tui.script import Guess, Move, Reading, play
 from specllama.tui.themes import DARK, UNICODE, ink_for
@@ -249,6 +250,33 @@ def test_the_figures_of_a_log_of_several_replies_are_those_of_the_one_shown(cli:
         for _ in (one for one in events if isinstance(one, RoundDone)):
             agree("inspector", panel(record, at), want, parts(want))
             at += 1
+
+
+def test_the_figures_of_a_long_reply_are_not_computed_for_every_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events = next(e for e in map(written, range(50)) if len(e) > 80)
+    some = [one for one in events if isinstance(one, RoundDone)]
+    made: list[int] = []
+    real = ReplyFigures.of
+
+    def counted(started: Any, rounds: Any, end: Any) -> ReplyFigures | None:
+        made.append(len(rounds))
+        return real(started, rounds, end)
+
+    monkeypatch.setattr(ReplyFigures, "of", staticmethod(counted))
+    record = Record("t", live=True)
+    record.begin(next(one for one in events if isinstance(one, Started)))
+    for _ in range(20):
+        for done in some:
+            record.add([done])
+            shown = record.figures()
+            assert shown is not None
+            assert len(record.rounds) * (1 - 1 / LAG) - 1 <= shown.rounds
+    assert len(made) < len(record.rounds) / 3
+    record.end(next(one for one in events if isinstance(one, Finished)))
+    record.figures()
+    assert made[-1] == len(record.rounds), "in the end all of them count"
 
 
 # ---- in the app
