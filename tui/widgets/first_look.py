@@ -28,6 +28,10 @@ BUNDLED = (
     "This first chat drafts all the same, to show it; from the next one on (Ctrl+N) drafting "
     "switches itself off.\n"
 )
+BUNDLED_SHORT = (
+    "The bundled pair is too small for drafting to pay. This first chat drafts all the same, to "
+    "show it; Ctrl+N ends it.\n"
+)
 READABLE = 5.0  # tokens a second: about as fast as a person reads
 
 
@@ -136,15 +140,21 @@ class FirstLook(Inked, Static):
             (f"Guess, check, keep: the same text, in fewer passes.\n{line}", "bold")
         ]
         if self.keeper.bundled:
-            parts.append((BUNDLED + line, ""))
+            parts.append((BUNDLED_SHORT if short else BUNDLED + line, ""))
         if (pair := real_pair(fit.machine_memory(), speed)) is not None:
-            plain = speed(pair.target.bytes)
-            parts += [
-                ("A real pair for this machine: ", ""),
-                (f"specllama hub pull {pair.name}\n", "bold $primary"),
-                (f"  {gigabytes(pair.bytes)} to download, also by F6; about {plain:.0f} tokens a "
-                 f"second, before drafting\n{line}", ink.muted),
-            ]  # fmt: skip
+            size, plain = gigabytes(pair.bytes), speed(pair.target.bytes)
+            rate = f"about {plain:.0f} tokens a second"
+            parts.append(("A real pair for this machine: ", ""))
+            if short:
+                parts += [
+                    (f"{pair.name}\n", "bold $primary"),
+                    (f"  F6, {size}, {rate}\n", ink.muted),
+                ]
+            else:
+                parts += [
+                    (f"specllama hub pull {pair.name}\n", "bold $primary"),
+                    (f"  {size} to download, also by F6; {rate}, before drafting\n\n", ink.muted),
+                ]
         pays = ("F4", "answers whether drafting pays here")
         more = ("F2 F3", "show what was guessed"), pays, ("F1", "explains the keys")
         parts += keys(self, TRY, *(() if short else more))
