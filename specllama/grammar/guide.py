@@ -1,7 +1,7 @@
 """Grammars and JSON schemas as constraints on the next token, by llguidance.
 
-A request has one matcher. What is drafted is tried on it and taken back: a guide is a place in the
-tree of texts that were tried, and the matcher goes to whichever place is asked about.
+A guide is a place in the tree of texts that were tried, drafted ones among them; the matchers of a
+request go to whichever place is asked about.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from specllama.errors import UsageError
 from specllama.grammar.source import Kind, Source, source_of
 
 _ALONE = 32  # up to one token in so many is looked at by itself, more of them by a mask of all
+_BACK = 16  # tokens
 _MASKS = 8  # kept: of the places that drafts and the target ask about in turn
 _NO_TEXT = b"\xff"  # never in a text; llguidance marks special tokens with it
 _STACK = 256 << 20  # reserved, not used
@@ -153,13 +154,19 @@ class Guide:
 
 
 class _Walk:
-    """The matcher of a request, and where it stands."""
+    """The matchers of a request: one at the place that was asked about last, one some tokens
+    before it, from which it goes to places elsewhere.
+
+    llguidance can take tokens back, but may then say of what follows what is not so (1.9.1, behind
+    a mask): nothing is taken back here.
+    """
 
     def __init__(self, guides: Guides, source: Source) -> None:
         self.guides, self.root = guides, _Place()
-        self._source, self._at = source, self.root
+        self._source = source
         self._fresh = guides.matcher(source)
-        self._matcher = self._fresh.deep_copy()
+        self._anchor, self._behind = self._fresh.deep_copy(), self.root
+        self._matcher, self._at = self._fresh.deep_copy(), self.root
         self._masks: OrderedDict[_Place, npt.NDArray[np.bool_]] = OrderedDict()
 
     def some(self, place: _Place, tokens: Sequence[int]) -> npt.NDArray[np.bool_]:
@@ -207,32 +214,48 @@ class _Walk:
         """The matcher, at this place."""
         if place.stuck:
             raise self._source.stuck(place.stuck)
-        here, there, back = self._at, place, 0
-        ahead: list[int] = []
-        while here is not there:
-            if here.depth >= there.depth:
-                assert here.before is not None
-                here, back = here.before, back + 1
-            else:
-                assert there.before is not None
-                ahead.append(there.token)
-                there = there.before
-        if back:
-            self._matcher.rollback(back)
+        ahead = _between(self._at, place)
+        if ahead is None:
+            ahead = _between(self._behind, place)
+            if ahead is None:
+                self._anchor, self._behind = self._fresh.deep_copy(), self.root
+                ahead = _between(self.root, place)
+            self._matcher = self._anchor.deep_copy()
         if ahead:
-            self._matcher.consume_tokens(ahead[::-1])
+            self._matcher.consume_tokens(ahead)
         self._at = place
         self._check(place)
+        self._follow()
         return self._matcher
+
+    def _follow(self) -> None:
+        """Keep the second matcher near enough, and as far behind as drafts mostly reach back."""
+        if self._at.depth - self._behind.depth < 2 * _BACK:
+            return
+        there = self._at
+        for _ in range(_BACK):
+            assert there.before is not None
+            there = there.before
+        self._anchor.consume_tokens(_between(self._behind, there))
+        self._behind = there
 
     def _check(self, place: _Place) -> None:
         """A matcher that ran into a limit is of no more use: a draft's may not end the reply."""
         if not self._matcher.is_error():
             return
-        why = self._matcher.get_error()
-        self._matcher, self._at = self._fresh.deep_copy(), self.root
-        place.stuck = why
-        raise self._source.stuck(why)
+        place.stuck = self._matcher.get_error()
+        self._matcher, self._at = self._anchor.deep_copy(), self._behind
+        raise self._source.stuck(place.stuck)
+
+
+def _between(before: _Place, place: _Place) -> list[int] | None:
+    """The tokens from one place to another; None if it is not behind it."""
+    tokens: list[int] = []
+    here: _Place | None = place
+    while here is not None and here.depth > before.depth:
+        tokens.append(here.token)
+        here = here.before
+    return tokens[::-1] if here is before else None
 
 
 class _Words:

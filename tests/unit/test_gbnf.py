@@ -14,7 +14,7 @@ from spelling import BYTES, END, ends, guide, takes
 from specllama.errors import UsageError
 from specllama.grammar.gbnf import lark_of
 from specllama.grammar.guide import Guide, Guides, require
-from specllama.grammar.source import source_of
+from specllama.grammar.source import Kind, source_of
 
 LETTERS = "abc"
 LONGEST = 5
@@ -186,6 +186,62 @@ def test_forks_stand_where_they_stand() -> None:
             fork, byte = g.fork(), rng.choice(allowed)
             fork.accept(byte)
             forks.append((written + chr(byte), fork))
+
+
+LISTS = '{"$ref": "#/$defs/x", "$defs": {"x": {"type": "array", "items": {"$ref": "#/$defs/x"}}}}'
+
+
+def test_a_draft_that_misled_a_matcher() -> None:
+    """Taking back what these tokens were, llguidance 1.9.1 took a comma for allowed at the end."""
+    pieces = [b"[", b" [", b"\n ", b"\n   ", b"]", b" ]", b"],", b",", b""]
+    made, every = Guides(pieces, [8]), np.arange(9, dtype=np.int32)
+
+    def at(text: str) -> Guide:
+        g = root.fork()
+        for digit in text:
+            g.accept(int(digit))
+        return g
+
+    root = made.guide(source_of("schema", LISTS))
+    for text in ("0120202", "0135", "0136", "0134", "01352", "01362", "01352"):
+        at(text).allowed(every[:0])
+    at("0142").allowed(every)
+    at("01020202").allowed(every[:0])
+    here = at("0102").allowed(every).tolist()
+    root = made.guide(source_of("schema", LISTS))
+    assert here == at("0102").allowed(every).tolist()
+
+
+@pytest.mark.parametrize("kind", ["schema", "grammar"])
+def test_what_was_drafted_and_refused_leaves_nothing_behind(kind: Kind) -> None:
+    """Rounds of trees of guesses, each asked about now and then: as if none had been made."""
+    pieces = [*BYTES, b" [", b"\n ", b"],", b" ]", b"\n   ", b" ],", b"[[", b"]]", b""]
+    made = Guides(pieces, [len(pieces) - 1])
+    grammar = 'root ::= "[" w (root w ("," w root w)*)? "]"\nw ::= (" " | "\\n" [ \\t]{0,20})?'
+    source = source_of(kind, LISTS if kind == "schema" else grammar)
+    every = np.arange(len(pieces), dtype=np.int32)
+    for seed in range(2):
+        rng = random.Random(seed)
+        text: list[int] = []
+        here = made.guide(source)
+        for _ in range(10):
+            tree = [(here, text)]
+            for _ in range(12):
+                g, path = rng.choice(tree)
+                fresh = made.guide(source)
+                for token in path:
+                    fresh.accept(token)
+                expected = fresh.allowed(every)
+                some = every[rng.randrange(len(every)) :][:5]
+                if rng.random() < 0.6:
+                    assert g.allowed(every).tolist() == expected.tolist()
+                assert g.allowed(some).tolist() == expected[some].tolist()
+                fits = [t for t in np.flatnonzero(expected).tolist() if t != len(pieces) - 1]
+                if fits:
+                    fork, token = g.fork(), rng.choice(fits)
+                    fork.accept(token)
+                    tree.append((fork, [*path, token]))
+            here, text = rng.choice(tree[len(tree) // 2 :])
 
 
 def test_one_token_is_judged_as_all_are() -> None:
