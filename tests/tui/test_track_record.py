@@ -121,3 +121,15 @@ async def test_the_page_shows_what_was_raced_a_moment_ago(start: Any) -> None:
         await d.pilot.press("f5")
         await d.until(lambda: isinstance(d.app.screen, MethodsScreen))
         await d.until(lambda: found["none"][0] in d.shown)
+
+
+async def test_the_page_is_wrapped_anew_in_other_columns(start: Any) -> None:
+    async with start("Ok.", size=(60, 40)) as d:
+        await d.pilot.press("f5")
+        await d.until(lambda: isinstance(d.app.screen, MethodsScreen))
+        whole = "itself, else the draft model."
+        await d.until(lambda: "Automatic" in d.shown)
+        lines = [line for line in d.shown.split("\n") if whole in line]
+        await d.pilot.resize_terminal(140, 40)
+        await d.until(lambda: any("What suits" in x and whole in x for x in d.shown.split("\n")))
+        assert not any("What suits" in line for line in lines)

@@ -102,10 +102,19 @@ class MethodsScreen(Page):
         self.app.call_from_thread(self._looked_up, track_record(info))
 
     def _looked_up(self, record: TrackRecord) -> None:
-        if not self.is_attached:
-            return
-        self.record = record
+        if self.is_attached:
+            self.record = record
+            self._write()
+
+    def on_resize(self) -> None:
+        super().on_resize()
+        self._write()
+
+    def _write(self) -> None:
+        """The rows anew: with other figures, or in other columns."""
         options = self.query_one(OptionList)
+        if options.option_count < len(self.methods):
+            return  # they are still to be made
         for i, method in enumerate(self.methods):
             options.replace_option_prompt_at_index(i, self._row(method))
 
