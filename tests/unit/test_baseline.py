@@ -63,7 +63,7 @@ def test_how_far_plain_steps_are_off_is_what_they_were_off_before() -> None:
         assert found is not None
         assert found.spread is not None
         assert spread / 1.5 < found.spread < spread * 1.5
-        assert found.n > 30
+        assert found.n == 10
         clock.now += FRESH_S + 60.0
 
 
@@ -83,7 +83,19 @@ def test_the_older_the_newest_step_the_further_it_is_off() -> None:
     assert now.spread is not None
     assert later.spread is not None
     assert later.spread > 1.5 * now.spread
-    assert later.n < now.n
+
+
+def test_a_busy_moment_is_forgotten_within_its_minute() -> None:
+    clock = VirtualClock()
+    rng = random.Random(2)
+    steps = PlainSteps(clock)
+    for second in range(60):
+        clock.now += 1.5 * STRETCH_S
+        steps.took(10.0 * math.exp(rng.gauss(0.0, 1.0 if second < 30 else 0.02)), 0)
+    found = steps.typical(0, 0.0)
+    assert found is not None
+    assert found.spread is not None
+    assert found.spread < 0.1
 
 
 def test_a_hiccup_is_no_part_of_a_stretch() -> None:

@@ -26,6 +26,7 @@ STRETCH_S = 1.0  # steps of a stretch are alike
 MEMORY_S = 5.0  # after which a stretch counts a third of a newer one
 FEW = 5  # with fewer stretches of these minutes the next step is due at once
 FRESH_S = 120.0  # so old they are of these minutes
+_NEWEST = 10  # forecasts that count: a machine is busy for a while, then no more
 _USUAL, _NORMAL = 0.8, 1.2816  # so many of errors are below so many of their spreads
 _APART = 3  # rounds that draft between two plain steps at least, as long as there are few
 _SPACED = 8  # and then
@@ -133,7 +134,7 @@ class PlainSteps:
                 at, known = stretches[known].end, known + 1
             if k < len(stretches) and weight:
                 errors.append(abs(logs[k] - total / weight))
-        errors.sort()
+        errors = sorted(errors[-_NEWEST:])
         spread = (
             errors[min(int(_USUAL * len(errors)), len(errors) - 1)] / _NORMAL if errors else None
         )
