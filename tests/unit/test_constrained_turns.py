@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from multiprocessing import Pipe
 
 import pytest
 
-from specllama.engine import serving
 from specllama.engine.serving import Link
 from specllama.params import GenerateParams
 
 
 def test_constrained_requests_wait_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ends(code: int) -> None:
-        raise SystemExit(code)  # of the thread alone
+    class Over(Exception):
+        pass
 
-    monkeypatch.setattr(serving.os, "_exit", ends)
+    def ends(code: int) -> None:
+        raise Over
+
+    def listen() -> None:
+        with suppress(Over):
+            link.listen()
+
+    monkeypatch.setattr("os._exit", ends)
     parent, child = Pipe()
     link = Link(child)
-    thread = threading.Thread(target=link.listen, daemon=True)
+    thread = threading.Thread(target=listen, daemon=True)
     thread.start()
     free, bound = GenerateParams(), GenerateParams(grammar='root ::= "a"')
     schema = GenerateParams(json_schema="{}")
