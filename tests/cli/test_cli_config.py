@@ -60,7 +60,16 @@ def test_every_field_that_should_be_is_a_setting() -> None:
         (
             "generate",
             GenerateParams,
-            {"sampling", "from_card", "grammar", "json_schema", "chances", "spelled", "scope"},
+            {
+                "sampling",
+                "from_card",
+                "grammar",
+                "json_schema",
+                "regex",
+                "chances",
+                "spelled",
+                "scope",
+            },
         ),
     ):
         names = {f.name for f in dataclasses.fields(kind)} - left_out

@@ -206,5 +206,5 @@ def test_the_measuring_commands_take_it_too(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
-    assert (summary["cases"], summary["identical"]) == (2, 2)
+    assert summary["cases"] == summary["identical"] >= 2
     assert summary["drafted"] > 0

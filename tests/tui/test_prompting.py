@@ -103,7 +103,7 @@ async def test_nothing_is_covered(start: Any, size: tuple[int, int]) -> None:
         # no sentence ends in the middle
         assert "Show replies as text" in d.shown
         assert "Does it pay?" in d.shown
-        whole = "Show replies as text, as drafted, or as drafted with every rejected draft"
+        whole = "Show replies as text, as drafted, or as drafted with every refused guess"
         assert (whole in d.shown) is (size[0] > 100)
 
 

@@ -295,7 +295,7 @@ async def test_races_are_logged_for_the_page_of_methods(start: Any) -> None:
         assert "N-gram lookup" in d.shown
         assert "✓" in d.shown
         await d.pilot.press("escape", "f5")
-        await d.until(lambda: d.shown.count("here: ") >= 2)
+        await d.until(lambda: d.shown.count("F4, ") >= 2)
         assert list(rounds_dir().glob("*.jsonl"))
 
 
