@@ -170,15 +170,16 @@ def test_ollama_asks_a_model_without_thoughts_to_think(server: Serving) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_usage_with_every_piece(server: Serving, path: str) -> None:
-    """vLLM's way."""
-    asked = {"messages": TURNS, "prompt": "the rain", "max_tokens": 12, "stream": True, **OPTIONS}
+    """vLLM's way. What is written within some milliseconds is one piece: hence many tokens."""
+    n = 400
+    asked = {"messages": TURNS, "prompt": "the rain", "max_tokens": n, "stream": True, **OPTIONS}
     stats = {"include_usage": True, "continuous_usage_stats": True}
     frames = server.frames(path, {**asked, "stream_options": stats})[:-1]
     told = [frame["usage"] for frame in frames if "usage" in frame]
-    assert len(told) > 2
+    assert len(told) >= 2
     written = [usage["completion_tokens"] for usage in told]
     assert written == sorted(written)
-    assert written[0] < written[-1] == 12
+    assert written[0] < written[-1] == n
     assert {usage["prompt_tokens"] for usage in told} == {8}
     for options in ({"include_usage": True}, {"continuous_usage_stats": True}):
         frames = server.frames(path, {**asked, "stream_options": options})
