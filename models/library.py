@@ -18,7 +18,7 @@ from typing import Literal
 
 from specllama import paths
 from specllama.errors import ModelUnavailable
-from specllama.kept import DAMAGE
+from specllama.files import DAMAGE
 from specllama.models.sidecars import kind_of_name
 
 Source = Literal["bundled", "specllama", "huggingface", "lmstudio", "ollama", "llama.cpp", "folder"]

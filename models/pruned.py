@@ -19,7 +19,7 @@ from typing import Any
 
 from specllama import paths
 from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel
-from specllama.kept import DAMAGE
+from specllama.files import DAMAGE
 from specllama.models import quantize
 from specllama.models.download import disk_error
 from specllama.models.gguf import GgufHeader, read_header

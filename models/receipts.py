@@ -18,7 +18,7 @@ from typing import Any
 
 from specllama import paths
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
-from specllama.kept import DAMAGE
+from specllama.files import DAMAGE
 from specllama.models import library
 from specllama.models.download import CHUNK, Digest, disk_error
 from specllama.models.gguf import read_header

@@ -18,7 +18,7 @@ import msgspec
 
 from specllama import paths
 from specllama.errors import SpecllamaError
-from specllama.kept import DAMAGE
+from specllama.files import DAMAGE
 from specllama.models import library
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.loadable import check_loadable

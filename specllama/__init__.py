@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from specllama.engine.engine import Engine as Engine
     from specllama.errors import SpecllamaError as SpecllamaError
     from specllama.interface import Message as Message
-    from specllama.params import EngineOptions as EngineOptions
-    from specllama.params import GenerateParams as GenerateParams
-    from specllama.params import SamplingParams as SamplingParams
     from specllama.session import Session as Session
+    from specllama.settings.params import EngineOptions as EngineOptions
+    from specllama.settings.params import GenerateParams as GenerateParams
+    from specllama.settings.params import SamplingParams as SamplingParams
 
 _EXPORTS = {
     "Cancel": "specllama.cancel",
     "Engine": "specllama.engine.engine",
-    "EngineOptions": "specllama.params",
-    "GenerateParams": "specllama.params",
+    "EngineOptions": "specllama.settings.params",
+    "GenerateParams": "specllama.settings.params",
     "Message": "specllama.interface",
-    "SamplingParams": "specllama.params",
+    "SamplingParams": "specllama.settings.params",
     "Session": "specllama.session",
     "SpecllamaError": "specllama.errors",
 }

@@ -30,7 +30,7 @@ from specllama.events import (
     TextDelta,
 )
 from specllama.interface import EngineLike, Message
-from specllama.params import SEED_LIMIT, GenerateParams
+from specllama.settings.params import SEED_LIMIT, GenerateParams
 from specllama.stats import SpecStats
 from specllama.store.codec import changed, params_from_dict, params_to_dict, with_changes
 from specllama.store.rounds import RoundLog, logged

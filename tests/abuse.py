@@ -35,8 +35,8 @@ from servers import Serving, serving
 
 from specllama.bench.arms import percentile
 from specllama.engine.host import EngineFactory, LoadEngine
-from specllama.params import EngineOptions
 from specllama.server.guard import Access
+from specllama.settings.params import EngineOptions
 
 CHAT = "/v1/chat/completions"
 WORKERS = 24

@@ -13,7 +13,7 @@ from specllama.engine.prompting import Prompting
 from specllama.engine.sampler_chains import ConstraintMaker, SamplerChains
 from specllama.engine.slot import Slot
 from specllama.interface import EngineInfo
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.window import FixedWindow, Window
 

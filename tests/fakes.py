@@ -28,7 +28,7 @@ from pathlib import Path
 from specllama.errors import EngineError, PromptTooLong, SpecllamaError
 from specllama.events import Event, FinishReason, LoadProgress, Notice, RoundDone
 from specllama.interface import EngineInfo, Message, MethodInfo, ModelInfo, OneAtATime
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.tui.script import N_VOCAB, Guess, Move, Reading, count_tokens, is_drafting, play
 
 DRAFT_MS, VERIFY_MS, OTHER_MS = 3.0, 12.0, 0.25

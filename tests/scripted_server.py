@@ -34,11 +34,11 @@ from specllama.errors import EngineError
 from specllama.events import Event, LoadProgress
 from specllama.interface import Message as Turn
 from specllama.interface import Prompt
-from specllama.params import GenerateParams
 from specllama.server import running
 from specllama.server.desk import Desk
 from specllama.server.guard import Access
 from specllama.server.service import Service
+from specllama.settings.params import GenerateParams
 
 CONTEXT = 200_000
 

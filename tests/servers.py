@@ -13,11 +13,11 @@ from typing import Any
 import httpx2
 
 from specllama.engine.host import EngineFactory, EngineHost, LoadEngine
-from specllama.params import EngineOptions, GenerateParams
 from specllama.server.desk import Desk
 from specllama.server.guard import Access
 from specllama.server.running import bind, run, url_of
 from specllama.server.service import Service
+from specllama.settings.params import EngineOptions, GenerateParams
 
 LANES = 4
 

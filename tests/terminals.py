@@ -25,7 +25,7 @@ LAUNCH = """
 import sys
 sys.path[:0] = {path!r}
 from specllama.tui.app import SpecllamaApp, run
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 if __name__ == "__main__":
     {patch}
     sys.exit(run({target!r}, params=GenerateParams(seed=1, max_tokens={max_tokens}), {more}))

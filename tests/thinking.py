@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from specllama.backend.base import SpecialToken
-from specllama.chat import Rendered, render
 from specllama.interface import Message
-from specllama.marks import Marks, Variables, derive
-from specllama.thoughts import Reader, Spelling, reader
+from specllama.replies.chat import Rendered, render
+from specllama.replies.marks import Marks, Variables, derive
+from specllama.replies.thoughts import Reader, Spelling, reader
 
 _MARK = re.compile(r"<[^<>\s]+>|\[/?[A-Z]+\]")
 QUESTION = [Message("user", "Which?")]

@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from specllama.bench.prompts import load_prompts
 from specllama.engine.engine import Engine
 from specllama.events import Finished, Started
 from specllama.history import common_prefix
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.prompts import load_prompts
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ def hint(error: SpecllamaError, *, server: bool = False) -> str:
     what it was started with is not the app's to change."""
     if not error.hint:
         return ""
-    from specllama.schema import SCHEMA
+    from specllama.settings.schema import SCHEMA
     from specllama.tui.screens.settings import FIELDS
 
     settings = {name: one for one in SCHEMA for name in (*one.flags, f"--{one.name}")}

@@ -31,9 +31,9 @@ from specllama.errors import SpecllamaError, UsageError
 from specllama.events import Event
 from specllama.interface import Message, MethodInfo, Stepped
 from specllama.models.refs import NO_DRAFT
-from specllama.params import EngineOptions, GenerateParams
 from specllama.remote.address import Address
 from specllama.session import Session
+from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.store.sessions import SessionStore
 from specllama.text import sanitize_line
 from specllama.tui import advice, clipboard, keymap

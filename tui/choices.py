@@ -21,7 +21,7 @@ from specllama.models.hub import Listing, SearchHit, select
 from specllama.models.library import LocalModel
 from specllama.models.loadable import check_loadable
 from specllama.models.summaries import Summaries
-from specllama.params import EngineOptions
+from specllama.settings.params import EngineOptions
 from specllama.text import sanitize_line
 from specllama.tui import advice
 from specllama.tui.downloads import Download, progress_words

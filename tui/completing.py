@@ -1,5 +1,7 @@
-"""What can be completed where the cursor stands: slash commands, the words that follow them, and
-paths behind ``@`` and ``/read``."""
+"""What can be completed where the cursor stands.
+
+Slash commands, the words that follow them, and paths after ``@`` and ``/read``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from specllama import attach
+from specllama.replies import attach
 from specllama.tui.keymap import SLASH, Action
 
 _BEGUN = re.compile(r"""(?<!\S)@("[^"\n]*|'[^'\n]*|[^\s@"']*)$""")

@@ -17,7 +17,7 @@ from itertools import zip_longest
 from specllama.engine.methods import methods
 from specllama.events import Event, LoadProgress
 from specllama.interface import EngineInfo, Message, ModelInfo, OneAtATime, Prompt
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.method import Facts
 from specllama.tui.script import N_VOCAB, Guess, Move, Reading, count_tokens, is_drafting, play
 

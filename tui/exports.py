@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from specllama.bench.svg import bars
-from specllama.document import (
+from specllama.interface import EngineInfo, Message, Prompt
+from specllama.settings.params import GenerateParams
+from specllama.store.document import (
     Document,
     Facts,
     Figure,
@@ -19,8 +21,6 @@ from specllama.document import (
     html,
     markdown,
 )
-from specllama.interface import EngineInfo, Message, Prompt
-from specllama.params import GenerateParams
 from specllama.store.rounds import circumstances
 from specllama.store.run_document import provenance, reply_parts, settings
 from specllama.tui import outcome

@@ -1,5 +1,6 @@
-"""Every action of the chat screen: its id, its keys, its names. One table feeds the bindings, the
-palette, the slash commands and the help screen.
+"""Every action of the chat screen: its id, its keys, its names.
+
+One table feeds the bindings, the palette, the slash commands and the help screen.
 
 A key may be changed in the app's own settings (``tui.json`` in the configuration folder) under the
 action's id: ``"keys": {"chat.retry": "f12"}``.
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from textual.binding import Binding
 
 from specllama.errors import UsageError
-from specllama.params import THINK
+from specllama.settings.params import THINK
 
 WIDE = 100  # columns: every function key is in the footer
 BESIDE = 120  # columns: the panel stands beside the conversation

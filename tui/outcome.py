@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from specllama.bench.prompts import SLICES
 from specllama.events import Answer, Verdict
-from specllama.prompts import SLICES
 from specllama.store.checks import Finding
 from specllama.tui.measure import Meter
 from specllama.tui.paired import LEVEL, LOOKED_AT, Compared, Pairs, compare

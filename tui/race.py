@@ -20,7 +20,7 @@ from specllama.cancel import Cancel
 from specllama.errors import EngineError, SpecllamaError
 from specllama.events import Finished, RoundDone, Verdict
 from specllama.interface import EngineLike, Prompt
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.store.rounds import RoundLog, logged
 from specllama.verdict import Pass
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specllama.events import Event, Finished, RoundDone, Started, event_from_dict
-from specllama.kept import DAMAGE
-from specllama.reply_figures import ReplyFigures
+from specllama.files import DAMAGE
+from specllama.replies.figures import ReplyFigures
 from specllama.stats import SpecStats
 from specllama.store.rounds import Turn
 

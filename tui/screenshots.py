@@ -23,8 +23,8 @@ from textual.widgets import Static
 
 from specllama.engine.inline import InlineHost
 from specllama.errors import SpecllamaError
-from specllama.params import GenerateParams
 from specllama.paths import HOME_VARIABLE
+from specllama.settings.params import GenerateParams
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
 from specllama.tui.demo import DemoFactory

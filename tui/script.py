@@ -29,10 +29,10 @@ from specllama.events import (
     Timings,
 )
 from specllama.interface import EngineInfo, Message, Prompt
-from specllama.marks import USUAL
-from specllama.params import GenerateParams
+from specllama.replies.marks import USUAL
+from specllama.replies.thoughts import Letters, Part, Spelling, reader
+from specllama.settings.params import GenerateParams
 from specllama.stats import SpecStats
-from specllama.thoughts import Letters, Part, Spelling, reader
 from specllama.verdict import Pass, judge
 
 N_VOCAB = 32_000

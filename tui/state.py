@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specllama import paths
-from specllama.kept import DAMAGE
+from specllama.files import DAMAGE
 from specllama.text import encodable
 from specllama.tui.themes import DEFAULT_THEME
 

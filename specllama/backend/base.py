@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from specllama.arrays import HiddenNeed, IntArray, Row, Rows
+from specllama.backend.exactness import Exactness
 from specllama.backend.hidden import HiddenRows as HiddenRows
 from specllama.backend.kernels import Kernels
 from specllama.cancel import StopFlag
-from specllama.exactness import Exactness
 
 if TYPE_CHECKING:
     from specllama.events import Event
     from specllama.interface import ModelInfo
-    from specllama.params import EngineOptions
+    from specllama.settings.params import EngineOptions
 
 Outputs = Literal["all", "last", "none"]
 

@@ -19,16 +19,16 @@ from specllama.arrays import HiddenNeed, IntArray, Row, Rows
 from specllama.backend.base import Gap, Opened, OpenedPair, SpecialToken
 from specllama.backend.batch import Batch
 from specllama.backend.cache import Shape
+from specllama.backend.exactness import Exactness
 from specllama.backend.kernels import Kernels
 from specllama.backend.lane import CellLane
 from specllama.backend.pool import CellPool
 from specllama.cancel import StopFlag
 from specllama.errors import Cancelled, CannotLoad, ContextFull, EngineError
 from specllama.events import Event
-from specllama.exactness import Exactness
+from specllama.files import DAMAGE
 from specllama.interface import EngineInfo, ModelInfo
-from specllama.kept import DAMAGE
-from specllama.params import EngineOptions
+from specllama.settings.params import EngineOptions
 
 _EOG = 0
 _WIDTH = 8  # of a hidden state

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specllama.params import DRAFT_MAX
+from specllama.settings.params import DRAFT_MAX
 
 ZONE = 256  # cells in whose multiples attention is computed (llama-kv-cache.cpp get_n_kv)
 TILE = 64  # tokens of a pass from which attention is tiled (ggml-cpu/common.h GGML_FA_TILE_Q)

@@ -22,7 +22,7 @@ from specllama.backend.llama_vocab import LlamaVocab
 from specllama.backend.placement import CPU
 from specllama.cancel import StopFlag
 from specllama.errors import Cancelled, CannotLoad, UnsupportedModel
-from specllama.hardware import Adapter
+from specllama.settings.hardware import Adapter
 
 if TYPE_CHECKING:
     from specllama.backend.placement import Placement

@@ -33,8 +33,8 @@ from specllama.errors import (
     UnsupportedModel,
     UsageError,
 )
-from specllama.hardware import CpuOptions
 from specllama.models.running_state import planes
+from specllama.settings.hardware import CpuOptions
 
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: what of a sequence's state is no set of cells
 _ABORTED = 2  # llama_decode's word for a pass that the abort callback ended

@@ -17,7 +17,14 @@ import llama_cpp as ll
 from specllama.backend.devices import ggml, handles
 from specllama.backend.llama_log import last_words, recent
 from specllama.errors import CannotLoad, UsageError
-from specllama.hardware import MOST_CORES, NUMA, PRIORITIES, SPLIT_MODES, Adapter, CpuOptions
+from specllama.settings.hardware import (
+    MOST_CORES,
+    NUMA,
+    PRIORITIES,
+    SPLIT_MODES,
+    Adapter,
+    CpuOptions,
+)
 
 _SPLIT = {"none": 0, "layer": 1, "row": 2}  # enum llama_split_mode
 assert set(_SPLIT) == set(SPLIT_MODES)

@@ -22,7 +22,7 @@ from specllama.backend.running import ForgettingPool, RunningPool
 from specllama.backend.threads import ThreadChoice
 from specllama.backend.watch import Watch
 from specllama.errors import EngineError, UsageError
-from specllama.params import EngineOptions
+from specllama.settings.params import EngineOptions
 
 
 class LlamaPool(CellPool):

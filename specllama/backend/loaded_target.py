@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
     from specllama.backend.llama_pool import LlamaPool
     from specllama.models.gguf import GgufHeader
-    from specllama.params import EngineOptions
+    from specllama.settings.params import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)

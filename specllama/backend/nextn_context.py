@@ -1,5 +1,7 @@
-"""The NextN blocks of a target: a second context on the same model, which holds their keys and
-values only and rolls back like any attention cache."""
+"""The NextN blocks of a target, in a second context on the same model.
+
+The context holds their keys and values only, and rolls back like any attention cache.
+"""
 
 from __future__ import annotations
 

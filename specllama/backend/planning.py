@@ -1,5 +1,6 @@
-"""Where the weights of a pair should go: layers and experts by device, and whether the draft is
-worth it.
+"""Where the weights of a pair should go: layers and experts by device.
+
+It says, too, whether a draft model is worth its room.
 
 Arithmetic on headers: it can be tested with devices that do not exist. What was asked for is
 compared with model and devices here, because llama.cpp ends the process on some of it.
@@ -24,9 +25,9 @@ from specllama.backend.layer_sizes import (
 )
 from specllama.backend.placement import CPU, OffloadPlan, Placement
 from specllama.errors import UsageError
-from specllama.hardware import PlaceOptions
 from specllama.models import memory
 from specllama.models.sliding_windows import saved_bytes
+from specllama.settings.hardware import PlaceOptions
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader

@@ -32,7 +32,7 @@ from specllama.backend.layout import Layout
 from specllama.backend.reading import ReadingRoom
 from specllama.backend.settling import Settling
 from specllama.errors import Cancelled, ContextFull, EngineError
-from specllama.params import DRAFT_MAX
+from specllama.settings.params import DRAFT_MAX
 
 
 @dataclass(slots=True)

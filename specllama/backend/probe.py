@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from specllama.backend.base import Context
+from specllama.backend.exactness import Exactness, Group
 from specllama.backend.probed import Probe, Seen, spread
 from specllama.backend.widths import common, groups, with_branches
 from specllama.errors import EngineError
-from specllama.exactness import Exactness, Group
 
 NARROW = (2, 3, 4, 8, 16)  # as far as a window goes by itself
 WIDE = 32  # and further, up to what the context takes, where that takes a second or two

@@ -18,8 +18,8 @@ from typing import Any
 
 from specllama.backend import devices
 from specllama.errors import CannotLoad, UsageError
-from specllama.hardware import endpoints
 from specllama.models import memory
+from specllama.settings.hardware import endpoints
 
 PORT = 50052  # llama.cpp's own
 PROTOCOL = (7, 0)  # of the pinned binding (ggml-rpc.h): the same major one, no newer minor one

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specllama.backend.exactness import Group
 from specllama.backend.probed import LINE, TREE, Computed, Probe
-from specllama.exactness import Group
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # as far as a window goes by itself
 

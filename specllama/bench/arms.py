@@ -15,13 +15,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from specllama.bench.breakdown import Parts, parts_of, plain_step
+from specllama.bench.prompts import Prompt
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile
 from specllama.errors import EngineError
 from specllama.events import Finished, RoundDone
 from specllama.interface import EngineLike
-from specllama.params import GenerateParams
-from specllama.prompts import Prompt
+from specllama.settings.params import GenerateParams
 from specllama.store.rounds import RoundLog, logged
 
 Timeline = tuple[tuple[int, float], ...]  # (tokens so far, seconds so far) after every round

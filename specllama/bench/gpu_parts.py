@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from specllama.bench.prompts import load_prompts
 from specllama.models.library import BUNDLED
 from specllama.paths import bundled_dir
-from specllama.prompts import load_prompts
 
 SIZES = {"300m": "20m", "1b": "60m", "3b": "180m", "7b": "400m"}  # of a target: of its draft
 KINDS = ("q4_k_m", "q8_0")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from specllama.document import markdown_table
+from specllama.store.document import markdown_table
 
 Found = Mapping[str, Any]
 Rows = list[list[str]]

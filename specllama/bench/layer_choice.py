@@ -8,11 +8,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from specllama.bench.layer_search import LONGEST, Drop, Scorer, Trial, search
+from specllama.bench.prompts import Prompt, interleaved
 from specllama.errors import ContextFull, PromptTooLong, UnsupportedModel
 from specllama.events import Finished
 from specllama.models import pruned
-from specllama.params import GenerateParams, SamplingParams
-from specllama.prompts import Prompt, interleaved
+from specllama.settings.params import GenerateParams, SamplingParams
 
 if TYPE_CHECKING:
     from specllama.engine.engine import Engine

@@ -22,7 +22,7 @@ import httpx2
 from specllama.bench.arms import percentile
 from specllama.bench.processes import cpu_seconds, server_of
 from specllama.errors import EngineError, UsageError
-from specllama.params import PROPOSERS
+from specllama.settings.params import PROPOSERS
 
 TIMEOUT_S = 600.0
 _LONG = 24  # tokens of a reply whose pace tells something

@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 from specllama.bench.arms import Run, Task
 from specllama.engine.engine import Engine
 from specllama.errors import EngineError, UsageError
-from specllama.params import SamplingParams
+from specllama.settings.params import SamplingParams
 
 TIMEOUT_S = 600.0
 _STOP_S = 10.0

@@ -18,7 +18,7 @@ from specllama.bench.arms import Arm, Run, Task
 from specllama.bench.peer_server import TIMEOUT_S, ServerPeer, StartedServer
 from specllama.engine.engine import Engine
 from specllama.errors import EngineError, UsageError
-from specllama.params import SamplingParams
+from specllama.settings.params import SamplingParams
 
 KINDS = ("plain", "llama-server", "llama-cli", "llama-speculative-simple")
 DRAFT_LENGTH = "--spec-draft-n-max"

@@ -30,11 +30,11 @@ import numpy as np
 
 from specllama.arrays import IntArray
 from specllama.backend.kernels import TILE
+from specllama.bench.prompts import Prompt
 from specllama.engine.engine import Engine
 from specllama.errors import Cancelled, CannotLoad, DoesNotFit, EngineError
 from specllama.events import Finished, RoundDone
-from specllama.params import GenerateParams, WindowKind
-from specllama.prompts import Prompt
+from specllama.settings.params import GenerateParams, WindowKind
 from specllama.speculative.noise import exp_noise
 
 # rounding moved logits by up to 0.2 on the worst CPU paths measured; more is a bug

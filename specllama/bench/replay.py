@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specllama.events import RoundDone
-from specllama.params import SamplingParams
+from specllama.settings.params import SamplingParams
 from specllama.speculative.asking import Ask, Asking, Offer, Pass, drive
 from specllama.speculative.drafting.drafter import Copier, Drafter, Request
 from specllama.speculative.drafting.mixed import MixedDrafter

@@ -12,9 +12,9 @@ import msgspec
 from specllama.bench import breakdown
 from specllama.bench.runner import Comparison, Summary
 from specllama.bench.svg import bars
-from specllama.document import html_page, html_table, markdown_table
 from specllama.errors import UsageError
-from specllama.kept import DAMAGE
+from specllama.files import DAMAGE
+from specllama.store.document import html_page, html_table, markdown_table
 
 SCHEMA = "specllama.bench.v1"
 

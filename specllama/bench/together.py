@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from specllama.bench.prompts import Prompt
 from specllama.bench.proof import Case, Written, compared, finish, wish_of
 from specllama.engine.engine import Engine
 from specllama.events import Finished, RoundDone
-from specllama.params import GenerateParams, WindowKind
-from specllama.prompts import Prompt
+from specllama.settings.params import GenerateParams, WindowKind
 
 _ARRIVES = 0.3  # chance of a further request between two steps
 _LEAVES = 0.002

@@ -22,6 +22,7 @@ from typing import Any
 from specllama.bench.arms import EngineArm, Task
 from specllama.bench.layer_choice import Choice, choose_layers
 from specllama.bench.measure import PassCosts, measure_costs
+from specllama.bench.prompts import Prompt
 from specllama.bench.runner import Comparison, compare
 from specllama.engine.engine import Engine
 from specllama.errors import SpecllamaError
@@ -29,8 +30,7 @@ from specllama.events import Finished, RoundDone
 from specllama.interface import ModelInfo
 from specllama.models.gguf import read_header
 from specllama.models.quantize import FLOATS
-from specllama.params import GenerateParams, SamplingParams
-from specllama.prompts import Prompt
+from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.lengths import best_plan, plans
 

@@ -24,16 +24,16 @@ from specllama.cli.options import (
     settings_options,
     temperatures_option,
 )
-from specllama.params import PROPOSERS
+from specllama.settings.params import PROPOSERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from specllama.bench.arms import Arm
+    from specllama.bench.prompts import Prompt
     from specllama.bench.runner import Comparison
     from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
-    from specllama.prompts import Prompt
     from specllama.remote.engine import RemoteEngine
 
 EPILOG = """\b
@@ -355,8 +355,8 @@ def _tell_apart(arms: list[Arm]) -> None:
 
 
 def _chosen(path: Path | None, slices: tuple[str, ...], count: int) -> list[Prompt]:
+    from specllama.bench.prompts import half, load_prompts
     from specllama.errors import UsageError
-    from specllama.prompts import half, load_prompts
 
     prompts = load_prompts(path)
     if path is None:  # tune learns on the others

@@ -64,9 +64,9 @@ def command(
     same text    replies that equal what the first server writes when nobody else asks (--alone)
     """
     from specllama.bench.load import Load, Question, Target, rows
+    from specllama.bench.prompts import load_prompts
     from specllama.cli import diagnostics
     from specllama.interface import Message
-    from specllama.prompts import load_prompts
 
     questions = [
         Question(

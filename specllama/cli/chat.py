@@ -19,8 +19,8 @@ from specllama.cli.options import (
     server_option,
     settings_options,
 )
-from specllama.config import Settings
 from specllama.errors import UsageError
+from specllama.settings.config import Settings
 from specllama.store.sessions import SessionStore
 
 EPILOG = """\b

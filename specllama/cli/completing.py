@@ -41,7 +41,7 @@ def _pull_names() -> Iterable[str]:
 
 
 def _setting_names() -> Iterable[str]:
-    from specllama.schema import BY_NAME
+    from specllama.settings.schema import BY_NAME
 
     return BY_NAME
 

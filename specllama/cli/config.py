@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from specllama.cli import completing, diagnostics, output
-from specllama.config import (
+from specllama.errors import UsageError
+from specllama.paths import config_file
+from specllama.settings.config import (
     PROJECT_FILE,
     Settings,
     check,
@@ -19,8 +21,6 @@ from specllama.config import (
     read_file,
     write_setting,
 )
-from specllama.errors import UsageError
-from specllama.paths import config_file
 
 EPILOG = """\b
 Examples:
@@ -131,10 +131,10 @@ def path_(project: bool, as_json: bool) -> None:
 
 
 def _on_card(settings: Settings, model: str) -> Settings:
-    from specllama.card import read_card
     from specllama.cli.listing import folders
     from specllama.models.gguf import read_header
     from specllama.models.refs import resolve
+    from specllama.replies.card import read_card
 
     card = read_card(read_header(resolve(model, folders=folders())).metadata)
     for line in card.left_out:

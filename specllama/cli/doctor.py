@@ -16,8 +16,8 @@ from specllama.cli.options import (
     settings_options,
     sharing_options,
 )
-from specllama.config import Settings
-from specllama.params import EngineOptions
+from specllama.settings.config import Settings
+from specllama.settings.params import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from specllama.cli.options import grouped
 if TYPE_CHECKING:
     from specllama.backend.devices import Device
     from specllama.bench.gpu_parts import Pair
-    from specllama.config import Settings
+    from specllama.settings.config import Settings
 
 GROUP = "GPU check"
 TOOLS = ("llama-bench", "llama-server")

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from specllama import attach
 from specllama.errors import UsageError
-from specllama.inputs import MOST_BYTES
+from specllama.files import MOST_BYTES
 from specllama.paths import data_dir, private_file, private_folder
+from specllama.replies import attach
 
 PROMPT, MORE = ">>> ", "... "
 FENCE = '"""'

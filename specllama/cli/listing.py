@@ -131,10 +131,10 @@ def note(text: str) -> None:
 
 def folders() -> tuple[str, ...]:
     """Model folders from the settings, where the settings have them."""
-    from specllama.schema import BY_NAME
+    from specllama.settings.schema import BY_NAME
 
     if "model-dirs" not in BY_NAME:
         return ()
-    from specllama.config import load_settings
+    from specllama.settings.config import load_settings
 
     return tuple(load_settings()["model-dirs"] or ())

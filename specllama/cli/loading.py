@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from specllama import signals
 from specllama.cli import diagnostics
-from specllama.config import Settings
 from specllama.events import Event, LoadProgress, Notice
-from specllama.params import EngineOptions
 from specllama.remote.address import KEY_VARIABLE, Address
+from specllama.settings.config import Settings
+from specllama.settings.params import EngineOptions
 from specllama.text import sanitize_line
 
 if TYPE_CHECKING:

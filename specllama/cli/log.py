@@ -299,8 +299,8 @@ def export(run: str, form: str, target: Path | None) -> None:
 
         raw = encode(summary.run_json(record)) + b"\n"
     else:
-        from specllama import document
         from specllama.speculative.drafting.method import methods
+        from specllama.store import document
         from specllama.store.run_document import run_document
 
         write = document.html if form == "html" else document.markdown

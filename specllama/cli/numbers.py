@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from specllama.params import DRAFT_MAX_LIMIT, SEED_LIMIT
+from specllama.settings.params import DRAFT_MAX_LIMIT, SEED_LIMIT
 
 
 class Finite(click.FloatRange):

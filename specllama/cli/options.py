@@ -17,13 +17,13 @@ import click
 
 from specllama.cli import completing, diagnostics
 from specllama.cli.numbers import SEED, TEMPERATURE
-from specllama.config import PROJECT_FILE, Settings, load_settings
 from specllama.errors import UsageError
-from specllama.hardware import endpoints, is_loopback
-from specllama.inputs import read_file
-from specllama.params import THINK, GenerateParams
-from specllama.schema import SCHEMA
-from specllama.setting import ENGINE_PARTS, Setting
+from specllama.files import read_file
+from specllama.settings.config import PROJECT_FILE, Settings, load_settings
+from specllama.settings.hardware import endpoints, is_loopback
+from specllama.settings.params import THINK, GenerateParams
+from specllama.settings.schema import SCHEMA
+from specllama.settings.setting import ENGINE_PARTS, Setting
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specllama.interface import MethodInfo
     from specllama.models.doctor import Finding, Measured
     from specllama.models.gguf import GgufHeader
-    from specllama.params import EngineOptions
+    from specllama.settings.params import EngineOptions
 
 EPILOG = """\b
 Examples:
@@ -346,7 +346,7 @@ def _measure(target: Path, draft: Path | None, options: EngineOptions) -> Measur
     from specllama.cli.listing import note
     from specllama.events import RoundDone
     from specllama.models.doctor import Measured
-    from specllama.params import GenerateParams, SamplingParams
+    from specllama.settings.params import GenerateParams, SamplingParams
 
     note("measuring …")
     plain = GenerateParams(

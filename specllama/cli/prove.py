@@ -21,17 +21,17 @@ from specllama.cli.options import (
     settings_options,
     temperatures_option,
 )
-from specllama.params import WINDOWS, GenerateParams, WindowKind
-from specllama.speculative.drafting import registry
+from specllama.settings.methods import names
+from specllama.settings.params import WINDOWS, GenerateParams, WindowKind
 from specllama.speculative.drafting.method import methods
 
 if TYPE_CHECKING:
     from specllama.bench.proof import Case, RowProbe
-    from specllama.config import Settings
     from specllama.engine.engine import Engine
+    from specllama.settings.config import Settings
     from specllama.store.checks import Finding
 
-ALL = registry.names()
+ALL = names()
 
 EPILOG = """\b
 Examples:
@@ -129,6 +129,7 @@ def command(
     pair does not have is skipped, with the reason. The exit status is 0 only if every difference is
     explained.
     """
+    from specllama.bench.prompts import load_prompts
     from specllama.bench.proof import available, probe_stated_rows, prove, random_pauses
     from specllama.bench.together import prove_together
     from specllama.cli.prove_views import (
@@ -140,7 +141,6 @@ def command(
         verdict,
     )
     from specllama.errors import UsageError
-    from specllama.prompts import load_prompts
     from specllama.store import checks
 
     if count < 1:

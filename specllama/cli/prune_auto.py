@@ -42,13 +42,13 @@ def choose(source: Path, *, threads: int, seconds: float) -> Choice:
     """
     from specllama.bench.layer_choice import choose_layers
     from specllama.bench.layer_search import LONGEST
+    from specllama.bench.prompts import half, load_prompts
     from specllama.cli import loading
     from specllama.cli.listing import note
-    from specllama.config import load_settings
     from specllama.engine.profiles import measured_passes
     from specllama.models import pruned
     from specllama.models.gguf import read_header
-    from specllama.prompts import half, load_prompts
+    from specllama.settings.config import load_settings
 
     header = read_header(source)
     options = load_settings().engine_options()

@@ -9,15 +9,16 @@ import difflib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from specllama import attach, signals
+from specllama import signals
 from specllama.cancel import Cancel
 from specllama.cli import diagnostics
 from specllama.cli.lines import Lines, open_lines
 from specllama.cli.printer import Printer, percent
-from specllama.config import apply_text
 from specllama.errors import SpecllamaError, UsageError
 from specllama.events import Event
+from specllama.replies import attach
 from specllama.session import Session
+from specllama.settings.config import apply_text
 from specllama.store.sessions import SessionStore
 
 COMMANDS: dict[str, tuple[str, str]] = {

@@ -9,7 +9,7 @@ import click
 from specllama.cli import diagnostics, output
 from specllama.cli.options import GroupedCommand, grouped
 from specllama.errors import UsageError
-from specllama.hardware import is_loopback
+from specllama.settings.hardware import is_loopback
 
 EPILOG = """\b
 Examples:

@@ -28,9 +28,9 @@ from specllama.cli.options import (
 )
 from specllama.cli.printer import Printer
 from specllama.errors import SpecllamaError, UsageError
-from specllama.inputs import read_bounded
+from specllama.files import read_bounded
 from specllama.interface import EngineLike, Message
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.store.rounds import RoundLog, logged
 
 WAITS_S = 1.0  # input that takes longer is named

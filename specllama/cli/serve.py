@@ -30,9 +30,9 @@ from specllama.cli.options import (
     sharing_options,
 )
 from specllama.errors import SpecllamaError, UsageError
-from specllama.hardware import is_loopback
-from specllama.params import PROPOSERS
 from specllama.remote.address import KEY_VARIABLE
+from specllama.settings.hardware import is_loopback
+from specllama.settings.params import PROPOSERS
 
 PARALLEL = 4
 

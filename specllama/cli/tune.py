@@ -68,13 +68,13 @@ def command(
     It learns on one half of the shipped prompts; `specllama bench run` measures on the other.
     """
     from specllama.bench.checked import of_tuning
+    from specllama.bench.prompts import half, load_prompts
     from specllama.bench.provenance import provenance
     from specllama.bench.tune import LAYER_SECONDS, tune
     from specllama.errors import UsageError
     from specllama.models.gguf import read_header
     from specllama.models.pruned import keep_choice
     from specllama.paths import profiles_dir, why_not_writable
-    from specllama.prompts import half, load_prompts
     from specllama.store import checks
 
     if pair is not None and flags["model"] is not None:

@@ -35,7 +35,7 @@ from specllama.events import (
     Timings,
 )
 from specllama.history import common_prefix
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.speculative.asking import Ask, Asking, Cut, Pass
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import booked

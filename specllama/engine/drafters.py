@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specllama.speculative.drafting import registry
+from specllama.settings import methods
 from specllama.speculative.drafting.copying import Reader
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import Facts, find
@@ -56,4 +56,4 @@ class Drafters:
 
     def all(self) -> dict[str, Drafter]:
         """Those of every method that the pair has, in order."""
-        return {name: found for name in registry.names() if (found := self.drafter(name))}
+        return {name: found for name in methods.names() if (found := self.drafter(name))}

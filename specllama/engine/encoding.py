@@ -21,7 +21,7 @@ from itertools import accumulate
 
 from specllama.backend.base import SpecialToken, Vocab
 from specllama.backend.specials import Verdict, partition
-from specllama.chat import Segment
+from specllama.replies.chat import Segment
 
 _LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>")
 

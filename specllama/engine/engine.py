@@ -30,7 +30,7 @@ from specllama.engine.seating import Seating
 from specllama.errors import EngineError, UsageError
 from specllama.events import Event
 from specllama.interface import EngineFigures, EngineInfo, Message, Prompt, ToolSyntax
-from specllama.params import SEED_DRAWN, EngineOptions, GenerateParams
+from specllama.settings.params import SEED_DRAWN, EngineOptions, GenerateParams
 from specllama.speculative.asking import grant
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.sampling import SamplerChain

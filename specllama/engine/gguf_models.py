@@ -17,18 +17,18 @@ from specllama.backend.llama_pool import LlamaPool, open_pool
 from specllama.backend.loaded_target import LoadedTarget
 from specllama.backend.placement import Placement
 from specllama.cancel import StopFlag
-from specllama.card import read_card
 from specllama.engine.gguf_pair import Pair
 from specllama.engine.heads import open_own
 from specllama.engine.probing import exactness_of
 from specllama.errors import CannotLoad
 from specllama.events import Event, LoadProgress
-from specllama.hardware import Adapter
 from specllama.interface import ModelInfo
 from specllama.models.gguf import GgufHeader
 from specllama.models.memory import kv_bytes
 from specllama.models.nextn import why_not
-from specllama.params import EngineOptions
+from specllama.replies.card import read_card
+from specllama.settings.hardware import Adapter
+from specllama.settings.params import EngineOptions
 from specllama.store.corpus import tokenizer_key
 
 logger = logging.getLogger("specllama.engine.gguf_models")

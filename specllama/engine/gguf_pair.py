@@ -9,17 +9,17 @@ from functools import partial
 from pathlib import Path
 
 from specllama.backend import devices, placement, planning, rpc
-from specllama.card import read_card
 from specllama.engine.measured import measured_acceptance
 from specllama.errors import DoesNotFit
-from specllama.hardware import Adapter
 from specllama.models import context, memory, running_state
 from specllama.models.adapter import check_adapter
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.loadable import check_loadable
 from specllama.models.pairing import compare, require_pair
 from specllama.models.sliding_windows import saved_bytes
-from specllama.params import EngineOptions
+from specllama.replies.card import read_card
+from specllama.settings.hardware import Adapter
+from specllama.settings.params import EngineOptions
 
 logger = logging.getLogger("specllama.engine.gguf_pair")
 

@@ -31,7 +31,7 @@ from specllama.engine.serving import OnEvent
 from specllama.errors import EngineError, SpecllamaError
 from specllama.events import Event, Notice
 from specllama.interface import EngineInfo, EngineLike, Message, Prompt, Stepped
-from specllama.params import EngineOptions, GenerateParams
+from specllama.settings.params import EngineOptions, GenerateParams
 
 
 class HostLike(EngineLike, Protocol):

@@ -13,7 +13,7 @@ from specllama.engine.serving import EngineFactory
 from specllama.errors import EngineDied, SpecllamaError
 from specllama.events import Event
 from specllama.interface import EngineInfo, EngineLike, Message, Prompt
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 
 
 class InlineHost:

@@ -21,7 +21,7 @@ from specllama.errors import StoreError
 from specllama.events import Event
 from specllama.interface import EngineInfo
 from specllama.models.refs import resolve_pair
-from specllama.params import EngineOptions
+from specllama.settings.params import EngineOptions
 from specllama.speculative.asking import Place
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.translate import join_vocabularies

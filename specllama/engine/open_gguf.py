@@ -9,7 +9,7 @@ from specllama.backend.base import OpenedPair
 from specllama.cancel import StopFlag
 from specllama.engine.gguf_pair import read_pair
 from specllama.events import Event
-from specllama.params import EngineOptions
+from specllama.settings.params import EngineOptions
 
 
 def open_pair(

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from specllama.backend.exactness import Exactness, Group, measured
 from specllama.errors import EngineError, SpecllamaError, UsageError
 from specllama.events import Event, Notice
-from specllama.exactness import Exactness, Group, measured
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
     from specllama.backend.llama_pool import LlamaPool
     from specllama.models.gguf import GgufHeader
-    from specllama.params import EngineOptions
+    from specllama.settings.params import EngineOptions
 
 logger = logging.getLogger("specllama.engine.probing")
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from specllama.interface import EngineInfo, ModelInfo
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.speculative.lengths import cannot_gain
 from specllama.speculative.policy.baseline import Baseline, PlainSteps
 from specllama.speculative.policy.controller import Controller, Learned

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 from specllama.backend.base import Vocab
 from specllama.cancel import Cancel
-from specllama.chat import Rendered, render
 from specllama.engine.bounds import require_going, require_size
 from specllama.engine.encoding import encode_segments
 from specllama.engine.thought_limit import ThoughtLimit
 from specllama.errors import UsageError
 from specllama.interface import Message, Prompt, ToolSyntax
-from specllama.marks import Marks, derive
-from specllama.params import GenerateParams, template_arguments
-from specllama.switches import switch
-from specllama.thoughts import Reader, Spelling, reader
+from specllama.replies.chat import Rendered, render
+from specllama.replies.marks import Marks, derive
+from specllama.replies.switches import switch
+from specllama.replies.thoughts import Reader, Spelling, reader
+from specllama.settings.params import GenerateParams, template_arguments
 
 _PROBE = "tool_that_nobody_has"
 # what a template tells the model of calls, or writes of earlier ones; the first that is found

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from specllama.backend.base import Vocab
 from specllama.events import FinishReason
-from specllama.params import GenerateParams
+from specllama.replies.thoughts import Part, Reader
+from specllama.settings.params import GenerateParams
 from specllama.text import TextStream
-from specllama.thoughts import Part, Reader
 
 
 @dataclass(frozen=True, slots=True)

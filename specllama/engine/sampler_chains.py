@@ -10,7 +10,7 @@ from functools import lru_cache
 from specllama.backend.base import Vocab
 from specllama.grammar.guide import Guides
 from specllama.grammar.source import source_of
-from specllama.params import BREAKERS_LIMIT, GenerateParams
+from specllama.settings.params import BREAKERS_LIMIT, GenerateParams
 from specllama.speculative.sampling import Constraint, SamplerChain
 
 ConstraintMaker = Callable[[GenerateParams], Constraint | None]

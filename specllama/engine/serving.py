@@ -21,7 +21,7 @@ from specllama.engine.pulse import PARTS, Pulse
 from specllama.errors import Cancelled, EngineError, SpecllamaError
 from specllama.events import Event, Finished, Started
 from specllama.interface import EngineInfo, Stepped
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 
 OnEvent = Callable[[Event], None]
 

@@ -10,7 +10,7 @@ from specllama.backend.kernels import TILE
 from specllama.errors import PairIncompatible, SpecllamaError, UsageError
 from specllama.history import History
 from specllama.interface import EngineInfo
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import HINTS, Facts, find, methods
 from specllama.speculative.rules import rule_of

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.arrays import IntArray
-from specllama.thoughts import Reader
+from specllama.replies.thoughts import Reader
 
 _LONGEST = 4  # bytes of a character
 

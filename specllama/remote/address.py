@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from specllama.errors import EngineDied, EngineError, PromptTooLong, SpecllamaError, UsageError
-from specllama.hardware import is_loopback
+from specllama.settings.hardware import is_loopback
 
 if TYPE_CHECKING:  # it is slow to import, and a command line names addresses before it asks any
     import httpx2

@@ -20,8 +20,8 @@ from specllama.interface import (
     OneAtATime,
     Prompt,
 )
-from specllama.params import GenerateParams
 from specllama.remote.address import Address, checked, code_of, error_of, events_of
+from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
 
 _LOADING_S = 0.5  # between two looks at a server that loads its model

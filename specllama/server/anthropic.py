@@ -12,7 +12,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from specllama.interface import Message
-from specllama.params import GenerateParams
 from specllama.server.chat_completions import think_of
 from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire
 from specllama.server.exchange import Json
@@ -28,6 +27,7 @@ from specllama.server.tools import (
     result_text,
     tool_use,
 )
+from specllama.settings.params import GenerateParams
 
 _KINDS = {
     400: "invalid_request_error",

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from specllama.params import GenerateParams
 from specllama.server.details import progress
 from specllama.server.dialect import (
     FINGERPRINT,
@@ -33,6 +32,7 @@ from specllama.server.refusals import Refusal, wrong
 from specllama.server.sampling import Sampling, most_chances, params_of, schema_text
 from specllama.server.tools import Call
 from specllama.server.turns import ToolChoice, ToolSpec, Turn, messages_of, tools_of
+from specllama.settings.params import GenerateParams
 
 MOST_REPLIES = 16
 _ARGUMENTS = 256  # of a template

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from specllama.interface import Prompt
-from specllama.params import GenerateParams
 from specllama.server.chat_completions import MOST_REPLIES, StreamOptions, streamed
 from specllama.server.dialect import (
     FINGERPRINT,
@@ -25,6 +24,7 @@ from specllama.server.figures import finish_reason, metrics, timings, usage, usa
 from specllama.server.likelihood import chances_of, in_completions
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling import Sampling, most_chances, params_of
+from specllama.settings.params import GenerateParams
 
 MOST_PROMPTS = 64
 

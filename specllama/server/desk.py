@@ -22,8 +22,8 @@ from typing import Any, Protocol
 from specllama.errors import EngineDied, EngineStuck, SpecllamaError
 from specllama.events import Event
 from specllama.interface import EngineFigures, EngineInfo, Prompt, ToolSyntax
-from specllama.params import GenerateParams
 from specllama.server.refusals import Refusal, ended_engine, loading, shutting_down
+from specllama.settings.params import GenerateParams
 
 logger = logging.getLogger("specllama.server")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specllama.params import GenerateParams
 from specllama.server.dialect import Piece, Reply
 from specllama.server.figures import metrics, timings
 from specllama.server.likelihood import chances_of, in_chat
 from specllama.server.sampling import SAMPLERS
+from specllama.settings.params import GenerateParams
 
 _STOP_TYPES = {"stop_token": "eos", "stop_string": "word", "length": "limit", "context": "limit"}
 

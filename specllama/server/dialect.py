@@ -15,9 +15,9 @@ from specllama import __version__
 from specllama.events import Event, Finished, PrefillProgress, RoundDone, Started, TextDelta
 from specllama.events import ReasoningDelta as ReasoningDelta
 from specllama.interface import Prompt
-from specllama.params import GenerateParams
 from specllama.server.refusals import Refusal
 from specllama.server.tools import Call, ToolReader, ToolUse
+from specllama.settings.params import GenerateParams
 
 FINGERPRINT = f"specllama-{__version__}"  # of what computes, in OpenAI's words
 

@@ -17,12 +17,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from specllama.errors import SpecllamaError
 from specllama.events import Event, RoundDone
-from specllama.params import SEED_DRAWN
 from specllama.server.aside import Aside
 from specllama.server.desk import Desk, Ticket
 from specllama.server.dialect import Dialect, Frame, Piece, Reply, Wanted, Wire
 from specllama.server.refusals import Refusal, refusal
 from specllama.server.tools import ToolReader
+from specllama.settings.params import SEED_DRAWN
 
 logger = logging.getLogger("specllama.server")
 

@@ -25,10 +25,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specllama.hardware import is_loopback
 from specllama.server.exchange import Json
 from specllama.server.refusals import Refusal, shutting_down
 from specllama.server.traffic import Load, Traffic
+from specllama.settings.hardware import is_loopback
 from specllama.text import sanitize_line
 
 BODY_S = 60.0  # for the whole of a body

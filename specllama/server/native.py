@@ -11,7 +11,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from specllama import __version__
-from specllama.params import GenerateParams
 from specllama.server.completions import Given, prompts_of
 from specllama.server.details import ending, picked, progress, settings
 from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire, openai_error
@@ -22,6 +21,7 @@ from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling import Sampling, most_chances, params_of
 from specllama.server.service import Service, guarded
 from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
+from specllama.settings.params import GenerateParams
 
 # what a client wrote into its request, or could repeat it by: no other client is shown these
 _OWN = ("stop", "grammar", "logit_bias", "dry_sequence_breakers", "seed")

@@ -19,7 +19,6 @@ from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
 from specllama.interface import ModelInfo, Prompt
 from specllama.models.gguf import read_header
-from specllama.params import GenerateParams
 from specllama.server.chat_completions import think_of
 from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire
 from specllama.server.exchange import Json
@@ -36,6 +35,7 @@ from specllama.server.sampling import (
 from specllama.server.service import Handler, Service, guarded
 from specllama.server.tools import ToolUse
 from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
+from specllama.settings.params import GenerateParams
 
 VERSION = "0.12.0"  # what clients take for new enough
 _NO_MODELS = "no route brings, makes or removes models: specllama hub does"

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 
 from specllama.events import Event, Finished, RoundDone
-from specllama.histogram import SECONDS, Histogram
 from specllama.interface import EngineFigures
 from specllama.server.desk import Desk, Ticket
+from specllama.stats import SECONDS, Histogram
 
 PREFIX = "specllama:"
 LLAMA_PREFIX = "llamacpp:"

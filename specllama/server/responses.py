@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from specllama.interface import Message
-from specllama.params import GenerateParams
 from specllama.server.chat_completions import think_of
 from specllama.server.details import progress
 from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire, now
@@ -25,6 +24,7 @@ from specllama.server.tools import (
     result_text,
     tool_use,
 )
+from specllama.settings.params import GenerateParams
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXT = {

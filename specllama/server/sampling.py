@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from specllama.errors import UsageError
-from specllama.params import CHANCES_LIMIT, SEED_DRAWN, GenerateParams, SamplingParams
 from specllama.server.refusals import not_offered, refusal, wrong
+from specllama.settings.params import CHANCES_LIMIT, SEED_DRAWN, GenerateParams, SamplingParams
 
 Bias = dict[str, float | bool] | list[tuple[int | str, float | bool]]
 

@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from specllama.errors import PromptTooLong, SpecllamaError, UsageError
 from specllama.interface import EngineInfo, Message
-from specllama.params import GenerateParams
 from specllama.server.aside import Aside
 from specllama.server.desk import Desk
 from specllama.server.dialect import Dialect, Wanted, now, openai_error
@@ -26,6 +25,7 @@ from specllama.server.refusals import Refusal, loading, malformed, not_offered, 
 from specllama.server.sampling import Sampling, numbered, words_of
 from specllama.server.tools import equipped
 from specllama.server.traffic import Traffic
+from specllama.settings.params import GenerateParams
 
 logger = logging.getLogger("specllama.server")
 

@@ -21,7 +21,6 @@ import msgspec
 
 from specllama.events import FinishReason
 from specllama.interface import Message, ToolSyntax
-from specllama.params import GenerateParams
 from specllama.server.refusals import wrong
 from specllama.server.sampling import schema_text
 from specllama.server.spellings import (
@@ -34,6 +33,7 @@ from specllama.server.spellings import (
     calls_in,
     unfinished,
 )
+from specllama.settings.params import GenerateParams
 
 _OPENING = "<tool_call>"
 _TOOLS = 1024  # of one request

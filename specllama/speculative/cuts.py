@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.arrays import FloatArray, IntArray
-from specllama.params import SamplingParams
+from specllama.settings.params import SamplingParams
 from specllama.speculative.noise import coin, exp_noise
 from specllama.speculative.selection import Peaks
 

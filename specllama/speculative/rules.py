@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.arrays import FloatArray, IntArray
-from specllama.params import VERIFY_RULES
+from specllama.settings.params import VERIFY_RULES
 from specllama.speculative.noise import draw
 from specllama.speculative.types import Draft, Law, Verdict
 

@@ -1,5 +1,6 @@
-"""The target transform: one row of logits to one sparse law, the same for plain and speculative
-decoding and for drafts.
+"""The target transform: one row of logits to one sparse law.
+
+Plain decoding, speculative decoding and drafts use the same one.
 
 The chain and its order follow llama.cpp's ``common_sampler``: logit bias, penalties, DRY, top-k,
 typical, top-p, min-p, XTC, temperature. Ties are ordered by (logit descending, id ascending), so
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from specllama.arrays import FloatArray, IntArray, Row
 from specllama.errors import EngineError, UsageError
 from specllama.history import History, Places
-from specllama.params import SamplingParams
+from specllama.settings.params import SamplingParams
 from specllama.speculative.cuts import REACH, Cut, slack
 from specllama.speculative.matches import agreement
 from specllama.speculative.noise import coin

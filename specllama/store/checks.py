@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from specllama.errors import SpecllamaError
+from specllama.files import DAMAGE
 from specllama.interface import EngineInfo, ModelInfo
-from specllama.kept import DAMAGE
 from specllama.paths import checks_file
 from specllama.store.rounds import iter_lines, open_for_append, package_versions
 

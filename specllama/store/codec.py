@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from specllama.errors import UsageError
-from specllama.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams, SamplingParams
 
 
 def json_ready(value: Any) -> Any:

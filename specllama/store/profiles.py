@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from filelock import FileLock, Timeout
 
-from specllama.kept import DAMAGE, read_json
+from specllama.files import DAMAGE, read_json
 from specllama.paths import private_folder, replace_file
 
 __all__ = ["DAMAGE", "Data", "Stamp", "merge", "read", "stamp", "update"]

@@ -29,11 +29,11 @@ import msgspec
 
 from specllama.errors import SpecllamaError, StoreError, UsageError
 from specllama.events import Event, Finished, Notice, RoundDone, Started
+from specllama.files import DAMAGE
 from specllama.interface import EngineInfo, ModelInfo
-from specllama.kept import DAMAGE
-from specllama.params import GenerateParams
 from specllama.paths import private_folder, rounds_dir
-from specllama.reply_figures import ReplyFigures
+from specllama.replies.figures import ReplyFigures
+from specllama.settings.params import GenerateParams
 from specllama.store.codec import encode, params_to_dict
 
 SCHEMA = "specllama.rounds.v1"

@@ -7,7 +7,11 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
-from specllama.document import (
+from specllama.events import Finished, RoundDone
+from specllama.replies.figures import ReplyFigures
+from specllama.settings.params import GenerateParams
+from specllama.store.codec import params_to_dict
+from specllama.store.document import (
     Document,
     Drafted,
     Facts,
@@ -20,10 +24,6 @@ from specllama.document import (
     Say,
     Table,
 )
-from specllama.events import Finished, RoundDone
-from specllama.params import GenerateParams
-from specllama.reply_figures import ReplyFigures
-from specllama.store.codec import params_to_dict
 from specllama.store.rounds import RunRecord, Turn
 from specllama.verdict import words
 

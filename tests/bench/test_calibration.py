@@ -25,7 +25,7 @@ import pytest
 from specllama.engine.engine import Engine
 from specllama.events import Finished, RoundDone
 from specllama.interface import Message
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.bench
 TARGET = os.environ.get("SPECLLAMA_BENCH_TARGET", "tiny")

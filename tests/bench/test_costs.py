@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from specllama.history import History
-from specllama.params import SamplingParams
+from specllama.settings.params import SamplingParams
 from specllama.speculative.drafting.copying import Reader
 from specllama.speculative.drafting.drafter import Copier, Request
 from specllama.speculative.drafting.ngram import NgramDrafter

@@ -29,7 +29,7 @@ import pytest
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import open_pool
-from specllama.params import EngineOptions
+from specllama.settings.params import EngineOptions
 
 ENV = {
     name.removeprefix("SPECLLAMA_"): value

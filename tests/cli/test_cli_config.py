@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.config import load_settings, write_setting
 from specllama.errors import ConfigError, UsageError
-from specllama.hardware import CpuOptions, PlaceOptions, RopeOptions
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.paths import config_file
-from specllama.schema import BY_NAME, SCHEMA
-from specllama.setting import ENGINE_PARTS
+from specllama.settings.config import load_settings, write_setting
+from specllama.settings.hardware import CpuOptions, PlaceOptions, RopeOptions
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.schema import BY_NAME, SCHEMA
+from specllama.settings.setting import ENGINE_PARTS
 
 
 def write(path: Path, text: str) -> Path:

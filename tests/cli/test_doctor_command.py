@@ -12,7 +12,7 @@ from specllama.backend import devices
 from specllama.cli import invoke
 from specllama.engine import gguf_pair
 from specllama.models import context, memory
-from specllama.params import EngineOptions
+from specllama.settings.params import EngineOptions
 
 
 def run(capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, dict[str, str]]:

@@ -11,8 +11,8 @@ from engines import loaded
 from specllama.cli import invoke
 from specllama.engine.engine import Engine
 from specllama.errors import ModelUnavailable
-from specllama.params import EngineOptions, GenerateParams
 from specllama.paths import config_file
+from specllama.settings.params import EngineOptions, GenerateParams
 
 COMMANDS = (["run", "Hi"], ["chat", "--plain"], ["prove"], ["tune"], ["bench", "run"])
 

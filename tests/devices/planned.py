@@ -14,9 +14,9 @@ from contextlib import ExitStack
 from specllama.cancel import StopFlag
 from specllama.engine.gguf_models import _load
 from specllama.engine.gguf_pair import read_pair
-from specllama.hardware import PlaceOptions
 from specllama.models.refs import resolve_pair
-from specllama.params import EngineOptions
+from specllama.settings.hardware import PlaceOptions
+from specllama.settings.params import EngineOptions
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from relay import Relay
 from specllama.backend.planning import RESERVE_BYTES, USABLE
 from specllama.engine.host import EngineHost, LoadEngine
 from specllama.errors import EngineDied
-from specllama.params import EngineOptions, GenerateParams
+from specllama.settings.params import EngineOptions, GenerateParams
 
 pytestmark = pytest.mark.devices
 

@@ -8,9 +8,9 @@ import pytest
 from ggufs import write_llama
 
 from specllama.backend.llama import LlamaModel
+from specllama.bench.prompts import Prompt, load_prompts
 from specllama.engine.engine import Engine
-from specllama.params import EngineOptions
-from specllama.prompts import Prompt, load_prompts
+from specllama.settings.params import EngineOptions
 
 
 @contextmanager

@@ -11,13 +11,13 @@ import pytest
 from ggufs_gemma4 import NumpyGemma4, write_assistant, write_gemma4
 
 from specllama.backend.assistant_context import AssistantContext, AssistantLook
+from specllama.bench.prompts import load_prompts
 from specllama.bench.proof import prove
 from specllama.cli import invoke
 from specllama.engine.engine import Engine
 from specllama.errors import EngineError
 from specllama.events import Finished
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.prompts import load_prompts
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
 

@@ -26,7 +26,7 @@ from specllama.engine.engine import Engine
 from specllama.errors import Cancelled, CannotLoad, ContextFull, EngineError, UsageError
 from specllama.events import Finished, RoundDone
 from specllama.models.recipe.runner import Runner
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("nothing_on_stderr")
 

@@ -32,7 +32,7 @@ from ggufs import write_llama
 
 from specllama.arrays import Row
 from specllama.backend.llama import LlamaModel
-from specllama.params import SamplingParams
+from specllama.settings.params import SamplingParams
 from specllama.speculative.sampling import SamplerChain
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

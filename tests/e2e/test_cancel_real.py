@@ -17,7 +17,7 @@ from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
 from specllama.errors import Cancelled
 from specllama.events import Event, Finished, LoadProgress
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("nothing_on_stderr")]
 TEXT = "Once upon a time there was a little dog who liked to read. "

@@ -10,14 +10,14 @@ import ggufs
 import pytest
 from ggufs_nextn import write_nextn
 
+from specllama.bench.prompts import Prompt
 from specllama.bench.proof import available, probe_rows, prove
 from specllama.engine.engine import Engine
 from specllama.errors import UsageError
 from specllama.events import Finished, Notice
 from specllama.models.quantize import prepare, run
 from specllama.models.refs import bundled
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.prompts import Prompt
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from published_heads import eagle3_config, write_repository
 
+from specllama.bench.prompts import load_prompts
 from specllama.bench.proof import prove
 from specllama.cli import invoke
 from specllama.engine.engine import Engine
@@ -17,8 +18,7 @@ from specllama.models.gguf import read_header
 from specllama.models.layer_inputs import read_draft_ids, read_layers
 from specllama.models.refs import resolve
 from specllama.models.tensors import read_bytes, read_tensor
-from specllama.params import EngineOptions
-from specllama.prompts import load_prompts
+from specllama.settings.params import EngineOptions
 
 pytestmark = pytest.mark.e2e
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from dflash_files import write_dflash
 
+from specllama.bench.prompts import load_prompts
 from specllama.bench.proof import prove
 from specllama.cli import invoke
 from specllama.engine.engine import Engine
 from specllama.models.refs import resolve
-from specllama.params import EngineOptions
-from specllama.prompts import load_prompts
+from specllama.settings.params import EngineOptions
 
 pytestmark = pytest.mark.e2e
 

@@ -10,13 +10,13 @@ from eagle_files import NumpyHead, write_eagle3
 
 from specllama.backend.eagle3_context import EagleStates
 from specllama.backend.lane import CellLane
+from specllama.bench.prompts import load_prompts
 from specllama.bench.proof import prove
 from specllama.cli import invoke
 from specllama.engine.engine import Engine
 from specllama.events import Finished, Notice
 from specllama.models.refs import resolve
-from specllama.params import GenerateParams, SamplingParams
-from specllama.prompts import load_prompts
+from specllama.settings.params import GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
 

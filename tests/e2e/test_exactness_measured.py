@@ -14,7 +14,7 @@ from specllama.backend import devices, probe
 from specllama.engine.engine import Engine
 from specllama.models.quantize import prepare, run
 from specllama.models.refs import bundled
-from specllama.params import EngineOptions
+from specllama.settings.params import EngineOptions
 
 pytestmark = pytest.mark.e2e
 

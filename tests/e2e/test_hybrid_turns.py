@@ -13,14 +13,14 @@ from ggufs import write_llama, write_mamba
 from ggufs_nextn import write_nextn
 
 from specllama.backend.running import TAIL, RunningPool
+from specllama.bench.prompts import Prompt
 from specllama.bench.proof import prove
 from specllama.engine import conversation
 from specllama.engine.engine import Engine
 from specllama.events import Finished
 from specllama.models import memory, running_state
 from specllama.models.gguf import read_header
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.prompts import Prompt
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
 

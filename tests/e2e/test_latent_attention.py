@@ -12,7 +12,7 @@ from specllama.errors import UsageError
 from specllama.events import Finished
 from specllama.models.gguf import read_header
 from specllama.models.memory import kv_bytes
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
 

@@ -15,14 +15,14 @@ from specllama.backend.layer_skip import SkippingContext
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import open_pool
 from specllama.bench.layer_choice import choose_layers, write_texts
+from specllama.bench.prompts import load_prompts
 from specllama.cli import invoke
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import measured_passes
 from specllama.errors import ContextFull, EngineError, UnsupportedModel
 from specllama.models import pruned
 from specllama.models.gguf import read_header
-from specllama.params import EngineOptions
-from specllama.prompts import load_prompts
+from specllama.settings.params import EngineOptions
 
 pytestmark = pytest.mark.e2e
 

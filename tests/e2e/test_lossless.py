@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from specllama.bench.prompts import Prompt
 from specllama.bench.proof import probe_rows, prove, score_gap
 from specllama.engine.engine import Engine
 from specllama.events import Finished, RoundDone
-from specllama.params import GenerateParams, SamplingParams
-from specllama.prompts import Prompt
+from specllama.settings.params import GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from specllama.bench.prompts import load_prompts
 from specllama.bench.proof import prove
 from specllama.engine.engine import Engine
 from specllama.engine.open_medusa import load_heads
@@ -12,7 +13,6 @@ from specllama.models.gguf import read_header
 from specllama.models.medusa_file import read_facts
 from specllama.models.refs import resolve
 from specllama.paths import bundled_dir
-from specllama.prompts import load_prompts
 
 pytestmark = pytest.mark.e2e
 

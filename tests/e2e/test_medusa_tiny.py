@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specllama.bench.prompts import load_prompts
 from specllama.bench.proof import prove
 from specllama.cli import invoke
 from specllama.engine.engine import Engine
@@ -16,8 +17,7 @@ from specllama.engine.open_medusa import load_heads
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.medusa_file import vocabulary_digest, write_heads
 from specllama.models.refs import resolve
-from specllama.params import EngineOptions
-from specllama.prompts import load_prompts
+from specllama.settings.params import EngineOptions
 
 pytestmark = pytest.mark.e2e
 

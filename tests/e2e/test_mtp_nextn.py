@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from ggufs_nextn import write_nextn
 
+from specllama.bench.prompts import load_prompts
 from specllama.bench.proof import prove
 from specllama.engine.engine import Engine
 from specllama.events import Finished
@@ -24,8 +25,7 @@ from specllama.models.nextn import trunk_blocks, why_not
 from specllama.models.recipe.nextn import Reader, build, own_texts
 from specllama.models.recipe.scale import TARGET_FILE
 from specllama.models.tensors import read_tensor
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.prompts import load_prompts
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.speculative.asking import StateLane
 from specllama.speculative.drafting.mtp import MtpDrafter
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from gguf_surgery import with_tokens
 
+from specllama.bench.prompts import Prompt, load_prompts
 from specllama.bench.proof import prove
 from specllama.engine.engine import Engine
 from specllama.errors import PairIncompatible
@@ -23,8 +24,7 @@ from specllama.events import Finished
 from specllama.models.gguf import read_header
 from specllama.models.pairing import compare
 from specllama.models.refs import resolve
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.prompts import Prompt, load_prompts
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.speculative.drafting.translate import RetokenizingDrafter
 
 pytestmark = pytest.mark.e2e

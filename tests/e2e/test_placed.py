@@ -19,8 +19,8 @@ from specllama.backend.llama_pool import open_pool
 from specllama.engine.engine import Engine
 from specllama.errors import CannotLoad, PairIncompatible, UsageError
 from specllama.events import Finished
-from specllama.hardware import CpuOptions, PlaceOptions, RopeOptions
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.hardware import CpuOptions, PlaceOptions, RopeOptions
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
 

@@ -14,7 +14,7 @@ from specllama.backend import llama_pool
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import LlamaPool, open_pool
 from specllama.models.refs import bundled
-from specllama.params import EngineOptions
+from specllama.settings.params import EngineOptions
 
 pytestmark = pytest.mark.e2e
 

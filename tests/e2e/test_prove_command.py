@@ -16,6 +16,7 @@ from engines import Given, loaded
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.backend.kernels import TILE
+from specllama.bench.prompts import Prompt
 from specllama.bench.proof import Case, RowProbe, available, probe_stated_rows, prove, random_pauses
 from specllama.cli.prove import command
 from specllama.cli.prove_views import rows_alike
@@ -25,8 +26,7 @@ from specllama.engine.seating import Seating
 from specllama.engine.slot import Slot
 from specllama.errors import CannotLoad, UsageError
 from specllama.history import common_prefix
-from specllama.params import GenerateParams
-from specllama.prompts import Prompt
+from specllama.settings.params import GenerateParams
 from specllama.speculative.asking import Cut
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.window import FixedWindow, Plan

@@ -21,7 +21,7 @@ from specllama.engine.engine import Engine
 from specllama.errors import CannotLoad
 from specllama.events import Finished, PrefillProgress
 from specllama.models.refs import bundled
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = [
     pytest.mark.e2e,

@@ -12,7 +12,7 @@ from spelling import guide, lets_through
 from specllama.backend.llama import LlamaModel
 from specllama.engine.engine import Engine
 from specllama.events import Finished
-from specllama.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from specllama.bench.prompts import load_prompts
 from specllama.bench.proof import prove
 from specllama.engine.engine import Engine
 from specllama.errors import SpecllamaError
@@ -14,8 +15,7 @@ from specllama.events import Finished, Notice, RoundDone
 from specllama.models import pruned
 from specllama.models.gguf import read_header
 from specllama.models.refs import resolve
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.prompts import load_prompts
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
 

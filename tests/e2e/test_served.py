@@ -14,12 +14,12 @@ pytest.importorskip("uvicorn")
 
 from servers import LANES, Serving, serving
 
+from specllama.bench.prompts import load_prompts
 from specllama.engine.engine import Engine
 from specllama.engine.host import LoadEngine
 from specllama.events import Finished
 from specllama.interface import Message
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.prompts import load_prompts
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
 LENGTH = 24

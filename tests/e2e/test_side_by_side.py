@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 from dflash_files import write_dflash
 
+from specllama.bench.prompts import load_prompts
 from specllama.engine.engine import Engine
 from specllama.events import Finished, RoundDone
 from specllama.models.refs import resolve
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.prompts import load_prompts
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
 

@@ -7,9 +7,9 @@ import random
 import pytest
 from under_load import Storm
 
+from specllama.bench.prompts import load_prompts
 from specllama.engine.engine import Engine
-from specllama.params import EngineOptions
-from specllama.prompts import load_prompts
+from specllama.settings.params import EngineOptions
 
 pytestmark = pytest.mark.e2e
 

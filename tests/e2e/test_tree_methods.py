@@ -12,10 +12,10 @@ import pytest
 from specllama.backend.lane import CellLane
 from specllama.backend.layout import Layout
 from specllama.backend.llama_pool import open_pool
+from specllama.bench.prompts import Prompt
 from specllama.bench.proof import prove
 from specllama.engine.engine import Engine
-from specllama.params import EngineOptions
-from specllama.prompts import Prompt
+from specllama.settings.params import EngineOptions
 
 pytestmark = pytest.mark.e2e
 

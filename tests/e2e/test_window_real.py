@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from windows import Pair, play
 
+from specllama.bench.prompts import Prompt, load_prompts
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile, Windows
 from specllama.events import Finished, RoundDone
-from specllama.params import GenerateParams, SamplingParams
-from specllama.prompts import Prompt, load_prompts
+from specllama.settings.params import GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
 

@@ -38,12 +38,12 @@ from thinking import vocabularies as vocabularies_of
 
 from specllama.backend.base import SpecialToken
 from specllama.backend.llama_vocab import LlamaVocab
-from specllama.chat import render
 from specllama.engine.prompting import Prompting
 from specllama.interface import Message
-from specllama.marks import derive
 from specllama.models.gguf import read_header
-from specllama.switches import switch
+from specllama.replies.chat import render
+from specllama.replies.marks import derive
+from specllama.replies.switches import switch
 
 
 @dataclass

@@ -46,7 +46,7 @@ from specllama.events import Finished, Notice, RoundDone
 from specllama.models.gguf import read_header
 from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
 from specllama.models.quantize import prepare, run
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 OTHER = "llama-dense"  # drafts for the others
 # arrays by layer that llama.cpp's saver writes whether the architecture has them or not

@@ -25,14 +25,14 @@ from specllama.backend.base import (
     SpecialToken,
     Vocab,
 )
+from specllama.backend.exactness import Exactness
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.kernels import Kernels
 from specllama.cancel import StopFlag
 from specllama.errors import Cancelled, CannotLoad, ContextFull, EngineError
 from specllama.events import Event
-from specllama.exactness import Exactness
 from specllama.interface import ModelInfo
-from specllama.params import EngineOptions
+from specllama.settings.params import EngineOptions
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 

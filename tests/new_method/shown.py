@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from specllama.settings import methods as registry
 from specllama.speculative import drafting
-from specllama.speculative.drafting import registry
 
 drafting.__path__.append(str(Path(__file__).parent))  # as if the file lay in that folder
 registry.FILES["repeat"] = "repeat_line"  # the one line
@@ -34,7 +34,7 @@ from specllama.engine.sampler_chains import SamplerChains  # noqa: E402
 from specllama.engine.slot import Slot  # noqa: E402
 from specllama.events import Finished, RoundDone  # noqa: E402
 from specllama.interface import EngineInfo  # noqa: E402
-from specllama.params import GenerateParams, SamplingParams  # noqa: E402
+from specllama.settings.params import GenerateParams, SamplingParams  # noqa: E402
 from specllama.speculative.drafting.mixed import MixedDrafter  # noqa: E402
 from specllama.store.rounds import RoundLog  # noqa: E402
 from specllama.tui.screens.methods import MethodsScreen  # noqa: E402

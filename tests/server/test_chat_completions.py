@@ -14,7 +14,7 @@ from servers import LANES, Serving, serving, table
 from specllama.engine.engine import Engine
 from specllama.events import Finished
 from specllama.interface import Message
-from specllama.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams, SamplingParams
 
 
 def body(text: str = "the rain", **fields: Any) -> dict[str, Any]:

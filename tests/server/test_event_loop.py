@@ -13,9 +13,9 @@ import pytest
 from servers import Serving, serving, table
 
 from specllama.interface import Message
-from specllama.params import GenerateParams
 from specllama.server.aside import Aside
 from specllama.server.dialect import Wanted
+from specllama.settings.params import GenerateParams
 
 CHAT = "/v1/chat/completions"
 MOST_S = 0.05

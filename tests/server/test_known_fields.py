@@ -13,11 +13,11 @@ pytest.importorskip("uvicorn")
 
 from servers import Serving
 
-from specllama.params import GenerateParams, SamplingParams
 from specllama.server import anthropic, chat_completions, completions, native, ollama, responses
 from specllama.server.known import HARMLESS, REFUSED
 from specllama.server.refusals import Refusal
 from specllama.server.sampling import Sampling, Structured, params_of
+from specllama.settings.params import GenerateParams, SamplingParams
 
 TURNS = [{"role": "user", "content": "the rain"}]
 FAMILIES: dict[str, tuple[dict[str, Any], type]] = {

@@ -15,10 +15,10 @@ from specllama.cli import invoke
 from specllama.errors import EngineError, PromptTooLong, UsageError
 from specllama.events import Event, Finished, PrefillProgress, RoundDone, Started, Timings
 from specllama.interface import Message
-from specllama.params import GenerateParams, SamplingParams
 from specllama.remote.address import Address
 from specllama.remote.engine import RemoteEngine
 from specllama.server.guard import Access
+from specllama.settings.params import GenerateParams, SamplingParams
 
 PARAMS = GenerateParams(
     seed=4, max_tokens=30, sampling=SamplingParams(temperature=0.7, logit_bias={0: -100.0})

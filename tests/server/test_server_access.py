@@ -20,12 +20,12 @@ from servers import Serving, serving, table
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specllama.errors import EngineDied
-from specllama.hardware import is_loopback
 from specllama.remote.address import events_of
 from specllama.remote.board import Board
 from specllama.server import connections, guard
 from specllama.server.guard import Access
 from specllama.server.prometheus import SLICES
+from specllama.settings.hardware import is_loopback
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "the rain"}], "max_tokens": 4, "seed": 1}

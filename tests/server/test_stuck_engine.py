@@ -21,7 +21,7 @@ from specllama.engine.serving import Turns
 from specllama.errors import EngineDied, EngineError, EngineStuck
 from specllama.events import Event, TextDelta
 from specllama.interface import Message, Prompt
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 
 CHAT = "/v1/chat/completions"
 PATIENCE_S = 1.5

@@ -15,7 +15,6 @@ from servers import Serving, serving
 from specllama.backend.fake import FakeVocab
 from specllama.engine.prompting import Prompting
 from specllama.interface import Message
-from specllama.params import GenerateParams, template_arguments
 from specllama.server.refusals import Refusal
 from specllama.server.spellings import calls_in
 from specllama.server.tools import (
@@ -28,6 +27,7 @@ from specllama.server.tools import (
     told,
     tool_use,
 )
+from specllama.settings.params import GenerateParams, template_arguments
 
 WEATHER = Tool("weather", "Of a town.", {"type": "object", "properties": {"town": {}}})
 FUNCTION = {"name": "weather", "description": "Of a town.", "parameters": WEATHER.schema}

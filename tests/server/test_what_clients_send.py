@@ -13,10 +13,10 @@ from scripted_server import Rule, Rules
 from servers import Serving, serving
 
 from specllama.events import Finished
-from specllama.params import GenerateParams
 from specllama.remote.address import Address, events_of
 from specllama.remote.engine import RemoteEngine
 from specllama.server.ollama import _about, _short
+from specllama.settings.params import GenerateParams
 
 CALLS = {
     "USE_LOOKUP": '{"name": "mcp__demo.lookup", "arguments": {"word": "plum"}}',

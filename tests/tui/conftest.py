@@ -21,7 +21,7 @@ from specllama.engine.inline import InlineHost
 from specllama.events import Event, RoundDone
 from specllama.interface import Message
 from specllama.models import fit, memory
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.tui import checklist, clipboard
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace

@@ -5,7 +5,7 @@ from dataclasses import fields
 from fakes import ScriptedEngine
 
 from specllama.events import Finished
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.tui.bridge import Batch, Pace
 
 

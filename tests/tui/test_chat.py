@@ -14,7 +14,7 @@ from textual.widgets import Button
 from specllama.errors import PromptTooLong
 from specllama.events import Event, Notice
 from specllama.interface import Message
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.store.sessions import SessionStore
 from specllama.store.tree import StoredMessage
 from specllama.tui.state import Preferences

@@ -10,8 +10,8 @@ from fakes import Reply, engine_info
 from textual.content import Content
 
 from specllama.models import memory
-from specllama.params import GenerateParams
 from specllama.paths import checks_file
+from specllama.settings.params import GenerateParams
 from specllama.store import checks
 from specllama.store.checks import Finding, newest
 from specllama.tui.checklist import Line, checklist, counted, draw, next_tab

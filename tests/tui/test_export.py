@@ -13,7 +13,7 @@ from conftest import Driver, Recipe
 from fakes import Reply, ScriptedEngine, engine_info, model_info
 from textual.widgets import Input, OptionList, Static
 
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.tui.exports import Circumstances, reply, round_
 from specllama.tui.picture import self_contained
 from specllama.tui.record import Record

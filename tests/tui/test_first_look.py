@@ -9,7 +9,7 @@ import pytest
 
 from specllama.backend import expected
 from specllama.models import catalog, fit
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.store.sessions import SessionStore
 from specllama.store.tree import StoredMessage
 from specllama.tui.state import Preferences

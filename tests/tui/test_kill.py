@@ -13,7 +13,7 @@ import pytest
 from textual.pilot import Pilot
 
 from specllama import paths
-from specllama.params import EngineOptions, GenerateParams
+from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
 from specllama.tui.demo import DEMO_REPLY, DemoFactory

@@ -8,7 +8,7 @@ import pytest
 from conftest import Recipe
 from fakes import Reply
 
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.tui import legend
 from specllama.tui.demo import DemoEngine
 from specllama.tui.screens.help import HelpScreen

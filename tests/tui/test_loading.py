@@ -28,7 +28,7 @@ from specllama import paths
 from specllama.engine.host import EngineHost, LoadEngine
 from specllama.errors import BadGguf
 from specllama.events import Event, LoadProgress
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.tui.screens.models import ModelsScreen
 from specllama.tui.state import Preferences
 

@@ -7,7 +7,7 @@ import pytest
 from fakes import Reply, ScriptedEngine
 
 from specllama.events import RoundDone
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.tui.measure import Meter, SpeedModel
 from specllama.tui.record import Record
 from specllama.tui.widgets.stats_strip import StripState

@@ -18,7 +18,7 @@ from textual.widgets import Input, OptionList
 from specllama import paths
 from specllama.models import download, memory, pull
 from specllama.models.library import LocalModel
-from specllama.params import EngineOptions
+from specllama.settings.params import EngineOptions
 from specllama.tui import choices
 from specllama.tui.choices import Row, completions
 from specllama.tui.downloads import Download, figures

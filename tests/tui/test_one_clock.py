@@ -15,10 +15,10 @@ from conftest import Driver
 from fakes import Reply, engine_info
 
 from specllama.cli.printer import Printer
-from specllama.document import markdown
 from specllama.events import Event, Finished, RoundDone, Started
-from specllama.params import GenerateParams
-from specllama.reply_figures import ReplyFigures
+from specllama.replies.figures import ReplyFigures
+from specllama.settings.params import GenerateParams
+from specllama.store.document import markdown
 from specllama.store.rounds import RoundLog, logged
 from specllama.tui import exports
 from specllama.tui.record import LAG, Record

@@ -23,8 +23,8 @@ from specllama.engine.host import LoadEngine
 from specllama.errors import EngineDied
 from specllama.events import Finished
 from specllama.interface import Message
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.remote.address import Address
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.tui.lane_watch import LaneWatch
 from specllama.tui.screens.settings import SettingsScreen
 from specllama.tui.screens.top import TopScreen

@@ -11,8 +11,8 @@ from conftest import Driver, GatedEngine, Recipe
 from fakes import Reply, ScriptedEngine, engine_info
 
 from specllama.events import Finished, RoundDone, Started
-from specllama.params import GenerateParams
-from specllama.reply_figures import ReplyFigures
+from specllama.replies.figures import ReplyFigures
+from specllama.settings.params import GenerateParams
 from specllama.tui.record import Record
 from specllama.tui.themes import ASCII, DARK, UNICODE, Glyphs, ink_for
 from specllama.tui.widgets.panel import Drawing, LivePanel, Section, layout

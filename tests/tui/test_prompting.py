@@ -11,7 +11,7 @@ from conftest import Driver, GatedEngine, Recipe
 from fakes import Reply, ScriptedEngine
 
 from specllama.errors import PromptTooLong
-from specllama.params import THINK
+from specllama.settings.params import THINK
 from specllama.store.sessions import SessionStore
 from specllama.tui.widgets.completions import Completions
 from specllama.tui.widgets.transcript import Note

@@ -11,8 +11,8 @@ from fakes import OTHER_MS, VERIFY_MS, Reply, ScriptedEngine
 
 from specllama.errors import EngineError
 from specllama.interface import Message
-from specllama.params import GenerateParams
 from specllama.paths import rounds_dir
+from specllama.settings.params import GenerateParams
 from specllama.tui import outcome
 from specllama.tui.demo import DemoEngine
 from specllama.tui.race import (

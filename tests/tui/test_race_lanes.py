@@ -16,7 +16,7 @@ from specllama.engine.host import EngineHost, LoadEngine
 from specllama.errors import DoesNotFit, EngineError
 from specllama.events import Event, Finished, RoundDone
 from specllama.interface import EngineInfo, Prompt
-from specllama.params import EngineOptions, GenerateParams
+from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.tui import outcome
 from specllama.tui.demo import DemoEngine, demo_info
 from specllama.tui.race import (

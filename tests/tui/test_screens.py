@@ -10,7 +10,7 @@ from textual.widgets import Input, OptionList, TextArea
 
 from specllama.errors import DoesNotFit
 from specllama.interface import MethodInfo
-from specllama.params import EngineOptions, GenerateParams
+from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.store.rounds import list_runs
 from specllama.store.tree import StoredMessage
 from specllama.tui.demo import DemoEngine

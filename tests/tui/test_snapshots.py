@@ -15,7 +15,7 @@ from textual.pilot import Pilot
 
 from specllama.engine.inline import InlineHost
 from specllama.errors import DoesNotFit
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.store.sessions import SessionStore
 from specllama.store.tree import StoredMessage
 from specllama.tui.app import SpecllamaApp

@@ -86,7 +86,7 @@ def test_the_bundled_pair_answers_in_a_terminal(tmp_path: Path) -> None:
     if not (paths.bundled_dir() / "tiny-target-q4_0.gguf").is_file():
         pytest.skip("the bundled pair is not there")
     one_thread = {
-        "patch": "from specllama.params import EngineOptions",
+        "patch": "from specllama.settings.params import EngineOptions",
         "more": "options=EngineOptions(threads=1)",
     }
     with terminal(tmp_path, target="tiny", max_tokens=24, **one_thread) as t:

@@ -10,8 +10,8 @@ from conftest import Recipe
 from fakes import DRAFT_MS, OTHER_MS, VERIFY_MS, Reply, ScriptedEngine, engine_info, model_info
 
 from specllama.interface import EngineInfo, Message
-from specllama.params import GenerateParams
 from specllama.paths import rounds_dir
+from specllama.settings.params import GenerateParams
 from specllama.store.rounds import RoundLog, logged
 from specllama.tui import outcome
 from specllama.tui.screens.methods import MethodsScreen, raced

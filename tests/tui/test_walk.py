@@ -8,7 +8,7 @@ from textual.theme import BUILTIN_THEMES
 
 from specllama.engine.methods import methods
 from specllama.events import RoundDone, Started
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.method import Facts
 from specllama.tui.coins import Toss
 from specllama.tui.demo import DemoEngine

@@ -23,7 +23,7 @@ from specllama.models.assistant_file import check_target
 from specllama.models.gguf import read_header
 from specllama.models.library import single
 from specllama.models.memory import estimate_head, kv_bytes
-from specllama.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.assistant import AssistantDrafter
 
 V, WIDTH = 24, 8

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specllama import attach
 from specllama.errors import UsageError
+from specllama.replies import attach
 
 NASTY = (
     "plain",

@@ -30,6 +30,7 @@ from specllama.bench.energy import EnergyMeter
 from specllama.bench.measure import PassCosts, measure_costs
 from specllama.bench.peer_server import ServerPeer, StartedServer
 from specllama.bench.peers import ProgramPeer, make_peers, read_speed
+from specllama.bench.prompts import SLICES, Prompt, half, load_prompts
 from specllama.bench.provenance import provenance
 from specllama.bench.report import difference, read_report, to_html, to_markdown, write_reports
 from specllama.bench.runner import Comparison, compare
@@ -39,8 +40,7 @@ from specllama.engine.engine import Engine
 from specllama.errors import EngineError, UsageError
 from specllama.events import RoundDone
 from specllama.interface import Message, ModelInfo
-from specllama.params import GenerateParams, SamplingParams
-from specllama.prompts import SLICES, Prompt, half, load_prompts
+from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.policy.costs import Costs

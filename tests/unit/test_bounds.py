@@ -16,7 +16,7 @@ from specllama.engine.sampler_chains import SamplerChains
 from specllama.errors import Cancelled, PromptTooLong, UsageError
 from specllama.events import Finished
 from specllama.interface import Message, Prompt
-from specllama.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.sampling import SamplerChain
 
 N_CTX = 160

@@ -10,12 +10,12 @@ import fakes
 import ggufs
 import pytest
 
-from specllama.card import read_card
-from specllama.config import CARD, apply_text, load_settings
 from specllama.interface import EngineInfo
 from specllama.models.gguf import read_header
-from specllama.params import GenerateParams, SamplingParams
+from specllama.replies.card import read_card
 from specllama.session import Session
+from specllama.settings.config import CARD, apply_text, load_settings
+from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.store.codec import params_from_dict, params_to_dict
 
 KEYS = {

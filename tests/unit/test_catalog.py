@@ -9,7 +9,7 @@ import pytest
 from specllama.errors import UsageError
 from specllama.models import catalog, fit, refs, sidecars
 from specllama.models.catalog import BYTES_PER_PARAM
-from specllama.speculative.drafting import registry
+from specllama.settings import methods as registry
 
 
 def test_every_entry_is_complete() -> None:

@@ -14,7 +14,7 @@ from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.engine.engine import Engine
 from specllama.errors import UsageError
 from specllama.events import Chances, RoundDone, event_from_dict
-from specllama.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.sampling import likeliest
 from specllama.store.rounds import RoundLog, list_runs, read_run

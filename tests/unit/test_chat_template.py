@@ -11,12 +11,12 @@ import pytest
 
 from specllama.backend.base import SpecialToken
 from specllama.backend.fake import FakeVocab
-from specllama.chat import Segment, render
 from specllama.engine.prompting import Prompting
 from specllama.errors import UsageError
 from specllama.interface import Message
-from specllama.params import GenerateParams
-from specllama.template import TemplateFailed, render_template
+from specllama.replies.chat import Segment, render
+from specllama.replies.template import TemplateFailed, render_template
+from specllama.settings.params import GenerateParams
 
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] "

@@ -9,7 +9,7 @@ from multiprocessing import Pipe
 import pytest
 
 from specllama.engine.serving import Link
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 
 
 def test_constrained_requests_wait_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from specllama.cancel import Cancel
 from specllama.errors import EngineError, PromptTooLong, StoreError, UsageError
 from specllama.events import Finished, Notice, RoundDone, Started, TextDelta
 from specllama.interface import Message
-from specllama.params import GenerateParams
 from specllama.session import Session
+from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
 from specllama.store.rounds import list_runs, read_run
 from specllama.store.sessions import SessionStore

@@ -25,7 +25,7 @@ from specllama.models.dflash_file import read_facts
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.layer_inputs import read_draft_ids
 from specllama.models.tensors import read_bytes, read_tensor
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 VOCAB = len(bpe_tokens()[0])
 IDS = sorted(range(3, VOCAB, 2))

@@ -30,7 +30,7 @@ from specllama.models.eagle3_file import read_facts
 from specllama.models.gguf import read_header
 from specllama.models.layer_inputs import read_draft_ids
 from specllama.models.tensors import read_tensor
-from specllama.params import EngineOptions
+from specllama.settings.params import EngineOptions
 
 OPTIONS = EngineOptions(threads=1, check_memory=False).resolved(on_gpu=False)
 VOCAB = len(bpe_tokens()[0])

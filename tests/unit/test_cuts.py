@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from specllama.params import SamplingParams
+from specllama.settings.params import SamplingParams
 from specllama.speculative.round import TargetWalk
 from specllama.speculative.rules import verify_match
 from specllama.speculative.sampling import SamplerChain

@@ -19,7 +19,7 @@ from specllama.engine.engine import Engine
 from specllama.errors import DoesNotFit
 from specllama.models import memory
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.params import EngineOptions
+from specllama.settings.params import EngineOptions
 
 GB = 1_000_000_000
 

@@ -38,7 +38,7 @@ from specllama.events import Finished
 from specllama.models import tensors
 from specllama.models.dflash_file import read_facts
 from specllama.models.gguf import read_header
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.speculative.asking import Markov
 from specllama.speculative.drafting.blocks import Block
 from specllama.speculative.drafting.dflash import DflashDrafter

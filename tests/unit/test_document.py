@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from specllama.document import (
+from specllama.store.document import (
     Document,
     Drafted,
     Facts,

@@ -7,7 +7,7 @@ from engines import loaded
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.engine.engine import Engine
 from specllama.events import Finished
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 
 
 def test_drawn_seeds_are_exact_in_a_double() -> None:

@@ -33,7 +33,7 @@ from specllama.events import Finished, RoundDone
 from specllama.models.eagle3_file import read_facts
 from specllama.models.gguf import read_header
 from specllama.models.tensors import read_tensor
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.speculative.drafting.eagle3 import EagleDrafter
 
 OPTIONS = EngineOptions(threads=1, check_memory=False).resolved(on_gpu=False)

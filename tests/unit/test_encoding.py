@@ -14,9 +14,9 @@ from specllama.backend.base import SpecialToken, Vocab
 from specllama.backend.fake import FakeContext, FakeTable, fake_info
 from specllama.backend.llama import LlamaModel
 from specllama.backend.specials import Verdict, partition
-from specllama.chat import render
 from specllama.engine.engine import Engine
 from specllama.interface import Message
+from specllama.replies.chat import render
 
 CONTROL, USER_DEFINED = ggufs.CONTROL, ggufs.USER_DEFINED
 LLAMA_2 = (

@@ -30,7 +30,7 @@ from specllama.events import (
     TextDelta,
 )
 from specllama.interface import Message
-from specllama.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.mixed import MixedDrafter

@@ -10,11 +10,11 @@ import pytest
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
+from specllama.backend.exactness import Exactness, measured
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.backend.probe import CELLS, HEAD, LONG, probe
 from specllama.errors import EngineError
-from specllama.exactness import Exactness, measured
-from specllama.params import DRAFT_MAX
+from specllama.settings.params import DRAFT_MAX
 
 
 class Faulty(FakeContext):

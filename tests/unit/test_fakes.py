@@ -10,7 +10,7 @@ from fakes import Reply, ScriptedEngine, pieces
 from specllama.errors import EngineError, PromptTooLong
 from specllama.events import Finished, RoundDone, Started, TextDelta, event_from_dict
 from specllama.interface import EngineLike, Message
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 
 ASK = [Message("user", "What is a draft?")]
 LONG = "one two three, four five: six seven eight nine ten eleven twelve. " * 5

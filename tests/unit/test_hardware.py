@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from specllama.errors import UsageError
-from specllama.hardware import Adapter, CpuOptions, PlaceOptions, RopeOptions
-from specllama.params import EngineOptions
+from specllama.settings.hardware import Adapter, CpuOptions, PlaceOptions, RopeOptions
+from specllama.settings.params import EngineOptions
 
 
 @pytest.mark.parametrize(

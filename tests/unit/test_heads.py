@@ -15,7 +15,7 @@ from specllama.errors import PairIncompatible
 from specllama.models import layer_inputs
 from specllama.models.gguf import read_header
 from specllama.models.refs import resolve
-from specllama.params import PROPOSERS
+from specllama.settings.params import PROPOSERS
 
 
 def test_every_method_is_listed_with_a_reason_or_without(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from specllama.engine.process import last_words
 from specllama.errors import BadGguf, EngineDied, EngineError, PromptTooLong
 from specllama.events import Event, Finished, LoadProgress, Notice, TextDelta
 from specllama.interface import EngineInfo, Message, OneAtATime, Stepped
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 
 LONG = " ".join(f"word{i}" for i in range(400))
 PARAMS = GenerateParams(seed=1)

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from specllama import paths
+from specllama.backend.exactness import Exactness, Group, measured
 from specllama.bench.report import read_report
 from specllama.errors import SpecllamaError
-from specllama.exactness import Exactness, Group, measured
 from specllama.models.receipts import make_receipt, read_receipt, receipt_path, write_receipt
 from specllama.models.summaries import Summaries
 from specllama.store import checks, profiles

@@ -18,7 +18,7 @@ from specllama.arrays import IntArray, Rows
 from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.errors import ContextFull, EngineError
-from specllama.params import SamplingParams, VerifyRule
+from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.asking import Asking, drive
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter, Request

@@ -16,7 +16,7 @@ from test_tree_drafts import Leaves, weights
 from windows import Pair
 
 from specllama.backend.fake import FakeContext, FakeTable
-from specllama.params import VerifyRule
+from specllama.settings.params import VerifyRule
 from specllama.speculative.asking import Ask, Asking, Look, drive, grant
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.medusa import MedusaDrafter

@@ -16,7 +16,7 @@ from specllama.models import memory, running_state
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.medusa_file import write_heads
 from specllama.models.refs import bundled
-from specllama.params import EngineOptions
+from specllama.settings.params import EngineOptions
 
 
 @pytest.fixture

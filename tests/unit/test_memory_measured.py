@@ -20,7 +20,7 @@ from specllama.models.refs import resolve_pair
 CHILD = """
 import ctypes, json, logging, re, sys
 from specllama.engine.engine import Engine
-from specllama.params import EngineOptions, GenerateParams
+from specllama.settings.params import EngineOptions, GenerateParams
 
 sizes = []
 class Sizes(logging.Handler):

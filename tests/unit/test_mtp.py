@@ -16,7 +16,7 @@ from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.engine.engine import Engine
 from specllama.errors import ContextFull
 from specllama.events import Finished
-from specllama.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.mtp import MtpDrafter
 
 V, WIDTH = 24, 8

@@ -19,7 +19,7 @@ from specllama.engine.loading import BACKENDS
 from specllama.errors import CannotLoad, PairIncompatible
 from specllama.events import Finished, RoundDone
 from specllama.interface import Message
-from specllama.params import EngineOptions, GenerateParams, SamplingParams, VerifyRule
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams, VerifyRule
 
 FOLDER = Path(__file__).parent.parent / "new_backend"
 TEXT = """user: what does the ship carry

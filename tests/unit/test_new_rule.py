@@ -12,7 +12,7 @@ from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.errors import UsageError
 from specllama.events import Finished, RoundDone
-from specllama.params import VERIFY_RULES, GenerateParams, SamplingParams
+from specllama.settings.params import VERIFY_RULES, GenerateParams, SamplingParams
 
 FOLDER = Path(__file__).parent.parent / "new_method"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oracle import Toy, ToyWalk, emitted
 
 from specllama.arrays import FloatArray
-from specllama.params import SamplingParams
+from specllama.settings.params import SamplingParams
 from specllama.speculative.noise import _key, coin, draw, exp_noise
 from specllama.speculative.rules import verify_match
 from specllama.speculative.sampling import SamplerChain

@@ -13,14 +13,14 @@ from fakes import ScriptedRecipe
 
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.bench.arms import EngineArm, Task
+from specllama.bench.prompts import Prompt
 from specllama.bench.replay import VirtualClock
 from specllama.engine.engine import Engine
 from specllama.engine.host import EngineHost
 from specllama.events import Finished, RoundDone, Started
 from specllama.interface import Message
-from specllama.params import GenerateParams
-from specllama.prompts import Prompt
-from specllama.reply_figures import ReplyFigures
+from specllama.replies.figures import ReplyFigures
+from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.store.rounds import RoundLog
 

@@ -13,7 +13,7 @@ import pytest
 
 import specllama
 from specllama.errors import UsageError
-from specllama.params import DRAFT_MAX_LIMIT, EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.params import DRAFT_MAX_LIMIT, EngineOptions, GenerateParams, SamplingParams
 
 NAN, INF = math.nan, math.inf
 

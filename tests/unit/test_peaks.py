@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specllama.arrays import Row
 from specllama.errors import EngineError
-from specllama.params import SamplingParams
+from specllama.settings.params import SamplingParams
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.selection import Peaks, confidence
 

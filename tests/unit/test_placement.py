@@ -19,10 +19,10 @@ from specllama.engine import gguf_pair
 from specllama.engine.measured import ENOUGH_TESTED, measured_acceptance
 from specllama.engine.profiles import PairKey, Profile
 from specllama.errors import DoesNotFit, SpecllamaError, UsageError
-from specllama.hardware import PlaceOptions
 from specllama.models import context, memory
 from specllama.models.gguf import GgufHeader
-from specllama.params import EngineOptions
+from specllama.settings.hardware import PlaceOptions
+from specllama.settings.params import EngineOptions
 
 GB = 1_000_000_000
 

@@ -13,7 +13,7 @@ from fakes import engine_info
 
 from specllama import paths
 from specllama.events import Started
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.store.corpus import MIN_TOKENS, Corpus
 from specllama.store.rounds import RoundLog
 from specllama.store.sessions import SessionStore

@@ -14,7 +14,7 @@ from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import PairKey, Profile, Windows, open_profile
 from specllama.events import Notice
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.policy.controller import Mean
 from specllama.speculative.policy.costs import CostTable

@@ -15,7 +15,7 @@ from specllama.backend.fake import FakeContext, FakeTable
 from specllama.engine.drafters import Drafters
 from specllama.errors import EngineError
 from specllama.history import History, common_prefix
-from specllama.params import SamplingParams, VerifyRule
+from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.asking import Asking, drive
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter, Request

@@ -13,9 +13,9 @@ from specllama.backend.fake import FakeContext, FakeTable
 from specllama.engine.drafters import Drafters
 from specllama.engine.methods import methods
 from specllama.models import catalog, sidecars
-from specllama.params import PROPOSERS
+from specllama.settings import methods as registry
+from specllama.settings.params import PROPOSERS
 from specllama.speculative import drafting
-from specllama.speculative.drafting import registry
 from specllama.speculative.drafting.draft_tree import OTHER_WORDS
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import CHAINS_ONLY, NO_DRAFT, NO_HEAD, Facts, find
@@ -55,7 +55,8 @@ def test_choices_derive_from_the_registry() -> None:
 
 def test_names_cost_no_import() -> None:
     program = (
-        "import sys; from specllama.params import GenerateParams; GenerateParams(proposer='self');"
+        "import sys; from specllama.settings.params import GenerateParams\n"
+        "GenerateParams(proposer='self')\n"
         "print([m for m in ('numpy', 'specllama.speculative.drafting.method') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

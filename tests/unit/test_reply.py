@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specllama.backend.fake import FakeVocab
 from specllama.engine.reply import Reply
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 
 
 class Pieces:

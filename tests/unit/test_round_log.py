@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from specllama.errors import StoreError, UsageError
 from specllama.events import Finished, Notice, RoundDone, Started
-from specllama.params import GenerateParams, SamplingParams
 from specllama.paths import rounds_dir
+from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.store.codec import encode, params_from_dict, params_to_dict
 from specllama.store.rounds import (
     SCHEMA,
@@ -198,7 +198,7 @@ def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path) -> None:
         import sys
         sys.path.insert(0, sys.argv[1])
         from fakes import Reply, ScriptedEngine
-        from specllama.params import GenerateParams
+        from specllama.settings.params import GenerateParams
         from specllama.store.rounds import RoundLog, logged
         engine = ScriptedEngine([Reply("word " * 900, accept=(2,))])
         log = RoundLog.open(engine.info, GenerateParams())

@@ -12,13 +12,13 @@ from engines import loaded
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakePool, FakeTable, FakeVocab, fake_info
+from specllama.bench.prompts import Prompt
 from specllama.bench.proof import probe_rows, prove
 from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot
 from specllama.errors import Cancelled
 from specllama.events import Event, Finished, RoundDone
-from specllama.params import GenerateParams, SamplingParams
-from specllama.prompts import Prompt
+from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.noise import exp_noise
 from specllama.speculative.round import TargetWalk

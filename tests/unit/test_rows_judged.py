@@ -12,7 +12,7 @@ from specllama.arrays import Rows
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.events import RoundDone
-from specllama.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.draft_tree import TreeDrafter
 from specllama.speculative.sampling import SamplerChain

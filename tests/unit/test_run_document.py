@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from fakes import Reply, ScriptedEngine, engine_info
 
-from specllama.document import Document, Drafted, Table, html, markdown
 from specllama.events import Finished, RoundDone, Started
 from specllama.interface import Message
-from specllama.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams, SamplingParams
+from specllama.store.document import Document, Drafted, Table, html, markdown
 from specllama.store.rounds import Turn, circumstances
 from specllama.store.run_document import ROUNDS, provenance, reply_parts, settings
 from specllama.verdict import lead

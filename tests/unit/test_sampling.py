@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from specllama.arrays import IntArray, Row
 from specllama.errors import EngineError, UsageError
-from specllama.params import SamplingParams
+from specllama.settings.params import SamplingParams
 from specllama.speculative.noise import coin
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.selection import confidence

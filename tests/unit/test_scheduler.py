@@ -20,7 +20,7 @@ from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PromptTooLong, UsageError
 from specllama.events import Finished, RoundDone
-from specllama.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.drafter import Drafter
 
 V = 24

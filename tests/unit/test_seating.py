@@ -18,7 +18,7 @@ from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PromptTooLong
 from specllama.events import Finished, Started
-from specllama.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams, SamplingParams
 
 V = 24
 N_CTX = 300

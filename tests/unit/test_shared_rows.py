@@ -13,7 +13,7 @@ from specllama.backend.base import Lane
 from specllama.backend.fake import FakeContext, FakePool, FakeTable
 from specllama.cancel import Cancel
 from specllama.engine.scheduler import Scheduler
-from specllama.params import SamplingParams, VerifyRule
+from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.asking import Offer, Shared
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.draft_tree import TreeDrafter

@@ -13,7 +13,7 @@ from test_loop import FULL, SAMPLERS, Setup, is_eog
 from test_tree_drafts import Leaves
 
 from specllama.history import History
-from specllama.params import VerifyRule
+from specllama.settings.params import VerifyRule
 from specllama.speculative.asking import drive
 from specllama.speculative.drafting.backoff import Backoff
 from specllama.speculative.drafting.drafter import Request

@@ -16,17 +16,17 @@ from thinking import TagVocab, check, end, kept, replies, tell, vocabularies
 
 from specllama.backend.fake import FakeContext, FakeTable, fake_info
 from specllama.backend.llama import LlamaModel
-from specllama.chat import render
 from specllama.engine.engine import Engine
 from specllama.engine.reply import Reply
 from specllama.errors import UsageError
 from specllama.events import Event, Finished, ReasoningDelta, RoundDone, TextDelta
 from specllama.interface import Message
-from specllama.marks import USUAL, derive
-from specllama.params import GenerateParams, SamplingParams, template_arguments
+from specllama.replies.chat import render
+from specllama.replies.marks import USUAL, derive
+from specllama.replies.switches import switch
+from specllama.replies.thoughts import Letters, Messages, Spelling, reader
+from specllama.settings.params import GenerateParams, SamplingParams, template_arguments
 from specllama.speculative.drafting.draft_model import ChainDrafter
-from specllama.switches import switch
-from specllama.thoughts import Letters, Messages, Spelling, reader
 
 
 def chat(user: str, reply: str, ask: str) -> str:

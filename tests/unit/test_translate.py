@@ -17,7 +17,7 @@ from specllama.engine.engine import Engine
 from specllama.errors import ContextFull, EngineError, PairIncompatible
 from specllama.events import Finished
 from specllama.history import History
-from specllama.params import EngineOptions, GenerateParams, SamplingParams, VerifyRule
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams, VerifyRule
 from specllama.speculative.asking import drive
 from specllama.speculative.drafting import translate
 from specllama.speculative.drafting.draft_model import ChainDrafter

@@ -19,7 +19,7 @@ from specllama.backend.layout import Layout
 from specllama.cancel import Cancel
 from specllama.engine.scheduler import Scheduler
 from specllama.errors import EngineError
-from specllama.params import VerifyRule
+from specllama.settings.params import VerifyRule
 from specllama.speculative.asking import Asking, drive
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.draft_tree import TreeDrafter

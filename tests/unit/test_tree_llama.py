@@ -22,7 +22,7 @@ from specllama.backend.layout import Layout
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import open_pool
 from specllama.errors import Cancelled, ContextFull, EngineError
-from specllama.params import EngineOptions
+from specllama.settings.params import EngineOptions
 
 OPTIONS = EngineOptions(n_ctx=256)
 

@@ -11,7 +11,7 @@ import pytest
 from fakes import DRAFT_MS, OTHER_MS, VERIFY_MS, Reply, ScriptedEngine
 
 from specllama.events import NO_GUESS, Finished, RoundDone, Verdict
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.costs import CostTable
 from specllama.verdict import (
     FORECASTS,

@@ -21,14 +21,14 @@ from pool_machine import Alone, Machine
 
 from specllama.arrays import Rows
 from specllama.backend.base import Part
+from specllama.backend.exactness import Exactness, Group
 from specllama.backend.fake import FakeContext, FakePool, FakeTable
 from specllama.backend.probe import CELLS, probe
 from specllama.backend.widths import WIDTHS, common
 from specllama.cli.options import GroupedCommand, resolve, settings_options
-from specllama.config import check
 from specllama.errors import ContextFull, EngineError, UsageError
-from specllama.exactness import Exactness, Group
-from specllama.params import EngineOptions
+from specllama.settings.config import check
+from specllama.settings.params import EngineOptions
 
 V = 24
 RUNS = int(os.environ.get("SPECLLAMA_POOL_RUNS", "60"))

@@ -11,7 +11,7 @@ import pytest
 from windows import Pair, play
 
 from specllama.bench.replay import Spot, VirtualClock, replay
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.acceptance import (
     Acceptance,
     draft_features,

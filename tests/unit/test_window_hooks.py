@@ -10,7 +10,7 @@ from test_loop import FULL, Setup, V, is_eog
 from test_translate import LETTERS, OURS, Words
 
 from specllama.backend.fake import FakeContext, FakeTable
-from specllama.params import VerifyRule
+from specllama.settings.params import VerifyRule
 from specllama.speculative.asking import drive
 from specllama.speculative.drafting.draft_model import ChainDrafter, ShortReading
 from specllama.speculative.drafting.draft_tree import TreeDrafter

@@ -23,7 +23,7 @@ from specllama.bench.replay import VirtualClock
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile, band
 from specllama.events import Finished, PrefillProgress, RoundDone
-from specllama.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.lookahead import LookaheadDrafter

@@ -19,7 +19,7 @@ from specllama.engine.engine import Engine
 from specllama.engine.profiles import PairKey, Profile, Windows, band, open_profile
 from specllama.events import Finished, Notice, RoundDone
 from specllama.interface import EngineInfo
-from specllama.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter

@@ -14,7 +14,7 @@ from windows import Pair, play
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.bench.replay import Spot, VirtualClock, trace_of_rounds
 from specllama.engine.engine import Engine
-from specllama.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.policy.ledger import BEHIND, EPSILON, Ledger
 from specllama.store.rounds import RoundLog, logged, read_run

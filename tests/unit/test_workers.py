@@ -14,8 +14,8 @@ import pytest
 
 from specllama.backend import devices, rpc
 from specllama.errors import CannotLoad, UsageError
-from specllama.hardware import endpoints
-from specllama.params import EngineOptions
+from specllama.settings.hardware import endpoints
+from specllama.settings.params import EngineOptions
 
 
 @pytest.mark.parametrize(

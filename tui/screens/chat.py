@@ -1,5 +1,4 @@
-"""The chat: the conversation, the strip that shows speculation at work, the prompt; sending, and
-changing what was said."""
+"""The chat screen: the conversation, the strip that shows speculation at work, the prompt."""
 
 from __future__ import annotations
 
@@ -15,11 +14,11 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Footer, Static
 
-from specllama import attach
 from specllama.errors import UsageError
 from specllama.interface import EngineInfo
-from specllama.params import GenerateParams
+from specllama.replies import attach
 from specllama.session import Session
+from specllama.settings.params import GenerateParams
 from specllama.store.sessions import SessionStore
 from specllama.store.tree import StoredMessage
 from specllama.text import sanitize_line

@@ -1,5 +1,4 @@
-"""Every method: what it is, whether the loaded target can use it, what it has achieved here, and a
-key to switch."""
+"""Every method: what it is, whether it fits the loaded target, and what it has achieved here."""
 
 from __future__ import annotations
 

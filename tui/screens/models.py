@@ -19,7 +19,7 @@ from textual.worker import get_current_worker
 from specllama.errors import SpecllamaError
 from specllama.models import catalog, library
 from specllama.models.refs import NO_DRAFT
-from specllama.params import EngineOptions
+from specllama.settings.params import EngineOptions
 from specllama.text import sanitize_line
 from specllama.tui import advice, choices
 from specllama.tui.choices import Does, Row

@@ -1,5 +1,7 @@
-"""The race: does drafting pay here? Plain against drafted, draft lengths, methods, slices; and the
-list of what was checked."""
+"""The race shows whether drafting pays here.
+
+It compares plain with drafted decoding, draft lengths, methods and slices, and lists its checks.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from textual.content import Content
 from textual.timer import Timer
 from textual.widgets import ContentSwitcher, Input, Static
 
+from specllama.bench.prompts import SLICES, load_prompts
 from specllama.interface import EngineInfo, EngineLike, Message, Prompt
-from specllama.params import GenerateParams
-from specllama.prompts import SLICES, load_prompts
+from specllama.settings.params import GenerateParams
 from specllama.store import checks
 from specllama.tui import outcome
 from specllama.tui.checklist import Line, checklist, counted, draw, next_tab

@@ -15,7 +15,14 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Label, Select, Static, Switch, TextArea
 
 from specllama.errors import UsageError
-from specllama.params import PROPOSERS, THINK, VERIFY_RULES, WINDOWS, EngineOptions, GenerateParams
+from specllama.settings.params import (
+    PROPOSERS,
+    THINK,
+    VERIFY_RULES,
+    WINDOWS,
+    EngineOptions,
+    GenerateParams,
+)
 from specllama.text import sanitize_line
 from specllama.tui.screens.base import Page
 from specllama.tui.state import VIEWS, Preferences

@@ -1,5 +1,8 @@
-"""A reply from the request to its last word: the turn's thread is drained at the screen's pace into
-the live message, the row of rounds and the strip."""
+"""A reply from the request to its last word.
+
+The turn's thread is drained at the screen's pace into the live message, the row of rounds and the
+strip.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from textual.widgets import Static
 from specllama.backend import expected
 from specllama.events import RoundDone
 from specllama.models import catalog, fit
-from specllama.params import GenerateParams
+from specllama.settings.params import GenerateParams
 from specllama.tui.keeper import EngineKeeper
 from specllama.tui.widgets import walk
 from specllama.tui.widgets.base import Inked

@@ -12,8 +12,8 @@ from textual.geometry import Size
 from textual.widget import Widget
 from textual.widgets import Collapsible, Markdown, Static
 
-from specllama import attach
 from specllama.events import Finished, RoundDone
+from specllama.replies import attach
 from specllama.text import WordCount, sanitize, sanitize_line
 from specllama.tui.messages import TurnAction
 from specllama.tui.reading import PlainGuard, parser

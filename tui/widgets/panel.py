@@ -16,7 +16,7 @@ from textual.widget import Widget
 
 from specllama.events import RoundDone
 from specllama.interface import EngineInfo
-from specllama.reply_figures import ReplyFigures
+from specllama.replies.figures import ReplyFigures
 from specllama.text import sanitize_line
 from specllama.tui.bridge import Clock, monotonic
 from specllama.tui.record import Record, fate_of

@@ -1,5 +1,8 @@
-"""The prompt: several lines, history, completion, files that are mentioned, large pastes folded to
-a label, unsent text kept on disk."""
+"""The prompt: where a message is typed.
+
+It has several lines, history and completion, names files, folds large pastes to a label and keeps
+unsent text on disk.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from textual.document._document import Document
 from textual.message import Message
 from textual.widgets import TextArea
 
-from specllama import attach
 from specllama.errors import PromptTooLong, SpecllamaError, UsageError
+from specllama.replies import attach
 from specllama.tui.completing import complete
 from specllama.tui.messages import PromptSubmitted, StorageFailed
 from specllama.tui.state import DraftFile, History

@@ -1,5 +1,4 @@
-"""The strip below the conversation: the figures of the reply that is shown last, and whether
-drafting paid in it.
+"""The strip below the conversation: the figures of the last reply, and whether drafting paid.
 
 Cells are dropped from the right when the terminal is narrow; the most telling ones come first.
 """
@@ -12,7 +11,7 @@ from textual.content import Content
 from textual.widget import Widget
 
 from specllama.events import PrefillProgress, Verdict
-from specllama.reply_figures import ReplyFigures
+from specllama.replies.figures import ReplyFigures
 from specllama.text import sanitize_line
 from specllama.tui import legend
 from specllama.tui.record import Record

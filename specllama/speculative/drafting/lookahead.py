@@ -1,5 +1,6 @@
-"""Lookahead decoding: the target guesses ahead in parallel and keeps its guesses for later (Fu et
-al. 2024). No draft model, no training.
+"""Lookahead decoding: the target guesses ahead in parallel and keeps its guesses for later.
+
+It takes no draft model and no training (Fu et al. 2024).
 
     window    W columns of a Jacobi iteration: column i of level j guesses the token at j + i places
               behind the pending one, knowing level 0 up to its column and its own levels below j

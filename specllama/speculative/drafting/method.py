@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from specllama.speculative.drafting import registry
+from specllama.settings import methods as registry
 
 if TYPE_CHECKING:
     from specllama.speculative.asking import Place

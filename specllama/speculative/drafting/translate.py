@@ -23,7 +23,7 @@ from specllama.arrays import IntArray, Rows
 from specllama.backend.base import Context, Outputs, Vocab
 from specllama.errors import ContextFull, EngineError, PairIncompatible
 from specllama.history import Follower, History
-from specllama.params import SamplingParams
+from specllama.settings.params import SamplingParams
 from specllama.speculative.asking import Asking, Place
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Request

@@ -1,5 +1,4 @@
-"""What plain decoding takes now: stretches of plain steps, how well each was foretold by those
-before it, and when the next step is due.
+"""What plain decoding takes now, how sure that is, and when the next plain step is due.
 
 A machine is faster in one minute than in the next, so drafting is compared with plain steps of the
 same minutes, the newest counting most. Every pass of one row that no other conversation shared is

@@ -1,8 +1,8 @@
-"""The ways to draft, a line each: the name, and the file of this folder that holds it.
+"""The ways to draft, a line each: the name, and its file in ``speculative/drafting``.
 
-Such a file ends with its entry, ``METHOD``; ``method.find`` reads it. Everything that lists, names,
-weighs or opens methods derives from these lines. Their order is that of every menu, and of
-preference where ``auto`` has a choice. Nothing is imported here, so that names cost nothing.
+Such a file ends with its entry, ``METHOD``; ``drafting.method.find`` reads it. Everything that
+lists, names, weighs or opens methods derives from these lines. Their order is that of every menu,
+and of preference where ``auto`` has a choice. Nothing is imported here, so that names cost nothing.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from specllama.marks import Marks, first_tag
+from specllama.replies.marks import Marks, first_tag
 
 _FIRST = 0x100  # units below are bytes
 _SPACE = " \t\r\n"

@@ -22,8 +22,8 @@ from functools import lru_cache
 from time import thread_time
 from typing import Any
 
-from specllama.template import TemplateFailed, render_template
-from specllama.template_budget import MAX_SECONDS
+from specllama.replies.template import TemplateFailed, render_template
+from specllama.replies.template_budget import MAX_SECONDS
 
 Variables = Mapping[str, Any]
 

@@ -1,13 +1,46 @@
-"""Piped input and named files are read up to a bound: some inputs never end."""
+"""Files that are read: those that specllama wrote for itself, and those that a user names.
+
+A crash cuts a file, a disk flips bits, another version writes other fields. Every reader of a file
+of ours catches ``DAMAGE``, the one list of what decoding foreign bytes can raise. Piped input and
+named files are read up to a bound: some inputs never end.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import msgspec
 
 from specllama.errors import UsageError
 
 MOST_BYTES = 16 * 2**20  # more than any context or grammar holds
+
+# UnicodeDecodeError is a ValueError; msgspec's own errors are not
+DAMAGE = (
+    msgspec.MsgspecError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+
+
+def read_json(path: Path, kind: Any = Any) -> Any:
+    """What a JSON file holds, as a ``kind``; None without a file.
+
+    Raises:
+        OSError: it cannot be read.
+        one of ``DAMAGE``: it holds something else.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return msgspec.json.decode(data, type=kind)
 
 
 def read_bounded(stream: BinaryIO, what: str, most: int = MOST_BYTES) -> bytes:

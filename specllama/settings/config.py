@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from specllama.errors import ConfigError, UsageError
-from specllama.inputs import MOST_BYTES, read_bounded
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.files import MOST_BYTES, read_bounded
 from specllama.paths import config_file, replace_file
-from specllama.schema import BY_NAME, SCHEMA
-from specllama.setting import DEFAULTS, ENGINE_PARTS, Setting
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.schema import BY_NAME, SCHEMA
+from specllama.settings.setting import DEFAULTS, ENGINE_PARTS, Setting
 
 PROJECT_FILE = "specllama.toml"
 PERSONAL = ("rpc", "keep-texts")  # where texts go, or stay: nobody else decides that

@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from specllama.template_budget import Budget, TooMuch, budget, counted
+from specllama.replies.template_budget import Budget, TooMuch, budget, counted
 
 MAX_TEMPLATE_CHARS = 64 * 1024
 MAX_NODES = 8_000  # of its syntax tree: compiling takes time by these; real ones have up to 1300

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specllama.errors import UsageError
-from specllama.inputs import MOST_BYTES, read_file
+from specllama.files import MOST_BYTES, read_file
 
 CHARS_PER_TOKEN = 4  # of English; for an estimate that is named as such
 MOST_BYTES_PER_TOKEN = 12  # no text has more on average: a file beyond it cannot fit

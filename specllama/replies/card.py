@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specllama.errors import UsageError
-from specllama.params import SamplingParams
+from specllama.settings.params import SamplingParams
 
 PREFIX = "general.sampling."
 # the file's names, and the fields of SamplingParams

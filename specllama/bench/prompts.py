@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from specllama.errors import UsageError
-from specllama.inputs import read_file
+from specllama.files import read_file
 from specllama.interface import Message
 from specllama.paths import bundled_dir
 

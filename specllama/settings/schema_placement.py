@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specllama.hardware import NUMA, PRIORITIES, ROPE_SCALINGS, SPLIT_MODES
-from specllama.setting import Setting
+from specllama.settings.hardware import NUMA, PRIORITIES, ROPE_SCALINGS, SPLIT_MODES
+from specllama.settings.setting import Setting
 
 _P, _R = "Placement", "Long context"
 

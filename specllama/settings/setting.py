@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specllama.hardware import CpuOptions, PlaceOptions, RopeOptions
-from specllama.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.hardware import CpuOptions, PlaceOptions, RopeOptions
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 Kind = Literal["int", "float", "bool", "text", "texts"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from specllama.marks import Probe, derive
-from specllama.params import EFFORTS
+from specllama.replies.marks import Probe, derive
+from specllama.settings.params import EFFORTS
 
 _SWITCHES: tuple[tuple[str, Any, Any], ...] = (  # name, on, off
     ("enable_thinking", True, False),

@@ -18,10 +18,10 @@ from typing import Any, cast
 import msgspec
 
 from specllama.errors import UsageError
-from specllama.kept import DAMAGE, read_json
-from specllama.params import DRAFT_MAX, DRAFT_MAX_EXACT
+from specllama.files import DAMAGE, read_json
+from specllama.settings.params import DRAFT_MAX, DRAFT_MAX_EXACT
 
-logger = logging.getLogger("specllama.exactness")
+logger = logging.getLogger("specllama.backend.exactness")
 
 SCHEMA = "specllama.exactness.v1"
 

@@ -6,9 +6,9 @@ those of the parameter classes, so each is written down once.
 
 from __future__ import annotations
 
-from specllama.params import KV_TYPES, PROPOSERS, THINK, VERIFY_RULES, WINDOWS
-from specllama.schema_placement import PLACEMENT
-from specllama.setting import Setting
+from specllama.settings.params import KV_TYPES, PROPOSERS, THINK, VERIFY_RULES, WINDOWS
+from specllama.settings.schema_placement import PLACEMENT
+from specllama.settings.setting import Setting
 
 _M, _S, _T, _L, _O = "Model", "Speculation", "Sampling", "Length", "Output"
 _H = "Thoughts and template"

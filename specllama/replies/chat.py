@@ -17,9 +17,17 @@ from itertools import product
 
 from specllama.errors import UsageError
 from specllama.interface import Message
-from specllama.marks import USUAL, Marks, Variables, base_variables, derive, turn, without_tools
-from specllama.template import TemplateFailed, render_template
-from specllama.thoughts import Written
+from specllama.replies.marks import (
+    USUAL,
+    Marks,
+    Variables,
+    base_variables,
+    derive,
+    turn,
+    without_tools,
+)
+from specllama.replies.template import TemplateFailed, render_template
+from specllama.replies.thoughts import Written
 
 _DISGUISE = 0xF0000  # first of the private characters, one per text, that disguise them
 _TAG = r"<[^<>\s]*(?i:think|channel)[^<>\s]*>|\[/?THINK\]"  # what templates cut replies at

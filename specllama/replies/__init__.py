@@ -1,0 +1,1 @@
+"""What a reply is made of: prompts and templates, thoughts, switches, attached files, figures."""
