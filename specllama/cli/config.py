@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from specllama.cli import completing, diagnostics, output
+from specllama.cli.listing import folders, json_option, show_path
 from specllama.errors import UsageError
 from specllama.paths import config_file
 from specllama.settings.config import (
@@ -53,7 +54,7 @@ def command() -> None:
     shell_complete=completing.models,
     help="As they are for this model, whose file may recommend how to sample.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option
 def show(key: str | None, show_all: bool, origin: bool, model: str | None, as_json: bool) -> None:
     """Show settings as TOML; with KEY, only its value."""
     settings = load_settings()
@@ -121,17 +122,13 @@ def unset(key: str, project: bool) -> None:
 
 @command.command("path")
 @click.option("--project", is_flag=True, help=f"The path of ./{PROJECT_FILE} instead.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option
 def path_(project: bool, as_json: bool) -> None:
     """Print where the settings file is (it need not exist)."""
-    if as_json:
-        output.document({"path": str(_file(project))})
-    else:
-        output.line(str(_file(project)))
+    show_path(as_json, _file(project))
 
 
 def _on_card(settings: Settings, model: str) -> Settings:
-    from specllama.cli.listing import folders
     from specllama.models.gguf import read_header
     from specllama.models.refs import resolve
     from specllama.replies.card import read_card

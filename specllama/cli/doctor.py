@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from specllama.cli import gpu_check, output
+from specllama.cli import gpu_check
+from specllama.cli.listing import Column, folders, listing, note, size
 from specllama.cli.options import (
     LOADING,
     GroupedCommand,
@@ -28,14 +29,6 @@ class Check:
     name: str
     found: str
     advice: str = ""
-
-    def to_dict(self) -> dict[str, str]:
-        return {
-            "status": self.status,
-            "name": self.name,
-            "found": self.found,
-            "advice": self.advice,
-        }
 
 
 EPILOG = """\b
@@ -65,7 +58,6 @@ def command(parallel: int, kv_ram: int, gpu: bool, as_json: bool, **flags: Any) 
     is stopped, and the same command goes on. Pairs are made for it at the cost of large ones, some
     gigabytes that are removed again; for a pair of your own, name it with -m and -d.
     """
-    from specllama.cli.listing import Column, note, show_table
 
     wanted = {name: flags.pop(name) for name in gpu_check.NAMES}
     settings = resolve(flags)
@@ -76,15 +68,16 @@ def command(parallel: int, kv_ram: int, gpu: bool, as_json: bool, **flags: Any) 
     if flags["model"] is not None and all(check.status != "bad" for check in native):
         options = replace(settings.engine_options(), parallel=parallel, kv_ram=kv_ram)
         checks += _plan(settings, options)
-    if as_json:
-        output.document({"checks": [check.to_dict() for check in checks]})
-    else:
-        marks = {"ok": "✓", "warn": "!", "bad": "✗", "info": "·"}
-        columns = [Column(""), Column("what"), Column("found", give=True)]
-        show_table(columns, [[marks[c.status], c.name, c.found] for c in checks])
-        for check in checks:
-            if check.advice:
-                note(f"{check.name}: {check.advice}")
+    marks = {"ok": "✓", "warn": "!", "bad": "✗", "info": "·"}
+    columns = [
+        Column("", lambda check: marks[check.status]),
+        Column("what", "name"),
+        Column("found", "found", give=True),
+    ]
+    listing(as_json, "checks", checks, columns)
+    for check in checks:
+        if check.advice and not as_json:
+            note(f"{check.name}: {check.advice}")
     return 1 if any(check.status == "bad" for check in checks) else 0
 
 
@@ -115,7 +108,6 @@ def _versions() -> list[Check]:
 def _native(workers: str) -> list[Check]:
     """How llama.cpp was built, and the devices that it finds, those of workers among them."""
     from specllama.backend import devices, rpc
-    from specllama.cli.listing import size
     from specllama.errors import CannotLoad
 
     try:
@@ -169,7 +161,6 @@ def _machine() -> list[Check]:
 
     from specllama.backend.cores import physical_cores
     from specllama.backend.devices import cpu_name
-    from specllama.cli.listing import size
     from specllama.models import memory
 
     cores, load = physical_cores(), 0.0
@@ -198,7 +189,6 @@ def _stores() -> list[Check]:
     import shutil
 
     from specllama import paths
-    from specllama.cli.listing import size
 
     checks = []
     for name, folder in (
@@ -234,7 +224,6 @@ def _plan(settings: Settings, options: EngineOptions) -> list[Check]:
     Raises:
         SpecllamaError: it could not be loaded for another reason than memory.
     """
-    from specllama.cli.listing import size
     from specllama.engine.gguf_pair import read_pair
     from specllama.errors import DoesNotFit
     from specllama.models.refs import resolve_pair
@@ -254,7 +243,6 @@ def _plan(settings: Settings, options: EngineOptions) -> list[Check]:
 
 
 def _models() -> list[Check]:
-    from specllama.cli.listing import folders, size
     from specllama.models import library
 
     models = library.scan(folders())

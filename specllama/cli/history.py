@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from specllama.cli import completing, diagnostics, output
+from specllama.cli import completing, diagnostics
 from specllama.cli.asking import confirm
+from specllama.cli.listing import Column, json_option, listing, number, picked, show_path, when
 from specllama.errors import UsageError
 from specllama.paths import data_dir, sessions_file
 
@@ -49,40 +49,28 @@ def stored() -> Iterator[SessionStore]:
         diagnostics.warn(notice)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-
-
 @command.command("ls")
 @click.argument("words", nargs=-1)
 @click.option("-n", "--limit", default=20, show_default=True, type=click.IntRange(1))
 @json_option
 def ls(words: tuple[str, ...], limit: int, as_json: bool) -> None:
     """List conversations, newest first; with WORDS, those that contain them."""
-    from specllama.cli.listing import Column, show_table
-
     with stored() as store:
         found = store.summaries(query=" ".join(words), limit=limit)
-    if as_json:
-        names = ("id", "title", "created_s", "updated_s", "messages")
-        rows = [{name: getattr(one, name) for name in names} for one in found]
-        output.document({"conversations": rows})
-    elif not found:
-        diagnostics.note(
-            "no conversation is stored" + (" that contains these words" if words else "")
-        )
-    else:
-        show_table(
-            [Column("id"), Column("last"), Column("messages", "right"), Column("title", give=True)],
-            [
-                [
-                    one.id,
-                    datetime.fromtimestamp(one.updated_s).isoformat(" ", "minutes"),
-                    str(one.messages),
-                    one.title,
-                ]
-                for one in found
-            ],
-        )
+    columns = [
+        Column("id", "id"),
+        Column("last", lambda one: when(one.updated_s)),
+        number("messages", "messages"),
+        Column("title", "title", give=True),
+    ]
+    listing(
+        as_json,
+        "conversations",
+        found,
+        columns,
+        to_dict=lambda one: picked(one, "id title created_s updated_s messages"),
+        empty="no conversation is stored" + (" that contains these words" if words else ""),
+    )
 
 
 @command.command("rm")
@@ -122,10 +110,7 @@ def rm(ids: tuple[str, ...], every: bool, typed: bool, yes: bool) -> None:
 @json_option
 def path(as_json: bool) -> None:
     """Print where conversations are kept."""
-    if as_json:
-        output.document({"path": str(sessions_file())})
-    else:
-        output.line(str(sessions_file()))
+    show_path(as_json, sessions_file())
 
 
 def _typed() -> list[Path]:

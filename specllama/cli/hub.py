@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +12,26 @@ import click
 from specllama import paths
 from specllama.cli import completing, output
 from specllama.cli.asking import confirm
+from specllama.cli.listing import (
+    Column,
+    folders,
+    json_option,
+    listing,
+    note,
+    number,
+    params,
+    picked,
+    show_path,
+    show_table,
+    size,
+    without_name,
+)
 from specllama.cli.numbers import Finite
 from specllama.errors import ModelUnavailable, UsageError
 
 if TYPE_CHECKING:
     from specllama.models.catalog import CatalogPair
+    from specllama.models.hub import RemoteModel
     from specllama.models.library import LocalModel
 
 CONFIRM_BYTES = 1_000_000_000
@@ -37,14 +54,12 @@ def command() -> None:
     """
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 insecure_option = click.option(
     "--insecure", is_flag=True, help="Accept an unencrypted endpoint (HF_ENDPOINT)."
 )
 
 
 def _client(insecure: bool) -> Any:
-    from specllama.cli.listing import note
     from specllama.models.hub import HubClient
 
     return HubClient(insecure=insecure, waiting=note)
@@ -58,7 +73,6 @@ def _client(insecure: bool) -> Any:
 def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
     """Search the hub for repositories with GGUF files."""
     from specllama.cli.hub_views import quant_words
-    from specllama.cli.listing import Column, note, params, show_table
     from specllama.models import catalog
 
     hits = _client(insecure).search(text, limit=limit)
@@ -66,46 +80,23 @@ def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
         hit.repo: pair.name if (pair := catalog.find_target(hit.repo)) is not None else None
         for hit in hits
     }
-    if as_json:
-        output.document(
-            {
-                "repositories": [
-                    {
-                        "repo": hit.repo,
-                        "downloads": hit.downloads,
-                        "likes": hit.likes,
-                        "params": hit.params,
-                        "quants": list(hit.quants),
-                        "gated": hit.gated,
-                        "pair": known[hit.repo],
-                    }
-                    for hit in hits
-                ]
-            }
-        )
-        return
-    if not hits:
-        note(f"nothing on the hub matches {text!r}")
-        return
     columns = [
-        Column("repository", give=True),
-        Column("params", "right"),
-        Column("downloads", "right"),
-        Column("quants", give=True),
-        Column("pair", style="green"),
+        Column("repository", lambda hit: hit.repo + (" (gated)" if hit.gated else ""), give=True),
+        number("params", lambda hit: params(hit.params or 0)),
+        number("downloads", lambda hit: f"{hit.downloads:,}"),
+        Column("quants", lambda hit: quant_words(hit.quants), give=True),
+        Column("pair", lambda hit: known[hit.repo], style="green"),
     ]
-    rows = [
-        [
-            hit.repo + (" (gated)" if hit.gated else ""),
-            params(hit.params or 0),
-            f"{hit.downloads:,}",
-            quant_words(hit.quants),
-            known[hit.repo] or "",
-        ]
-        for hit in hits
-    ]
-    show_table(columns, rows)
-    note(f"next: specllama hub info {hits[0].repo}")
+    listing(
+        as_json,
+        "repositories",
+        hits,
+        columns,
+        to_dict=lambda hit: {**asdict(hit), "pair": known[hit.repo]},
+        empty=f"nothing on the hub matches {text!r}",
+    )
+    if hits and not as_json:
+        note(f"next: specllama hub info {hits[0].repo}")
 
 
 @command.command("info")
@@ -118,7 +109,6 @@ def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
 
     For a model on this machine (a path, `tiny`, an Ollama name), show what its header says.
     """
-    from specllama.cli.listing import Column, note, show_table, size
     from specllama.models import pull
     from specllama.models.library import same_quant
     from specllama.models.sidecars import SIDECARS
@@ -129,64 +119,47 @@ def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
     client = _client(insecure)
     offered: list[dict[str, Any]] = []
     for role, hub in pull.expand(ref):
-        listing = client.listing(hub.repo, revision)
-        models = [m for m in listing.models if not hub.quant or same_quant(m.quant, hub.quant)]
+        there = client.listing(hub.repo, revision)
+        models = [m for m in there.models if not hub.quant or same_quant(m.quant, hub.quant)]
         if as_json:
-            offered.append(
-                {
-                    "repo": listing.repo,
-                    "role": role,
-                    "commit": listing.commit,
-                    "gated": listing.gated,
-                    "licence": listing.licence,
-                    "downloads": listing.downloads,
-                    "refused": list(listing.refused),
-                    "models": [
-                        {
-                            "quant": m.quant,
-                            "bytes": m.bytes,
-                            "files": [f.name for f in m.files],
-                            "complete": m.complete,
-                            "sidecar": m.sidecar or None,
-                        }
-                        for m in models
-                    ],
-                }
-            )
+            told = [
+                picked(m, "quant bytes complete", sidecar=m.sidecar or None)
+                | {"files": [f.name for f in m.files]}
+                for m in models
+            ]
+            names = "repo commit gated licence downloads refused"
+            offered.append(picked(there, names, role=role, models=told))
             continue
         facts = [
-            listing.licence,
-            "gated" if listing.gated else None,
-            f"commit {listing.commit[:8]}",
+            there.licence,
+            "gated" if there.gated else None,
+            f"commit {there.commit[:8]}",
         ]
-        note(f"{listing.repo}  ({', '.join(fact for fact in facts if fact)})")
+        note(f"{there.repo}  ({', '.join(fact for fact in facts if fact)})")
         columns = [
-            Column("quant"),
-            Column("size", "right"),
-            Column("parts", "right", drop=60),
-            Column("file", give=True),
-            Column("here", style="green"),
+            Column("quant", "quant"),
+            number("size", lambda m: size(m.bytes)),
+            number("parts", lambda m: len(m.files) if m.complete else "incomplete", drop=60),
+            Column(
+                "file",
+                lambda m: m.name + (f" ({SIDECARS[m.sidecar]})" if m.sidecar else ""),
+                give=True,
+            ),
+            Column("here", partial(_is_here, pull.repo_folder(hub.repo)), style="green"),
         ]
-        rows = [
-            [
-                m.quant or "",
-                size(m.bytes),
-                str(len(m.files)) if m.complete else "incomplete",
-                m.name + (f" ({SIDECARS[m.sidecar]})" if m.sidecar else ""),
-                "yes" if (pull.repo_folder(hub.repo) / m.name).is_file() else "",
-            ]
-            for m in models
-        ]
-        show_table(columns, rows)
-        for name in listing.refused:
+        show_table(models, columns)
+        for name in there.refused:
             note(f"refused, because its name is not safe or it has no digest: {name!r}")
     if as_json:
         output.document({"repositories": offered})
 
 
+def _is_here(folder: Path, model: RemoteModel) -> str:
+    return "yes" if (folder / model.name).is_file() else ""
+
+
 def _on_disk(ref: str) -> Path | None:
     """The file that a reference means, unless it is a name on the hub."""
-    from specllama.cli.listing import folders
     from specllama.models import catalog, refs
 
     if refs.plain(ref) == ref and Path(ref).expanduser().exists():
@@ -203,15 +176,8 @@ def _show_file(path: Path, as_json: bool) -> None:
 
     header, summary = read_header(path), summarize(path)
     if as_json:
-        output.document(
-            {
-                "file": {
-                    **header.to_dict(),
-                    "sidecar": summary.sidecar,
-                    "reason": summary.reason,
-                }
-            }
-        )
+        told = picked(summary, "sidecar reason")
+        output.document({"file": {**header.to_dict(), **told}})
     else:
         show_header(header, summary)
 
@@ -235,7 +201,6 @@ def pull_command(
 ) -> None:
     """Download models. Run the same command again to resume an interrupted download."""
     from specllama.cli.hub_pull import check_headers, fetch, say_next_step
-    from specllama.cli.listing import note, size
     from specllama.models import hub, pull
 
     wanted = [found for ref in refs for found in pull.expand(ref, with_draft=not no_draft)]
@@ -289,44 +254,29 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
     With FOLDER, list the models below that folder instead.
     """
     from specllama.cli.hub_views import short, show_sidecars, show_usable
-    from specllama.cli.listing import (
-        Column,
-        folders,
-        note,
-        show_table,
-        without_name,
-    )
     from specllama.models import library
     from specllama.models.summaries import list_models
 
     models = library.scan_folder(folder) if folder else library.scan(folders())
     listed = list_models([model for model in models if model.owned or not mine])
     if as_json:
-        output.document(
-            {
-                "models": [
-                    {
-                        "ref": item.model.ref,
-                        "path": str(item.model.path),
-                        "source": item.model.source,
-                        "bytes": item.model.bytes,
-                        "complete": item.model.complete,
-                        "used": item.model.used,
-                        "drafts": list(item.drafts),
-                        **item.summary.to_dict(),
-                    }
-                    for item in listed
-                ]
-            }
-        )
+        names = "ref path source bytes complete used"
+        told = [
+            picked(item.model, names, drafts=item.drafts) | asdict(item.summary) for item in listed
+        ]
+        output.document({"models": told})
         return
     show_usable([item for item in listed if item.summary.usable])
     show_sidecars([item for item in listed if item.summary.sidecar])
     refused = [item for item in listed if not (item.summary.usable or item.summary.sidecar)]
     if refused:
         note(f"{len(refused)} more cannot be run:")
-        rows = [["✗", short(item.model), without_name(item.summary.reason)] for item in refused]
-        show_table([Column(""), Column("file", give=True), Column("why", give=True)], rows)
+        columns = [
+            Column("", lambda item: "✗"),
+            Column("file", lambda item: short(item.model), give=True),
+            Column("why", lambda item: without_name(item.summary.reason), give=True),
+        ]
+        show_table(refused, columns)
     if not listed:
         note("no models here; to find a pair that fits: specllama hub pairs --fits")
 
@@ -337,7 +287,6 @@ def _find(ref: str) -> LocalModel:
     Raises:
         ModelUnavailable: there is none.
     """
-    from specllama.cli.listing import folders
     from specllama.models import library
     from specllama.models.refs import resolve
 
@@ -353,7 +302,6 @@ def _find(ref: str) -> LocalModel:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def rm(refs: tuple[str, ...], yes: bool) -> None:
     """Delete models that specllama pulled. Models of other tools are never touched."""
-    from specllama.cli.listing import note, size
     from specllama.models import receipts
 
     models = [_find(ref) for ref in refs]
@@ -374,7 +322,6 @@ def verify(refs: tuple[str, ...], as_json: bool) -> None:
 
     Of a file whose digest is not known, the header and the lengths of its tensors are checked.
     """
-    from specllama.cli.listing import Column, note, show_table
     from specllama.cli.progress import hash_progress
     from specllama.models import library, receipts
 
@@ -384,14 +331,12 @@ def verify(refs: tuple[str, ...], as_json: bool) -> None:
         with hash_progress(sum(model.bytes for model in models)) as advanced:
             for model in models:
                 verdicts += receipts.verify(model, advanced)
-    if as_json:
-        files = [{"path": str(v.path), "status": v.status, "detail": v.detail} for v in verdicts]
-        output.document({"files": files})
-    elif verdicts:
-        columns = [Column("status"), Column("file", give=True), Column("detail", give=True)]
-        show_table(columns, [[v.status, v.path.name, v.detail] for v in verdicts])
-    else:
-        note("nothing was pulled yet")
+    columns = [
+        Column("status", "status"),
+        Column("file", lambda verdict: verdict.path.name, give=True),
+        Column("detail", "detail", give=True),
+    ]
+    listing(as_json, "files", verdicts, columns, empty="nothing was pulled yet")
     bad = [v for v in verdicts if not v.sound]
     if bad:
         raise ModelUnavailable(
@@ -405,14 +350,9 @@ def verify(refs: tuple[str, ...], as_json: bool) -> None:
 @json_option
 def path(ref: str | None, as_json: bool) -> None:
     """Print where models are kept, or where one model is."""
-    from specllama.cli.listing import folders
     from specllama.models.refs import resolve
 
-    found = str(resolve(ref, folders=folders()) if ref else paths.models_dir())
-    if as_json:
-        output.document({"path": found})
-    else:
-        output.line(found)
+    show_path(as_json, resolve(ref, folders=folders()) if ref else paths.models_dir())
 
 
 @command.command("pairs")
@@ -431,7 +371,6 @@ def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json
     With NAME, show one pair with its repositories, the reason and its source.
     """
     from specllama.cli.hub_views import show_pair, show_pairs
-    from specllama.cli.listing import note, size
     from specllama.models import catalog, fit
 
     machine = fit.machine_memory() if memory_gb is None else memory_gb * 1e9

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from specllama.cli.listing import context, note, params, size
+
 if TYPE_CHECKING:
     from specllama.models.hub import HubClient
     from specllama.models.pull import PullItem
@@ -12,7 +14,6 @@ if TYPE_CHECKING:
 
 def fetch(client: HubClient, item: PullItem) -> None:
     """Download what is missing of one model, with a bar; say how to resume if interrupted."""
-    from specllama.cli.listing import note
     from specllama.cli.progress import transfer_progress
     from specllama.models import pull
     from specllama.signals import Interrupted
@@ -28,7 +29,6 @@ def fetch(client: HubClient, item: PullItem) -> None:
 
 def check_headers(items: list[PullItem]) -> None:
     """Read what arrived, so that a file that cannot run is known now, not at the first chat."""
-    from specllama.cli.listing import context, note, params, size
     from specllama.errors import SpecllamaError
     from specllama.models.gguf import read_header
     from specllama.models.loadable import check_loadable
@@ -54,7 +54,6 @@ def check_headers(items: list[PullItem]) -> None:
 
 def say_next_step(refs: Sequence[str], items: list[PullItem]) -> None:
     """Which command uses what was pulled."""
-    from specllama.cli.listing import note
     from specllama.models import catalog
     from specllama.models.sidecars import HEAD_KINDS, SIDECARS
 

@@ -7,13 +7,21 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from specllama.cli.listing import Column, context, params, show_table, size
+from specllama.cli.listing import (
+    Column,
+    context,
+    note,
+    number,
+    params,
+    show_facts,
+    show_table,
+    size,
+)
 
 if TYPE_CHECKING:
     from specllama.models.catalog import CatalogPair
     from specllama.models.gguf import GgufHeader
     from specllama.models.library import LocalModel
-    from specllama.models.refs import HubRef
     from specllama.models.summaries import Listed, Summary
 
 FIT_WORDS = {"yes": "✓", "tight": "tight", "no": "–"}
@@ -30,57 +38,48 @@ def quant_words(quants: tuple[str, ...]) -> str:
 def show_usable(listed: Sequence[Listed]) -> None:
     """Models that can be run, and what drafts for them."""
     columns = [
-        Column("model", give=True),
-        Column("params", "right"),
-        Column("quant"),
-        Column("size", "right"),
-        Column("context", "right", drop=70),
-        Column("arch", drop=110),
-        Column("from", drop=90),
-        Column("used", drop=100),
-        Column("drafts that fit", give=True, style="green"),
+        Column("model", lambda one: short(one.model), give=True),
+        number("params", lambda one: params(one.summary.n_params)),
+        Column("quant", lambda one: one.summary.quantization),
+        Column("size", _size, right=True),
+        number("context", lambda one: context(one.summary.context_length), drop=70),
+        Column("arch", lambda one: one.summary.architecture, drop=110),
+        Column("from", lambda one: one.model.source, drop=90),
+        Column("used", lambda one: _ago(one.model.used), drop=100),
+        Column("drafts that fit", _first_draft, give=True, style="green"),
     ]
-    rows = [
-        [
-            short(item.model),
-            params(item.summary.n_params),
-            item.summary.quantization,
-            size(item.model.bytes) + ("" if item.model.complete else " (parts missing)"),
-            context(item.summary.context_length),
-            item.summary.architecture,
-            item.model.source,
-            _ago(item.model.used),
-            item.drafts[0] + (f" +{len(item.drafts) - 1}" if len(item.drafts) > 1 else "")
-            if item.drafts
-            else "",
-        ]
-        for item in sorted(listed, key=lambda i: (i.model.source, i.model.ref))
-    ]
-    if rows:
-        show_table(columns, rows)
+    if listed:
+        show_table(sorted(listed, key=lambda i: (i.model.source, i.model.ref)), columns)
+
+
+def _size(one: Listed) -> str:
+    return size(one.model.bytes) + ("" if one.model.complete else " (parts missing)")
+
+
+def _first_draft(one: Listed) -> str:
+    more = f" +{len(one.drafts) - 1}" if len(one.drafts) > 1 else ""
+    return one.drafts[0] + more if one.drafts else ""
 
 
 def show_header(header: GgufHeader, summary: Summary) -> None:
     """What one file on disk says of itself."""
-    from specllama.cli.listing import note
     from specllama.models.nextn import nextn_blocks
     from specllama.models.sidecars import HEAD_KINDS, SIDECARS
 
     kind = summary.sidecar
-    rows = [
-        ["name", header.name],
-        ["architecture", f"{header.architecture}, {header.block_count} layers"],
-        ["parameters", params(header.n_params)],
-        ["quantisation", f"{header.quantization}, {size(header.file_bytes)}"],
-        ["context", f"{header.context_length:,} tokens"],
-        ["tokenizer", f"{header.tokenizer_model}, {header.vocab_size:,} tokens"],
-        ["chat template", "yes" if header.chat_template else "no"],
-        ["NextN layers", str(nextn_blocks(header)) if nextn_blocks(header) else ""],
-        ["licence", header.text("general.license") or ""],
-        ["what it is", SIDECARS[kind] if kind else ""],
-    ]
-    columns = [Column("file"), Column(str(header.path), give=True)]
-    show_table(columns, [row for row in rows if row[1]])
+    facts = {
+        "name": header.name,
+        "architecture": f"{header.architecture}, {header.block_count} layers",
+        "parameters": params(header.n_params),
+        "quantisation": f"{header.quantization}, {size(header.file_bytes)}",
+        "context": f"{header.context_length:,} tokens",
+        "tokenizer": f"{header.tokenizer_model}, {header.vocab_size:,} tokens",
+        "chat template": "yes" if header.chat_template else "no",
+        "NextN layers": nextn_blocks(header) or "",
+        "licence": header.text("general.license"),
+        "what it is": SIDECARS[kind] if kind else "",
+    }
+    show_facts("file", str(header.path), facts)
     if kind in HEAD_KINDS:
         note(f"next: specllama chat -m TARGET --head {header.path}")
     elif summary.reason:
@@ -91,23 +90,21 @@ def show_header(header: GgufHeader, summary: Summary) -> None:
 
 def show_sidecars(listed: Sequence[Listed]) -> None:
     """Heads, projectors and the like: what they are, and what they are for."""
-    from specllama.cli.listing import note
     from specllama.models.sidecars import HEAD_KINDS, SIDECARS
 
     if not listed:
         return
     note("files that go with a model:")
-    rows = [
-        [
-            short(item.model),
-            SIDECARS[item.summary.sidecar],
-            size(item.model.bytes),
-            "--head" if item.summary.sidecar in HEAD_KINDS else "not used by specllama",
-        ]
-        for item in listed
+    columns = [
+        Column("file", lambda one: short(one.model), give=True),
+        Column("what it is", lambda one: SIDECARS[one.summary.sidecar]),
+        number("size", lambda one: size(one.model.bytes)),
+        Column(
+            "use",
+            lambda one: "--head" if one.summary.sidecar in HEAD_KINDS else "not used by specllama",
+        ),
     ]
-    columns = [Column("file", give=True), Column("what it is"), Column("size", "right")]
-    show_table([*columns, Column("use")], rows)
+    show_table(listed, columns)
 
 
 def short(model: LocalModel) -> str:
@@ -129,58 +126,42 @@ def show_pairs(entries: Sequence[tuple[CatalogPair, str]]) -> None:
     """The catalogue, one line a pair."""
     from specllama.models import library, refs
 
-    here = library.scan()
+    here, fits = library.scan(), {pair.name: verdict for pair, verdict in entries}
+
+    def is_here(pair: CatalogPair) -> bool:
+        target = refs.HubRef(pair.target.repo, pair.target.quant)
+        return any(refs.matches(model, target) for model in here)
+
     columns = [
-        Column("fits", style="green"),
-        Column("name", style="bold"),
-        Column("target", "right"),
-        Column("draft with"),
-        Column("size", "right"),
-        Column("memory", "right"),
-        Column("here", style="green"),
-        Column("why", cut=True, drop=100),
+        Column("fits", lambda pair: FIT_WORDS[fits[pair.name]], style="green"),
+        Column("name", "name", style="bold"),
+        number("target", lambda pair: params(pair.target.params)),
+        Column("draft with", _draft_words),
+        number("size", lambda pair: size(pair.bytes)),
+        number("memory", lambda pair: f"{pair.memory_gb:.0f} GB"),
+        Column("here", lambda pair: "yes" if is_here(pair) else "", style="green"),
+        Column("why", "why", cut=True, drop=100),
     ]
-    rows = [
-        [
-            FIT_WORDS[verdict],
-            pair.name,
-            params(pair.target.params),
-            _draft_words(pair),
-            size(pair.bytes),
-            f"{pair.memory_gb:.0f} GB",
-            "yes" if any(refs.matches(model, _target_ref(pair)) for model in here) else "",
-            pair.why,
-        ]
-        for pair, verdict in entries
-    ]
-    show_table(columns, rows)
+    show_table([pair for pair, _ in entries], columns)
 
 
 def show_pair(pair: CatalogPair, verdict: str, machine: float) -> None:
     """One pair with everything that is known about it."""
-    rows = [
-        ["why", pair.why],
-        ["target", f"{pair.target.ref}  {params(pair.target.params)}, {size(pair.target.bytes)}"],
-        [
-            "draft",
-            f"{pair.draft.ref}  {params(pair.draft.params)}, {size(pair.draft.bytes)}"
-            if pair.draft is not None
-            else _draft_words(pair),
-        ],
-        *([["head", f"specllama hub pull {pair.head}"]] if pair.head else []),
-        *([["not here", pair.cannot]] if pair.cannot else []),
-        ["memory", f"{pair.memory_gb:.0f} GB; this machine: {size(machine)}, {verdict}"],
-        ["licence", pair.licence],
-        ["source", pair.source],
-        ["checked", f"{'on the hub' if pair.checked else 'no'}, {pair.date}"],
-    ]
-    show_table([Column(pair.name, style="bold"), Column(pair.family, give=True)], rows)
-
-
-def _target_ref(pair: CatalogPair) -> HubRef:
-    from specllama.models.refs import HubRef
-
-    return HubRef(pair.target.repo, pair.target.quant)
+    draft = pair.draft
+    facts = {
+        "why": pair.why,
+        "target": f"{pair.target.ref}  {params(pair.target.params)}, {size(pair.target.bytes)}",
+        "draft": _draft_words(pair)
+        if draft is None
+        else f"{draft.ref}  {params(draft.params)}, {size(draft.bytes)}",
+        "head": f"specllama hub pull {pair.head}" if pair.head else "",
+        "not here": pair.cannot,
+        "memory": f"{pair.memory_gb:.0f} GB; this machine: {size(machine)}, {verdict}",
+        "licence": pair.licence,
+        "source": pair.source,
+        "checked": f"{'on the hub' if pair.checked else 'no'}, {pair.date}",
+    }
+    show_facts(pair.name, pair.family, facts, style="bold")
 
 
 def _draft_words(pair: CatalogPair) -> str:

@@ -1,12 +1,18 @@
-"""Tables on stdout: fitted to the terminal, plain and unfolded when piped. Light until used."""
+"""What a command lists: a table that is fitted to the terminal and plain in a pipe, or JSON.
+
+A table is written once, as columns; each says its title and how it shows an item. Light until used.
+"""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from specllama.cli import diagnostics, output
 
@@ -16,21 +22,48 @@ if TYPE_CHECKING:
 GB, MB = 1e9, 1e6
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table.
 
     Attributes:
+        cell: what it shows of an item; the name of an attribute or key will do. "" takes the cell
+            at the same place of an item that is a row already.
+        right: align numbers.
         give: fold it when the terminal is too narrow; ``cut``: end it with an ellipsis instead.
         drop: hide it below this terminal width.
     """
 
     title: str
-    align: Literal["left", "right"] = "left"
+    cell: Callable[[Any], object] | str = ""
+    right: bool = False
     style: str = ""
     give: bool = False
     cut: bool = False
     drop: int = 0
+
+    def text(self, item: Any, place: int) -> str:
+        """The cell of an item; "" where there is nothing to show."""
+        if callable(self.cell):
+            found = self.cell(item)
+        elif not self.cell:
+            found = item[place]
+        else:
+            found = item[self.cell] if isinstance(item, Mapping) else getattr(item, self.cell)
+        return "" if found is None else clean(found)
+
+
+def number(title: str, cell: Callable[[Any], object] | str = "", *, drop: int = 0) -> Column:
+    """A column of figures."""
+    return Column(title, cell, right=True, drop=drop)
+
+
+def picked(item: object, names: str, **more: object) -> dict[str, object]:
+    """These attributes of an item, and more, as an object of JSON."""
+    return {name: getattr(item, name) for name in names.split()} | more
 
 
 def size(n_bytes: float) -> str:
@@ -78,33 +111,69 @@ def console(*, err: bool = False) -> Console:
     return Console(file=stream, width=width, highlight=False, markup=False, soft_wrap=False)
 
 
-def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table. Piped: one line a row, columns two spaces apart, nothing cut or hidden."""
+def listing(
+    as_json: bool,
+    name: str,
+    items: Sequence[Any],
+    columns: Sequence[Column],
+    *,
+    to_dict: Callable[[Any], object] = lambda item: item,
+    empty: str = "",
+) -> None:
+    """The whole answer of a command that lists items.
+
+    Args:
+        name: of the list in the JSON object; each item is what ``to_dict`` says.
+        empty: said on stderr in place of an empty table.
+    """
+    if as_json:
+        output.document({name: [to_dict(item) for item in items]})
+    elif items:
+        show_table(items, columns)
+    else:
+        note(empty)
+
+
+def show_facts(title: str, value: str, facts: Mapping[str, object], *, style: str = "") -> None:
+    """A table of two columns; a fact that is "" is left out."""
+    rows = [row for row in facts.items() if row[1]]
+    show_table(rows, [Column(title, style=style), Column(value, give=True)])
+
+
+def show_table(items: Iterable[Any], columns: Sequence[Column]) -> None:
+    """Print a table. Piped: one line an item, columns two spaces apart, nothing cut or hidden."""
+    cells = [[column.title for column in columns]]
+    cells += [[column.text(item, i) for i, column in enumerate(columns)] for item in items]
+    most = [max(map(len, column)) for column in zip(*cells, strict=True)]
     if not sys.stdout.isatty():
-        _plain(columns, rows)
+        for line in cells:
+            aligned = (
+                cell.rjust(most[i]) if column.right else cell.ljust(most[i])
+                for i, (cell, column) in enumerate(zip(line, columns, strict=True))
+            )
+            output.line("  ".join(aligned).rstrip())
         return
     from rich.table import Table
     from rich.text import Text
 
     width = shutil.get_terminal_size().columns
-    cells = [[column.title, *(clean(row[i]) for row in rows)] for i, column in enumerate(columns)]
     kept = [i for i, column in enumerate(columns) if width >= column.drop]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for i in kept:
         column = columns[i]
         table.add_column(
             column.title,
-            justify=column.align,
+            justify="right" if column.right else "left",
             style=column.style or None,
             no_wrap=not column.give,
             overflow="fold" if column.give else "ellipsis",
             header_style="bold underline",
             # columns that must not fold keep their width; the others share the rest
-            min_width=None if column.give or column.cut else max(map(len, cells[i]), default=0),
+            min_width=None if column.give or column.cut else most[i],
         )
-    fixed = sum(max(map(len, cells[i])) + 2 for i in kept if not columns[i].cut)
-    for n in range(1, len(rows) + 1):
-        row = [_cut(cells[i][n], width - fixed) if columns[i].cut else cells[i][n] for i in kept]
+    fixed = sum(most[i] + 2 for i in kept if not columns[i].cut)
+    for line in cells[1:]:
+        row = [_cut(line[i], width - fixed) if columns[i].cut else line[i] for i in kept]
         table.add_row(*map(Text, row))
     console().print(table)
 
@@ -113,15 +182,17 @@ def _cut(text: str, room: int) -> str:
     return text if len(text) <= room else text[: max(room - 1, 1)].rstrip() + "…"
 
 
-def _plain(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    lines = [[column.title for column in columns], *([clean(c) for c in row] for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-    for line in lines:
-        cells = [
-            cell.rjust(widths[i]) if columns[i].align == "right" else cell.ljust(widths[i])
-            for i, cell in enumerate(line)
-        ]
-        output.line("  ".join(cells).rstrip())
+def show_path(as_json: bool, path: object) -> None:
+    """The whole answer of a command that says where something is."""
+    if as_json:
+        output.document({"path": str(path)})
+    else:
+        output.line(str(path))
+
+
+def when(seconds: float) -> str:
+    """A moment in seconds since 1970, in local time: 2026-11-21 09:30."""
+    return datetime.fromtimestamp(seconds).isoformat(" ", "minutes")
 
 
 def note(text: str) -> None:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import csv
 import io
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
 from specllama.cli import charts, completing, diagnostics, output
-from specllama.cli.listing import Column, show_table
+from specllama.cli.listing import (
+    Column,
+    json_option,
+    listing,
+    number,
+    picked,
+    show_path,
+    show_table,
+)
 from specllama.cli.log_delete import rm, texts
 from specllama.cli.printer import MEASURE, percent, rate, round_glyphs, statistics_line
 from specllama.errors import StoreError, UsageError
-from specllama.events import RoundDone
+from specllama.events import RoundDone, Verdict
 from specllama.paths import rounds_dir
 from specllama.stats import SpecStats
 from specllama.store import summary
@@ -44,7 +52,6 @@ Every log is a JSON Lines file, so other tools read it as it is:
 run_argument = click.argument(
     "run", default="last", metavar="[RUN]", shell_complete=completing.runs
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 @click.group("log", epilog=EPILOG)
@@ -73,39 +80,19 @@ def ls(limit: int, as_json: bool) -> None:
             runs.append(summary.run_dict(read_run(path)))
         except StoreError as error:
             diagnostics.warn(error.message)
-    if as_json:
-        output.document({"runs": runs})
-        return
-    if not runs:
-        diagnostics.note("there is no round log yet; make one: specllama run 'Hello'")
-        return
-    show_table(
-        [
-            Column("run"),
-            Column("command", drop=90),
-            Column("target", give=True),
-            Column("draft", give=True, drop=110),
-            Column("rounds", "right"),
-            Column("tokens", "right"),
-            Column("kept", "right"),
-            Column("tok/s", "right"),
-            Column("", drop=80),
-        ],
-        [
-            [
-                run["run"],
-                run["command"] or "?",
-                run["target"] or "?",
-                run["draft"] or "–",
-                str(run["rounds"]),
-                str(run["emitted"]),
-                percent(run["acceptance_rate"]),
-                rate(run["tok_per_s"]),
-                "" if run["complete"] else "unfinished",
-            ]
-            for run in runs
-        ],
-    )
+    columns = [
+        Column("run", "run"),
+        Column("command", lambda run: run["command"] or "?", drop=90),
+        Column("target", lambda run: run["target"] or "?", give=True),
+        Column("draft", lambda run: run["draft"] or "–", give=True, drop=110),
+        number("rounds", "rounds"),
+        number("tokens", "emitted"),
+        number("kept", lambda run: percent(run["acceptance_rate"])),
+        number("tok/s", lambda run: rate(run["tok_per_s"])),
+        Column("", lambda run: "" if run["complete"] else "unfinished", drop=80),
+    ]
+    empty = "there is no round log yet; make one: specllama run 'Hello'"
+    listing(as_json, "runs", runs, columns, empty=empty)
 
 
 @command.command("show")
@@ -176,18 +163,11 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
                 "verdict": verdict.to_dict(),
                 "by_source": {k: summary.stats_dict(v) for k, v in sources.items()},
                 "by_position": [
-                    {
-                        "position": p.depth,
-                        "drafted": p.drafted,
-                        "accepted": p.accepted,
-                        "of_rounds": p.of_rounds,
-                        "of_drafted": p.of_drafted,
-                    }
+                    picked(p, "drafted accepted of_rounds of_drafted", position=p.depth)
                     for p in positions
                 ],
                 "by_time": [
-                    {"begin_s": s.begin_s, "end_s": s.end_s, "tok_per_s": s.tok_per_s}
-                    | summary.stats_dict(s.stats)
+                    picked(s, "begin_s end_s tok_per_s") | summary.stats_dict(s.stats)
                     for s in in_time
                 ],
             }
@@ -201,25 +181,18 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
     output.line(lead(verdict, MEASURE))
     if told := details(verdict, both=True):
         output.line(" · ".join(told))
-    speeds = {
-        source: f"{one.ratio:.2f}×" if one.ratio else "–"
-        for source, one in by_source(passes).items()
-    }
-    _show_groups("by source", "source", sources, ("speed", speeds))
+    speeds = by_source(passes)
+    _show_groups("by source", "source", sources, "speed", lambda name: _speed(speeds.get(name)))
     if positions:
         output.line()
         output.line("by position in the draft")
         for text in charts.position_chart(positions, 20):
             output.line(text)
     if in_time:
+        slices_ = {f"{s.begin_s:.2f}–{s.end_s:.2f}": s for s in in_time}
+        groups = {name: s.stats for name, s in slices_.items()}
         _show_groups(
-            "by time",
-            "seconds",
-            {f"{s.begin_s:.2f}–{s.end_s:.2f}": s.stats for s in in_time},
-            (
-                "tok/s",
-                {f"{s.begin_s:.2f}–{s.end_s:.2f}": _number(s.tok_per_s) for s in in_time},
-            ),
+            "by time", "seconds", groups, "tok/s", lambda name: _number(slices_[name].tok_per_s)
         )
     for record in records:
         _say_skipped(record)
@@ -321,10 +294,7 @@ def export(run: str, form: str, target: Path | None) -> None:
 def path_(run: str | None, as_json: bool) -> None:
     """Print where the logs are; with RUN, the path of that log."""
     found = rounds_dir() if run is None else find_run(run)
-    if as_json:
-        output.document({"path": str(found)})
-    else:
-        output.line(str(found))
+    show_path(as_json, found)
 
 
 def _headline(record: RunRecord) -> list[str]:
@@ -401,29 +371,27 @@ def _show_groups(
     title: str,
     column: str,
     groups: dict[str, SpecStats],
-    last: tuple[str, dict[str, str]],
+    last: str,
+    told: Callable[[str], str],
 ) -> None:
     output.line()
     output.line(f"{title}: mean acceptance length, draft and verify in ms per round")
-    head, values = last
-    heads = [column, "rounds", "guesses", "kept", "of all", "length", "draft", "verify", head]
-    rows: list[list[Any]] = []
-    for name, group in groups.items():
-        per_round = max(group.rounds, 1)
-        rows.append(
-            [
-                name,
-                str(group.rounds),
-                str(group.drafted),
-                str(group.accepted),
-                percent(group.acceptance_rate),
-                _number(group.mean_acceptance_length, 2),
-                _number(group.draft_ms / per_round, 2),
-                _number(group.verify_ms / per_round, 2),
-                values.get(name, "–"),
-            ]
-        )
-    show_table([Column(head, "left" if i == 0 else "right") for i, head in enumerate(heads)], rows)
+    columns = [
+        Column(column, lambda item: item[0]),
+        number("rounds", lambda item: item[1].rounds),
+        number("guesses", lambda item: item[1].drafted),
+        number("kept", lambda item: item[1].accepted),
+        number("of all", lambda item: percent(item[1].acceptance_rate)),
+        number("length", lambda item: _number(item[1].mean_acceptance_length, 2)),
+        number("draft", lambda item: _number(item[1].draft_ms / max(item[1].rounds, 1), 2)),
+        number("verify", lambda item: _number(item[1].verify_ms / max(item[1].rounds, 1), 2)),
+        number(last, lambda item: told(item[0])),
+    ]
+    show_table(groups.items(), columns)
+
+
+def _speed(verdict: Verdict | None) -> str:
+    return f"{verdict.ratio:.2f}×" if verdict is not None and verdict.ratio else "–"
 
 
 def _number(value: float | None, digits: int = 1) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
-from specllama.cli import completing, diagnostics, output
+from specllama.cli import completing, diagnostics
 from specllama.cli.asking import confirm
-from specllama.cli.listing import Column, show_table, size
+from specllama.cli.listing import Column, json_option, listing, number, size, when
 from specllama.errors import StoreError, UsageError
 from specllama.paths import rounds_dir
 from specllama.store.rounds import delete_run, find_run, list_runs
@@ -68,7 +67,7 @@ def rm(runs: tuple[str, ...], every: bool, yes: bool) -> None:
 @click.argument("tokenizers", nargs=-1, metavar="[TOKENIZER]...")
 @click.option("--delete", is_flag=True, help="Delete what is listed.")
 @yes_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option
 def texts(tokenizers: tuple[str, ...], delete: bool, yes: bool, as_json: bool) -> None:
     """List or delete the texts kept for suffix decoding.
 
@@ -84,30 +83,14 @@ def texts(tokenizers: tuple[str, ...], delete: bool, yes: bool, as_json: bool) -
                 f"the texts of {file.tokenizer} are damaged: behind the first {file.texts} they "
                 "cannot be read"
             )
-    if as_json:
-        output.document({"texts": [file.to_dict() for file in found]})
-    elif not found:
-        diagnostics.note("no texts are kept; --keep-texts keeps them")
-    else:
-        show_table(
-            [
-                Column("tokenizer"),
-                Column("texts", "right"),
-                Column("tokens", "right"),
-                Column("size", "right"),
-                Column("last used", drop=80),
-            ],
-            [
-                [
-                    file.tokenizer,
-                    str(file.texts),
-                    str(file.tokens),
-                    size(file.file_bytes),
-                    datetime.fromtimestamp(file.modified_s).isoformat(" ", "minutes"),
-                ]
-                for file in found
-            ],
-        )
+    columns = [
+        Column("tokenizer", "tokenizer"),
+        number("texts", "texts"),
+        number("tokens", "tokens"),
+        number("size", lambda file: size(file.file_bytes)),
+        Column("last used", lambda file: when(file.modified_s), drop=80),
+    ]
+    listing(as_json, "texts", found, columns, empty="no texts are kept; --keep-texts keeps them")
     if not delete or not found:
         return
     kept = sum(file.texts for file in found)

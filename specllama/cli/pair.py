@@ -9,6 +9,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama.cli import completing, loading, output
+from specllama.cli.listing import (
+    Column,
+    context,
+    folders,
+    json_option,
+    note,
+    number,
+    params,
+    picked,
+    show_facts,
+    show_table,
+    size,
+    without_name,
+)
 from specllama.cli.options import LOADING, GroupedCommand, resolve, settings_options
 from specllama.errors import PairIncompatible
 
@@ -39,7 +53,7 @@ MEASURE_PROMPTS = (
 @click.argument("target", shell_complete=completing.models)
 @click.argument("drafts", nargs=-1, shell_complete=completing.models)
 @click.option("--measure", is_flag=True, help="Run the best draft and see whether it pays.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option
 @settings_options(only=[name for name in LOADING if name not in ("model", "draft-model")])
 def command(
     target: str,
@@ -53,7 +67,6 @@ def command(
     Only headers are read; no weights are loaded without --measure. Without DRAFTS, every model on
     this machine and the catalogue's draft are considered. A folder stands for the files below it.
     """
-    from specllama.cli.listing import folders
     from specllama.engine.heads import survey
     from specllama.models import doctor, memory, refs
     from specllama.models.gguf import read_header
@@ -79,10 +92,7 @@ def command(
                 "memory_available": memory.available_memory(),
                 "gpus": [gpu.to_dict() for gpu in _gpus()],
                 "drafts": [finding.to_dict() for finding in findings],
-                "methods": [
-                    {"name": way.name, "available": way.available, "reason": way.reason}
-                    for way in ways
-                ],
+                "methods": [picked(way, "name available reason") for way in ways],
                 "measured": None if measured is None else measured.to_dict(),
             }
         )
@@ -153,7 +163,6 @@ def _with_heads_here(
 
 
 def _show_table(header: GgufHeader, target: str, findings: list[Finding]) -> None:
-    from specllama.cli.listing import Column, note, params, show_table, size
 
     note(
         f"target {target}: {header.architecture}, {params(header.n_params)} parameters,"
@@ -163,44 +172,31 @@ def _show_table(header: GgufHeader, target: str, findings: list[Finding]) -> Non
         note("no other model is on this machine; to find one: specllama hub pairs")
         return
     columns = [
-        Column("fits", style="green"),
-        Column("draft", give=True),
-        Column("params", "right"),
-        Column("ratio", "right", drop=60),
-        Column("same", "right"),
-        Column("needs", "right", drop=90),
-        Column("memory", "right", drop=90),
-        Column("what to know", give=True),
+        Column("fits", _mark, style="green"),
+        Column("draft", lambda one: one.candidate.ref, give=True),
+        number("params", lambda one: params(one.params) if one.params else ""),
+        number("ratio", _ratio, drop=60),
+        number("same", lambda one: f"{100 * one.report.shared:.0f} %" if one.report else ""),
+        number("needs", _needs, drop=90),
+        number("memory", lambda one: size(one.memory.required) if one.memory else "", drop=90),
+        Column("what to know", _verdict, give=True),
     ]
-    rows = []
-    for finding in findings:
-        report = finding.report
-        rows.append(
-            [
-                _mark(finding),
-                finding.candidate.ref,
-                params(finding.params) if finding.params else "",
-                _ratio(finding),
-                f"{100 * report.shared:.0f} %" if report else "",
-                f"> {finding.required:.0%}" if finding.required is not None else "",
-                size(finding.memory.required) if finding.memory else "",
-                _verdict(finding),
-            ]
-        )
-    show_table(columns, rows)
+    show_table(findings, columns)
     note("same: ids with the same text · needs: the acceptance above which drafting can pay")
     _show_next(target, findings)
 
 
 def _show_ways(ways: tuple[MethodInfo, ...]) -> None:
-    from specllama.cli.listing import Column, show_table
 
-    rows = [[("✓" if way.available else "·"), way.name, way.reason] for way in ways]
-    show_table([Column(""), Column("--proposer"), Column("what is missing", give=True)], rows)
+    columns = [
+        Column("", lambda way: "✓" if way.available else "·"),
+        Column("--proposer", "name"),
+        Column("what is missing", "reason", give=True),
+    ]
+    show_table(ways, columns)
 
 
 def _show_next(target: str, findings: list[Finding]) -> None:
-    from specllama.cli.listing import note
 
     best = next((finding for finding in findings if finding.useful), None)
     pullable = next((f for f in findings if f.candidate.path is None), None)
@@ -212,6 +208,10 @@ def _show_next(target: str, findings: list[Finding]) -> None:
         note("none fits; speculation works without a draft model, too: --proposer ngram")
 
 
+def _needs(finding: Finding) -> str:
+    return "" if finding.required is None else f"> {finding.required:.0%}"
+
+
 def _mark(finding: Finding) -> str:
     if finding.candidate.path is None:
         return "↓"
@@ -219,7 +219,6 @@ def _mark(finding: Finding) -> str:
 
 
 def _verdict(finding: Finding) -> str:
-    from specllama.cli.listing import without_name
 
     if finding.candidate.path is None:
         return finding.candidate.note
@@ -239,7 +238,6 @@ def _ratio(finding: Finding) -> str:
 
 def _show_one(header: GgufHeader, finding: Finding) -> None:
     """One draft: every check with its outcome."""
-    from specllama.cli.listing import Column, context, params, show_table
 
     report = finding.report
     rows: list[list[str]] = [["", "draft", f"{finding.candidate.ref}"]]
@@ -263,40 +261,23 @@ def _show_one(header: GgufHeader, finding: Finding) -> None:
         templates = {True: "the same", False: "different", None: "one has none"}
         rows.append(["·", "chat template", templates[report.same_template]])
         if finding.params:
-            rows.append(
-                [
-                    "✓" if report.good_size else "·",
-                    "size",
-                    f"{params(finding.params)} of {params(header.n_params)}, {_ratio(finding)}"
-                    " (1/10 to 1/30 is best)",
-                ]
-            )
-        rows.append(
-            [
-                "·",
-                "context",
-                f"{context(report.target_context)} and {context(report.draft_context)}",
-            ]
-        )
+            sizes = f"{params(finding.params)} of {params(header.n_params)}, {_ratio(finding)}"
+            mark = "✓" if report.good_size else "·"
+            rows.append([mark, "size", f"{sizes} (1/10 to 1/30 is best)"])
+        contexts = f"{context(report.target_context)} and {context(report.draft_context)}"
+        rows.append(["·", "context", contexts])
         if finding.reason and not report.problems:
             rows.append(["✗", "file", finding.reason])
     rows += _memory_rows(finding)
     if finding.required is not None:
-        rows.append(
-            [
-                "·",
-                "pays",
-                f"above an acceptance of {finding.required:.0%}, plus the cost of wider passes"
-                " (--measure finds out)",
-            ]
-        )
+        above = f"above an acceptance of {finding.required:.0%}, plus the cost of wider passes"
+        rows.append(["·", "pays", f"{above} (--measure finds out)"])
     rows += [["!", "", warning] for warning in finding.warnings]
     columns = [Column(""), Column("check"), Column(f"for {header.path.name}", give=True)]
-    show_table(columns, rows)
+    show_table(rows, columns)
 
 
 def _memory_rows(finding: Finding) -> list[list[str]]:
-    from specllama.cli.listing import size
     from specllama.models import memory
 
     need = finding.memory
@@ -343,7 +324,6 @@ def _measure(target: Path, draft: Path | None, options: EngineOptions) -> Measur
     """Run target and draft for a few seconds, plain and speculative in turn, at temperature 0."""
     import time
 
-    from specllama.cli.listing import note
     from specllama.events import RoundDone
     from specllama.models.doctor import Measured
     from specllama.settings.params import GenerateParams, SamplingParams
@@ -398,7 +378,6 @@ def _median(values: list[float]) -> float:
 
 
 def _show_measured(best: Finding, measured: Measured) -> None:
-    from specllama.cli.listing import Column, show_table
 
     verdicts = {
         True: "it pays here",
@@ -406,13 +385,13 @@ def _show_measured(best: Finding, measured: Measured) -> None:
         None: "too few drafts to tell: the machine is slow, or busy with something else",
     }
     accepted = "none was drafted" if measured.acceptance is None else f"{measured.acceptance:.0%}"
-    rows = [
-        ["target step", f"{measured.step_ms:.2f} ms"],
-        ["draft step", f"{measured.draft_ms:.2f} ms ({measured.draft_cost:.0%} of a target step)"],
-        ["verifying one more row", f"{measured.marginal:.0%} of a target step"],
-        ["acceptance needed", f"{measured.required:.0%}"],
-        ["acceptance seen", f"{accepted} of {measured.drafted} drafts, temperature 0"],
-        ["speed", f"{measured.plain:.0f} tok/s plain, {measured.speculative:.0f} with one draft"],
-        ["verdict", verdicts[measured.pays]],
-    ]
-    show_table([Column(f"measured with {best.candidate.ref}"), Column("", give=True)], rows)
+    facts = {
+        "target step": f"{measured.step_ms:.2f} ms",
+        "draft step": f"{measured.draft_ms:.2f} ms ({measured.draft_cost:.0%} of a target step)",
+        "verifying one more row": f"{measured.marginal:.0%} of a target step",
+        "acceptance needed": f"{measured.required:.0%}",
+        "acceptance seen": f"{accepted} of {measured.drafted} drafts, temperature 0",
+        "speed": f"{measured.plain:.0f} tok/s plain, {measured.speculative:.0f} with one draft",
+        "verdict": verdicts[measured.pays],
+    }
+    show_facts(f"measured with {best.candidate.ref}", "", facts)

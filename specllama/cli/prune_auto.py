@@ -107,10 +107,10 @@ def show(choice: Choice) -> None:
 
     columns = [
         Column("without", give=True),
-        Column("step", "right"),
+        Column("step", right=True),
         Column("accepted 1-4", give=True),
-        Column("best length", "right"),
-        Column("speed", "right"),
+        Column("best length", right=True),
+        Column("speed", right=True),
     ]
     rows = [
         [
@@ -122,7 +122,7 @@ def show(choice: Choice) -> None:
         ]
         for trial in choice.finalists
     ]
-    show_table(columns, rows)
+    show_table(rows, columns)
     more = "" if choice.complete else " (--search-seconds)"
     how = "" if choice.passes == "measured" else " (specllama tune measures it)"
     note(f"{choice.extent}{more}; cost of wider passes: {choice.passes}{how}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
@@ -13,14 +14,14 @@ from specllama.settings.params import GenerateParams, SamplingParams
 
 
 def json_ready(value: Any) -> Any:
-    """Plain data: no dataclasses or tuples, infinities and NaN as text, keys as strings."""
+    """Plain data: no dataclasses or tuples, paths, infinities and NaN as text, keys as strings."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {str(k): json_ready(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [json_ready(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, Path) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     return value
 
