@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
@@ -25,6 +26,15 @@ MOST_S = 0.05
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     with serving(table(tmp_path_factory.mktemp("loop"), n_ctx=16384)) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def _no_collector() -> Iterator[None]:
+    """The garbage collector looks through all that the test process holds."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 class Probe:
