@@ -57,3 +57,9 @@ def play(
     )  # fmt: skip
     window.finish()
     return done
+
+
+def begin_drafting(window: Controller, method: str) -> None:
+    """Who drafts with it, by the name of its method."""
+    paid = {"ngram": "", "suffix": "", "lookahead": "", "mixed": "draft"}.get(method, method)
+    window.drafts_with(method, paid)
