@@ -23,7 +23,7 @@ from specllama.engine.pace import CHUNK, Pace
 from specllama.errors import Cancelled, EngineError, PoolFull, SpecllamaError
 from specllama.events import Event, Finished
 from specllama.speculative.asking import Ask, Offer, Pass, Shared, grant
-from specllama.speculative.policy.budget import allocate
+from specllama.speculative.budget import allocate
 
 Said = tuple[int, Event | Exception]
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from specllama.arrays import IntArray, Row, Rows
-from specllama.speculative.policy.budget import Bid
+from specllama.speculative.budget import Bid
 from specllama.speculative.types import Draft
 
 if TYPE_CHECKING:

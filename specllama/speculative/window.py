@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specllama.speculative.asking import Bidder, Offer, Shared
+from specllama.speculative.budget import Bid
 from specllama.speculative.policy.baseline import PlainSteps
-from specllama.speculative.policy.budget import Bid
 from specllama.speculative.types import Draft, Room
 
 _PLENTY = 1e6  # tokens that may be lost: nothing is weighed

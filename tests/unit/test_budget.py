@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from specllama.speculative.policy.budget import Bid, allocate, growth
+from specllama.speculative.budget import Bid, allocate, growth
 
 RICH = 1e6
 

@@ -24,6 +24,7 @@ from specllama.backend.fake import FakeContext, FakeTable
 from specllama.bench.replay import Recorded, Spot, VirtualClock, _Copies, _Model, replay
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.asking import Asking, Offer, Pass, Shared, grant
+from specllama.speculative.budget import allocate
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.draft_tree import TreeDrafter
 from specllama.speculative.drafting.drafter import Drafter, Request
@@ -32,7 +33,6 @@ from specllama.speculative.drafting.merged import MergedDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
-from specllama.speculative.policy.budget import allocate
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -59,7 +59,7 @@ def balances(pair: Pair) -> str:
     return f"spare={ledger.spare:.6f} {own} pace={pace} level={level:.6f}"
 
 
-# -- recorded guesses, in plain steps ---------------------------------------------------------------
+# -- recorded guesses, in plain steps -----------------------------------------------------------
 
 
 class Head(_Model):
@@ -128,7 +128,7 @@ def guesses(
     return [*lines, balances(pair)]
 
 
-# -- real drafters over tables, some conversations at a time ----------------------------------------
+# -- real drafters over tables, some conversations at a time --------------------------------------
 
 
 def together(
@@ -155,11 +155,15 @@ def together(
         text = spoken.prompt + spoken.reply + spoken.prompt[:40]
         right = [True] * len(spoken.prompt) + spoken.right + [False] * 40
         script = Script(text, right)
-        draft = FakeContext(script, n_ctx=draft_ctx)
-        lane = FakeContext(Script(text) if temperature == 0.0 else FakeTable(V, seed=id))
+        table: FakeTable = Script(text)
+        guess: FakeTable = script
+        if temperature > 0.0:
+            table = FakeTable(V, seed=id)
+            guess = FakeTable(V, seed=id + 50, of=table, agreement=rate)
+        draft, lane = FakeContext(guess, n_ctx=draft_ctx), FakeContext(table)
         tokens = list(spoken.prompt)
         lane.forward(tokens[:-1], outputs="none")
-        tree = TreeDrafter(draft, n_vocab=V)
+        tree = TreeDrafter(draft, n_vocab=V, clock=clock)
         model = ChainDrafter(draft, n_vocab=V, clock=clock)
         script.start = lambda: (tree if method in ("tree", "merged") else model)._start
         drafter: Drafter = {
@@ -269,6 +273,7 @@ SCENARIOS: dict[str, Callable[[], list[str]]] = {
     "alone: tree, rejection": lambda: together(
         ["tree"], CHEAP, 0.05, rule="rejection", temperature=0.8
     ),
+    "alone: tree, hot": lambda: together(["tree"], CHEAP, 0.05, temperature=0.9, rate=0.8),
     "alone: mixed": lambda: together(["mixed"], MEASURED, 0.19, length=80),
     "alone: lookahead": lambda: together(["lookahead"], CHEAP, 0.05),
     "alone: short memory": lambda: together(["draft"], LONG, 0.05, draft_ctx=40),

@@ -15,6 +15,7 @@ import numpy as np
 from specllama.arrays import FloatArray
 from specllama.events import NO_GUESS
 from specllama.speculative.asking import Offer
+from specllama.speculative.budget import Bid, growth
 from specllama.speculative.drafting.method import drafts_at_once
 from specllama.speculative.policy.acceptance import (
     Acceptance,
@@ -24,7 +25,6 @@ from specllama.speculative.policy.acceptance import (
     match_features,
 )
 from specllama.speculative.policy.baseline import PlainSteps
-from specllama.speculative.policy.budget import Bid, growth
 from specllama.speculative.policy.costs import OUTLIER, Costs
 from specllama.speculative.policy.ledger import BEHIND, Ledger
 from specllama.speculative.types import Draft, Guess, Room
