@@ -243,19 +243,15 @@ def common(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def difference(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
-    """Rows of two reports side by side: (arm, group, cells) where both have the group."""
-    forms = (".1f", ".2f", ".0%")
+def difference(a: dict[str, Any], b: dict[str, Any]) -> list[list[str]]:
+    """Rows of two reports side by side: arm, group, then each figure in both and its change."""
+    forms = tuple(zip(COMPARED, (".1f", ".2f", ".0%"), strict=True))
     return [
-        (
+        [
             row["arm"],
             row["group"],
-            [
-                cell
-                for name, form in zip(COMPARED, forms, strict=True)
-                for cell in _pair(row["a"][name], row["b"][name], form)
-            ],
-        )
+            *(cell for name, form in forms for cell in _pair(row["a"][name], row["b"][name], form)),
+        ]
         for row in common(a, b)
     ]
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from specllama.cli import bench_load, diagnostics, loading, output
+from specllama.cli.listing import Column, json_option, show_table
 from specllama.cli.numbers import LENGTH
 from specllama.cli.options import (
     LOADING,
@@ -24,6 +26,7 @@ from specllama.cli.options import (
     settings_options,
     temperatures_option,
 )
+from specllama.cli.progress import Meter
 from specllama.settings.params import PROPOSERS
 
 if TYPE_CHECKING:
@@ -55,6 +58,25 @@ Examples:
   specllama bench run --out report                      report.json, .md and .html
   specllama bench run --server http://127.0.0.1:8484    over a running specllama serve
 """
+
+
+# Columns of a report by name, their titles here, and the width below which a terminal has no room.
+SHOWN = (
+    ("arm", "arm", 0),
+    ("group", "group", 0),
+    ("tok/s", "tok/s", 0),
+    ("ratio", "ratio", 0),
+    ("range", "range", 118),
+    ("p50 s", "p50 s", 126),
+    ("p95 s", "p95 s", 141),
+    ("TTFT ms", "TTFT", 133),
+    ("TTFT ratio", "TTFT×", 96),
+    ("accepted", "accepted", 0),
+    ("same text", "same text", 0),
+    ("own time", "own time", 89),
+    ("slowest 500", "worst 500", 106),
+    ("in run, slowest 500", "500 in run", 0),
+)
 
 
 @click.group("bench", epilog=EPILOG)
@@ -225,9 +247,13 @@ def run(
             for n, prompt in enumerate(chosen)
             for temperature in temperatures
         ]
-        with _Meter("comparing") as progress:
+        with Meter("comparing") as meter:
             result = compare(
-                arms, tasks, repetitions=repetitions, progress=progress, meter=EnergyMeter()
+                arms,
+                tasks,
+                repetitions=repetitions,
+                progress=lambda done, of, _: meter.at(done, of),
+                meter=EnergyMeter(),
             )
         result.provenance = {**provenance(engine.info), "prompts": [p.id for p in chosen]}
         if "warm" in states:
@@ -240,7 +266,7 @@ def run(
 @command.command("compare")
 @click.argument("first", type=click.Path(path_type=Path))
 @click.argument("second", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option
 def compare_reports(first: Path, second: Path, as_json: bool) -> None:
     """Show two reports of `bench run --out` side by side."""
     from specllama.bench.report import common, difference, provenance_lines, read_report
@@ -252,10 +278,10 @@ def compare_reports(first: Path, second: Path, as_json: bool) -> None:
     if as_json:
         output.document({"rows": common(a, b)})
         return
-    output.line(f"{'arm':16}{'group':14}" + "".join(f"{h:>12}" for h in heads))
-    for arm, group, cells in rows:
-        output.line(f"{arm:16}{group:14}" + "".join(f"{c:>12}" for c in cells))
-    if not rows:
+    columns = [Column(head, right=i > 1) for i, head in enumerate(("arm", "group", *heads))]
+    if rows:
+        show_table(rows, columns)
+    else:
         diagnostics.say("the reports have no arm and group in common")
     for name, report in (("A", a), ("B", b)):
         output.line(f"\n{name}: " + "\n   ".join(provenance_lines(report["provenance"])))
@@ -372,6 +398,7 @@ def _chosen(path: Path | None, slices: tuple[str, ...], count: int) -> list[Prom
 
 def _show(result: Comparison, out: Path | None, as_json: bool, spent: bool) -> None:
     from specllama.bench.report import (
+        COLUMNS,
         SPENT,
         SPENT_COLUMNS,
         cells,
@@ -391,72 +418,18 @@ def _show(result: Comparison, out: Path | None, as_json: bool, spent: bool) -> N
     if as_json:
         output.document(to_json(result))
         return
-    heads = ("arm", "group", "tok/s", "ratio", "range", "p50 s", "p95 s", "TTFT", "TTFT×",
-             "accepted", "same text", "own time", "worst 500", "500 in run")  # fmt: skip
-    width = (18, 12, 8, 8, 12, 8, 8, 7, 7, 13, 10, 9, 10, 11)
-    picked = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 16)
-    rows = [list(heads)]
-    for summary in result.summaries():
-        row = cells(summary)
-        rows.append([row[i] for i in picked])
-    width = (max(width[0], *(len(row[0]) + 2 for row in rows)), *width[1:])
-    kept = _fitting(rows, width)
-    for row in rows:
-        texts = [row[i].ljust(width[i]) if i < 2 else row[i].rjust(width[i]) for i in kept]
-        output.line("".join(texts).rstrip())
+    rows = [cells(summary) for summary in result.summaries()]
+    columns = [
+        Column(title, itemgetter(COLUMNS.index(name)), right=i > 1, drop=drop)
+        for i, (name, title, drop) in enumerate(SHOWN)
+    ]
+    show_table(rows, [one for one in columns if any(one.text(row, 0) for row in rows)])
     if spent:
-        rows = [list(SPENT_COLUMNS), *spent_rows(result, slices=False)]
-        left = [max(len(row[i]) for row in rows) + 2 for i in range(3)]
-        right = [max(len(row[i]) for row in rows) + 2 for i in range(3, len(SPENT_COLUMNS))]
         output.line(f"\n{SPENT}:")
-        for row in rows:
-            cells_left = (text.ljust(n) for text, n in zip(row, left, strict=False))
-            cells_right = (text.rjust(n) for text, n in zip(row[3:], right, strict=True))
-            output.line("".join((*cells_left, *cells_right)).rstrip())
+        heads = [Column(head, right=i > 2) for i, head in enumerate(SPENT_COLUMNS)]
+        show_table(spent_rows(result, slices=False), heads)
     output.line()
     for line in provenance_lines(result.provenance):
         output.line(line)
     for path in written:
         diagnostics.say(f"wrote {path}")
-
-
-# Columns that a narrow terminal drops, in this order.
-_SPARE = (6, 7, 5, 4, 12, 8, 11)
-
-
-def _fitting(rows: list[list[str]], width: tuple[int, ...]) -> list[int]:
-    """The columns that hold something and fit the terminal; all of those in a pipe."""
-    import shutil
-
-    kept = [i for i in range(len(width)) if any(row[i] for row in rows[1:])]
-    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else sum(width)
-    for i in _SPARE:
-        if sum(width[k] for k in kept) <= room:
-            break
-        if i in kept:
-            kept.remove(i)
-    return kept
-
-
-class _Meter:
-    """A bar on stderr, silent where there is no terminal."""
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._live: Any = None
-        self._total = 0
-
-    def __enter__(self) -> _Meter:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._live is not None:
-            self._live.__exit__(*exc)
-
-    def __call__(self, done: int, total: int, label: str) -> None:
-        if self._live is None and sys.stderr.isatty():
-            from specllama.cli.progress import Bar
-
-            self._live = Bar(self._label, total, transfer=False).__enter__()
-        if self._live is not None:
-            self._live.at(done)

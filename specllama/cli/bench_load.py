@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from specllama.cli import output
+from specllama.cli.listing import Column, json_option, listing, number
 from specllama.cli.options import GroupedCommand, length_option, prompts_option, seed_option
 from specllama.remote.address import KEY_VARIABLE
 
@@ -37,7 +37,7 @@ Examples:
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True,
               help="Of the replies.")  # fmt: skip
 @seed_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option
 def command(
     servers: tuple[str, ...],
     clients: tuple[int, ...],
@@ -85,18 +85,15 @@ def command(
             if not as_json:
                 diagnostics.note(f"{wave.arm}, {wave.clients} clients: {wave.tok_per_s:.1f} tok/s")
         found = rows(waves, load.alone(alone))
-    if as_json:
-        output.document({"rows": [row.to_dict() for row in found]})
-        return
-    width = max(len(row.arm) for row in found)
-    output.line(
-        f"{'server':{width}}  clients   tok/s  ratio (range)     ms CPU  ratio (range)     "
-        "first token      pace  same text"
-    )
-    for row in found:
-        cheaper = "-" if row.cpu_ratio is None else str(row.cpu_ratio)
-        output.line(
-            f"{row.arm:{width}}  {row.clients:>7} {row.tok_per_s:>7.1f}  {row.ratio!s:16} "
-            f"{row.cpu_ms or 0:>7.1f}  {cheaper:16} {row.first_p50_s or 0:5.2f} "
-            f"{row.first_p95_s or 0:5.2f} s {row.pace or 0:>7.2f}  {row.equal} of {row.compared}"
-        )
+    columns = [
+        Column("server", "arm"),
+        number("clients", "clients"),
+        number("tok/s", lambda row: f"{row.tok_per_s:.1f}"),
+        Column("ratio (range)", "ratio"),
+        number("ms CPU", lambda row: f"{row.cpu_ms or 0:.1f}"),
+        Column("ratio (range)", lambda row: row.cpu_ratio or "-"),
+        number("first token", lambda r: f"{r.first_p50_s or 0:.2f} {r.first_p95_s or 0:.2f} s"),
+        number("pace", lambda row: f"{row.pace or 0:.2f}"),
+        Column("same text", lambda row: f"{row.equal} of {row.compared}"),
+    ]
+    listing(as_json, "rows", found, columns)

@@ -142,21 +142,15 @@ def show_facts(title: str, value: str, facts: Mapping[str, object], *, style: st
 
 def show_table(items: Iterable[Any], columns: Sequence[Column]) -> None:
     """Print a table. Piped: one line an item, columns two spaces apart, nothing cut or hidden."""
-    cells = [[column.title for column in columns]]
-    cells += [[column.text(item, i) for i, column in enumerate(columns)] for item in items]
-    most = [max(map(len, column)) for column in zip(*cells, strict=True)]
     if not sys.stdout.isatty():
-        for line in cells:
-            aligned = (
-                cell.rjust(most[i]) if column.right else cell.ljust(most[i])
-                for i, (cell, column) in enumerate(zip(line, columns, strict=True))
-            )
-            output.line("  ".join(aligned).rstrip())
+        for line in plain(items, columns):
+            output.line(line)
         return
     from rich.table import Table
     from rich.text import Text
 
     width = shutil.get_terminal_size().columns
+    cells, most = _cells(items, columns)
     kept = [i for i, column in enumerate(columns) if width >= column.drop]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for i in kept:
@@ -172,10 +166,30 @@ def show_table(items: Iterable[Any], columns: Sequence[Column]) -> None:
             min_width=None if column.give or column.cut else most[i],
         )
     fixed = sum(most[i] + 2 for i in kept if not columns[i].cut)
-    for line in cells[1:]:
-        row = [_cut(line[i], width - fixed) if columns[i].cut else line[i] for i in kept]
+    for cell in cells[1:]:
+        row = [_cut(cell[i], width - fixed) if columns[i].cut else cell[i] for i in kept]
         table.add_row(*map(Text, row))
     console().print(table)
+
+
+def plain(items: Iterable[Any], columns: Sequence[Column]) -> list[str]:
+    """A table as lines: the titles, then one line an item, columns two spaces apart."""
+    cells, most = _cells(items, columns)
+    found = []
+    for line in cells:
+        aligned = (
+            cell.rjust(width) if column.right else cell.ljust(width)
+            for cell, width, column in zip(line, most, columns, strict=True)
+        )
+        found.append("  ".join(aligned).rstrip())
+    return found
+
+
+def _cells(items: Iterable[Any], columns: Sequence[Column]) -> tuple[list[list[str]], list[int]]:
+    """The titles and every item's cells, and how wide each column is."""
+    cells = [[column.title for column in columns]]
+    cells += [[column.text(item, i) for i, column in enumerate(columns)] for item in items]
+    return cells, [max(map(len, column)) for column in zip(*cells, strict=True)]
 
 
 def _cut(text: str, room: int) -> str:

@@ -89,6 +89,27 @@ class Bar:
             diagnostics.say(f"  {clean(text)}")
 
 
+class Meter:
+    """How far a measurement has come: a bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._bar: Bar | None = None
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(*exception)
+
+    def at(self, done: int, total: int) -> None:
+        if self._bar is None and sys.stderr.isatty():
+            self._bar = Bar(self._label, total, transfer=False).__enter__()
+        if self._bar is not None:
+            self._bar.at(done)
+
+
 class _Transfer:
     """A bar as the downloader's Progress."""
 

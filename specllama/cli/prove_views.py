@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from specllama.cli import diagnostics, output
+from specllama.cli.listing import Column, number, show_table
 from specllama.text import sanitize_line
 
 if TYPE_CHECKING:
@@ -111,18 +113,23 @@ def table(cases: Sequence[Case]) -> None:
     for case in cases:
         rows.setdefault((case.temperature, case.proposer), []).append(case)
     ways = [way for way in COLUMNS if any(case.way == way for case in cases)]
-    heads = "".join(f" {COLUMNS[way]:>17}" for way in ways)
-    output.line(f"{'proposer':<10} {'temperature':>11}{heads} {'tokens':>8} {'accepted':>9}")
-    for temperature, proposer in sorted(rows, key=lambda row: (row[0], row[1] == "none")):
-        group = rows[temperature, proposer]
-        same = "".join(f" {_identical(group, way):>17}" for way in ways)
-        drafted = sum(c.drafted for c in group)
-        rate = f"{sum(c.accepted for c in group) / drafted:.0%}" if drafted else "–"
-        tokens = sum(c.tokens for c in group)
-        output.line(f"{proposer:<10} {temperature:>11g}{same} {tokens:>8} {rate:>9}")
+    columns = [
+        Column("proposer", lambda group: group[0].proposer),
+        number("temperature", lambda group: f"{group[0].temperature:g}"),
+        *(number(COLUMNS[way], partial(_identical, way)) for way in ways),
+        number("tokens", lambda group: sum(case.tokens for case in group)),
+        number("accepted", _accepted),
+    ]
+    order = sorted(rows, key=lambda row: (row[0], row[1] == "none"))
+    show_table([rows[row] for row in order], columns)
 
 
-def _identical(cases: Sequence[Case], way: Way) -> str:
+def _accepted(cases: Sequence[Case]) -> str:
+    drafted = sum(case.drafted for case in cases)
+    return f"{sum(case.accepted for case in cases) / drafted:.0%}" if drafted else "–"
+
+
+def _identical(way: Way, cases: Sequence[Case]) -> str:
     found = [case.identical for case in cases if case.way == way]
     return f"{sum(found)}/{len(found)}" if found else "–"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from specllama.cli import completing, diagnostics, loading, output
+from specllama.cli.listing import Column, json_option, number, plain
 from specllama.cli.options import (
     LOADING,
     GroupedCommand,
@@ -18,6 +18,7 @@ from specllama.cli.options import (
     settings_options,
     temperatures_option,
 )
+from specllama.cli.progress import Meter
 
 if TYPE_CHECKING:
     from specllama.bench.tune import Tuning
@@ -45,7 +46,7 @@ Examples:
 )
 @click.option("--save/--no-save", default=True, show_default=True, help="Keep the profile.")
 @settings_options(only=LOADING)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option
 def command(
     pair: str | None,
     temperatures: tuple[float, ...],
@@ -96,7 +97,7 @@ def command(
     say_settings(settings)
     with (
         loading.open_engine(settings, quiet=as_json) as engine,
-        _Meter("measuring") as progress,
+        Meter("measuring") as meter,
     ):
         profile = engine.windows.profile
         if profile.trouble:
@@ -113,7 +114,7 @@ def command(
             repetitions=3 if quick else 5,
             checks=0 if quick else repetitions,
             layer_seconds=QUICK_SECONDS if quick else LAYER_SECONDS,
-            progress=progress,
+            progress=lambda share, _: meter.at(int(share * 1000), 1000),
         )
         info = engine.info
         facts = provenance(info, hashes=not quick)
@@ -145,6 +146,10 @@ def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}×"
+
+
 def describe(result: Tuning, *, charts: bool = True) -> list[str]:
     """The tables of a tuning, and a chart of each group, as lines."""
     from specllama.cli.charts import bar
@@ -157,23 +162,25 @@ def describe(result: Tuning, *, charts: bool = True) -> list[str]:
     if costs.draft:
         step = costs.draft_step or 0.0
         lines += ["", f"draft model: {costs.draft[1]:.2f} ms a step, {step:.3f} of a plain step"]
-    head = "accepted by position        best fixed length, speed  reply  its speed  window"
-    lines += ["", f"{'slice':8}{'T':>5}  {head}"]
-    for group in result.groups:
-        survival = " ".join(f"{s:.2f}" for s in group.survival[:5])
-        window = "" if group.window is None else f"{group.window:.2f}×"
-        lines.append(
-            f"{group.slice:8}{group.temperature:5g}  {survival:27} {group.best:17d} "
-            f"{group.best_speed:6.2f}× {group.reply:6.0f} {group.reply_speed:9.2f}× "
-            f"{window:>7}".rstrip()
+    rows = [
+        (
+            group.slice,
+            f"{group.temperature:g}",
+            " ".join(f"{share:.2f}" for share in group.survival[:5]),
+            group.best,
+            _times(group.best_speed),
+            f"{group.reply:.0f}",
+            _times(group.reply_speed),
+            _times(group.window),
         )
-    for t, overall in result.advice["temperatures"].items() if result.groups else ():
-        measured = overall["measured"]
-        window = "" if measured is None else f"{measured:.2f}×"
-        lines.append(
-            f"{'all':8}{t:>5}  {'':27} {overall['best']:17d} {overall['predicted']:6.2f}× "
-            f"{'':17} {window:>7}".rstrip()
-        )
+        for group in result.groups
+    ]
+    for t, of_all in result.advice["temperatures"].items() if result.groups else ():
+        predicted, measured = _times(of_all["predicted"]), _times(of_all["measured"])
+        rows.append(("all", str(t), "", of_all["best"], predicted, "", "", measured))
+    heads = ("best fixed length", "speed", "reply", "its speed", "window")
+    columns = [Column("slice"), number("T"), Column("accepted by position"), *map(number, heads)]
+    lines += ["", *plain(rows, columns)]
     lines += [
         "speed: predicted for the best fixed length in a text without end; its speed: over a reply",
         "of that many tokens, reading the prompt into the draft model included; window: measured",
@@ -189,27 +196,3 @@ def describe(result: Tuning, *, charts: bool = True) -> list[str]:
     layers = result.layers
     said = [f"not possible: {layers}"] if isinstance(layers, str) else [layers.words, layers.extent]
     return [*lines, "", "drafting with its own layers (--proposer self)", *said]
-
-
-class _Meter:
-    """A bar on stderr, silent where there is no terminal."""
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._shown = sys.stderr.isatty()
-        self._live: Any = None
-
-    def __enter__(self) -> _Meter:
-        if self._shown:
-            from specllama.cli.progress import Bar
-
-            self._live = Bar(self._label, 1000, transfer=False).__enter__()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._live is not None:
-            self._live.__exit__(*exc)
-
-    def __call__(self, share: float, label: str) -> None:
-        if self._live is not None:
-            self._live.at(int(share * 1000))
