@@ -20,15 +20,7 @@ from typing import Any, Literal
 
 from specllama.cancel import Cancel
 from specllama.errors import PromptTooLong, UsageError
-from specllama.events import (
-    Event,
-    Finished,
-    Notice,
-    ReasoningDelta,
-    RoundDone,
-    Started,
-    TextDelta,
-)
+from specllama.events import Event, Finished, Notice
 from specllama.interface import EngineLike, Message
 from specllama.settings.params import SEED_LIMIT, GenerateParams
 from specllama.stats import SpecStats
@@ -36,7 +28,8 @@ from specllama.store.codec import changed, params_from_dict, params_to_dict, wit
 from specllama.store.rounds import RoundLog, logged
 from specllama.store.session_export import to_json, to_markdown
 from specllama.store.sessions import UNTITLED, ContinuedElsewhere, SessionStore, StoredSession
-from specllama.store.tree import START, MessageState, StoredMessage, Tree
+from specllama.store.tree import START, StoredMessage, Tree
+from specllama.told import Told
 
 FLUSH_S = 0.25
 _UNBEGUN = Message("assistant", "")
@@ -362,11 +355,7 @@ class Session:
             refused: a question to drop if the engine refuses the request as such, and where the
                 path ends then.
         """
-        shown: list[str] = []
-        thought: list[str] = []
-        seams: tuple[str, str] | None = None
-        state: MessageState = "partial"
-        stats: dict[str, Any] | None = None
+        told = Told()
         flushed_s = time.monotonic()
         self._seed_chosen = False
         params = self._params if seed is None else self._params.replace(seed=seed)
@@ -379,28 +368,24 @@ class Session:
         begun = _UNBEGUN if into is None else tree.messages[into].message
 
         def reply() -> StoredMessage:
-            content, reasoning = begun.content + "".join(shown), begun.reasoning + "".join(thought)
-            return StoredMessage("assistant", content, state, stats, reasoning, seams)
+            end = told.finished
+            return StoredMessage(
+                "assistant",
+                begun.content + told.text,
+                "done" if told.whole else "partial",
+                _figures(told, counted=into is None),
+                begun.reasoning + told.reasoning,
+                None if end is None else end.seams,
+            )
 
         try:
             for event in self._events(params, cancel, begun):
-                if isinstance(event, Started):
-                    # a reply that never ends can be retried, too
-                    stats = {"seed": event.seed} | ({"emitted": 0} if into is None else {})
-                elif isinstance(event, TextDelta):
-                    shown.append(event.text)
-                elif isinstance(event, ReasoningDelta):
-                    thought.append(event.text)
-                elif isinstance(event, RoundDone):
-                    self.stats.observe(event)
-                    if stats and "emitted" in stats:
-                        stats["emitted"] += len(event.emitted)
-                elif isinstance(event, Finished):
-                    self.last = event
-                    state = "partial" if event.reason in ("cancelled", "error") else "done"
-                    stats = {k: v for k, v in event.to_dict().items() if k not in _UNSTORED_STATS}
-                    seams = event.seams
-                if (shown or thought) and time.monotonic() - flushed_s > FLUSH_S:
+                new = told.take(event)
+                for done in new.rounds:
+                    self.stats.observe(done)
+                self.last = new.finished or self.last
+                some = told.text or told.reasoning
+                if some and time.monotonic() - flushed_s > FLUSH_S:
                     self._store_message(number, after, reply())
                     flushed_s = time.monotonic()
                 yield from self._store_notices()
@@ -411,7 +396,8 @@ class Session:
                 before = refused[1]
             raise
         finally:
-            if shown or thought or state == "done":  # an empty reply counts: roles must alternate
+            # an empty reply counts: roles must alternate
+            if told.text or told.reasoning or told.whole:
                 self._put(number, after, reply())
             else:
                 tree.leaf = before
@@ -556,6 +542,20 @@ def _chosen_of(settings: dict[str, Any]) -> dict[str, Any]:
         return chosen
     # Earlier versions stored every setting: what is not a default may have been set by hand.
     return changed(GenerateParams(), params_from_dict(settings.get("params")))
+
+
+def _figures(told: Told, *, counted: bool) -> dict[str, Any] | None:
+    """What is stored of a reply beside its text; one that never ends can be retried, too.
+
+    Args:
+        counted: tell of an unended one how many tokens it has: all of them are of this request.
+    """
+    if told.finished is not None:
+        end = told.finished.to_dict()
+        return {name: value for name, value in end.items() if name not in _UNSTORED_STATS}
+    if told.started is None:
+        return None
+    return {"seed": told.started.seed} | ({"emitted": told.written} if counted else {})
 
 
 def _answered(messages: Sequence[Message]) -> list[Message]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specllama.cli import diagnostics, output
-from specllama.events import Event, Finished, Notice, ReasoningDelta, RoundDone, TextDelta
+from specllama.events import Event, Finished, RoundDone
 from specllama.text import WordCount
+from specllama.told import news
 from specllama.verdict import words
 
 MEASURE = "specllama bench run measures it"
@@ -66,23 +67,24 @@ class Printer:
     def _one(self, event: Event) -> None:
         if self.as_json:
             output.json_line(event.to_dict())
-        if isinstance(event, ReasoningDelta):
-            self._think(event.text)
-        elif isinstance(event, TextDelta):
+        new = news(event)
+        if new.reasoning:
+            self._think(new.reasoning)
+        if new.text:
             self._end_thought()
             if not self.as_json:
-                output.write(event.text)
-                self._last = event.text or self._last
-        elif isinstance(event, Notice):
+                output.write(new.text)
+                self._last = new.text
+        for notice in new.notices:
             self._end_thought()
-            if event.level == "warning":
-                diagnostics.warn(event.message)
+            if notice.level == "warning":
+                diagnostics.warn(notice.message)
             elif not self.quiet:
-                diagnostics.note(event.message)
-        elif isinstance(event, Finished):
-            self.finished = event
-            if event.reason == "context" and not self.quiet:
-                diagnostics.warn(event.message or "the context is full; the reply ends here")
+                diagnostics.note(notice.message)
+        if (end := new.finished) is not None:
+            self.finished = end
+            if end.reason == "context" and not self.quiet:
+                diagnostics.warn(end.message or "the context is full; the reply ends here")
 
     def _think(self, text: str) -> None:
         if self.thoughts == "show":

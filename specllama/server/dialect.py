@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from specllama import __version__
-from specllama.events import Event, Finished, PrefillProgress, RoundDone, Started, TextDelta
-from specllama.events import ReasoningDelta as ReasoningDelta
+from specllama.events import Event, Finished, RoundDone
 from specllama.interface import Prompt
 from specllama.server.refusals import Refusal
 from specllama.server.tools import Call, ToolReader, ToolUse
 from specllama.settings.params import GenerateParams
+from specllama.told import News, Told
 
 FINGERPRINT = f"specllama-{__version__}"  # of what computes, in OpenAI's words
 
@@ -51,13 +51,12 @@ class Wanted:
     progress: bool = False
 
 
-@dataclass(slots=True)
-class Reply:
+@dataclass
+class Reply(Told):
     """One reply, as far as it came.
 
     Attributes:
         calls: of tools, once the reply is over; ``text`` is without them.
-        written: tokens so far.
         reasoning_n: tokens of the thought.
         silent: of a request that wants no text: the first token, which costs no pass, is dropped.
         read: (tokens of the prompt that are read or need not be, milliseconds since it was begun).
@@ -67,12 +66,6 @@ class Reply:
     index: int
     reader: ToolReader | None = None
     silent: bool = False
-    text: str = ""
-    reasoning: str = ""
-    started: Started | None = None
-    finished: Finished | None = None
-    rounds: list[RoundDone] = field(default_factory=list)
-    written: int = 0
     queue_ms: float = 0.0
     calls: list[Call] = field(default_factory=list)
     reasoning_n: int = 0
@@ -83,40 +76,36 @@ class Reply:
     _said: int = 0  # characters of the answer
     _answering: bool = False
 
-    def take(self, events: Iterable[Event]) -> Piece:
+    def hear(self, events: Iterable[Event]) -> Piece:
         """Add what came; what of it is to be said."""
-        piece = Piece(self)
+        piece, read = Piece(self), len(self.read)
         for event in events:
-            if isinstance(event, Started):
-                self.started = event
-                self._begun_s = time.perf_counter()
-                piece.read.append((event.cached_n, 0.0))
-            elif isinstance(event, PrefillProgress):
-                piece.read.append((event.done, self._ms))
-            elif isinstance(event, Finished):
-                self.finished = silenced(event) if self.silent else event
-                if self.reader is not None:
-                    piece.text += self.reader.finish(event.reason, event.stop)
-                    self.calls = self.reader.calls
-            elif self.silent:
-                continue
-            elif isinstance(event, TextDelta):
-                self._said += len(event.text)
-                piece.text += self.reader.feed(event.text) if self.reader else event.text
-            elif isinstance(event, ReasoningDelta):
-                piece.reasoning += event.text
-            elif isinstance(event, RoundDone):
-                piece.rounds.append(event)
-                self.written += len(event.emitted)
-                if self.reasoning or piece.reasoning:
-                    self._think(event)
-                self._first_ms = self._first_ms or self._ms
-                self.predicted_ms = self._ms - self._first_ms
-        self.text += piece.text
-        self.reasoning += piece.reasoning
-        self.rounds += piece.rounds
-        self.read += piece.read
+            piece.add(self.take(event))
+        piece.read = self.read[read:]
         return piece
+
+    def add(self, new: News) -> None:
+        """Add what is new, and leave in it what is to be said."""
+        if new.started is not None:
+            self._begun_s = time.perf_counter()
+            self.read.append((new.started.cached_n, 0.0))
+        if new.prefill is not None:
+            self.read.append((new.prefill.done, self._ms))
+        if self.silent:
+            new.text, new.reasoning, new.rounds = "", "", ()
+            new.finished = new.finished and silenced(new.finished)
+        self._said += len(new.text)
+        if self.reader is not None:
+            new.text = self.reader.feed(new.text) if new.text else ""
+            if new.finished is not None:
+                new.text += self.reader.finish(new.finished.reason, new.finished.stop)
+                self.calls = self.reader.calls
+        super().add(new)
+        for done in new.rounds:
+            if self.reasoning:
+                self._think(done)
+            self._first_ms = self._first_ms or self._ms
+            self.predicted_ms = self._ms - self._first_ms
 
     @property
     def _ms(self) -> float:
@@ -139,13 +128,10 @@ def silenced(end: Finished) -> Finished:
 
 
 @dataclass(slots=True)
-class Piece:
+class Piece(Told):
     """What came of a reply at once."""
 
     reply: Reply
-    text: str = ""
-    reasoning: str = ""
-    rounds: list[RoundDone] = field(default_factory=list)
     read: list[tuple[int, float]] = field(default_factory=list)
 
 

@@ -23,6 +23,7 @@ from specllama.server.dialect import Dialect, Frame, Piece, Reply, Wanted, Wire
 from specllama.server.refusals import Refusal, refusal
 from specllama.server.tools import ToolReader
 from specllama.settings.params import SEED_DRAWN
+from specllama.told import news
 
 logger = logging.getLogger("specllama.server")
 
@@ -170,7 +171,7 @@ class Exchange:
             else:
                 said.setdefault(index, []).extend(payload)
                 self.replies[index].queue_ms = self._tickets[index].queue_ms
-            if kind == "end" or any(isinstance(event, RoundDone) for event in payload):
+            if kind == "end" or any(news(event).rounds for event in payload):
                 for later in self._later.pop(index, ()):
                     self._submit(later)
         return [(self.replies[index], events) for index, events in said.items()]
@@ -230,7 +231,7 @@ async def _collect(exchange: Exchange) -> bool:
     while not exchange.done:
         await exchange.wait(None)
         for reply, events in exchange.take():
-            reply.take(events)
+            reply.hear(events)
     return True
 
 
@@ -298,7 +299,7 @@ async def _bodies(
 ) -> AsyncIterator[bytes]:
     wire = dialect.wire
     try:
-        said = [(reply, reply.take(events)) for reply, events in early]
+        said = [(reply, reply.hear(events)) for reply, events in early]
         yield encode(wire, dialect.begun(exchange.replies))
         while True:
             rounds = (done for _, piece in said for done in piece.rounds)
@@ -309,7 +310,7 @@ async def _bodies(
             while not await exchange.wait(PING_S):
                 if wire == "sse":
                     yield b": still here\n\n"
-            said = [(reply, reply.take(events)) for reply, events in exchange.take()]
+            said = [(reply, reply.hear(events)) for reply, events in exchange.take()]
         yield encode(wire, dialect.ended(exchange.replies))
     except Exception as error:
         if not isinstance(error, (SpecllamaError, Refusal)):

@@ -13,11 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from specllama.events import Event, Finished, RoundDone, Started
+from specllama.events import Event
 from specllama.server.desk import Ticket
 from specllama.server.dialect import Frame
 from specllama.server.exchange import encode
 from specllama.server.service import Service, guarded
+from specllama.told import Told
 
 _MOST = 2000  # events that somebody who reads slowly may be behind; older ones are dropped
 LOOK_S = 1.0  # between two looks at the engine's figures
@@ -40,8 +41,9 @@ class Live:
         self._numbers[ticket] = next(self._ids)
 
     def said(self, ticket: Ticket, events: list[Event]) -> None:
-        for event in events if self._watching else ():
-            if isinstance(event, (Started, RoundDone, Finished)):
+        told = Told.of(events if self._watching else ())
+        for event in (told.started, *told.rounds, told.finished):
+            if event is not None:
                 self._tell(ticket, self._shown(event))
 
     def ended(self, ticket: Ticket, error: BaseException | None) -> None:
@@ -52,8 +54,8 @@ class Live:
     def _shown(self, event: Event) -> dict[str, Any]:
         told = event.to_dict()
         if not self._service.expose_text:
-            if isinstance(event, RoundDone):
-                told["drafted_n"], told["emitted_n"] = len(event.drafted), len(event.emitted)
+            for name in told.keys() & {"drafted", "emitted"}:
+                told[f"{name}_n"] = len(told[name])
             for name in _TEXTS:
                 told.pop(name, None)
         return told

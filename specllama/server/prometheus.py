@@ -10,6 +10,7 @@ from specllama.events import Event, Finished, RoundDone
 from specllama.interface import EngineFigures
 from specllama.server.desk import Desk, Ticket
 from specllama.stats import SECONDS, Histogram
+from specllama.told import Told
 
 PREFIX = "specllama:"
 LLAMA_PREFIX = "llamacpp:"
@@ -92,11 +93,11 @@ class Metrics:
         self._observe("request_queue_time_seconds", ticket, ticket.queue_ms / 1e3)
 
     def said(self, ticket: Ticket, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, RoundDone):
-                self._round(ticket, event)
-            elif isinstance(event, Finished):
-                self._finished(ticket, event)
+        told = Told.of(events)
+        for done in told.rounds:
+            self._round(ticket, done)
+        if told.finished is not None:
+            self._finished(ticket, told.finished)
 
     def ended(self, ticket: Ticket, error: BaseException | None) -> None:
         self._first.pop(ticket, None)

@@ -1,0 +1,117 @@
+"""What an engine told of a request: the one fold of its events.
+
+told = Told()
+for event in engine.generate(prompt, params):
+    new = told.take(event)
+    print(new.text, end="")
+print(told.end.timings.tok_per_s)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from specllama.errors import EngineError
+from specllama.events import (
+    Event,
+    Finished,
+    LoadProgress,
+    Notice,
+    PrefillProgress,
+    ReasoningDelta,
+    RoundDone,
+    Started,
+    TextDelta,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class News:
+    """What is new: text and thought, rounds and notices, and the newest of all others."""
+
+    text: str = ""
+    reasoning: str = ""
+    rounds: Sequence[RoundDone] = ()
+    notices: Sequence[Notice] = ()
+    load: LoadProgress | None = None
+    started: Started | None = None
+    prefill: PrefillProgress | None = None
+    finished: Finished | None = None
+
+
+def news(event: Event) -> News:
+    """What one event says."""
+    match event:
+        case RoundDone():
+            return News(rounds=(event,))
+        case TextDelta():
+            return News(text=event.text)
+        case ReasoningDelta():
+            return News(reasoning=event.text)
+        case Notice():
+            return News(notices=(event,))
+        case PrefillProgress():
+            return News(prefill=event)
+        case Started():
+            return News(started=event)
+        case LoadProgress():
+            return News(load=event)
+        case Finished():
+            return News(finished=event)
+    return News()
+
+
+@dataclass(slots=True, kw_only=True)
+class Told(News):
+    """All that was told so far.
+
+    Attributes:
+        written: tokens of the rounds.
+    """
+
+    rounds: list[RoundDone] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+    written: int = 0
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Told:
+        """All that these events tell."""
+        told = Told()
+        for event in events:
+            told.take(event)
+        return told
+
+    def take(self, event: Event) -> News:
+        """Add an event; returns what it says."""
+        new = news(event)
+        self.add(new)
+        return new
+
+    def add(self, new: News) -> None:
+        """Add what is new."""
+        self.text += new.text
+        self.reasoning += new.reasoning
+        self.rounds += new.rounds
+        self.notices += new.notices
+        self.written += sum(len(done.emitted) for done in new.rounds)
+        self.load = new.load or self.load
+        self.started = new.started or self.started
+        self.prefill = new.prefill or self.prefill
+        self.finished = new.finished or self.finished
+
+    @property
+    def whole(self) -> bool:
+        """Whether the reply came to its end; one that was cut short proves nothing."""
+        return self.finished is not None and self.finished.reason not in ("cancelled", "error")
+
+    @property
+    def end(self) -> Finished:
+        """The last word.
+
+        Raises:
+            EngineError: there was none.
+        """
+        if self.finished is None:
+            raise EngineError("the engine ended without a result")
+        return self.finished
