@@ -81,9 +81,7 @@ class Finding:
         }
 
 
-def candidates(
-    target: Path, target_ref: str, drafts: Sequence[str], *, folders: Sequence[str | Path] = ()
-) -> list[Candidate]:
+def candidates(target: Path, target_ref: str, drafts: Sequence[str]) -> list[Candidate]:
     """The drafts to consider: those named (a folder stands for its files), else all known ones.
 
     Raises:
@@ -102,12 +100,12 @@ def candidates(
                     and not known.get(model.path).sidecar
                 ]
             else:
-                path = refs.resolve("tiny-draft" if draft == "tiny" else draft, folders=folders)
+                path = refs.resolve("tiny-draft" if draft == "tiny" else draft)
                 found.append(Candidate(draft, path))
         return found
     found = [
         Candidate(model.ref, model.path)
-        for model in library.scan(folders)
+        for model in library.scan()
         if model.path.resolve() != target.resolve() and not known.get(model.path).sidecar
     ]
     known.save()

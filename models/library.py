@@ -1,8 +1,8 @@
 """Which models are on this machine, in any tool's store; file names and sizes only, no headers.
 
 Models of other tools are found in place and never changed: the Hugging Face cache, LM Studio,
-Ollama (blobs named by their manifests), llama.cpp's cache, and folders from the settings
-(``SPECLLAMA_MODEL_DIRS``). A link that leaves its own store is ignored.
+Ollama (blobs named by their manifests), llama.cpp's cache, and the folders of the setting
+``model-dirs``. A link that leaves its own store is ignored.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,10 +20,10 @@ from specllama import paths
 from specllama.errors import ModelUnavailable
 from specllama.files import DAMAGE
 from specllama.models.sidecars import kind_of_name
+from specllama.settings.config import load_settings
 
 Source = Literal["bundled", "specllama", "huggingface", "lmstudio", "ollama", "llama.cpp", "folder"]
 
-FOLDERS_VARIABLE = "SPECLLAMA_MODEL_DIRS"
 MAX_FILES = 20_000
 LOOPS = (OSError, RuntimeError)  # a link that leads to itself; which one depends on the version
 MAX_DEPTH = 6
@@ -142,10 +142,13 @@ def llama_cpp_cache() -> Path:
     return _cache_home() / "llama.cpp"
 
 
-def settings_folders(extra: Iterable[str | Path] = ()) -> list[Path]:
-    """Folders named in ``SPECLLAMA_MODEL_DIRS`` and by the caller."""
-    given = [part for part in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if part]
-    return [Path(os.path.expanduser(folder)) for folder in (*given, *map(str, extra))]
+def settings_folders() -> list[Path]:
+    """The folders of the setting ``model-dirs``.
+
+    Raises:
+        ConfigError: the settings cannot be read.
+    """
+    return [Path(os.path.expanduser(folder)) for folder in load_settings()["model-dirs"]]
 
 
 # -- scanning --------------------------------------------------------------------------------------
@@ -313,11 +316,11 @@ def bundled() -> list[LocalModel]:
 BUNDLED = {"tiny-target": "tiny-target-q4_0.gguf", "tiny-draft": "tiny-draft-q8_0.gguf"}
 
 
-def scan(folders: Sequence[str | Path] = (), *, include_bundled: bool = True) -> list[LocalModel]:
+def scan(*, include_bundled: bool = True) -> list[LocalModel]:
     """Every model on this machine, each file once, our own stores first.
 
-    Args:
-        folders: more folders to search, besides ``SPECLLAMA_MODEL_DIRS``.
+    Raises:
+        ConfigError: the settings cannot be read.
     """
     found: dict[Path, LocalModel] = {}
     streams: list[Iterable[LocalModel]] = [
@@ -327,7 +330,7 @@ def scan(folders: Sequence[str | Path] = (), *, include_bundled: bool = True) ->
         *(_in_repo_folders(folder, "lmstudio") for folder in lmstudio_folders()),
         _in_ollama(ollama_folder()),
         _in_llama_cpp(llama_cpp_cache()),
-        *(_in_folder(folder) for folder in settings_folders(folders)),
+        *(_in_folder(folder) for folder in settings_folders()),
     ]
     for stream in streams:
         for model in stream:
@@ -370,7 +373,5 @@ def single(path: Path) -> LocalModel:
 
 
 def _in_folder(root: Path) -> Iterator[LocalModel]:
-    for path in _walk(root):
-        model = _model(path, "folder", str(path), None)
-        if model is not None:
-            yield model
+    """Models that are named by their paths; those in ``user/repo`` answer to that, too."""
+    return (replace(model, ref=str(model.path)) for model in _in_repo_folders(root, "folder"))

@@ -1,8 +1,8 @@
 """From what a user types to a file on disk. It never touches the network.
 
-A reference is, in this order: ``tiny`` (the bundled pair) · an existing path · a catalogue name ·
-``user/repo[:QUANT]`` or ``user/repo/file.gguf`` that was pulled or that another tool brought · an
-Ollama ``name:tag``.
+A reference is, in this order: ``tiny`` (the bundled pair) · an existing path · a path in one of the
+folders of ``model-dirs`` · a catalogue name · ``user/repo[:QUANT]`` or ``user/repo/file.gguf`` that
+was pulled, that another tool brought or that such a folder holds · an Ollama ``name:tag``.
 """
 
 from __future__ import annotations
@@ -93,6 +93,14 @@ def parse_hub(ref: str) -> HubRef | None:
     return HubRef(repo, file=file)
 
 
+def _in_settings(ref: str) -> Path | None:
+    """The file with this path in one of the settings' folders."""
+    if ref.startswith("."):  # it says which folder
+        return None
+    files = (folder / ref for folder in library.settings_folders())
+    return next((file for file in files if file.is_file()), None)
+
+
 def _looks_like_path(ref: str) -> bool:
     return (
         ref.startswith(("/", "./", "../", "~", ".\\", "..\\"))
@@ -135,13 +143,11 @@ def _existing(ref: str) -> Path | None:
     return path
 
 
-def resolve(ref: str, *, folders: Sequence[str | Path] = ()) -> Path:
+def resolve(ref: str) -> Path:
     """The file that a reference means.
 
-    Args:
-        folders: more folders whose models may be meant by ``user/repo`` (from the settings).
-
     Raises:
+        ConfigError: the settings, which name more folders, cannot be read.
         ModelUnavailable: it is not on this machine; the hint is the command that brings it.
         UsageError: it is empty, or names something that cannot be a model.
     """
@@ -154,24 +160,24 @@ def resolve(ref: str, *, folders: Sequence[str | Path] = ()) -> Path:
     if path is not None:
         return _in_folder(path) if path.is_dir() else path
     if _looks_like_path(ref):
+        if (file := _in_settings(ref)) is not None:
+            return file
         raise ModelUnavailable(f"no such file: {ref}", _near_files(Path(os.path.expanduser(ref))))
     pair = catalog.find(ref)
     if pair is not None:
         wanted = HubRef(pair.target.repo, pair.target.quant)
-        return _local(wanted, folders, pull=pair.name)
+        return _local(wanted, pull=pair.name)
     hub = parse_hub(ref)
     if hub is not None:
-        return _local(hub, folders, pull=str(hub))
-    models = library.scan(folders)
+        return _local(hub, pull=str(hub))
+    models = library.scan()
     for model in models:
         if model.ref == ref or (model.source == "ollama" and model.ref == f"{ref}:latest"):
             return model.path
     raise ModelUnavailable(f"no model is named {ref!r}", _near_names(ref, models))
 
 
-def resolve_pair(
-    target_ref: str, draft_ref: str | None = None, *, folders: Sequence[str | Path] = ()
-) -> tuple[Path, Path | None]:
+def resolve_pair(target_ref: str, draft_ref: str | None = None) -> tuple[Path, Path | None]:
     """Target and draft. Without a draft reference: the draft that belongs to the target, if here;
     with ``none``: no draft.
 
@@ -181,20 +187,18 @@ def resolve_pair(
     target_ref = plain(target_ref)
     if draft_ref == "tiny":
         draft_ref = "tiny-draft"
-    target = resolve(target_ref, folders=folders)
+    target = resolve(target_ref)
     if draft_ref == NO_DRAFT:
         return target, None
     if draft_ref is not None:
         pair = catalog.find(draft_ref)
         if pair is not None and pair.draft is not None and pair is catalog.find(target_ref):
             draft_ref = pair.draft.ref
-        return target, resolve(draft_ref, folders=folders)
-    return target, _default_draft(target_ref, target, folders)
+        return target, resolve(draft_ref)
+    return target, _default_draft(target_ref, target)
 
 
-def _default_draft(
-    target_ref: str, target: Path, folders: Sequence[str | Path] = ()
-) -> Path | None:
+def _default_draft(target_ref: str, target: Path) -> Path | None:
     tiny = paths.bundled_dir()
     if target.name == library.BUNDLED["tiny-target"] and target.parent.resolve() == tiny.resolve():
         draft = tiny / library.BUNDLED["tiny-draft"]
@@ -204,7 +208,7 @@ def _default_draft(
     if pair is None or pair.draft is None:
         return None
     try:
-        return _local(HubRef(pair.draft.repo, pair.draft.quant), folders, pull=pair.name)
+        return _local(HubRef(pair.draft.repo, pair.draft.quant), pull=pair.name)
     except ModelUnavailable:
         return None
 
@@ -226,8 +230,8 @@ def preferred(models: Sequence[library.LocalModel]) -> library.LocalModel:
     return min(models, key=lambda m: (not m.complete, rank.get(m.quant or "", len(rank)), m.bytes))
 
 
-def _local(wanted: HubRef, folders: Sequence[str | Path], *, pull: str) -> Path:
-    models = library.scan(folders)
+def _local(wanted: HubRef, *, pull: str) -> Path:
+    models = library.scan()
     found = [model for model in models if matches(model, wanted)]
     if wanted.file is None and len(found) > 1:
         found = _models_only(found, lambda model: model.path) or found

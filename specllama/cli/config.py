@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from specllama.cli import completing, diagnostics, output
-from specllama.cli.listing import folders, json_option, show_path
+from specllama.cli.listing import json_option, show_path
 from specllama.errors import UsageError
 from specllama.paths import config_file
 from specllama.settings.config import (
@@ -133,7 +133,7 @@ def _on_card(settings: Settings, model: str) -> Settings:
     from specllama.models.refs import resolve
     from specllama.replies.card import read_card
 
-    card = read_card(read_header(resolve(model, folders=folders())).metadata)
+    card = read_card(read_header(resolve(model)).metadata)
     for line in card.left_out:
         diagnostics.note(f"not followed: {line}")
     return settings.with_card(card.values)

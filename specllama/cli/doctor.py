@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from specllama.cli import gpu_check
-from specllama.cli.listing import Column, folders, listing, note, size
+from specllama.cli.listing import Column, listing, note, size
 from specllama.cli.options import (
     LOADING,
     GroupedCommand,
@@ -245,7 +245,7 @@ def _plan(settings: Settings, options: EngineOptions) -> list[Check]:
 def _models() -> list[Check]:
     from specllama.models import library
 
-    models = library.scan(folders())
+    models = library.scan()
     bundled = [model for model in models if model.source == "bundled"]
     checks = [
         Check("ok", "bundled pair", ", ".join(m.path.name for m in bundled))

@@ -14,7 +14,6 @@ from specllama.cli import completing, output
 from specllama.cli.asking import confirm
 from specllama.cli.listing import (
     Column,
-    folders,
     json_option,
     listing,
     note,
@@ -166,7 +165,7 @@ def _on_disk(ref: str) -> Path | None:
         return refs.resolve(ref)
     if catalog.find(ref) is not None or refs.parse_hub(ref) is not None:
         return None
-    return refs.resolve(ref, folders=folders())
+    return refs.resolve(ref)
 
 
 def _show_file(path: Path, as_json: bool) -> None:
@@ -257,7 +256,7 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
     from specllama.models import library
     from specllama.models.summaries import list_models
 
-    models = library.scan_folder(folder) if folder else library.scan(folders())
+    models = library.scan_folder(folder) if folder else library.scan()
     listed = list_models([model for model in models if model.owned or not mine])
     if as_json:
         names = "ref path source bytes complete used"
@@ -290,8 +289,8 @@ def _find(ref: str) -> LocalModel:
     from specllama.models import library
     from specllama.models.refs import resolve
 
-    path = resolve(ref, folders=folders()).resolve()
-    for model in library.scan(folders()):
+    path = resolve(ref).resolve()
+    for model in library.scan():
         if model.path.resolve() == path:
             return model
     return library.single(path)
@@ -352,7 +351,7 @@ def path(ref: str | None, as_json: bool) -> None:
     """Print where models are kept, or where one model is."""
     from specllama.models.refs import resolve
 
-    show_path(as_json, resolve(ref, folders=folders()) if ref else paths.models_dir())
+    show_path(as_json, resolve(ref) if ref else paths.models_dir())
 
 
 @command.command("pairs")

@@ -212,14 +212,3 @@ def when(seconds: float) -> str:
 def note(text: str) -> None:
     """One line for people on stderr."""
     diagnostics.say(clean(text))
-
-
-def folders() -> tuple[str, ...]:
-    """Model folders from the settings, where the settings have them."""
-    from specllama.settings.schema import BY_NAME
-
-    if "model-dirs" not in BY_NAME:
-        return ()
-    from specllama.settings.config import load_settings
-
-    return tuple(load_settings()["model-dirs"] or ())

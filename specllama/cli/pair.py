@@ -12,7 +12,6 @@ from specllama.cli import completing, loading, output
 from specllama.cli.listing import (
     Column,
     context,
-    folders,
     json_option,
     note,
     number,
@@ -74,16 +73,15 @@ def command(
 
     options = resolve(flags).engine_options()
     heads, n_ctx = options.heads, options.n_ctx
-    extra = folders()
-    path = refs.resolve(target, folders=extra)
+    path = refs.resolve(target)
     header = read_header(path)
     check_loadable(header)
-    tried = doctor.candidates(path, target, drafts, folders=extra)
+    tried = doctor.candidates(path, target, drafts)
     beside = _heads(header, heads)
     findings = doctor.order(doctor.examine(header, one, heads=beside, n_ctx=n_ctx) for one in tried)
     best = next((finding for finding in findings if finding.useful), None)
     ways = survey(header, heads, draft=any(finding.fits for finding in findings))
-    ways = _with_heads_here(ways, header, path, drafts, extra)
+    ways = _with_heads_here(ways, header, path, drafts)
     measured = _measure(path, best.candidate.path, options) if measure and best else None
     if as_json:
         output.document(
@@ -138,7 +136,6 @@ def _with_heads_here(
     target: GgufHeader,
     path: Path,
     drafts: Sequence[str],
-    folders: Sequence[str],
 ) -> tuple[MethodInfo, ...]:
     """The methods, with the head files on this machine that belong to the target."""
     import dataclasses
@@ -151,7 +148,7 @@ def _with_heads_here(
     models = [
         *library.beside(path),
         *(model for folder in near if folder.is_dir() for model in library.scan_folder(folder)),
-        *library.scan(folders),
+        *library.scan(),
     ]
     found = fitting(target, models)
     return tuple(

@@ -78,6 +78,7 @@ class Engine:
 
         Raises:
             ModelUnavailable, BadGguf, UnsupportedModel, PairIncompatible, DoesNotFit, CannotLoad.
+            ConfigError: the settings, which name more folders of models, cannot be read.
             Cancelled: ``cancel`` was set.
         """
         from specllama.engine.loading import load

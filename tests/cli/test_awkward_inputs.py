@@ -121,7 +121,7 @@ def test_links_that_lead_to_themselves(
         (folder / "loop.gguf").symlink_to("loop.gguf")
     (tmp_path / "round").symlink_to("round")
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
-    monkeypatch.setenv(library.FOLDERS_VARIABLE, f"{tmp_path}{os.pathsep}{tmp_path / 'round'}")
+    monkeypatch.setenv("SPECLLAMA_MODEL_DIRS", f"{tmp_path}{os.pathsep}{tmp_path / 'round'}")
     assert {model.source for model in library.scan()} == {"bundled"}
     assert invoke(["hub", "ls"]) == 0
     assert "unexpected" not in capsys.readouterr().err

@@ -38,14 +38,15 @@ def _nobody_else(nobody_else: Path) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A folder of the settings with a target, a draft that fits it, and a ruin."""
     home = tmp_path / "shelf"
     home.mkdir()
     ggufs.write_llama(home / "large-F32.gguf", quant="F32", width=128)
     ggufs.write_llama(home / "little-F32.gguf", quant="F32", width=64, blocks=1)
     (home / "ruin.gguf").write_bytes(b"GGUFnot a model")
-    monkeypatch.setenv("SPECLLAMA_MODEL_DIRS", str(home))
+    paths.config_file().parent.mkdir(parents=True, exist_ok=True)
+    paths.config_file().write_text(f"model-dirs = ['{home}']")
     return home
 
 
