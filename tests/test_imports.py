@@ -113,6 +113,7 @@ FIRST_PARTY_LIGHT = {
         "specllama.errors",
         "specllama.settings.hardware",
         "specllama.settings.methods",
+        "specllama.settings.setting",
     },
     "specllama.paths": {"specllama.errors"},
     "specllama.stats": {"specllama.events"},

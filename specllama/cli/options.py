@@ -22,8 +22,8 @@ from specllama.files import read_file
 from specllama.settings.config import PROJECT_FILE, Settings, load_settings
 from specllama.settings.hardware import endpoints, is_loopback
 from specllama.settings.params import THINK, GenerateParams
-from specllama.settings.schema import SCHEMA
-from specllama.settings.setting import ENGINE_PARTS, Setting
+from specllama.settings.schema import ENGINE_PARTS, SCHEMA
+from specllama.settings.setting import Setting
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

@@ -1,4 +1,4 @@
-"""Settings from flags, environment and files; the schema is in ``schema.py``.
+"""Settings from flags, environment and files; ``schema.py`` has the table of all settings.
 
 Precedence: a typed flag, then ``SPECLLAMA_<NAME>``, then ``specllama.toml`` in the working folder,
 then the user's ``config.toml``, then the model's card (sampling), then the default. ``Settings``
@@ -24,8 +24,8 @@ from specllama.errors import ConfigError, UsageError
 from specllama.files import MOST_BYTES, read_bounded
 from specllama.paths import config_file, replace_file
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.settings.schema import BY_NAME, SCHEMA
-from specllama.settings.setting import DEFAULTS, ENGINE_PARTS, Setting
+from specllama.settings.schema import BY_NAME, DEFAULTS, ENGINE_PARTS, SCHEMA
+from specllama.settings.setting import Setting
 
 PROJECT_FILE = "specllama.toml"
 PERSONAL = ("rpc", "keep-texts")  # where texts go, or stay: nobody else decides that
@@ -183,11 +183,8 @@ def check(name: str, value: Any) -> Any:
     """
     setting = BY_NAME[name]
     value = _typed(setting, value)
-    if setting.choices and value not in setting.choices:
-        raise UsageError(f"{name} must be one of {', '.join(setting.choices)}, got {value!r}")
     room, _, field = setting.field.partition(".")
-    if room != "app":
-        dataclasses.replace(DEFAULTS[room], **{field: value})
+    dataclasses.replace(DEFAULTS[room], **{field: value})
     return value
 
 

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from specllama.errors import UsageError
+from specllama.settings.setting import check, setting
 
 SPLIT_MODES = ("layer", "row", "none")
 NUMA = ("off", "distribute", "isolate", "numactl")
@@ -30,34 +31,62 @@ class PlaceOptions:
     """Where the weights of one model go; how many layers go there is said elsewhere (gpu_layers).
 
     Attributes:
-        devices: names of the devices that may take layers, comma-separated; "" means every GPU,
-            "none" the CPU alone.
         split_mode: "layer" (and its cache on one device), "row" (matrices over all devices) or
             "none" (one device takes everything).
-        tensor_split: shares of the devices, comma-separated; "" fills them by what is free.
         main_gpu: the device of split mode "none", and of what split mode "row" leaves whole.
-        cpu_moe, n_cpu_moe: keep the experts of all layers, or of the first N, in RAM; neither
-            given, they stay there as far as the devices are too small.
-        overrides: "PATTERN=DEVICE": tensors whose name has a match of the pattern.
+        cpu_moe, n_cpu_moe: neither given, experts stay in RAM as far as the devices are too small.
     """
 
-    devices: str = ""
-    split_mode: str = "layer"
-    tensor_split: str = ""
-    main_gpu: int = 0
-    cpu_moe: bool = False
-    n_cpu_moe: int | None = None
-    overrides: tuple[str, ...] = ()
+    devices: str = setting(
+        "",
+        "Devices for the target, separated by commas; none is the CPU alone. Unset: every GPU. "
+        "doctor names them.",
+        "Placement",
+        name="device",
+        metavar="NAME,…",
+        draft="Devices for the draft model.",
+    )
+    split_mode: str = setting(
+        "layer",
+        "Over several devices: whole layers, the rows of each matrix, or no splitting.",
+        "Placement",
+        choices=SPLIT_MODES,
+    )
+    tensor_split: str = setting(
+        "",
+        "Shares of the devices, such as 3,1. Unset: by their free memory.",
+        "Placement",
+        metavar="N,N,…",
+    )
+    main_gpu: int = setting(
+        0, "Number of the device that takes what is not split.", "Placement", within=(0, 255)
+    )
+    cpu_moe: bool = setting(
+        False,
+        "Keep the experts of every layer in RAM.",
+        "Placement",
+        draft="Keep the draft model's experts in RAM.",
+    )
+    n_cpu_moe: int | None = setting(
+        None,
+        "Keep the experts of the first N layers in RAM. Unset: as many as the GPUs have no room "
+        "for.",
+        "Placement",
+        within=(0, 4096),
+        draft="Keep the experts of its first N layers in RAM.",
+    )
+    overrides: tuple[str, ...] = setting(
+        (),
+        "Put the tensors whose names match a pattern on a device; repeatable.",
+        "Placement",
+        name="override-tensor",
+        flags=("-ot", "--override-tensor"),
+        metavar="PATTERN=DEVICE",
+        draft="Put tensors of the draft model on a device; repeatable.",
+    )
 
     def __post_init__(self) -> None:
-        if self.split_mode not in SPLIT_MODES:
-            raise UsageError(
-                f"unknown split mode {self.split_mode!r}", f"choose one of {', '.join(SPLIT_MODES)}"
-            )
-        if not 0 <= self.main_gpu <= 255:
-            raise UsageError(f"main-gpu must be the number of a device, got {self.main_gpu}")
-        if self.n_cpu_moe is not None and not 0 <= self.n_cpu_moe <= 4096:
-            raise UsageError(f"n-cpu-moe must be a number of layers, got {self.n_cpu_moe}")
+        check(self)
         if self.cpu_moe and self.n_cpu_moe is not None:
             raise UsageError("give --cpu-moe or --n-cpu-moe, not both")
         if "" in self.names and self.devices:
@@ -145,32 +174,44 @@ def endpoints(text: str) -> tuple[tuple[str, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class CpuOptions:
-    """Which cores compute, and how.
+    """Which cores compute, and how; "" for both mask and cores means any."""
 
-    Attributes:
-        numa: how to spread over the nodes of a machine that has several; "numactl" keeps to the
-            nodes that numactl allows.
-        mask, cores: the logical cores that may compute, as a hexadecimal mask or as ranges
-            ("0-7,16"); "" means any.
-        strict: each thread keeps its own core of them.
-        priority: of the computing threads.
-        poll: how long they wait busily between passes, 0 (they sleep) to 100.
-    """
-
-    numa: str = "off"
-    mask: str = ""
-    cores: str = ""
-    strict: bool = False
-    priority: str = "normal"
-    poll: int = CPU_POLL
+    numa: str = setting(
+        "off",
+        "On a machine of several NUMA nodes: distribute over all, isolate on the one it starts on, "
+        "or keep to numactl's.",
+        "Placement",
+        choices=NUMA,
+    )
+    mask: str = setting(
+        "",
+        "Cores that may compute, as a hexadecimal mask.",
+        "Placement",
+        name="cpu-mask",
+        metavar="HEX",
+    )
+    cores: str = setting(
+        "", "Cores that may compute, as ranges.", "Placement", name="cpu-range", metavar="0-7,16"
+    )
+    strict: bool = setting(
+        False, "Bind each thread to one of these cores.", "Placement", name="cpu-strict"
+    )
+    priority: str = setting(
+        "normal",
+        "Priority of the computing threads.",
+        "Placement",
+        name="prio",
+        choices=PRIORITIES,
+    )
+    poll: int = setting(
+        CPU_POLL,
+        "How busily they wait between passes: 0 sleeps, 100 never does.",
+        "Placement",
+        within=(0, 100),
+    )
 
     def __post_init__(self) -> None:
-        if self.numa not in NUMA:
-            raise UsageError(f"numa must be one of {', '.join(NUMA)}, got {self.numa!r}")
-        if self.priority not in PRIORITIES:
-            raise UsageError(f"prio must be one of {', '.join(PRIORITIES)}, got {self.priority!r}")
-        if not 0 <= self.poll <= 100:
-            raise UsageError(f"poll must be from 0 to 100, got {self.poll}")
+        check(self)
         if self.mask and self.cores:
             raise UsageError("give --cpu-mask or --cpu-range, not both")
         _ = self.allowed
@@ -210,47 +251,63 @@ class CpuOptions:
 
 @dataclass(frozen=True, slots=True)
 class RopeOptions:
-    """How positions are turned into angles; whatever is unset comes from the model.
+    """How positions are turned into angles; whatever is unset comes from the model. The parameters
+    of YaRN are those of the paper."""
 
-    Attributes:
-        scaling: kind of scaling for contexts beyond the trained length.
-        scale: stretches the context by this factor (``freq_scale`` is its inverse).
-        freq_base, freq_scale: of RoPE.
-        yarn_orig_ctx: the trained length that YaRN starts from.
-        yarn_ext_factor: mix of extrapolation; 0 is full interpolation.
-        yarn_attn_factor, yarn_beta_fast, yarn_beta_slow: as in the paper.
-    """
-
-    scaling: str = "auto"
-    scale: float | None = None
-    freq_base: float | None = None
-    freq_scale: float | None = None
-    yarn_orig_ctx: int | None = None
-    yarn_ext_factor: float | None = None
-    yarn_attn_factor: float | None = None
-    yarn_beta_fast: float | None = None
-    yarn_beta_slow: float | None = None
+    scaling: str = setting(
+        "auto",
+        "Scaling of positions beyond the trained length; auto is the model's.",
+        "Long context",
+        name="rope-scaling",
+        choices=ROPE_SCALINGS,
+    )
+    scale: float | None = setting(
+        None,
+        "Stretch the context by this factor.",
+        "Long context",
+        name="rope-scale",
+        within=(1e-3, 1e3),
+    )
+    freq_base: float | None = setting(
+        None,
+        "Base of RoPE. Unset: the model's.",
+        "Long context",
+        name="rope-freq-base",
+        within=(1, 1e12),
+    )
+    freq_scale: float | None = setting(
+        None,
+        "The inverse of --rope-scale.",
+        "Long context",
+        name="rope-freq-scale",
+        within=(1e-3, 1e3),
+    )
+    yarn_orig_ctx: int | None = setting(
+        None,
+        "Trained length that YaRN starts from. Unset: the model's.",
+        "Long context",
+        within=(1, 2**24),
+    )
+    yarn_ext_factor: float | None = setting(
+        None,
+        "YaRN's mix of extrapolation; 0 only interpolates.",
+        "Long context",
+        within=(0, 1e3),
+    )
+    yarn_attn_factor: float | None = setting(
+        None, "YaRN's scaling of attention.", "Long context", within=(1e-3, 1e3)
+    )
+    yarn_beta_fast: float | None = setting(
+        None, "YaRN's upper bound of rotations.", "Long context", within=(1e-3, 1e6)
+    )
+    yarn_beta_slow: float | None = setting(
+        None, "YaRN's lower bound.", "Long context", within=(1e-3, 1e6)
+    )
 
     def __post_init__(self) -> None:
-        if self.scaling not in ROPE_SCALINGS:
-            raise UsageError(
-                f"unknown RoPE scaling {self.scaling!r}", f"one of {', '.join(ROPE_SCALINGS)}"
-            )
+        check(self)
         if self.scale is not None and self.freq_scale is not None:
             raise UsageError("give --rope-scale or --rope-freq-scale, not both")
-        for name, value, low, high in (
-            ("rope-scale", self.scale, 1e-3, 1e3),
-            ("rope-freq-base", self.freq_base, 1.0, 1e12),
-            ("rope-freq-scale", self.freq_scale, 1e-3, 1e3),
-            ("yarn-ext-factor", self.yarn_ext_factor, 0.0, 1e3),
-            ("yarn-attn-factor", self.yarn_attn_factor, 1e-3, 1e3),
-            ("yarn-beta-fast", self.yarn_beta_fast, 1e-3, 1e6),
-            ("yarn-beta-slow", self.yarn_beta_slow, 1e-3, 1e6),
-        ):
-            if value is not None and not (math.isfinite(value) and low <= value <= high):
-                raise UsageError(f"{name} must be from {low:g} to {high:g}, got {value!r}")
-        if self.yarn_orig_ctx is not None and not 1 <= self.yarn_orig_ctx <= 2**24:
-            raise UsageError(f"yarn-orig-ctx must be a length in tokens, got {self.yarn_orig_ctx}")
 
     @property
     def given(self) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """What a caller can ask for: how to load (EngineOptions) and how to generate (GenerateParams).
 
-Values are validated here, once, for every front end. A bad value raises UsageError, which names
-the accepted range. Plain dataclasses: cheap to import, to log, and to send to another process.
+Each field says its default, range, help and group once. A bad value raises UsageError, which names
+the accepted range, whatever the front end. Plain dataclasses: cheap to import, to log, and to send
+to another process.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Literal
 from specllama.errors import UsageError
 from specllama.settings import methods
 from specllama.settings.hardware import Adapter, CpuOptions, PlaceOptions, RopeOptions, endpoints
+from specllama.settings.setting import MOST, check, setting
 
 VerifyRule = str  # one of VERIFY_RULES
 FlashAttention = Literal["auto", "on", "off"]
@@ -54,19 +56,6 @@ def _is_x86() -> bool:
     return platform.machine().lower() in ("x86_64", "amd64", "i686", "x86")
 
 
-def _finite(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise UsageError(f"{name} must be a finite number, got {value!r}")
-    if value < low or value > high or (open_low and value == low):
-        bracket = "(" if open_low else "["
-        raise UsageError(f"{name} must be in {bracket}{low:g}, {high:g}], got {value!r}")
-
-
-def _whole(name: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UsageError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
-
-
 def template_arguments(items: Sequence[str]) -> dict[str, Any]:
     """``name=value`` each; a value that is JSON is taken as such, any other is a text.
 
@@ -101,45 +90,95 @@ class SamplingParams:
     (-inf forbids the token).
     """
 
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
-    repeat_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repeat_last_n: int = 64
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
-    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
+    temperature: float = setting(
+        0.8,
+        "0 always takes the likeliest token.",
+        "Sampling",
+        flags=("--temperature", "--temp"),
+        within=(0, 100),
+    )
+    top_k: int = setting(
+        40, "Keep the K likeliest tokens; 0 keeps all.", "Sampling", within=(0, MOST)
+    )
+    top_p: float = setting(
+        0.95,
+        "Keep the likeliest tokens that sum to this probability; 1 keeps all.",
+        "Sampling",
+        within=(0, 1),
+        above=True,
+    )
+    min_p: float = setting(
+        0.05,
+        "Drop tokens less likely than this fraction of the likeliest one.",
+        "Sampling",
+        within=(0, 1),
+    )
+    typical_p: float = setting(
+        1.0,
+        "Locally typical sampling; 1 is off.",
+        "Sampling",
+        name="typical",
+        flags=("--typical", "--typical-p"),
+        within=(0, 1),
+        above=True,
+    )
+    repeat_penalty: float = setting(
+        1.0, "Divide scores of repeated tokens; 1 is off.", "Sampling", within=(0.01, 10)
+    )
+    repeat_last_n: int = setting(
+        64,
+        "How many tokens the penalties look back; -1 is the whole context.",
+        "Sampling",
+        within=(-1, MOST),
+    )
+    presence_penalty: float = setting(
+        0.0,
+        "Subtracted once from the score of every token that occurred.",
+        "Sampling",
+        within=(-10, 10),
+    )
+    frequency_penalty: float = setting(
+        0.0, "Subtracted for every time a token occurred.", "Sampling", within=(-10, 10)
+    )
+    dry_multiplier: float = setting(
+        0.0,
+        "Strength of the DRY penalty on repeated phrases; 0 is off.",
+        "Sampling",
+        within=(0, 100),
+    )
+    dry_base: float = setting(
+        1.75, "DRY grows by this factor per token.", "Sampling", within=(1, 100)
+    )
+    dry_allowed_length: int = setting(
+        2, "Repeats up to this length are free.", "Sampling", within=(1, MOST)
+    )
+    dry_penalty_last_n: int = setting(
+        -1,
+        "How many tokens DRY looks back; -1 is the whole context.",
+        "Sampling",
+        within=(-1, MOST),
+    )
+    dry_sequence_breakers: tuple[str, ...] = setting(
+        ("\n", ":", '"', "*"),
+        "Text at which DRY stops matching a repeat; repeatable.",
+        "Sampling",
+        name="dry-sequence-breaker",
+    )
+    xtc_probability: float = setting(
+        0.0, "Chance to drop the top choices (XTC); 0 is off.", "Sampling", within=(0, 1)
+    )
+    xtc_threshold: float = setting(
+        0.1, "XTC drops only choices above this probability.", "Sampling", within=(0, 1)
+    )
     logit_bias: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _finite("temperature", self.temperature, 0.0, 100.0)
-        _whole("top-k", self.top_k, 0, 2**31 - 1)
-        _finite("top-p", self.top_p, 0.0, 1.0, open_low=True)
-        _finite("min-p", self.min_p, 0.0, 1.0)
-        _finite("typical-p", self.typical_p, 0.0, 1.0, open_low=True)
-        _finite("repeat-penalty", self.repeat_penalty, 0.01, 10.0)
-        _finite("frequency-penalty", self.frequency_penalty, -10.0, 10.0)
-        _finite("presence-penalty", self.presence_penalty, -10.0, 10.0)
-        _whole("repeat-last-n", self.repeat_last_n, -1, 2**31 - 1)
-        _finite("dry-multiplier", self.dry_multiplier, 0.0, 100.0)
-        _finite("dry-base", self.dry_base, 1.0, 100.0)
-        _whole("dry-allowed-length", self.dry_allowed_length, 1, 2**31 - 1)
-        _whole("dry-penalty-last-n", self.dry_penalty_last_n, -1, 2**31 - 1)
+        check(self)
         breakers = self.dry_sequence_breakers
         if len(breakers) > BREAKERS_LIMIT or any(not 0 < len(s) <= 64 for s in breakers):
             raise UsageError(
                 f"dry-sequence-breakers takes up to {BREAKERS_LIMIT} strings of 1 to 64 characters"
             )
-        _finite("xtc-probability", self.xtc_probability, 0.0, 1.0)
-        _finite("xtc-threshold", self.xtc_threshold, 0.0, 1.0)
         for token, bias in self.logit_bias.items():
             if math.isnan(bias) or bias == math.inf:
                 raise UsageError(f"logit-bias of token {token} must be finite or -inf, got {bias}")
@@ -147,26 +186,14 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerateParams:
-    """One request.
+    """One request. What a field with a help text means stands there.
 
     Attributes:
         from_card: sampling fields that nobody chose: ``on_card`` takes them from the model's card.
-        max_tokens: upper bound on generated tokens; None means until the context is full.
-        seed: 0 <= seed < 2**64; None draws one, which every ``finish`` reports.
-        stop: strings that end the answer; matched across token boundaries, never shown, and not
-            looked for in thoughts.
-        proposer: one of PROPOSERS; "auto" is mixed: copies, and a draft model or head if any.
-        draft_max: most tokens drafted per round (0 means plain decoding); None lets the pair
-            decide, see ``reach``.
-        window: "auto" drafts as far as it was measured to pay here, possibly not at all; "fixed"
-            always drafts ``draft_max``.
-        min_speculative_tokens: below this ``max_tokens`` speculation is skipped.
-        ignore_eos: continue past the model's end token; a complete grammar still ends the reply.
+        stop: matched across token boundaries, never shown, and not looked for in thoughts.
+        draft_max: None lets the pair decide, see ``reach``.
         grammar: GBNF text. json_schema: JSON schema text. regex: what the whole text matches. At
             most one of the three.
-        think: one of THINK: thoughts on or off, or how hard to think; "auto" is the template's way.
-        think_budget: most tokens of thoughts; behind them the thought is closed.
-        template_args: variables of the chat template, ``name=value`` each; a value is JSON or text.
         spelled: control tokens of a reply are part of its text, but for its end: calls of tools are
             written with them.
         chances: tell how likely each token was to the target, before any sampler, and so many
@@ -176,64 +203,119 @@ class GenerateParams:
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     from_card: tuple[str, ...] = ()
-    max_tokens: int | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    speculate: bool = True
-    proposer: str = "auto"
-    verify: VerifyRule = "match"
-    draft_max: int | None = None
-    window: WindowKind = "auto"
-    draft_min: int = 0
-    draft_p_min: float = 0.0
-    min_speculative_tokens: int = 8
-    on_full: OnFull = "stop"
+    max_tokens: int | None = setting(
+        None,
+        "Longest reply, in tokens. Unset or -1: until the context is full.",
+        "Length",
+        flags=("-n", "--max-tokens"),
+        within=(1, MOST),
+        unset=-1,
+    )
+    seed: int | None = setting(
+        None,
+        "Random seed. Unset or -1: drawn at random, and reported.",
+        "Sampling",
+        within=(0, SEED_LIMIT - 1),
+        unset=-1,
+    )
+    stop: tuple[str, ...] = setting(
+        (), "Text that ends the reply; repeatable, up to 16 times.", "Length"
+    )
+    ignore_eos: bool = setting(
+        False,
+        "Continue past the model's end token; a complete grammar still ends the reply.",
+        "Length",
+    )
+    speculate: bool = setting(
+        True,
+        "Draft and verify; --no-spec decodes plainly, with the same text.",
+        "Speculation",
+        flags=("--spec/--no-spec",),
+    )
+    proposer: str = setting(
+        "auto",
+        "Method of drafting. auto is mixed: copies of the text compete with the draft model or "
+        "head of the pair.",
+        "Speculation",
+        choices=PROPOSERS,
+    )
+    draft_max: int | None = setting(
+        None,
+        "Most tokens drafted per round; 0 decodes plainly. Unset: 15 where that is bit-exact, "
+        "else 6.",
+        "Speculation",
+        within=(0, DRAFT_MAX_LIMIT),
+    )
+    window: WindowKind = setting(
+        "auto",
+        "auto drafts only as far as it pays on this machine, and never falls more than 8 plain "
+        "steps plus 1 % behind; fixed always drafts up to draft-max.",
+        "Speculation",
+        choices=WINDOWS,
+    )
+    draft_min: int = setting(
+        0,
+        "Do not draft at all where fewer tokens than this would be drafted.",
+        "Speculation",
+        within=(0, DRAFT_MAX_LIMIT),
+    )
+    draft_p_min: float = setting(
+        0.0, "Stop drafting below this confidence.", "Speculation", within=(0, 1)
+    )
+    verify: VerifyRule = setting(
+        "match",
+        "Verification rule. match writes the text of plain decoding, token for token; the others "
+        "keep its distribution.",
+        "Speculation",
+        choices=tuple(VERIFY_RULES),
+    )
+    min_speculative_tokens: int = setting(
+        8,
+        "Decode plainly when a reply is limited to fewer tokens.",
+        "Speculation",
+        within=(0, MOST),
+    )
+    on_full: OnFull = setting(
+        "stop",
+        "When the context is full: stop, or shift out the oldest text.",
+        "Length",
+        choices=("stop", "shift"),
+    )
     grammar: str | None = None
     json_schema: str | None = None
     regex: str | None = None
-    think: str = "auto"
-    think_budget: int | None = None
-    template_args: tuple[str, ...] = ()
+    think: str = setting(
+        "auto",
+        "Whether, or how hard, the model thinks before it answers; auto is its template's way. "
+        "--no-think is --think=off.",
+        "Thoughts and template",
+        choices=THINK,
+    )
+    think_budget: int | None = setting(
+        None,
+        "Most tokens of thoughts; then the thought is closed and the answer begins.",
+        "Thoughts and template",
+        within=(0, MOST),
+    )
+    template_args: tuple[str, ...] = setting(
+        (),
+        "A variable of the chat template; a value is JSON or text; repeatable.",
+        "Thoughts and template",
+        flags=("--template-arg",),
+        metavar="NAME=VALUE",
+    )
     spelled: bool = False
-    chances: int | None = None
+    chances: int | None = setting(None, within=(0, CHANCES_LIMIT))
     scope: str = ""
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None:
-            _whole("max-tokens", self.max_tokens, 1, 2**31 - 1)
-        if self.seed is not None:
-            _whole("seed", self.seed, 0, SEED_LIMIT - 1)
+        check(self)
         if len(self.stop) > 16 or any(not 0 < len(s) <= STOP_LIMIT for s in self.stop):
             raise UsageError(f"stop takes up to 16 strings of 1 to {STOP_LIMIT} characters")
-        if self.proposer not in PROPOSERS:
-            raise UsageError(
-                f"unknown proposer {self.proposer!r}", f"choose one of {', '.join(PROPOSERS)}"
-            )
-        if self.verify not in VERIFY_RULES:
-            raise UsageError(
-                f"unknown verification rule {self.verify!r}",
-                f"choose one of {', '.join(VERIFY_RULES)}",
-            )
-        if self.window not in WINDOWS:
-            raise UsageError(f"window must be auto or fixed, got {self.window!r}")
-        if self.draft_max is not None:
-            _whole("draft-max", self.draft_max, 0, DRAFT_MAX_LIMIT)
-        _whole("draft-min", self.draft_min, 0, DRAFT_MAX_LIMIT)
-        _finite("draft-p-min", self.draft_p_min, 0.0, 1.0)
-        _whole("min-speculative-tokens", self.min_speculative_tokens, 0, 2**31 - 1)
-        if self.on_full not in ("stop", "shift"):
-            raise UsageError(f"on-full must be stop or shift, got {self.on_full!r}")
         if len(self._constraints) > 1:
             raise UsageError("give only one of a grammar, a JSON schema and a regular expression")
-        if self.think not in THINK:
-            raise UsageError(f"think must be one of {', '.join(THINK)}, got {self.think!r}")
-        if self.think_budget is not None:
-            _whole("think-budget", self.think_budget, 0, 2**31 - 1)
         if self.template_args:
             template_arguments(self.template_args)
-        if self.chances is not None:
-            _whole("chances", self.chances, 0, CHANCES_LIMIT)
 
     @property
     def constrained(self) -> bool:
@@ -275,63 +357,128 @@ class GenerateParams:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How to load a pair.
+    """How to load a pair. What a field with a help text means stands there.
 
     Attributes:
-        n_ctx: context length; None takes what fits, up to the trained length, 0 that length.
-        gpu_layers: "auto" (all if a GPU backend is built in), "all", or a count.
-        rpc: workers of llama.cpp, HOST:PORT separated by commas, whose devices are used, too.
         place, draft_place: where the weights of target and draft go.
-        threads: None takes the number of physical cores, or fewer while that is faster.
-        threads_batch: for prompts; None takes ``threads``.
         cpu: which cores compute. rope: how positions are turned into angles.
-        swa_full: keep the whole cache of layers that see only a window: any rollback is possible.
-        flash_attn, kv_type_k, kv_type_v: "auto" is f16, with flash attention on CPUs (whose rows
-            need not depend on the width of a pass), llama.cpp's own choice on GPUs.
+        swa_full: with the whole cache, any rollback is possible.
+        flash_attn, kv_type_k, kv_type_v: on CPUs, the rows of flash attention need not depend on
+            the width of a pass.
         max_rows: the widest target pass that will be asked for (drafts + 1).
-        max_leaves: most branches of a token tree; 1 makes a context for chains only.
-        n_batch: prompt tokens per call; None takes 512 on a GPU, 256 on a CPU.
-        n_ubatch: prompt tokens that are computed at once; None takes ``n_batch``.
-        loras: adapters for the target, FILE or FILE:SCALE.
-        heads: files of drafting heads for the target.
-        allow_other_vocab: accept a draft model with another tokenizer and translate.
-        keep_texts: let the suffix proposer keep this machine's texts (as token ids, on disk) and
-            copy from them in later runs.
         parallel: conversations that can be written at once, in one context that they share.
         kv_ram: MiB for what conversations left in a context that others have to share.
-        exact: keep the target's passes to widths in which every row has the same bits, in plain
-            decoding, too: "on" takes those that cost least, a number is the most rows of a pass.
-        check_memory: refuse a pair that needs more memory than is free.
+        exact: "on" takes the widths that cost least, a number is the most rows of a pass.
     """
 
-    n_ctx: int | None = None
-    gpu_layers: str = "auto"
-    draft_gpu_layers: str = "auto"
-    rpc: str = ""
+    heads: tuple[str, ...] = setting(
+        (),
+        "Drafting head of the target (EAGLE-3, Medusa, DFlash, MTP, assistant); repeatable.",
+        name="head",
+        metavar="FILE",
+    )
+    n_ctx: int | None = setting(
+        None,
+        "Context length in tokens; 0 is the trained length. Unset: what fits, up to that.",
+        name="ctx-size",
+        flags=("-c", "--ctx-size"),
+        within=(0, 2**24),
+    )
+    gpu_layers: str = setting(
+        "auto",
+        "Layers of the target on the GPU: auto, all or a count.",
+        flags=("-ngl", "--gpu-layers"),
+        metavar="auto|all|N",
+    )
+    draft_gpu_layers: str = setting("auto", "The same for the draft model.", metavar="auto|all|N")
+    rpc: str = setting(
+        "",
+        "Other machines that take layers: llama.cpp workers (specllama rpc-worker), separated by "
+        "commas.",
+        "Placement",
+        metavar="HOST:PORT,…",
+    )
     place: PlaceOptions = field(default_factory=PlaceOptions)
     draft_place: PlaceOptions = field(default_factory=PlaceOptions)
-    threads: int | None = None
-    threads_batch: int | None = None
+    threads: int | None = setting(
+        None,
+        "CPU threads. Unset: the physical cores, or fewer while that is faster.",
+        flags=("-t", "--threads"),
+        within=(1, 1024),
+    )
+    threads_batch: int | None = setting(
+        None,
+        "CPU threads for prompts. Unset: as many as --threads.",
+        "Placement",
+        within=(1, 1024),
+    )
     cpu: CpuOptions = field(default_factory=CpuOptions)
     rope: RopeOptions = field(default_factory=RopeOptions)
-    swa_full: bool = True
-    flash_attn: FlashAttention = "auto"
-    kv_type_k: str = "auto"
-    kv_type_v: str = "auto"
-    n_batch: int | None = None
-    n_ubatch: int | None = None
-    loras: tuple[str, ...] = ()
-    max_rows: int = DRAFT_MAX_LIMIT + 1
-    max_leaves: int = 16
-    heads: tuple[str, ...] = ()
-    parallel: int = 1
-    kv_ram: int = 1024
-    exact: str = "off"
-    allow_other_vocab: bool = False
-    keep_texts: bool = False
-    use_mmap: bool = True
-    use_mlock: bool = False
-    check_memory: bool = True
+    swa_full: bool = setting(
+        True, "Keep the whole cache of layers that see only a window.", "Long context"
+    )
+    flash_attn: FlashAttention = setting(
+        "auto",
+        "Flash attention; auto is on for CPU and llama.cpp's own choice for GPUs.",
+        choices=("auto", "on", "off"),
+    )
+    kv_type_k: str = setting(
+        "auto",
+        "Type of the K half of the KV cache; auto is f16.",
+        name="cache-type-k",
+        choices=KV_TYPES,
+    )
+    kv_type_v: str = setting(
+        "auto", "Type of the V half; auto is f16.", name="cache-type-v", choices=KV_TYPES
+    )
+    n_batch: int | None = setting(
+        None,
+        "Prompt tokens per pass. Unset: 512 on a GPU, 256 on a CPU.",
+        name="batch-size",
+        within=(32, 2**16),
+    )
+    n_ubatch: int | None = setting(
+        None,
+        "Of these, how many are computed at once. Unset: all.",
+        name="ubatch-size",
+        within=(32, 2**16),
+    )
+    loras: tuple[str, ...] = setting(
+        (),
+        "LoRA adapter for the target, with its strength if that is not 1; repeatable.",
+        name="lora",
+        metavar="FILE[:SCALE]",
+    )
+    use_mmap: bool = setting(True, "Map model files instead of reading them.", name="mmap")
+    use_mlock: bool = setting(False, "Keep the model in memory (no swapping).", name="mlock")
+    check_memory: bool = setting(True, "Refuse a pair that needs more memory than is free.")
+    allow_other_vocab: bool = setting(
+        False,
+        "Accept a draft model with another tokenizer; its guesses are translated.",
+        "Speculation",
+    )
+    max_leaves: int = setting(
+        16,
+        "Most branches in a token tree; 1 allows chains only.",
+        "Speculation",
+        within=(1, 256),
+    )
+    keep_texts: bool = setting(
+        False,
+        "Keep texts on disk, as token ids, so that the suffix method can copy from them in later "
+        "runs.",
+        "Speculation",
+    )
+    exact: str = setting(
+        "off",
+        "The same bits in plain and drafted passes: all of them get a number of rows that one "
+        "kernel computes. Without N, at the least cost; N is the most rows of a pass.",
+        "Speculation",
+        metavar="[N]",
+    )
+    max_rows: int = setting(DRAFT_MAX_LIMIT + 1, within=(1, 4096))
+    parallel: int = setting(1, within=(1, 64))
+    kv_ram: int = setting(1024, within=(0, 2**24))
 
     def batch(self, *, on_gpu: bool) -> int:
         """Prompt tokens per pass. On a CPU a pass can be cancelled only between its operations, and
@@ -378,11 +525,9 @@ class EngineOptions:
         )
 
     def __post_init__(self) -> None:
-        if self.n_ctx:
-            _whole("ctx-size", self.n_ctx, 8, 2**24)
-        for name, threads in (("threads", self.threads), ("threads-batch", self.threads_batch)):
-            if threads is not None:
-                _whole(name, threads, 1, 1024)
+        check(self)
+        if self.n_ctx is not None and 0 < self.n_ctx < 8:
+            raise UsageError(f"ctx-size must be 0, or 8 and more, got {self.n_ctx}")
         for name, layers in (
             ("gpu-layers", self.gpu_layers),
             ("draft-gpu-layers", self.draft_gpu_layers),
@@ -390,28 +535,16 @@ class EngineOptions:
             if layers not in ("auto", "all") and not layers.isdigit():
                 raise UsageError(f"{name} must be auto, all or a count, got {layers!r}")
         endpoints(self.rpc)
-        if self.flash_attn not in ("auto", "on", "off"):
-            raise UsageError(f"flash-attn must be auto, on or off, got {self.flash_attn!r}")
-        for kind in (self.kv_type_k, self.kv_type_v):
-            if kind not in KV_TYPES:
-                raise UsageError(
-                    f"unknown KV cache type {kind!r}", f"choose one of {', '.join(KV_TYPES)}"
-                )
-        if self.n_batch is not None:
-            _whole("batch-size", self.n_batch, 32, 2**16)
-        if self.n_ubatch is not None:
-            _whole("ubatch-size", self.n_ubatch, 32, 2**16)
         for adapter in self.loras:
             Adapter.read(adapter)
         if self.cpu.strict and not self.cpu.allowed:
             raise UsageError("--cpu-strict needs cores to keep to", "add --cpu-range 0-7")
-        _whole("max rows", self.max_rows, 1, 4096)
-        _whole("max leaves", self.max_leaves, 1, 256)
-        _whole("parallel", self.parallel, 1, 64)
-        _whole("kv-ram", self.kv_ram, 0, 2**24)
-        if self.exact not in ("off", "on"):
-            if not self.exact.isdecimal():
-                raise UsageError(f"exact must be on, off or a number of rows, got {self.exact!r}")
-            _whole("exact", int(self.exact), 2, DRAFT_MAX_LIMIT + 1)
+        widest = DRAFT_MAX_LIMIT + 1
+        if self.exact not in ("off", "on") and not (
+            self.exact.isdecimal() and 2 <= int(self.exact) <= widest
+        ):
+            raise UsageError(
+                f"exact must be on, off or a number of rows from 2 to {widest}, got {self.exact!r}"
+            )
         if any(not head for head in self.heads):
             raise UsageError("--head needs a file, not an empty name")

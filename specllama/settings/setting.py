@@ -1,74 +1,131 @@
-"""One setting, and the rooms that settings fill."""
+"""One setting, declared once, where its field is: default, range, help, group and flag.
+
+Parameter classes declare their fields with ``setting`` and call ``check`` when they are made;
+``schema`` reads the same declarations. Light to import.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
-from specllama.settings.hardware import CpuOptions, PlaceOptions, RopeOptions
-from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.errors import UsageError
 
 Kind = Literal["int", "float", "bool", "text", "texts"]
+Group = Literal[
+    "Model",
+    "Placement",
+    "Long context",
+    "Speculation",
+    "Sampling",
+    "Length",
+    "Thoughts and template",
+    "Output",
+]
+MOST = 2**31 - 1  # of a whole number that llama.cpp takes
+
+_KEY = "setting"
+_KINDS: Mapping[str, Kind] = {
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "tuple[str, ...]": "texts",
+}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One option.
 
     Attributes:
-        name: the long option, and the key in files, in kebab case.
-        kind: type of the value; "texts" is a list.
+        name: the long option, and the key in files, in kebab case; that of the field unless given.
+        kind: type of the value; "texts" is a list. default: its value unless it is set.
         field: where it goes: ``engine.X`` or a part of it (ENGINE_PARTS), ``generate.X``,
             ``sampling.X``, or ``app.X`` for what the front ends use themselves.
-        help: one or two sentences, shown by ``--help`` and ``config show``.
+        help: one or two sentences, shown by ``--help`` and ``config show``; "" for what only a
+            caller sets.
         group: heading in ``--help``.
         flags: how it is typed, if not by its long name.
+        within: the least and the greatest value; ``above``: the least is not one itself.
         choices: the only values allowed.
         metavar: what ``--help`` calls the value.
         flag: whether it can be typed on the command line, not only set.
         unset: the value by which other tools say "not given".
+        draft: the help of the same setting for the draft model; "" where it has none.
     """
 
-    name: str
-    kind: Kind
-    field: str
-    help: str
-    group: str
+    name: str = ""
+    kind: Kind = "text"
+    default: Any = None
+    field: str = ""
+    help: str = ""
+    group: Group = "Model"
     flags: tuple[str, ...] = ()
+    within: tuple[float, float] | None = None
+    above: bool = False
     choices: tuple[str, ...] = ()
     metavar: str = ""
     flag: bool = True
     unset: int | None = None
-
-    @property
-    def default(self) -> Any:
-        room, _, name = self.field.partition(".")
-        return _APP_DEFAULTS[name] if room == "app" else getattr(DEFAULTS[room], name)
+    draft: str = ""
 
     @property
     def variable(self) -> str:
         """Name of its environment variable."""
         return "SPECLLAMA_" + self.name.upper().replace("-", "_")
 
+    def check(self, value: Any) -> None:
+        """Raises UsageError, which names what is accepted, of any other value."""
+        if value is None and self.default is None:
+            return
+        if self.choices and value not in self.choices:
+            raise UsageError(f"{self.name} must be one of {', '.join(self.choices)}, got {value!r}")
+        if self.within is None:
+            return
+        low, high = self.within
+        if self.kind == "int":
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                raise UsageError(
+                    f"{self.name} must be a whole number from {low} to {high}, got {value!r}"
+                )
+            return
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise UsageError(f"{self.name} must be a finite number, got {value!r}")
+        if not low <= value <= high or (self.above and value == low):
+            bracket = "(" if self.above else "["
+            raise UsageError(f"{self.name} must be in {bracket}{low:g}, {high:g}], got {value!r}")
 
-# fields of EngineOptions with settings of their own
-ENGINE_PARTS: dict[str, Any] = {
-    "place": PlaceOptions(),
-    "draft_place": PlaceOptions(),
-    "cpu": CpuOptions(),
-    "rope": RopeOptions(),
-}
-DEFAULTS: dict[str, Any] = {
-    "engine": EngineOptions(),
-    **ENGINE_PARTS,
-    "generate": GenerateParams(),
-    "sampling": SamplingParams(),
-}
-_APP_DEFAULTS: dict[str, Any] = {
-    "model": None,
-    "draft_model": None,
-    "system": None,
-    "log": True,
-    "thoughts": "show",
-    "model_dirs": (),
-}
+
+def setting(default: Any, help: str = "", group: Group = "Model", **more: Any) -> Any:
+    """A field of a parameter class; ``more`` are further attributes of its Setting."""
+    declared = Setting(default=default, help=help, group=group, **more)
+    return dataclasses.field(default=default, metadata={_KEY: declared})
+
+
+@cache
+def declared(kind: Any) -> Mapping[str, Setting]:
+    """The settings of a parameter class, by field."""
+    return {
+        field.name: dataclasses.replace(
+            field.metadata[_KEY],
+            name=field.metadata[_KEY].name or field.name.replace("_", "-"),
+            kind=_KINDS.get(str(field.type).removesuffix(" | None"), "text"),
+        )
+        for field in dataclasses.fields(kind)
+        if _KEY in field.metadata
+    }
+
+
+def check(params: Any) -> None:
+    """Check every declared field.
+
+    Raises:
+        UsageError: one has a value that is not accepted.
+    """
+    kind: Any = type(params)
+    for name, one in declared(kind).items():
+        one.check(getattr(params, name))

@@ -18,8 +18,7 @@ from specllama.paths import config_file
 from specllama.settings.config import load_settings, write_setting
 from specllama.settings.hardware import CpuOptions, PlaceOptions, RopeOptions
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.settings.schema import BY_NAME, SCHEMA
-from specllama.settings.setting import ENGINE_PARTS
+from specllama.settings.schema import BY_NAME, ENGINE_PARTS, SCHEMA
 
 
 def write(path: Path, text: str) -> Path:

@@ -14,7 +14,7 @@ from specllama.settings.params import EngineOptions
 @pytest.mark.parametrize(
     ("kind", "options", "why"),
     [
-        (PlaceOptions, {"split_mode": "tensor"}, "split mode"),
+        (PlaceOptions, {"split_mode": "tensor"}, "split-mode"),
         (PlaceOptions, {"tensor_split": "1,x"}, "tensor split"),
         (PlaceOptions, {"tensor_split": "0,0"}, "tensor split"),
         (PlaceOptions, {"tensor_split": "1,-1"}, "tensor split"),
