@@ -101,11 +101,11 @@ schemas: $(VENV)/.installed-test
 # the README's pictures: of the app on real runs of PAIR (none: its demo engine), of commands from
 # recordings of real runs:   make screenshots PAIR="-m target.gguf -d draft.gguf"
 screenshots: $(VENV)/.installed-dev
-	$(BIN)/python -m specllama.tui.screenshots $(PICTURES) $(PAIR)
+	PYTHONPATH=tests $(BIN)/python -m pictures.screenshots $(PICTURES) $(PAIR)
 
 # every screen in every size and look, to be looked at
 gallery: $(VENV)/.installed-dev
-	$(BIN)/python -m specllama.tui.screenshots build/gallery $(PAIR) --all
+	PYTHONPATH=tests $(BIN)/python -m pictures.screenshots build/gallery $(PAIR) --all
 
 # a newcomer's first two minutes, recorded: asciinema play build/walk.cast
 walk: $(VENV)/.installed-test
@@ -115,9 +115,9 @@ walk: $(VENV)/.installed-test
 # measures anew (some minutes, on an idle machine), then draws; a pair of your own:
 #   make recordings PAIR="-m target.gguf -d draft.gguf"
 recordings: $(VENV)/.installed-dev
-	$(BIN)/python -m specllama.tui.recordings $(PICTURES)/data/tune.json tune $(PAIR) $(TUNE)
-	$(BIN)/python -m specllama.tui.recordings $(PICTURES)/data/bench.json bench run $(PAIR) $(BENCH)
-	$(BIN)/python -m specllama.tui.screenshots $(PICTURES) $(PAIR)
+	PYTHONPATH=tests $(BIN)/python -m pictures.recordings $(PICTURES)/data/tune.json tune $(PAIR) $(TUNE)
+	PYTHONPATH=tests $(BIN)/python -m pictures.recordings $(PICTURES)/data/bench.json bench run $(PAIR) $(BENCH)
+	PYTHONPATH=tests $(BIN)/python -m pictures.screenshots $(PICTURES) $(PAIR)
 
 # measures the README's table of speeds anew (an hour, on an idle machine) and prints it:
 #   make speed PAIR="-m target.gguf -d draft.gguf"

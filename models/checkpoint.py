@@ -59,7 +59,7 @@ def read_tensors(path: Path) -> Mapping[str, Tensor]:
     if path.suffix == ".safetensors":
         return read_safetensors(path)
     try:
-        from specllama.models.recipe.pickled import read_pickled
+        from specllama.models.pickled import read_pickled
     except ImportError:
         raise CannotLoad(
             f"{path.name} is a pickle, which can run code when it is opened; "

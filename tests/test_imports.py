@@ -51,7 +51,7 @@ RESTRICTED = {
         "specllama.server.running",
     ),
     "click": ("specllama.cli",),
-    "torch": ("specllama.models.recipe",),
+    "torch": ("specllama.models.pickled", "specllama.models.recipe"),
     "tokenizers": ("specllama.models.recipe",),
     "jinja2": ("specllama.replies.template",),
 }

@@ -20,6 +20,8 @@ FOLDERS = {"specllama": "specllama", "specllama.tui": "tui", "specllama.models":
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
 MAX_WHEEL_BYTES = 12 * 10**6
+# What the checkout has for those who make the product, and the wheel has not.
+WORKSHOP = ("specllama/models/recipe/",)
 
 
 def sources() -> dict[str, Path]:
@@ -30,7 +32,9 @@ def sources() -> dict[str, Path]:
             inner = path.relative_to(ROOT / folder)
             if package == "specllama" and inner.parts[0] in ("tui", "models"):
                 continue  # development links
-            found["/".join([*package.split("."), *inner.parts])] = path
+            name = "/".join([*package.split("."), *inner.parts])
+            if not name.startswith(WORKSHOP):
+                found[name] = path
     return found
 
 
@@ -139,6 +143,18 @@ def test_the_wheel_holds_everything_and_nothing_else(wheel: zipfile.ZipFile) -> 
         assert found, f"{folder}/{pattern}"
         wanted |= {f"specllama/{folder}/{path.name}" for path in found}
     assert wanted <= names
+
+
+def test_the_workshop_stays_out_of_the_wheel(wheel: zipfile.ZipFile) -> None:
+    names = wheel.namelist()
+    words = ("recipe", "corpus/", "screenshots", "recordings", "pictures", "gpu_check", "gpu_parts")
+    assert [name for name in names if any(word in name for word in words)] == []
+    assert [name for name in names if name.startswith("specllama/bench/gpu")] == []
+
+
+def test_the_product_never_imports_the_workshop() -> None:
+    for name, path in sources().items():
+        assert "models.recipe" not in path.read_text("utf-8"), name
 
 
 def test_the_wheel_has_the_command(wheel: zipfile.ZipFile) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from specllama.models.recipe.corpus import SLICES, chatml, check_answer, heldout_prompts
 from specllama.models.recipe.runner import Runner, choose, log_softmax
-from specllama.models.recipe.scale import DRAFT_FILE, TARGET_FILE
+from specllama.models.recipe.shape import DRAFT_FILE, TARGET_FILE
 
 
 def answer_loss(runner: Runner, prompt: Sequence[int], answer: Sequence[int]) -> float:

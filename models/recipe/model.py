@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specllama.models.recipe.shape import Shape
+from specllama.models.shape import Shape
 
 
 def fake_q4_0(w: Tensor) -> Tensor:

@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from specllama.models.gguf import read_header
 from specllama.models.recipe.corpus import SLICES, chatml, heldout_prompts
 from specllama.models.recipe.runner import Runner
-from specllama.models.recipe.scale import TARGET_FILE, read_shape
-from specllama.models.recipe.shape import Shape
+from specllama.models.recipe.shape import TARGET_FILE
+from specllama.models.scale import read_shape
+from specllama.models.shape import Shape
 from specllama.models.tensors import read_tensor
 
 Floats = NDArray[np.float32]

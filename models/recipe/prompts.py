@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specllama.models.recipe.corpus import SLICES, heldout_prompts
-from specllama.models.recipe.scale import BUNDLED
+from specllama.models.recipe.shape import BUNDLED
 
 PER_SLICE = 50
 LONG = 12

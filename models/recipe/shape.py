@@ -1,33 +1,14 @@
-"""The numbers that define a model of the family, its presets and its parameter count."""
+"""The sizes of the family's models, and the files that it ships as."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
 
+from specllama.models.shape import Shape
 
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a `llama` model."""
-
-    width: int
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_size: int = 64
-    vocab: int = 4096
-    context: int = 2048
-    rope_base: float = 10_000.0
-    eps: float = 1e-5
-    tied: bool = False
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights."""
-        attention = 2 * self.width * self.head_size * (self.heads + self.kv_heads)
-        layer = attention + 3 * self.width * self.hidden + 2 * self.width
-        return self.layers * layer + self.width + self.vocab * self.width * (1 if self.tied else 2)
-
+BUNDLED = Path(__file__).resolve().parents[1] / "tiny"
+TARGET_FILE = BUNDLED / "tiny-target-q4_0.gguf"
+DRAFT_FILE = BUNDLED / "tiny-draft-q8_0.gguf"
 
 TARGET = Shape(width=256, layers=7, hidden=704, heads=4, kv_heads=2)
 DRAFT = Shape(width=128, layers=2, hidden=352, heads=2, kv_heads=1, tied=True)

@@ -36,7 +36,7 @@ from specllama.models.recipe.corpus import SLICES, chatml, stream
 from specllama.models.recipe.export import AUTHOR, load_checkpoint
 from specllama.models.recipe.model import Tiny
 from specllama.models.recipe.runner import Runner
-from specllama.models.recipe.scale import TARGET_FILE
+from specllama.models.recipe.shape import TARGET_FILE
 from specllama.models.recipe.tokenizer import load_tokenizer
 from specllama.models.recipe.train import Packer
 from specllama.models.tensors import read_tensor

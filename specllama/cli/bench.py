@@ -322,7 +322,7 @@ def scale(
     from specllama.models.refs import resolve_pair
 
     try:
-        from specllama.models.recipe.scale import scale_pair
+        from specllama.models.scale import scale_pair
     except ImportError as error:
         raise SpecllamaError(
             f"scaling needs the package {error.name}", f"pip install {error.name}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from specllama.cli import gpu_check
+from specllama.cli import gpu_commands
 from specllama.cli.listing import Column, listing, note, size
 from specllama.cli.options import (
     LOADING,
@@ -38,31 +38,28 @@ Examples:
   specllama doctor -m big.gguf -d small.gguf --n-cpu-moe 20
   specllama doctor -m qwen3-8b --parallel 8  as serve would load it
   specllama doctor --rpc 10.0.0.7:50052      and whether that worker answers
-  specllama doctor --gpu                     measure the GPU: a report, in ten minutes
+  specllama doctor --gpu                     the commands that measure a GPU
 """
 
 
 @click.command("doctor", cls=GroupedCommand, epilog=EPILOG)
 @settings_options(only=LOADING)
 @sharing_options(1)
-@gpu_check.options
+@grouped("--gpu", is_flag=True, group="Output",
+         help="Print the commands that measure a GPU, and what each tells.")  # fmt: skip
 @grouped("--json", "as_json", is_flag=True, group="Output", help="One JSON object.")
 def command(parallel: int, kv_ram: int, gpu: bool, as_json: bool, **flags: Any) -> int:
     """Check the installation and the machine; with -m, say where a pair would go and why.
 
     No model is loaded and the network is not used. The exit status is 1 if something is broken.
 
-    With --gpu, models are loaded, on the GPU, and measured in the order of the steps: where they go
-    and what they take there, the same text over all methods, our own time, prompts and passes of
-    several rows beside llama-bench and llama-server, tune, bench. What a step found is kept when it
-    is stopped, and the same command goes on. Pairs are made for it at the cost of large ones, some
-    gigabytes that are removed again; for a pair of your own, name it with -m and -d.
+    With --gpu, nothing is checked: it prints ordinary commands, in the order to run them, with what
+    each measures; for a pair of your own, name it with -m and -d.
     """
 
-    wanted = {name: flags.pop(name) for name in gpu_check.NAMES}
     settings = resolve(flags)
     if gpu:
-        return gpu_check.check(settings, as_json=as_json, **wanted)
+        return gpu_commands.show(settings, as_json=as_json)
     native = _native(settings["rpc"])
     checks = [*_versions(), *native, *_machine(), *_stores(), *_network(), *_models()]
     if flags["model"] is not None and all(check.status != "bad" for check in native):

@@ -298,7 +298,7 @@ def test_scaling_without_gguf_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    monkeypatch.delitem(sys.modules, "specllama.models.recipe.scale", raising=False)
+    monkeypatch.delitem(sys.modules, "specllama.models.scale", raising=False)
     assert invoke(["bench", "scale", str(tmp_path / "pair")]) == 1
     said = capsys.readouterr().err
     assert "scaling needs the package gguf" in said

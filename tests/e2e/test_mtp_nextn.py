@@ -23,7 +23,7 @@ from specllama.models.gguf import read_header
 from specllama.models.memory import estimate_model
 from specllama.models.nextn import trunk_blocks, why_not
 from specllama.models.recipe.nextn import Reader, build, own_texts
-from specllama.models.recipe.scale import TARGET_FILE
+from specllama.models.recipe.shape import TARGET_FILE
 from specllama.models.tensors import read_tensor
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.speculative.asking import StateLane

@@ -1,11 +1,11 @@
 """``make gpu-check``: llama.cpp built for the GPU that is here, then everything is measured on it.
 
-    python3 tests/gpu/gpu_build.py [--wheels FOLDER --source FOLDER] [--minutes 10] [doctor's flags]
+    python3 tests/gpu/gpu_build.py [--wheels FOLDER --source FOLDER] [--minutes 10] [its flags]
 
 Nothing but the standard library is needed: this runs before anything is installed. In a folder of
 its own (``build/gpu-check``) it makes an environment, builds llama.cpp once with cmake (the
 library first, then ``llama-bench`` and ``llama-server``, which share it), installs the binding as
-plain Python over that library, and hands over to ``specllama doctor --gpu``. Whatever is there
+plain Python over that library, and hands over to ``gpu_command.py``. Whatever is there
 already is not made again, so the same command goes on where it was stopped.
 """
 
@@ -326,12 +326,13 @@ class Work:
         self.run(what, "cmake", "--build", native, "-j", jobs, "--target", *targets)
 
     def check(self, library: Path, arguments: Sequence[str]) -> int:
-        """``specllama doctor --gpu`` over the library, for the minutes that are left."""
+        """``gpu_command.py`` over the library, for the minutes that are left."""
         left = (self.deadline - time.monotonic()) / 60
         if left < 0.2:
             raise Stop("the minutes given are over; call again to go on")
         places = [self.folder / "report", *([os.environ["OUT"]] if os.environ.get("OUT") else [])]
-        command = [self.python, "-P", "-m", "specllama", "doctor", "--gpu"]  # not the checkout's
+        # beside the script, only its own modules are found: the specllama that was installed
+        command = [self.python, Path(__file__).with_name("gpu_command.py")]
         command += ["--minutes", f"{left:.2f}"]
         for place in places:
             command += ["--out", place]

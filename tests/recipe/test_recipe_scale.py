@@ -13,7 +13,8 @@ gguf = pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")
 
 from specllama.models.recipe.runner import Runner  # noqa: E402
-from specllama.models.recipe.scale import (  # noqa: E402
+from specllama.models.recipe.shape import DRAFT, TARGET  # noqa: E402
+from specllama.models.scale import (  # noqa: E402
     DRAFT_PRESETS,
     PRESETS,
     check_shapes,
@@ -21,7 +22,7 @@ from specllama.models.recipe.scale import (  # noqa: E402
     scale_model,
     scale_pair,
 )
-from specllama.models.recipe.shape import DRAFT, TARGET, Shape  # noqa: E402
+from specllama.models.shape import Shape  # noqa: E402
 
 VOCAB = 64
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from conftest import screen_text
+from pictures.screenshots import LOOKS, SCENES, SIZES, Pair, staged
 from textual.pilot import Pilot
 
 from specllama.tui.app import SpecllamaApp
-from specllama.tui.screenshots import LOOKS, SCENES, SIZES, Pair, staged
 
 KEPT = Path(__file__).parent / "__snapshots__" / "scenes"
 PAGE = re.compile(r"^== (\d+x\d+)\n(.*?)\n(?=== \d|\Z)", re.MULTILINE | re.DOTALL)

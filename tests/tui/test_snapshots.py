@@ -11,6 +11,7 @@ import ggufs
 import pytest
 from conftest import Recipe
 from fakes import Reply, ScriptedEngine
+from pictures.screenshots import LOOKS, SCENES, Pair, ask, picture_app, until
 from textual.pilot import Pilot
 
 from specllama.engine.inline import InlineHost
@@ -22,7 +23,6 @@ from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
 from specllama.tui.demo import DemoFactory
 from specllama.tui.screens.models import ModelsScreen
-from specllama.tui.screenshots import LOOKS, SCENES, Pair, ask, picture_app, until
 
 Steps = Callable[[Pilot[int]], Awaitable[None]]
 WIDE, MIDDLE, USUAL, SMALL = (120, 36), (100, 30), (80, 24), (60, 16)

@@ -324,7 +324,7 @@ def test_a_pickle_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path.write_bytes(pickle.dumps({"0.0.linear.weight": Trap()}))
     with pytest.raises(CannotLoad, match=r"pickle|tensors only"):
         read_checkpoint(path)
-    monkeypatch.setitem(sys.modules, "specllama.models.recipe.pickled", None)
+    monkeypatch.setitem(sys.modules, "specllama.models.pickled", None)
     with pytest.raises(CannotLoad, match="pickle") as error:
         read_checkpoint(path)
     assert error.value.hint

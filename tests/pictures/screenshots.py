@@ -1,4 +1,4 @@
-"""Pictures of the app, drawn by the app itself: ``python -m specllama.tui.screenshots FOLDER``.
+"""Pictures of the app, drawn by the app itself: ``python -m pictures.screenshots FOLDER``.
 
 With ``-m`` and ``-d`` they are of real runs of that pair. Without, a demonstration engine stands in
 for a model, so that the pictures are the same on every machine; they name it as such. ``--all``
@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pictures.recordings import Recording, picture
 from textual.pilot import Pilot
 from textual.widgets import Static
 
@@ -29,7 +30,6 @@ from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
 from specllama.tui.demo import DemoFactory
 from specllama.tui.picture import self_contained
-from specllama.tui.recordings import Recording, picture
 
 LIMIT_S = 900.0  # a race of a large pair on a small machine
 QUESTION = "What is speculative decoding?"
@@ -297,7 +297,7 @@ def draw_recordings(folder: Path) -> list[Path]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m specllama.tui.screenshots")
+    parser = argparse.ArgumentParser(prog="python -m pictures.screenshots")
     parser.add_argument("folder", type=Path)
     parser.add_argument("-m", "--model", help="target of real runs; default: a demonstration")
     parser.add_argument("-d", "--draft-model")

@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
+from pictures.recordings import Recording, main, picture, record
+from pictures.screenshots import draw_recordings
 
 from specllama import __version__
 from specllama.errors import UsageError
-from specllama.tui.recordings import Recording, main, picture, record
-from specllama.tui.screenshots import draw_recordings
 
 
 def drawn_text(svg: str) -> str:

@@ -9,15 +9,11 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import gpu_build as build
+import gpu_pack as pack
 import pytest
 
-FOLDER = Path(__file__).parent / "gpu"
-sys.path.insert(0, str(FOLDER))
-
-import gpu_build as build  # noqa: E402
-import gpu_pack as pack  # noqa: E402
-
-SCRIPT = FOLDER / "gpu_build.py"
+SCRIPT = Path(build.__file__)
 Programs = Callable[..., None]
 
 

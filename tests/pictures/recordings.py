@@ -3,10 +3,10 @@
 A measurement takes minutes and differs on every machine, so the pictures of ``tune`` and ``bench``
 are drawn from the output of a real run, which is kept beside them:
 
-    python -m specllama.tui.recordings data/tune.json tune --temperature 0
+    python -m pictures.recordings data/tune.json tune --temperature 0
 
 runs ``specllama tune --temperature 0`` in its own terminal and keeps what it wrote to standard
-output; ``specllama.tui.screenshots`` draws every recording that it finds.
+output; ``pictures.screenshots`` draws every recording that it finds.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def picture(recording: Recording) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m specllama.tui.recordings")
+    parser = argparse.ArgumentParser(prog="python -m pictures.recordings")
     parser.add_argument("file", type=Path, help="where to keep the recording (.json)")
     parser.add_argument("--columns", type=int, default=COLUMNS)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="arguments of specllama")

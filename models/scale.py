@@ -10,14 +10,12 @@ blocks of zeros, and weights whose result is never used are random, so that thei
   so the original heads keep their key/value heads.
 - Layers: extra ones whose two output matrices are zero pass their input on unchanged.
 
-``python -m specllama.models.recipe.scale --to 1b OUT_DIR`` scales the bundled pair.
+``specllama bench scale OUT`` is its command.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,14 +26,10 @@ import numpy as np
 from gguf import GGMLQuantizationType as Q
 from numpy.typing import NDArray
 
-from specllama.models.recipe.shape import Shape
+from specllama.models.shape import Shape
 
 Bytes = NDArray[np.uint8]
 Progress = Callable[[str, float], None]
-
-BUNDLED = Path(__file__).resolve().parents[1] / "tiny"
-TARGET_FILE = BUNDLED / "tiny-target-q4_0.gguf"
-DRAFT_FILE = BUNDLED / "tiny-draft-q8_0.gguf"
 
 # Widths are 4 or 16 times 256 (target) and 128 (draft).
 PRESETS: dict[str, Shape] = {
@@ -295,26 +289,3 @@ def scale_pair(
     scale_model(target_path, target, PRESETS[to], label=to, progress=progress)
     scale_model(draft_path, draft, DRAFT_PRESETS[small], label=small, progress=progress)
     return target, draft
-
-
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("out_dir", type=Path)
-    parser.add_argument("--to", choices=list(PRESETS), default="1b")
-    parser.add_argument("--draft-to", choices=list(DRAFT_PRESETS), default=None)
-    parser.add_argument("--target", type=Path, default=TARGET_FILE)
-    parser.add_argument("--draft", type=Path, default=DRAFT_FILE)
-    a = parser.parse_args()
-
-    def show(name: str, share: float) -> None:
-        print(f"\r{name} {share:4.0%}", end="\n" if share >= 1 else "", file=sys.stderr)
-
-    for path in scale_pair(
-        a.target, a.draft, a.out_dir, to=a.to, draft_to=a.draft_to, progress=show
-    ):
-        print(path)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""What ``specllama doctor --gpu`` measures, in order: each part is one command.
+"""What ``make gpu-check`` measures, in order: each part is one command.
 
 Parts are short, so that little is lost when one is stopped. Those that say ``more`` come behind
 all others, as long as there is time.

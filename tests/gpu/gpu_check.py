@@ -1,4 +1,4 @@
-"""``specllama doctor --gpu``: runs the parts of ``gpu_parts`` one by one and keeps what each found.
+"""``make gpu-check``, the driver: runs the parts of ``gpu_parts`` in turn, keeps what each found.
 
 Its report is also its state: it is written after every part, and a check goes on from the one that
 it finds. So a check may be stopped at any time. A part that fails is kept with its last words, the
@@ -24,8 +24,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from specllama.bench.gpu_parts import Part
-from specllama.bench.gpu_report import to_markdown
+from gpu_parts import Part
+from gpu_report import to_markdown
+
 from specllama.paths import replace_file
 
 SCHEMA = "specllama.gpu-check.v1"

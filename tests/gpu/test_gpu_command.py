@@ -1,4 +1,4 @@
-"""``specllama doctor --gpu``: what it says without a GPU, and how it hands its settings on."""
+"""``make gpu-check``, the command: what it says without a GPU, and how it hands its settings on."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import gpu_check
 import pytest
+from gpu_check import Done
+from gpu_command import main
 
 from specllama.backend import devices
 from specllama.backend.devices import Device
-from specllama.bench import gpu_check
-from specllama.bench.gpu_check import Done
-from specllama.cli import invoke
 
 CPU = Device("CPU", "cpu", "CPU", "a processor", 1, 2)
 CARD = Device("CUDA0", "gpu", "CUDA", "a card", 3 << 30, 4 << 30)
@@ -39,12 +39,12 @@ def test_without_a_gpu_it_says_so_and_runs_nothing(
 ) -> None:
     monkeypatch.setattr(devices, "devices", lambda: [CPU])
     monkeypatch.setattr(devices, "gpu_build_command", lambda found: None)
-    assert invoke(["doctor", "--gpu"]) == 1
+    assert main([]) == 1
     said = capsys.readouterr().err
     assert "no GPU here that this build of llama.cpp can use" in said
     assert "--device none" in said
     monkeypatch.setattr(devices, "gpu_build_command", lambda found: ("NVIDIA GPU", "CMAKE_ARGS=x"))
-    assert invoke(["doctor", "--gpu"]) == 1
+    assert main([]) == 1
     said = capsys.readouterr().err
     assert "NVIDIA GPU here" in said
     assert "CMAKE_ARGS=x" in said
@@ -60,7 +60,7 @@ def test_a_card_is_measured_and_the_report_says_with_what(
     monkeypatch.setattr(devices, "devices", lambda: [CPU, CARD])
     out = ["--out", str(tmp_path / "a"), "--out", str(tmp_path / "b")]
     flags = ["--only", "own", "--only", "load", "-m", "tiny", "--batch-size", "64", "--no-mmap"]
-    assert invoke(["doctor", "--gpu", *out, *flags]) == 0
+    assert main([*out, *flags]) == 0
     told = capsys.readouterr()
     assert "CUDA0: a card, 4.0 GiB" in told.out
     assert "llama-bench of the same build is not here" in told.err
@@ -74,7 +74,7 @@ def test_a_card_is_measured_and_the_report_says_with_what(
     state = json.loads((tmp_path / "a" / "gpu-check.json").read_text())
     assert state["facts"]["build"]["devices"] == ["a card"]
     before = len(ran)
-    assert invoke(["doctor", "--gpu", *out, *flags, "--json"]) == 0
+    assert main([*out, *flags, "--json"]) == 0
     assert len(ran) == before
     assert json.loads(capsys.readouterr().out) == state
 
@@ -84,7 +84,7 @@ def test_the_processor_can_be_asked_for(
 ) -> None:
     monkeypatch.setattr(devices, "devices", lambda: [CPU])
     flags = ["--device", "none", "--from", "bench", "--no-more", "--out", str(tmp_path)]
-    assert invoke(["doctor", "--gpu", *flags, "-m", "tiny", "--count", "2"]) == 0
+    assert main([*flags, "-m", "tiny", "--count", "2"]) == 0
     (argv, environment), *rest = ran
     assert argv[4:6] == ("bench", "run")
     assert argv[argv.index("-n") + 1] == "2"
@@ -99,7 +99,7 @@ def test_a_part_that_fails_makes_the_exit_status_one(
     failed = Done(5, 1.0, "", "error: it does not fit")
     monkeypatch.setattr(gpu_check, "run", lambda *given, **more: failed)
     flags = ["--only", "tune", "-m", "tiny", "--out", str(tmp_path)]
-    assert invoke(["doctor", "--gpu", *flags]) == 1
+    assert main([*flags]) == 1
     told = capsys.readouterr()
     assert "failed: error: it does not fit" in told.err
     assert "## What failed" in told.out

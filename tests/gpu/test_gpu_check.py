@@ -1,4 +1,4 @@
-"""The driver of ``doctor --gpu`` on scripted commands: order, going on, failures, what it keeps."""
+"""The driver of ``make gpu-check`` on scripted commands: order, going on, failures, its report."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import gpu_check
+import gpu_command as command
+import gpu_parts
 import pytest
-
-from specllama.bench import gpu_check, gpu_parts
-from specllama.bench.gpu_check import Check, Done
-from specllama.bench.gpu_parts import Pair, Part
-from specllama.cli import gpu_check as command
+from gpu_check import Check, Done
+from gpu_parts import Pair, Part
 
 PAIR = Pair("tiny", "t.gguf", "d.gguf")
 FACTS = {"devices": ["a card"], "build": {"llama.cpp": "abc"}}

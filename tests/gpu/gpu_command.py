@@ -1,31 +1,44 @@
-"""``specllama doctor --gpu``: everything that only a GPU can tell, measured and written down."""
+"""``make gpu-check``, the command: everything that only a GPU can tell, measured and written down.
+
+    python tests/gpu/gpu_command.py [-m TARGET -d DRAFT] [--minutes 10] [--out DIR] …
+
+It needs an installed specllama and its checkout's folder ``tests/gpu``. Models are loaded, on the
+GPU, and measured in the order of the steps. What a step found is kept when it is stopped, and the
+same command goes on. Without ``-m``, pairs are made at the cost of large ones, some gigabytes that
+are removed again.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import gpu_check
+import gpu_parts
 
+from specllama import signals
+from specllama.backend import devices
 from specllama.cli import diagnostics, output
-from specllama.cli.options import grouped
-
-if TYPE_CHECKING:
-    from specllama.backend.devices import Device
-    from specllama.bench.gpu_parts import Pair
-    from specllama.settings.config import Settings
+from specllama.cli.options import LOADING, GroupedCommand, grouped, resolve, settings_options
+from specllama.errors import SpecllamaError
+from specllama.models.refs import resolve_pair
+from specllama.settings.config import Settings
+from specllama.store.rounds import package_versions
 
 GROUP = "GPU check"
 TOOLS = ("llama-bench", "llama-server")
 STEPS = ("load", "prove", "own", "costs", "tune", "bench")
 SIZES = ("300m", "1b", "3b", "7b")
-NAMES = ("out", "minutes", "only", "begin", "sizes", "count", "more")
 
 
 def check(
@@ -45,10 +58,6 @@ def check(
     Raises:
         SpecllamaError: no GPU is there that this build of llama.cpp can use.
     """
-    from specllama.backend import devices
-    from specllama.bench import gpu_check, gpu_parts
-    from specllama.errors import SpecllamaError
-
     deadline = time.monotonic() + 60 * minutes
     cpu = settings["device"] == "none"
     cards = devices.gpus(devices.devices())  # no workers: they answer one program at a time
@@ -94,25 +103,18 @@ def check(
 
 
 def _free() -> int:
-    from specllama.backend import devices
-
     return sum(card.free for card in devices.gpus(devices.devices()))
 
 
 def _tools() -> dict[str, Path]:
     """Programs of llama.cpp beside the library that is used: they are of the same source."""
-    from specllama.backend.devices import library_folder
-
-    folder = library_folder()
+    folder = devices.library_folder()
     places = {name: shutil.which(name, path=folder) for name in TOOLS} if folder else {}
     return {name: Path(place) for name, place in places.items() if place}
 
 
-def _pairs(settings: Settings, folder: Path, sizes: Sequence[str]) -> list[Pair]:
+def _pairs(settings: Settings, folder: Path, sizes: Sequence[str]) -> list[gpu_parts.Pair]:
     """The pair that was named; else the bundled one at the cost of large ones."""
-    from specllama.bench import gpu_parts
-    from specllama.models.refs import resolve_pair
-
     if settings["model"] is not None:
         target, draft = resolve_pair(settings["model"], settings["draft-model"])
         named = None if draft is None else str(draft)
@@ -138,14 +140,9 @@ def _text(value: Any) -> str:
 
 
 def _facts(
-    cards: Sequence[Device], workers: str, folder: Path, tools: Mapping[str, Path]
+    cards: Sequence[devices.Device], workers: str, folder: Path, tools: Mapping[str, Path]
 ) -> dict[str, Any]:
     """Provenance: device, driver, build, commit, versions."""
-    import platform
-
-    from specllama.backend import devices
-    from specllama.store.rounds import package_versions
-
     build = devices.build_info()
     remote = [f"workers at {workers}"] if workers else []
     facts: dict[str, Any] = {
@@ -169,8 +166,6 @@ def _facts(
 
 
 def _driver() -> str:
-    import subprocess
-
     if shutil.which("nvidia-smi") is None:
         return "unknown"
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -181,29 +176,94 @@ def _driver() -> str:
     return ", ".join(dict.fromkeys(done.stdout.split("\n")[:-1])) or "unknown"
 
 
-def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The flags of the check."""
-    for add in reversed(
-        (
-            grouped("--gpu", is_flag=True, group=GROUP,
-                    help="Measure what only a GPU can tell, and write a report."),
-            grouped("--out", multiple=True, type=click.Path(path_type=Path, file_okay=False),
-                    default=(Path("gpu-check"),), show_default=True, group=GROUP, metavar="DIR",
-                    help="Where the report goes, and a check goes on; repeatable."),
-            grouped("--minutes", type=click.FloatRange(0), default=10.0, show_default=True,
-                    group=GROUP, help="Stop after so many; the same command goes on."),
-            grouped("--only", multiple=True, type=click.Choice(STEPS), group=GROUP,
-                    help="Only this step; repeatable."),
-            grouped("--from", "begin", type=click.Choice(STEPS), default=STEPS[0], group=GROUP,
-                    help="Begin with this step."),
-            grouped("--size", "sizes", multiple=True, type=click.Choice(SIZES), group=GROUP,
-                    default=SIZES[1:], show_default=True, help="Cost of a scaled pair; repeatable. "
-                    "With -m: that pair instead."),
-            grouped("--count", type=click.IntRange(1, 100), default=10, show_default=True,
-                    group=GROUP, help="Prompts of a measurement."),
-            grouped("--more/--no-more", default=True, show_default=True, group=GROUP,
-                    help="With time left, prove and compare more."),
-        )
-    ):  # fmt: skip
-        command = add(command)
-    return command
+@click.command("gpu-check", cls=GroupedCommand)
+@settings_options(only=LOADING)
+@grouped(
+    "--out",
+    multiple=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    default=(Path("gpu-check"),),
+    show_default=True,
+    group=GROUP,
+    metavar="DIR",
+    help="Where the report goes, and a check goes on; repeatable.",
+)
+@grouped(
+    "--minutes",
+    type=click.FloatRange(0),
+    default=10.0,
+    show_default=True,
+    group=GROUP,
+    help="Stop after N minutes; the same command goes on.",
+)
+@grouped(
+    "--only",
+    multiple=True,
+    type=click.Choice(STEPS),
+    group=GROUP,
+    help="Only this step; repeatable.",
+)
+@grouped(
+    "--from",
+    "begin",
+    type=click.Choice(STEPS),
+    default=STEPS[0],
+    group=GROUP,
+    help="Begin with this step.",
+)
+@grouped(
+    "--size",
+    "sizes",
+    multiple=True,
+    type=click.Choice(SIZES),
+    group=GROUP,
+    default=SIZES[1:],
+    show_default=True,
+    help="Cost of a scaled pair; repeatable. With -m: that pair instead.",
+)
+@grouped(
+    "--count",
+    type=click.IntRange(1, 100),
+    default=10,
+    show_default=True,
+    group=GROUP,
+    help="Prompts of a measurement.",
+)
+@grouped(
+    "--more/--no-more",
+    default=True,
+    show_default=True,
+    group=GROUP,
+    help="With time left, prove and compare more.",
+)
+@grouped("--json", "as_json", is_flag=True, group="Output", help="One JSON object.")
+def command(
+    out: Sequence[Path],
+    minutes: float,
+    only: Sequence[str],
+    begin: str,
+    sizes: Sequence[str],
+    count: int,
+    more: bool,
+    as_json: bool,
+    **flags: Any,
+) -> int:
+    """Measure what only a GPU can tell, and write a report."""
+    return check(resolve(flags), out=out, minutes=minutes, only=only, begin=begin, sizes=sizes,
+                 count=count, more=more, as_json=as_json)  # fmt: skip
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run the command; errors are told as specllama tells them."""
+    signals.install()
+    output.prepare()
+    arguments = None if given is None else list(given)
+    try:
+        done: int = command.main(arguments, prog_name="gpu-check", standalone_mode=False)
+        return done
+    except (Exception, KeyboardInterrupt) as error:
+        return diagnostics.report(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
