@@ -1,7 +1,6 @@
 """A draft cut out of its own target: the same file without some of its layers.
 
     <cache>/self/<target>-without-2-4.gguf    made on first use
-    <cache>/self/<target>-layers.json         which layers to drop, if that was searched
 
 ``<target>`` is a fingerprint of the target's file, so that another fine-tune in the same place gets
 its own drafts.
@@ -10,21 +9,15 @@ its own drafts.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from specllama import paths
 from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel
-from specllama.files import DAMAGE
 from specllama.models import quantize
 from specllama.models.download import disk_error
 from specllama.models.gguf import GgufHeader, read_header
 
-CHOICE_SCHEMA = "specllama.layers.v1"
 _PIECES = 64  # of the weights, hashed into a fingerprint
 _PIECE = 1 << 14
 
@@ -56,15 +49,11 @@ def layer_list(layers: Sequence[int]) -> str:
     return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in runs(layers))
 
 
-def middle(n_layers: int, n: int) -> tuple[int, ...]:
-    """``n`` layers around the middle: the first and the last ones matter most."""
+def middle_half(n_layers: int) -> tuple[int, ...]:
+    """The layers that ``--proposer self`` leaves out: the first and the last ones matter most."""
+    n = max(n_layers // 2, 1)
     first = (n_layers - n + 1) // 2
     return tuple(range(first, first + n))
-
-
-def middle_half(n_layers: int) -> tuple[int, ...]:
-    """What is dropped if nobody searched for a better choice."""
-    return middle(n_layers, max(n_layers // 2, 1))
 
 
 def draft_work(header: GgufHeader, drop: Sequence[int]) -> float:
@@ -99,51 +88,6 @@ def fingerprint(header: GgufHeader) -> str:
 
 def folder() -> Path:
     return paths.cache_dir() / "self"
-
-
-def choice_file(header: GgufHeader) -> Path:
-    return folder() / f"{fingerprint(header)}-layers.json"
-
-
-def keep_choice(header: GgufHeader, choice: Mapping[str, Any]) -> bool:
-    """Remember which layers make a target's best draft; False if that cannot be written.
-
-    A search that ran out of time does not replace one that finished.
-
-    Args:
-        choice: JSON data with at least ``schema``, ``drop``, ``speed`` and ``complete``.
-    """
-    kept = stored_choice(header)
-    if kept is not None and kept.get("complete") and not choice["complete"]:
-        return False
-    path = choice_file(header)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(json.dumps(dict(choice), indent=1) + "\n", "utf-8")
-        os.replace(scratch, path)
-    except OSError:
-        with suppress(OSError):
-            scratch.unlink()
-        return False
-    return True
-
-
-def stored_choice(header: GgufHeader) -> dict[str, Any] | None:
-    """What ``keep_choice`` kept for this target; None if there is none, or it is invalid."""
-    try:
-        data = json.loads(choice_file(header).read_text("utf-8"))
-        drop, speed = data["drop"], data["speed"]
-        sound = (
-            data["schema"] == CHOICE_SCHEMA
-            and all(type(layer) is int and 0 <= layer < header.block_count for layer in drop)
-            and drop == sorted(set(drop))
-            and 0 < len(drop) < header.block_count
-            and isinstance(speed, int | float)
-        )
-    except (OSError, *DAMAGE):
-        return None
-    return dict(data) if sound else None
 
 
 def make_draft(

@@ -26,23 +26,23 @@ import numpy as np
 from gguf import GGMLQuantizationType as Q
 from numpy.typing import NDArray
 
-from specllama.models.shape import Shape
+from specllama.models.shape import LlamaShape
 
 Bytes = NDArray[np.uint8]
 Progress = Callable[[str, float], None]
 
 # Widths are 4 or 16 times 256 (target) and 128 (draft).
-PRESETS: dict[str, Shape] = {
-    "300m": Shape(width=1024, layers=18, hidden=4096, heads=16, kv_heads=8),
-    "1b": Shape(width=4096, layers=8, hidden=7680, heads=32, kv_heads=16),
-    "3b": Shape(width=4096, layers=24, hidden=8192, heads=32, kv_heads=16),
-    "7b": Shape(width=4096, layers=36, hidden=11008, heads=64, kv_heads=32),
+PRESETS: dict[str, LlamaShape] = {
+    "300m": LlamaShape(width=1024, layers=18, hidden=4096, heads=16, kv_heads=8),
+    "1b": LlamaShape(width=4096, layers=8, hidden=7680, heads=32, kv_heads=16),
+    "3b": LlamaShape(width=4096, layers=24, hidden=8192, heads=32, kv_heads=16),
+    "7b": LlamaShape(width=4096, layers=36, hidden=11008, heads=64, kv_heads=32),
 }
-DRAFT_PRESETS: dict[str, Shape] = {
-    "20m": Shape(width=512, layers=5, hidden=2048, heads=8, kv_heads=4, tied=True),
-    "60m": Shape(width=512, layers=8, hidden=4096, heads=8, kv_heads=4, tied=True),
-    "180m": Shape(width=2048, layers=5, hidden=4096, heads=16, kv_heads=8, tied=True),
-    "400m": Shape(width=2048, layers=7, hidden=8192, heads=16, kv_heads=8, tied=True),
+DRAFT_PRESETS: dict[str, LlamaShape] = {
+    "20m": LlamaShape(width=512, layers=5, hidden=2048, heads=8, kv_heads=4, tied=True),
+    "60m": LlamaShape(width=512, layers=8, hidden=4096, heads=8, kv_heads=4, tied=True),
+    "180m": LlamaShape(width=2048, layers=5, hidden=4096, heads=16, kv_heads=8, tied=True),
+    "400m": LlamaShape(width=2048, layers=7, hidden=8192, heads=16, kv_heads=8, tied=True),
 }
 DRAFT_FOR = {"300m": "20m", "1b": "60m", "3b": "180m", "7b": "400m"}
 
@@ -61,7 +61,7 @@ class _Plan:
     make: Callable[[], NDArray[Any]]
 
 
-def read_shape(reader: gguf.GGUFReader) -> Shape:
+def read_shape(reader: gguf.GGUFReader) -> LlamaShape:
     """The sizes a GGUF of the `llama` architecture declares."""
 
     def value(key: str) -> Any:
@@ -73,7 +73,7 @@ def read_shape(reader: gguf.GGUFReader) -> Shape:
     if value("general.architecture") != "llama":
         raise ValueError(f"architecture {value('general.architecture')!r} cannot be scaled")
     tensors = {t.name: t for t in reader.tensors}
-    return Shape(
+    return LlamaShape(
         width=value("llama.embedding_length"),
         layers=value("llama.block_count"),
         hidden=value("llama.feed_forward_length"),
@@ -88,7 +88,7 @@ def read_shape(reader: gguf.GGUFReader) -> Shape:
     )
 
 
-def check_shapes(old: Shape, new: Shape) -> None:
+def check_shapes(old: LlamaShape, new: LlamaShape) -> None:
     """Raise ValueError if `new` cannot hold `old`."""
     problems = []
     for name in ("width", "layers", "hidden", "heads", "kv_heads"):
@@ -130,7 +130,7 @@ def _norm(old: NDArray[np.float32], width: int) -> NDArray[np.float32]:
     return out
 
 
-def _dimensions(name: str, s: Shape) -> tuple[int, int]:
+def _dimensions(name: str, s: LlamaShape) -> tuple[int, int]:
     """Rows and columns of a block's matrix in a model of shape `s`."""
     q, kv = s.heads * s.head_size, s.kv_heads * s.head_size
     return {
@@ -149,7 +149,7 @@ MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "
 OUTPUTS = {"attn_output", "ffn_down"}
 
 
-def _plans(reader: gguf.GGUFReader, old: Shape, new: Shape) -> list[_Plan]:
+def _plans(reader: gguf.GGUFReader, old: LlamaShape, new: LlamaShape) -> list[_Plan]:
     tensors = {t.name: t for t in reader.tensors}
     plans: list[_Plan] = []
 
@@ -205,7 +205,7 @@ def _copy_metadata(reader: gguf.GGUFReader, w: gguf.GGUFWriter, replaced: dict[s
 
 
 def scale_model(
-    src: Path, dst: Path, shape: Shape, *, label: str = "", progress: Progress | None = None
+    src: Path, dst: Path, shape: LlamaShape, *, label: str = "", progress: Progress | None = None
 ) -> None:
     """Write `dst`, which computes what `src` computes at the cost of `shape`.
 

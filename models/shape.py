@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Shape:
+class LlamaShape:
     """Sizes of a `llama` model."""
 
     width: int

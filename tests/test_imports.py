@@ -28,7 +28,6 @@ RESTRICTED = {
         "specllama.backend.dflash_context",
         "specllama.backend.eagle3_context",
         "specllama.backend.head_model",
-        "specllama.backend.layer_skip",
         "specllama.backend.llama",
         "specllama.backend.llama_cache",
         "specllama.backend.llama_log",

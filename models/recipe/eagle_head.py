@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from specllama.models.recipe.model import Tiny, rope_tables, rotate
 from specllama.models.recipe.train import Packer
-from specllama.models.shape import Shape
+from specllama.models.shape import LlamaShape
 
 LENGTH = 512  # of the rows of text
 
 
-def layers_read(target: Shape) -> tuple[int, int, int]:
+def layers_read(target: LlamaShape) -> tuple[int, int, int]:
     """The head reads what enters these layers: low, middle and high."""
     return 2, (target.layers + 1) // 2, target.layers - 1
 
@@ -24,7 +24,7 @@ def layers_read(target: Shape) -> tuple[int, int, int]:
 class EagleHead(nn.Module):  # type: ignore[misc]
     """llama.cpp's `eagle3` graph; parameters are named as in the file."""
 
-    def __init__(self, target: Shape, hidden: int) -> None:
+    def __init__(self, target: LlamaShape, hidden: int) -> None:
         super().__init__()
         # the token comes in through keys and values alone: they are as wide as the stream
         s = self.s = replace(target, kv_heads=target.heads)

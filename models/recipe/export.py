@@ -23,7 +23,7 @@ from gguf.quants import quantize
 
 from specllama.models.recipe.model import Tiny
 from specllama.models.recipe.tokenizer import CHAT_TEMPLATE, SPECIAL
-from specllama.models.shape import Shape
+from specllama.models.shape import LlamaShape
 
 TYPES = {"f32": Q.F32, "q4_0": Q.Q4_0, "q8_0": Q.Q8_0}
 EDGE = {"token_embd.weight", "output.weight"}
@@ -37,7 +37,7 @@ DESCRIPTION = (
 def load_checkpoint(path: Path) -> tuple[Tiny, dict[str, Any]]:
     """The model of a checkpoint and what the training run noted about it."""
     data = torch.load(path, map_location="cpu", weights_only=True)
-    model = Tiny(Shape(**data["shape"]))
+    model = Tiny(LlamaShape(**data["shape"]))
     model.load_state_dict(data["weights"])
     model.eval()
     return model, dict(data["info"])
@@ -50,7 +50,7 @@ def tensor_type(name: str, kind: Q) -> Q:
     return Q.Q8_0 if name in EDGE else kind
 
 
-def add_hyperparameters(w: gguf.GGUFWriter, s: Shape) -> None:
+def add_hyperparameters(w: gguf.GGUFWriter, s: LlamaShape) -> None:
     """The keys of llama.cpp's `llama` architecture."""
     w.add_context_length(s.context)
     w.add_embedding_length(s.width)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specllama.models.shape import Shape
+from specllama.models.shape import LlamaShape
 
 
 def fake_q4_0(w: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ class Linear(nn.Linear):  # type: ignore[misc]
         return F.linear(x, fake_q4_0(self.weight) if self.quantised else self.weight)
 
 
-def rope_tables(shape: Shape, length: int) -> tuple[Tensor, Tensor]:
+def rope_tables(shape: LlamaShape, length: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines, one row per position, one column per pair."""
     half = torch.arange(0, shape.head_size, 2, dtype=torch.float64) / shape.head_size
     angles = torch.arange(length, dtype=torch.float64)[:, None] * shape.rope_base**-half
@@ -50,7 +50,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Layer(nn.Module):  # type: ignore[misc]
     """Attention with grouped heads and a SwiGLU feed-forward net."""
 
-    def __init__(self, s: Shape) -> None:
+    def __init__(self, s: LlamaShape) -> None:
         super().__init__()
         self.s = s
         self.attn_norm = nn.RMSNorm(s.width, eps=s.eps)
@@ -82,7 +82,7 @@ class Layer(nn.Module):  # type: ignore[misc]
 class Tiny(nn.Module):  # type: ignore[misc]
     """The whole model; call it with token ids, get logits."""
 
-    def __init__(self, s: Shape) -> None:
+    def __init__(self, s: LlamaShape) -> None:
         super().__init__()
         self.s = s
         self.token_embd = nn.Embedding(s.vocab, s.width)

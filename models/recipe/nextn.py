@@ -30,7 +30,7 @@ from specllama.models.recipe.corpus import SLICES, chatml, heldout_prompts
 from specllama.models.recipe.runner import Runner
 from specllama.models.recipe.shape import TARGET_FILE
 from specllama.models.scale import read_shape
-from specllama.models.shape import Shape
+from specllama.models.shape import LlamaShape
 from specllama.models.tensors import read_tensor
 
 Floats = NDArray[np.float32]
@@ -44,7 +44,7 @@ class Reader:
     """A `llama` model in numpy, for its states."""
 
     def __init__(self, path: Path) -> None:
-        self.shape: Shape = read_shape(gguf.GGUFReader(path))
+        self.shape: LlamaShape = read_shape(gguf.GGUFReader(path))
         header = read_header(path)
         self.w: dict[str, Floats] = {t.name: read_tensor(header, t.name) for t in header.tensors}
 
@@ -198,7 +198,7 @@ def _renamed(name: str) -> str:
     return name.replace(".ffn_norm.", ".post_attention_norm.")
 
 
-def _rows(name: str, data: NDArray[Any], s: Shape) -> NDArray[Any]:
+def _rows(name: str, data: NDArray[Any], s: LlamaShape) -> NDArray[Any]:
     """Rows of Q and K from neighbouring pairs (2i, 2i+1) to halves (i, i + size / 2)."""
     if "attn_q" not in name and "attn_k" not in name:
         return data

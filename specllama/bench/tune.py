@@ -16,26 +16,21 @@ import shlex
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from specllama.bench.arms import EngineArm, Task
-from specllama.bench.layer_choice import Choice, choose_layers
 from specllama.bench.measure import PassCosts, measure_costs
 from specllama.bench.prompts import Prompt
 from specllama.bench.runner import Comparison, compare
 from specllama.engine.engine import Engine
-from specllama.errors import SpecllamaError
 from specllama.events import Finished, RoundDone
 from specllama.interface import ModelInfo
-from specllama.models.gguf import read_header
 from specllama.models.quantize import FLOATS
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.lengths import best_plan, plans
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
-LAYER_SECONDS = 20.0
 _WIDE_BITS = 7.0  # bits a weight; below, there is little to save
 WORTH = 1.03  # less is noise: leave speculation to the window, promise nothing
 
@@ -112,7 +107,6 @@ class Tuning:
     groups: list[Group]
     check: Comparison | None
     advice: dict[str, Any]
-    layers: Choice | str  # of the target's own draft, or why there is none
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -121,9 +115,6 @@ class Tuning:
             "groups": [group.to_dict() for group in self.groups],
             "check": None if self.check is None else [s.to_dict() for s in self.check.summaries()],
             "advice": self.advice,
-            "self": {"reason": self.layers}
-            if isinstance(self.layers, str)
-            else self.layers.to_dict(),
         }
 
 
@@ -216,7 +207,6 @@ def tune(
     max_tokens: int = 64,
     repetitions: int = 5,
     checks: int = 1,
-    layer_seconds: float = LAYER_SECONDS,
     progress: Progress | None = None,
 ) -> Tuning:
     """The whole measurement; a few minutes on a desktop.
@@ -224,16 +214,14 @@ def tune(
     Args:
         repetitions: of every timed pass.
         checks: repetitions of the check of the window, 0 for none.
-        layer_seconds: time for the search of the layers that ``--proposer self`` should keep.
     """
     chosen = pick(prompts, per_slice)
     spans = {
         "costs": (0.0, 0.15),
-        "acceptance": (0.15, 0.3),
-        "learning": (0.45, 0.1),
-        "check": (0.55, 0.25),
-        "costs again": (0.8, 0.1),
-        "layers": (0.9, 0.1),
+        "acceptance": (0.15, 0.35),
+        "learning": (0.5, 0.1),
+        "check": (0.6, 0.3),
+        "costs again": (0.9, 0.1),
     }
 
     def say(part: str, share: float, label: str) -> None:
@@ -308,18 +296,11 @@ def tune(
             group.window = comparison.summary(
                 "specllama", "", temperature=group.temperature, slice=group.slice
             ).ratio
-    layers = own_layers(
-        engine,
-        prompts,
-        costs.curve(max(LENGTHS) + 1),
-        seconds=layer_seconds,
-        progress=lambda share, label: say("layers", share, f"own layers: {label}"),
-    )
-    say("layers", 1.0, "done")
+    say("costs again", 1.0, "done")
     advice = advise(groups, comparison)
     if hint := smaller_draft(engine.info.draft):
         advice["hint"] = hint
-    return Tuning(costs, groups, comparison, advice, layers)
+    return Tuning(costs, groups, comparison, advice)
 
 
 def practice(engine: Engine) -> AbstractContextManager[None]:
@@ -330,31 +311,6 @@ def practice(engine: Engine) -> AbstractContextManager[None]:
 def forgive(engine: Engine) -> None:
     """Reset the balances of the engine's windows, within ``practice``."""
     engine.windows.profile.forgive()
-
-
-def own_layers(
-    engine: Engine,
-    prompts: Sequence[Prompt],
-    passes: Sequence[float],
-    *,
-    seconds: float,
-    progress: Progress | None = None,
-) -> Choice | str:
-    """The best draft within the target itself at measured costs, or why there is none."""
-    if "self" not in engine.drafters:
-        known = (method.reason for method in engine.info.methods if method.name == "self")
-        return next(known, "") or "layers cannot be dropped from this target"
-    try:
-        return choose_layers(
-            engine,
-            read_header(Path(engine.info.target.path)),
-            prompts,
-            passes=passes,
-            seconds=seconds,
-            progress=progress,
-        )
-    except SpecllamaError as error:  # no memory for a second cache: the rest of the tuning stands
-        return error.message
 
 
 def smaller_draft(draft: ModelInfo | None) -> str:

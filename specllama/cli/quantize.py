@@ -7,9 +7,6 @@ from pathlib import Path
 import click
 
 from specllama.cli import output
-from specllama.cli.numbers import Finite
-
-SECONDS = 120.0  # of a search
 
 EPILOG = """\b
 Types: q4_0 is the INT4 type whose passes were bit-exact on every CPU tried; q4_k_m is a little
@@ -19,13 +16,6 @@ better and a little larger; q8_0 is the 8-bit type. GGUF has no FP8.
 Examples:
   specllama quantize model-f16.gguf model-q4_0.gguf --type q4_0
   specllama quantize model-f16.gguf draft.gguf --type q8_0 --prune-layers 8-23
-  specllama quantize target.gguf draft.gguf --prune-layers auto
-
-
---prune-layers auto runs SOURCE: it writes some text at temperature 0, and every choice of layers is
-asked what it would have said there. The one with the most expected tokens per time wins. If even
-that is not faster than plain decoding, it says so; at higher temperatures less is accepted. The
-file is made either way, and --proposer self of SOURCE drafts with the same layers from then on.
 """
 
 
@@ -36,13 +26,8 @@ file is made either way, and --proposer self of SOURCE drafts with the same laye
 @click.option(
     "--prune-layers",
     "prune",
-    metavar="LIST|auto",
-    help="Drop layers (4-11,20), for a draft cut out of its own target; auto finds the best.",
-)
-@click.option(
-    "--search-seconds",
-    type=Finite(1, 86400),
-    help="Time for --prune-layers auto.  [default: 120]",
+    metavar="LIST",
+    help="Drop layers (4-11,20), for a draft cut out of its own target.",
 )
 @click.option("--pure", is_flag=True, help="Store every matrix as --type, without a mixture.")
 @click.option(
@@ -60,7 +45,6 @@ def command(
     destination: Path,
     type_name: str | None,
     prune: str | None,
-    search_seconds: float | None,
     pure: bool,
     output_type: str | None,
     requantize: bool,
@@ -68,45 +52,24 @@ def command(
     as_json: bool,
 ) -> None:
     """Quantize the GGUF file SOURCE into DESTINATION with llama.cpp's own quantizer."""
-    from specllama.cli import prune_auto
     from specllama.cli.listing import note, size
     from specllama.cli.progress import Bar
-    from specllama.errors import UsageError
-    from specllama.models import pruned, quantize
+    from specllama.models import quantize
 
-    def prepare(prune: str | None) -> quantize.QuantizeJob:
-        return quantize.prepare(
-            source,
-            destination,
-            type_name,
-            prune=prune,
-            threads=threads,
-            pure=pure,
-            requantize=requantize,
-            output_type=output_type,
-        )
-
-    choice = None
-    if prune == "auto":
-        prune_auto.require_layers(source)
-        prepare("0")  # any other mistake is reported before the search
-        choice = prune_auto.choose(source, threads=threads, seconds=search_seconds or SECONDS)
-        prune = pruned.layer_list(choice.best.drop)
-        if not as_json:
-            prune_auto.show(choice)
-    elif search_seconds is not None:
-        raise UsageError("--search-seconds needs --prune-layers auto")
-    job = prepare(prune)
+    job = quantize.prepare(
+        source,
+        destination,
+        type_name,
+        prune=prune,
+        threads=threads,
+        pure=pure,
+        requantize=requantize,
+        output_type=output_type,
+    )
     note(f"{source.name}: {size(job.header.file_bytes)} → about {size(job.expected)}")
     with Bar(destination.name, job.header.n_tensors, transfer=False) as bar:
         header = quantize.run(job, lambda done, of: bar.at(done))
     if as_json:
-        search = {} if choice is None else {"search": choice.to_dict()}
-        output.document({**header.to_dict(), "source": str(source), **search})
+        output.document({**header.to_dict(), "source": str(source)})
     note(f"{destination}: {size(header.file_bytes)}, {header.quantization}")
-    if choice is None:
-        note(f'next: specllama run -m {destination} "Hello"')
-    elif choice.best.pays:
-        note(f'next: specllama run -m {source} --proposer self "Hello"')
-    else:
-        note(f"next: other methods for this target: specllama pair {source}")
+    note(f'next: specllama run -m {destination} "Hello"')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,8 +22,6 @@ from specllama.cli.progress import Meter
 if TYPE_CHECKING:
     from specllama.bench.tune import Tuning
 
-QUICK_SECONDS = 5.0  # of the search for layers
-
 EPILOG = """\b
 Examples:
   specllama tune                               the bundled pair
@@ -41,9 +38,7 @@ Examples:
 @click.option(
     "-r", "--repetitions", default=1, show_default=True, help="How often the window is checked."
 )
-@click.option(
-    "--quick", is_flag=True, help="One prompt per slice, no check of the window, few layers tried."
-)
+@click.option("--quick", is_flag=True, help="One prompt per slice, no check of the window.")
 @click.option("--save/--no-save", default=True, show_default=True, help="Keep the profile.")
 @settings_options(only=LOADING)
 @json_option
@@ -62,19 +57,16 @@ def command(
 
     It times passes of 1 to 16 rows of the target and steps of the draft model; measures how many
     drafted tokens are accepted, by slice and temperature; computes what every fixed length would
-    gain; checks the adaptive window against plain decoding; and searches for the layers with which
-    the target could draft for itself. It keeps all this as a profile, so that later runs start
-    warm.
+    gain; and checks the adaptive window against plain decoding. It keeps all this as a profile, so
+    that later runs start warm.
 
     It learns on one half of the shipped prompts; `specllama bench run` measures on the other.
     """
     from specllama.bench.checked import of_tuning
     from specllama.bench.prompts import half, load_prompts
     from specllama.bench.provenance import provenance
-    from specllama.bench.tune import LAYER_SECONDS, tune
+    from specllama.bench.tune import tune
     from specllama.errors import UsageError
-    from specllama.models.gguf import read_header
-    from specllama.models.pruned import keep_choice
     from specllama.paths import profiles_dir, why_not_writable
     from specllama.store import checks
 
@@ -113,7 +105,6 @@ def command(
             max_tokens=max_tokens,
             repetitions=3 if quick else 5,
             checks=0 if quick else repetitions,
-            layer_seconds=QUICK_SECONDS if quick else LAYER_SECONDS,
             progress=lambda share, _: meter.at(int(share * 1000), 1000),
         )
         info = engine.info
@@ -127,8 +118,6 @@ def command(
         where = profile.path if profile.save() else None
         if where is None:
             diagnostics.warn(f"the profile could not be written to {profiles_dir()}")
-        if not isinstance(result.layers, str):
-            keep_choice(read_header(Path(info.target.path)), result.layers.to_dict())
     if as_json:
         output.document({**result.to_dict(), "provenance": facts, "profile": _text(where)})
         return
@@ -193,6 +182,4 @@ def describe(result: Tuning, *, charts: bool = True) -> list[str]:
         lines.append(f"{group.slice}, temperature {group.temperature:g}")
         for k, speed in group.speeds.items():
             lines.append(f"{k:>5} {speed:6.2f}×  {bar(speed / top, 30)}")
-    layers = result.layers
-    said = [f"not possible: {layers}"] if isinstance(layers, str) else [layers.words, layers.extent]
-    return [*lines, "", "drafting with its own layers (--proposer self)", *said]
+    return lines

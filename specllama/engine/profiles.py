@@ -24,7 +24,7 @@ from specllama.settings.params import GenerateParams
 from specllama.speculative.lengths import cannot_gain
 from specllama.speculative.policy.baseline import Baseline, PlainSteps
 from specllama.speculative.policy.controller import Controller, Learned
-from specllama.speculative.policy.costs import Costs, CostTable
+from specllama.speculative.policy.costs import Costs
 from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.rules import rule_of
 from specllama.speculative.window import FixedWindow, Window
@@ -78,16 +78,6 @@ class PairKey:
     def path(self, folder: Path) -> Path:
         text = "\n".join(str(v) for v in self.to_dict().values())
         return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-
-    def times_like(self, pair: dict[str, Any]) -> bool:
-        """Whether the target of another profile takes as long for its passes: the draft model and
-        the length of the context are no matter."""
-        mine = self.to_dict()
-        same = all(pair[name] == mine[name] for name in ("target", "device", "threads"))
-        return same and all(
-            str(pair[name]).split(" ")[0] == mine[name].split(" ")[0]
-            for name in ("layers", "cache")
-        )
 
 
 def _model_key(model: ModelInfo) -> str:
@@ -267,29 +257,6 @@ def open_profile(info: EngineInfo, folder: Path | None = None) -> Profile:
 
     key = PairKey.of(info)
     return Profile(key.path(folder or profiles_dir()), key)
-
-
-def measured_passes(info: EngineInfo, rows: int, folder: Path | None = None) -> list[float] | None:
-    """Costs of the target's passes of 1 to ``rows`` rows from any profile of it on this machine.
-
-    Index 0 is unused. None where no profile has timed most of these widths.
-    """
-    from specllama.paths import profiles_dir
-
-    mine = PairKey.of(info)
-    best: tuple[int, list[float]] = (0, [])
-    for path in sorted((folder or profiles_dir()).glob("*.json")):
-        try:
-            data = store.read(path)
-            if data is None or data["schema"] != SCHEMA or not mine.times_like(data["pair"]):
-                continue
-            table = _read(data["costs"]["target"], CostTable)
-        except (OSError, *store.DAMAGE):
-            continue
-        timed = sum(table.seen(n) > 0 for n in range(2, rows + 1))
-        if table.level and timed > max(rows // 2, best[0]):
-            best = timed, table.upto(rows)
-    return best[1] or None
 
 
 def _padding(widths: tuple[int, ...]) -> str:

@@ -1,4 +1,4 @@
-"""The draft of ``--proposer self``: a model of some of the target's own layers.
+"""The draft of ``--proposer self``: the target without the middle half of its layers.
 
 It is a separate file, cut out of the target's (``models.pruned``), so that every model whose layers
 can be dropped works without a special pass. It is made and loaded when the first request asks for
@@ -15,7 +15,6 @@ from specllama.models import memory, pruned
 if TYPE_CHECKING:
     from specllama.backend.base import Lane, Pool
     from specllama.backend.loaded_target import LoadedTarget
-    from specllama.models.gguf import GgufHeader
 
 MUCH = 0.5  # of a target step; a draft that costs more hardly ever pays
 
@@ -48,8 +47,8 @@ class OwnLayers:
 
         target = self._target
         options = target.options
-        drop, speed = _layers(target.header)
-        self._said = _advice(drop, pruned.draft_work(target.header, drop), speed)
+        drop = pruned.middle_half(target.header.block_count)
+        self._said = _advice(drop, pruned.draft_work(target.header, drop))
         header = pruned.make_draft(target.header, drop, threads=target.threads)
         if options.check_memory and not target.model.gpu_layers:
             memory.require_fit(
@@ -83,20 +82,9 @@ class OwnLayers:
         )
 
 
-def _layers(header: GgufHeader) -> tuple[tuple[int, ...], float | None]:
-    """The layers to drop and their expected speed: what a search found, else the middle half."""
-    found = pruned.stored_choice(header)
-    if found is not None:
-        return tuple(found["drop"]), float(found["speed"])
-    return pruned.middle_half(header.block_count), None
-
-
-def _advice(drop: Sequence[int], work: float, speed: float | None) -> str:
+def _advice(drop: Sequence[int], work: float) -> str:
     said = (
         f"the draft is the target without layers {pruned.layer_list(drop)}: "
         f"one of its steps reads {work:.0%} of the bytes of the target's"
     )
-    if speed is not None:
-        pays = "" if speed > 1 else ", which cannot pay"
-        return f"{said}; the best choice found, at most {speed:.2f}× plain{pays}"
     return f"{said}, which hardly ever pays" if work > MUCH else said

@@ -135,7 +135,6 @@ def test_links_that_lead_to_themselves(
         ("tune", "--temperature", "nan"),
         ("prove", "--pauses", "nan"),
         ("hub", "pairs", "--memory", "nan"),
-        ("quantize", "--search-seconds", "nan", "a", "b"),
     ],
 )
 def test_not_a_number(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:

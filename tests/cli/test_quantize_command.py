@@ -11,8 +11,6 @@ import pytest
 from ggufs_nextn import write_nextn
 
 from specllama.cli import invoke
-from specllama.models import pruned
-from specllama.models.gguf import read_header
 
 
 @pytest.fixture
@@ -64,49 +62,16 @@ def test_a_source_that_is_no_model(tmp_path: Path) -> None:
     assert invoke(["quantize", str(tmp_path / "none.gguf"), target, "--type", "q8_0"]) == 3
 
 
-# -- layers by themselves -----------------------------------------------------------------------
-
-
-@pytest.mark.e2e
-def test_the_best_layers_are_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = ggufs.write_llama(tmp_path / "m.gguf", blocks=4)
-    made = tmp_path / "draft.gguf"
-    auto = [str(source), str(made), "--prune-layers", "auto", "--search-seconds", "300", "-t", "1"]
-    assert invoke(["quantize", *auto, "--json"]) == 0
-    captured = capsys.readouterr()
-    result = json.loads(captured.out)
-    search = result["search"]
-    assert search["tried"] >= len(search["finalists"]) > 0
-    speeds = [trial["speed"] for trial in search["finalists"]]
-    assert speeds == sorted(speeds, reverse=True)
-    assert search["drop"] == search["finalists"][0]["drop"]
-    assert search["pays"] is (search["speed"] > 1)
-    assert read_header(made).block_count == 4 - len(search["drop"])
-    kept = pruned.stored_choice(read_header(source))
-    assert kept is not None
-    assert kept["drop"] == search["drop"]
-    assert invoke(["quantize", *auto]) == 2, "the file exists: said before the search"
-    made.unlink()
-    assert invoke(["quantize", *auto]) == 0
-    captured = capsys.readouterr()
-    lines = captured.out.splitlines()
-    assert lines[0].split()[:2] == ["without", "step"]
-    assert lines[1].split()[0] == pruned.layer_list(search["drop"]), "the same choice again"
-    assert "trying layers" in captured.err
-    assert f"{search['tried']} choices tried" in captured.err
-    assert search["words"] in captured.err
-    verdict = "it cannot pay here" if search["complete"] else "none that was tried pays here"
-    assert ("it pays here" if search["pays"] else verdict) in captured.err
+# -- layers that are named -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("blocks", "more", "code", "words"),
     [
-        (1, ["--prune-layers", "auto"], 5, "the target has 1 layer"),
         (2, ["--prune-layers", "automatic"], 2, "not layer numbers"),
         (2, ["--prune-layers", "0-1"], 2, "every layer would be dropped"),
-        (2, ["--prune-layers", "1", "--search-seconds", "5"], 2, "needs --prune-layers auto"),
-        (2, ["--prune-layers", "auto", "--type", "fp8"], 2, "use --type q8_0"),
+        (2, ["--prune-layers", "auto"], 2, "not layer numbers"),
+        (2, ["--prune-layers", "1", "--type", "fp8"], 2, "use --type q8_0"),
     ],
 )
 def test_layers_that_cannot_be_chosen(
@@ -135,15 +100,9 @@ def test_an_architecture_whose_layers_stay(
     architecture: str,
 ) -> None:
     source = write(tmp_path / "m.gguf")
-    auto = ["--prune-layers", "auto"]
-    assert invoke(["quantize", str(source), str(tmp_path / "x.gguf"), *auto]) == 5
+    one = ["--prune-layers", "1"]
+    assert invoke(["quantize", str(source), str(tmp_path / "x.gguf"), *one]) == 5
     captured = capsys.readouterr()
     assert f"layers cannot be dropped from the architecture {architecture}" in captured.err
-    assert "specllama pair" in captured.err
     missing = str(tmp_path / "none.gguf")
-    assert invoke(["quantize", missing, str(tmp_path / "x.gguf"), *auto]) == 3
-
-
-def test_help_has_an_example_of_the_search(capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["quantize", "--help"]) == 0
-    assert "--prune-layers auto" in capsys.readouterr().out
+    assert invoke(["quantize", missing, str(tmp_path / "x.gguf"), *one]) == 3

@@ -136,16 +136,6 @@ def test_tuning_gives_nothing_back() -> None:
         assert open_profile(fake_info(2048)).ledger.total == pytest.approx(0.5)
 
 
-def test_tune_says_why_the_target_cannot_draft_for_itself(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    flags = ["--quick", "--max-tokens", "8", "--temperature", "0", "--no-save"]
-    assert invoke(["tune", *flags]) == 0
-    assert "(--proposer self)\nnot possible: " in capsys.readouterr().out
-    assert invoke(["tune", *flags, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["self"]["reason"]
-
-
 def test_tune_refuses_two_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["tune", "a", "-m", "b"]) == 2
     assert "once" in capsys.readouterr().err

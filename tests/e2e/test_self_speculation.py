@@ -98,15 +98,17 @@ def test_a_damaged_draft_is_made_again(tmp_path: Path) -> None:
         pruned.make_draft(header, (1,), into=tmp_path / "file")
 
 
-def test_a_choice_that_was_found_is_drafted_with(engine: Engine) -> None:
+@pytest.mark.parametrize("kept", ['{"drop": [1, 3], "speed": 0.9}', "{", "[]"])
+def test_a_choice_that_an_older_version_kept_changes_nothing(engine: Engine, kept: str) -> None:
     header = read_header(resolve("tiny-target"))
-    found = {"schema": pruned.CHOICE_SCHEMA, "drop": [1, 3], "speed": 0.9, "complete": True}
-    assert pruned.keep_choice(header, found)
-    prompt = load_prompts()[0].content
-    events = list(engine.generate(prompt, greedy(max_tokens=8)))
+    old = pruned.folder() / f"{pruned.fingerprint(header)}-layers.json"
+    old.parent.mkdir(parents=True)
+    old.write_text(kept)
+    events = list(engine.generate(load_prompts()[0].content, greedy(max_tokens=8)))
+    middle = pruned.layer_list(pruned.middle_half(header.block_count))
     assert [path.name for path in pruned.folder().glob("*.gguf")] == [
-        f"{pruned.fingerprint(header)}-without-1,3.gguf"
+        f"{pruned.fingerprint(header)}-without-{middle}.gguf"
     ]
     said = " ".join(e.message for e in events if isinstance(e, Notice))
-    assert "without layers 1,3" in said
-    assert "at most 0.90× plain, which cannot pay" in said
+    assert f"without layers {middle}" in said
+    assert old.read_text() == kept

@@ -16,9 +16,9 @@ from specllama.engine.open_medusa import load_heads as load_numpy  # noqa: E402
 from specllama.models.gguf import read_header  # noqa: E402
 from specllama.models.recipe import medusa  # noqa: E402
 from specllama.models.recipe.model import Tiny  # noqa: E402
-from specllama.models.shape import Shape  # noqa: E402
+from specllama.models.shape import LlamaShape  # noqa: E402
 
-SMALL = Shape(width=64, layers=1, hidden=64, heads=1, kv_heads=1, vocab=96, context=64)
+SMALL = LlamaShape(width=64, layers=1, hidden=64, heads=1, kv_heads=1, vocab=96, context=64)
 
 
 def random_heads(width: int, blocks: int = 2) -> torch.nn.ModuleList:

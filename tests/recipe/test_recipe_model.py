@@ -15,9 +15,9 @@ from specllama.models.recipe.model import Tiny, fake_q4_0, rotate  # noqa: E402
 from specllama.models.recipe.shape import DRAFT, TARGET  # noqa: E402
 from specllama.models.recipe.tokenizer import SPECIAL, load_tokenizer, train_tokenizer  # noqa: E402
 from specllama.models.recipe.train import Packer, encode  # noqa: E402
-from specllama.models.shape import Shape  # noqa: E402
+from specllama.models.shape import LlamaShape  # noqa: E402
 
-SMALL = Shape(width=128, layers=2, hidden=64, heads=2, kv_heads=1, vocab=512, context=256)
+SMALL = LlamaShape(width=128, layers=2, hidden=64, heads=2, kv_heads=1, vocab=512, context=256)
 
 
 def test_parameter_counts_match_the_shapes() -> None:
@@ -52,7 +52,7 @@ def test_rotation_depends_on_distance_only() -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_seeded_heads_copy_from_the_start(tied: bool) -> None:
     torch.manual_seed(3)
-    shape = Shape(
+    shape = LlamaShape(
         width=128, layers=2, hidden=64, heads=2, kv_heads=1, vocab=512, context=256, tied=tied
     )
     model = Tiny(shape)

@@ -22,12 +22,12 @@ from specllama.models.scale import (  # noqa: E402
     scale_model,
     scale_pair,
 )
-from specllama.models.shape import Shape  # noqa: E402
+from specllama.models.shape import LlamaShape  # noqa: E402
 
 VOCAB = 64
 
 
-def write_model(path: Path, s: Shape, kind: str, seed: int = 0) -> None:
+def write_model(path: Path, s: LlamaShape, kind: str, seed: int = 0) -> None:
     """A random `llama` model without a vocabulary."""
     from gguf.quants import quantize
 
@@ -89,11 +89,11 @@ def logits(path: Path) -> NDArray[np.float32]:
 @pytest.mark.parametrize(("kind", "tied"), [("q4_0", False), ("q8_0", True)])
 @pytest.mark.parametrize("factor", [4, 16])
 def test_scaled_logits_are_identical(tmp_path: Path, kind: str, tied: bool, factor: int) -> None:
-    small = Shape(
+    small = LlamaShape(
         width=64, layers=2, hidden=96, heads=2, kv_heads=1, vocab=VOCAB, context=64, tied=tied
     )
     write_model(tmp_path / "a.gguf", small, kind)
-    big = Shape(width=64 * factor, layers=4, hidden=320, heads=8, kv_heads=4)
+    big = LlamaShape(width=64 * factor, layers=4, hidden=320, heads=8, kv_heads=4)
     scale_model(tmp_path / "a.gguf", tmp_path / "b.gguf", big)
     before, after = logits(tmp_path / "a.gguf"), logits(tmp_path / "b.gguf")
     assert before.std() > 0.1
@@ -101,23 +101,23 @@ def test_scaled_logits_are_identical(tmp_path: Path, kind: str, tied: bool, fact
 
 
 def test_other_widths_agree_closely(tmp_path: Path) -> None:
-    small = Shape(width=64, layers=2, hidden=96, heads=2, kv_heads=1, vocab=VOCAB, context=64)
+    small = LlamaShape(width=64, layers=2, hidden=96, heads=2, kv_heads=1, vocab=VOCAB, context=64)
     write_model(tmp_path / "a.gguf", small, "q8_0")
     scale_model(
         tmp_path / "a.gguf",
         tmp_path / "b.gguf",
-        Shape(width=512, layers=2, hidden=96, heads=2, kv_heads=1),
+        LlamaShape(width=512, layers=2, hidden=96, heads=2, kv_heads=1),
     )
     np.testing.assert_allclose(logits(tmp_path / "a.gguf"), logits(tmp_path / "b.gguf"), atol=0.1)
 
 
 def test_scaled_file_says_so(tmp_path: Path) -> None:
-    small = Shape(width=64, layers=1, hidden=96, heads=2, kv_heads=1, vocab=VOCAB, context=64)
+    small = LlamaShape(width=64, layers=1, hidden=96, heads=2, kv_heads=1, vocab=VOCAB, context=64)
     write_model(tmp_path / "a.gguf", small, "q4_0")
     scale_model(
         tmp_path / "a.gguf",
         tmp_path / "b.gguf",
-        Shape(width=256, layers=3, hidden=128, heads=4, kv_heads=2),
+        LlamaShape(width=256, layers=3, hidden=128, heads=4, kv_heads=2),
         label="test",
     )
     reader = gguf.GGUFReader(tmp_path / "b.gguf")
@@ -141,10 +141,10 @@ def test_presets_fit_the_family_exactly() -> None:
 
 
 def test_bad_requests(tmp_path: Path) -> None:
-    small = Shape(width=64, layers=2, hidden=96, heads=2, kv_heads=1)
+    small = LlamaShape(width=64, layers=2, hidden=96, heads=2, kv_heads=1)
     with pytest.raises(ValueError, match="width 32 is below 64"):
-        check_shapes(small, Shape(width=32, layers=2, hidden=96, heads=2, kv_heads=1))
+        check_shapes(small, LlamaShape(width=32, layers=2, hidden=96, heads=2, kv_heads=1))
     with pytest.raises(ValueError, match="heads per key/value head"):
-        check_shapes(small, Shape(width=64, layers=2, hidden=96, heads=4, kv_heads=1))
+        check_shapes(small, LlamaShape(width=64, layers=2, hidden=96, heads=4, kv_heads=1))
     with pytest.raises(ValueError, match="unknown size"):
         scale_pair(tmp_path / "x", tmp_path / "y", tmp_path, to="9b")

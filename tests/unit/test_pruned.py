@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import ggufs
@@ -69,57 +68,3 @@ def test_layers_that_differ_by_their_number_stay(
 ) -> None:
     path = ggufs.write_llama(tmp_path / "m.gguf", architecture=architecture, keys=keys)
     assert "depends on its number" in pruned.why_not(read_header(path))
-
-
-def choice(**changes: object) -> dict[str, object]:
-    return {
-        "schema": pruned.CHOICE_SCHEMA, "drop": [1, 2], "speed": 1.2, "complete": True, **changes
-    }  # fmt: skip
-
-
-def test_a_choice_is_kept_for_its_target_only(tmp_path: Path) -> None:
-    header = read_header(ggufs.write_llama(tmp_path / "m.gguf", blocks=4))
-    other = read_header(ggufs.write_llama(tmp_path / "o.gguf", blocks=4, seed=2))
-    assert pruned.stored_choice(header) is None
-    assert pruned.keep_choice(header, choice())
-    assert pruned.stored_choice(header) == choice()
-    assert pruned.stored_choice(other) is None
-    assert not pruned.keep_choice(header, choice(drop=[3], complete=False))
-    assert pruned.stored_choice(header) == choice(), "a search that was cut short does not replace"
-    assert pruned.keep_choice(header, choice(drop=[3]))
-    assert pruned.stored_choice(header) == choice(drop=[3])
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        json.dumps(choice(schema="other")),
-        json.dumps(choice(drop=[])),
-        json.dumps(choice(drop=[4])),
-        json.dumps(choice(drop=[-1])),
-        json.dumps(choice(drop=[2, 1])),
-        json.dumps(choice(drop=[1, 1])),
-        json.dumps(choice(drop=[0, 1, 2, 3])),
-        json.dumps(choice(drop=["1"])),
-        json.dumps(choice(drop=3)),
-        json.dumps(choice(speed="fast")),
-    ],
-)
-def test_a_damaged_choice_is_no_choice(tmp_path: Path, text: str) -> None:
-    header = read_header(ggufs.write_llama(tmp_path / "m.gguf", blocks=4))
-    path = pruned.choice_file(header)
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    assert pruned.stored_choice(header) is None
-    assert pruned.keep_choice(header, choice())
-    assert pruned.stored_choice(header) == choice()
-
-
-def test_a_choice_that_cannot_be_written_is_not_kept(tmp_path: Path, home: Path) -> None:
-    header = read_header(ggufs.write_llama(tmp_path / "m.gguf", blocks=4))
-    home.write_text("no folder")
-    assert not pruned.keep_choice(header, choice())
-    assert pruned.stored_choice(header) is None
