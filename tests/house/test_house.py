@@ -1,0 +1,63 @@
+"""The house stays small: bounds of what is counted, and that the counting counts right."""
+
+from __future__ import annotations
+
+import house_table
+import pytest
+from house_table import House, Module
+
+SOURCE = '''"""First line.
+
+Second.
+"""
+
+from specllama import events  # a comment
+
+# a comment alone
+
+
+class One:
+    """What it is."""
+
+    text = """two
+    lines"""
+
+
+def fold(event):
+    """What it does."""
+    if isinstance(event, (events.Finished, int)):
+        return (
+            1
+        )
+'''
+
+
+@pytest.fixture(scope="module")
+def house() -> House:
+    return House()
+
+
+def test_code_lines_are_those_with_code_on_them() -> None:
+    assert Module("m", "m.py", SOURCE).code_lines == 1 + 3 + 5
+
+
+def test_a_long_function_is_seen_and_a_short_one_is_not() -> None:
+    def source(lines: int) -> str:
+        return "def f():\n" + "    x = 1\n" * (lines - 1)
+
+    most = house_table.LONG_FUNCTION
+    assert list(Module("m", "m.py", source(most)).long_parts()) == []
+    assert list(Module("m", "m.py", source(most + 1)).long_parts()) == [("m.f", most + 1)]
+
+
+def test_the_counting_sees_what_ships(house: House) -> None:
+    names = {module.name for module in house.shipped}
+    assert {"specllama.engine.engine", "specllama.tui.app", "specllama.models.gguf"} <= names
+    assert not any("recipe" in name for name in names)
+    assert house.code_by_package["specllama.engine"] > 1000
+    assert house.folds
+    assert house.constants["named"]
+
+
+def test_the_root_has_at_most_sixteen_modules(house: House) -> None:
+    assert len(house.root_modules) <= 16, house.root_modules
