@@ -38,11 +38,11 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 families: $(VENV)/.installed-test
-	$(BIN)/python tests/families $(LLAMA_CPP)
+	$(BIN)/python tests/tools/families $(LLAMA_CPP)
 
 archs: $(VENV)/.installed-test
-	$(BIN)/python tests/families/archs.py $(MODELS)
-	$(BIN)/python tests/families/archs.py $(MODELS) --quant q4_0
+	$(BIN)/python tests/tools/families/archs.py $(MODELS)
+	$(BIN)/python tests/tools/families/archs.py $(MODELS) --quant q4_0
 
 # needs cmake and the GPU's toolkit, too; goes on where it was stopped. .github/gpu.md says more
 gpu-check:
@@ -96,7 +96,7 @@ types: $(VENV)/.installed-dev
 
 # JSON schemas against the published test suite: SUITE is its folder tests/ (the one with draft7/)
 schemas: $(VENV)/.installed-test
-	SPECLLAMA_SCHEMA_SUITE="$(abspath $(SUITE))" $(BIN)/python -m pytest -s tests/unit/test_schema_grammar.py
+	SPECLLAMA_SCHEMA_SUITE="$(abspath $(SUITE))" $(BIN)/python -m pytest -s tests/unit/grammar/test_schema_grammar.py
 
 # the README's pictures: of the app on real runs of PAIR (none: its demo engine), of commands from
 # recordings of real runs:   make screenshots PAIR="-m target.gguf -d draft.gguf"

@@ -118,6 +118,6 @@ def driver() -> Callable[..., list[str]]:
 
     def build(replies: Sequence[dict[str, Any]], *args: str) -> list[str]:
         script = json.dumps({"replies": list(replies)})
-        return [sys.executable, str(TESTS / "cli_driver.py"), script, *args]
+        return [sys.executable, str(TESTS / "support" / "cli_driver.py"), script, *args]
 
     return build

@@ -283,6 +283,19 @@ def test_nothing_imports_the_mapped_folders_by_their_bare_names() -> None:
     assert guilty == []
 
 
+def test_no_file_of_tests_imports_another() -> None:
+    """What several need is in ``tests/support``, on the path of all (``pythonpath``)."""
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    files = {path.stem for path in tests if path.stem.startswith("test_")} | {"conftest"}
+    guilty = [
+        (path.name, name)
+        for path in tests
+        for name in _imports(ast.parse(path.read_text("utf-8")), "")
+        if name.split(".")[0] in files
+    ]
+    assert guilty == []
+
+
 def test_the_library_imports_lightly() -> None:
     program = (
         "import sys\nimport specllama\n"

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_tune_bench import loads, prompts  # noqa: F401
 
 from specllama.backend.fake import fake_info
 from specllama.cli import invoke
 from specllama.store.checks import Finding, newest
+
+pytestmark = pytest.mark.usefixtures("loads")
 
 INFO = fake_info(2048)
 QUICK = ["--max-tokens", "8", "--temperature", "0"]
@@ -26,7 +27,7 @@ def test_a_proof_is_kept() -> None:
     assert newest(INFO)["text"].by == "prove"
 
 
-def test_a_comparison_is_kept(prompts: Path) -> None:  # noqa: F811
+def test_a_comparison_is_kept(prompts: Path) -> None:
     flags = ["--prompts", str(prompts), "-r", "1", *QUICK, "--length", "2", "--length", "3"]
     assert invoke(["bench", "run", *flags]) == 0
     kept = found()
@@ -41,7 +42,7 @@ def test_a_comparison_is_kept(prompts: Path) -> None:  # noqa: F811
     assert " is the fastest: " in found()["methods"].words
 
 
-def test_a_bench_of_useless_drafts_says_nothing_of_the_pair(prompts: Path) -> None:  # noqa: F811
+def test_a_bench_of_useless_drafts_says_nothing_of_the_pair(prompts: Path) -> None:
     flags = ["--prompts", str(prompts), "-r", "1", *QUICK, "--useless-draft"]
     assert invoke(["bench", "run", *flags]) == 0
     assert found() == {}

@@ -1,4 +1,4 @@
-"""A small storm over the bundled pair: ``tests/under_load.py``, of which more is run by hand."""
+"""A small storm over the bundled pair; ``tests/tools/under_load.py`` makes larger ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A little abuse of a server without weights: ``tests/abuse.py``, of which more is run by hand."""
+"""A little abuse of a server without weights; ``tests/tools/abuse.py`` does more."""
 
 from __future__ import annotations
 

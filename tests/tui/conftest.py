@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from app_driver import LIMIT_S, Driver, Recipe
 from fakes import Reply, ScriptedEngine
 from textual import _wait
-from textual.pilot import Pilot
 
 from specllama import paths
 from specllama.engine.inline import InlineHost
-from specllama.events import Event, RoundDone
-from specllama.interface import Message
 from specllama.models import fit, memory
-from specllama.settings.params import GenerateParams
 from specllama.tui import checklist, clipboard
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import Pace
 from specllama.tui.screens import sessions
 from specllama.tui.state import Preferences
 from specllama.tui.widgets import first_look, sidebar
-from specllama.tui.widgets.transcript import Note
 
-LIMIT_S = 60.0
 # A pause of the pilot ends when the app was idle for so long. There are thousands of pauses.
 _wait.SLEEP_GRANULARITY = 0.01
 _wait.SLEEP_IDLE = _wait.SLEEP_GRANULARITY / 20
@@ -51,111 +42,6 @@ def _used_before() -> None:
     """The app was started before."""
     paths.private_folder(Preferences.path().parent)
     Preferences(first_look=False).save()
-
-
-@dataclass
-class Recipe:
-    """Gives one engine; the test keeps it to see what was asked."""
-
-    engine: Any = field(default_factory=ScriptedEngine)
-    error: Exception | None = None
-    gate: Callable[[], None] | None = None
-
-    def __call__(self, progress: Callable[[Event], None], /) -> Any:
-        if self.gate is not None:
-            self.gate()
-        if self.error is not None:
-            raise self.error
-        return self.engine
-
-
-class GatedEngine(ScriptedEngine):
-    """Stands still after so many rounds of each reply, until the gate is opened or it is
-    cancelled: a reply in progress for as long as a test needs it."""
-
-    def __init__(self, replies: Sequence[Reply | str], rounds: int = 3) -> None:
-        super().__init__(replies)
-        self.gate = threading.Event()
-        self.rounds = rounds
-
-    def generate(
-        self,
-        prompt: str | Sequence[int] | Sequence[Message],
-        params: GenerateParams,
-        *,
-        cancel: threading.Event | None = None,
-    ) -> Iterator[Event]:
-        seen = 0
-        for event in ScriptedEngine.generate(self, prompt, params, cancel=cancel):
-            yield event
-            seen += isinstance(event, RoundDone)
-            while seen == self.rounds and not self.gate.is_set():
-                if cancel is not None and cancel.is_set():
-                    break
-                self.gate.wait(0.01)
-
-
-class Driver:
-    """A running app with what tests do to it."""
-
-    def __init__(
-        self,
-        app: SpecllamaApp,
-        pilot: Pilot[int],
-        engine: ScriptedEngine,
-        limit_s: float = LIMIT_S,
-    ) -> None:
-        self.app, self.pilot, self.engine, self.limit_s = app, pilot, engine, limit_s
-
-    async def until(self, true: Callable[[], object]) -> None:
-        end = time.monotonic() + self.limit_s
-        while not true():
-            assert time.monotonic() < end, f"waited too long:\n{self.shown}"
-            await self.pilot.pause()
-            await asyncio.sleep(0.002)
-        await self.pilot.pause()
-
-    async def ready(self) -> None:
-        await self.until(lambda: self.app.keeper.ready)
-
-    async def idle(self) -> None:
-        await self.until(lambda: not self.app.chat.busy and not self.app.chat.queue)
-
-    async def type(self, text: str) -> None:
-        prompt = self.app.chat.prompt
-        prompt.put(text)
-        await self.pilot.pause()
-
-    async def say(self, text: str) -> None:
-        await self.type(text)
-        await self.pilot.press("enter")
-        await self.until(lambda: not self.app.chat.prompt.text)
-        await self.idle()
-
-    @property
-    def texts(self) -> list[tuple[str, str]]:
-        return [(m.role, m.content) for m in self.app.session.messages]
-
-    @property
-    def rounds(self) -> int:
-        """Of the reply that the strip is about."""
-        record = self.app.chat.strip.record
-        return 0 if record is None else len(record.rounds)
-
-    @property
-    def notes(self) -> list[str]:
-        return [note.message for note in self.app.chat.query(Note)]
-
-    @property
-    def shown(self) -> str:
-        """Everything on the screen as text."""
-        return screen_text(self.app)
-
-
-def screen_text(app: SpecllamaApp) -> str:
-    width, height = app.size
-    lines = app.screen._compositor.render_strips()
-    return "\n".join("".join(s.text for s in line)[:width] for line in lines[:height])
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Driver
+from app_driver import Driver
 from fakes import Reply, engine_info
 from textual.content import Content
 

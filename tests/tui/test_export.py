@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from conftest import Driver, Recipe
+from app_driver import Driver, Recipe
 from fakes import Reply, ScriptedEngine, engine_info, model_info
 from textual.widgets import Input, OptionList, Static
 

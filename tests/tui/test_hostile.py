@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from conftest import GatedEngine, Recipe
+from app_driver import GatedEngine, Recipe
 from fakes import Reply, ScriptedEngine
 from textual.app import App, ComposeResult
 from textual.widgets import Collapsible, Markdown

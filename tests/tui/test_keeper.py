@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from conftest import Recipe
+from app_driver import Recipe
 from fakes import ScriptedEngine, engine_info, model_info
 from textual.message import Message
 

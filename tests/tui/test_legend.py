@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Recipe
+from app_driver import Recipe
 from fakes import Reply
 
 from specllama.settings.params import GenerateParams

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Recipe
+from app_driver import Recipe
 from fakes import (
     AbortingRecipe,
     Reply,

@@ -10,7 +10,7 @@ from typing import Any
 
 import ggufs
 import pytest
-from conftest import Driver, GatedEngine, Recipe
+from app_driver import Driver, GatedEngine, Recipe
 from fakehub import FakeHub, Fault
 from fakes import ScriptedEngine
 from textual.widgets import Input, OptionList

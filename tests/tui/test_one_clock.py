@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import Driver
+from app_driver import Driver
 from fakes import Reply, engine_info
 
 from specllama.cli.printer import Printer

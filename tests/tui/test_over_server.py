@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from conftest import Driver, Recipe
+from app_driver import Driver, Recipe
 from fakes import Reply, ScriptedEngine
 from servers import Serving, serving, table
 

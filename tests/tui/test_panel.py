@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Driver, GatedEngine, Recipe
+from app_driver import Driver, GatedEngine, Recipe
 from fakes import Reply, ScriptedEngine, engine_info
 
 from specllama.events import Finished, RoundDone, Started

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Driver, GatedEngine, Recipe
+from app_driver import Driver, GatedEngine, Recipe
 from fakes import Reply, ScriptedEngine
 
 from specllama.errors import PromptTooLong

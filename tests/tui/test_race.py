@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
-from conftest import Driver, GatedEngine, Recipe
+from app_driver import Driver, GatedEngine, Recipe
 from fakes import OTHER_MS, VERIFY_MS, Reply, ScriptedEngine
 
 from specllama.errors import EngineError

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conftest import Driver
+from app_driver import Driver
 from fakes import Reply, ScriptedEngine
 
 from specllama.cancel import Cancel

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import screen_text
+from app_driver import screen_text
 from pictures.screenshots import LOOKS, SCENES, SIZES, Pair, staged
 from textual.pilot import Pilot
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conftest import Driver, GatedEngine, Recipe
+from app_driver import Driver, GatedEngine, Recipe
 from fakes import Reply, ScriptedEngine, engine_info
 from textual.widgets import Input, OptionList, TextArea
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import ggufs
 import pytest
-from conftest import Recipe
+from app_driver import Recipe
 from fakes import Reply, ScriptedEngine
 from pictures.screenshots import LOOKS, SCENES, Pair, ask, picture_app, until
 from textual.pilot import Pilot

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Recipe
+from app_driver import Recipe
 from fakes import DRAFT_MS, OTHER_MS, VERIFY_MS, Reply, ScriptedEngine, engine_info, model_info
 
 from specllama.interface import EngineInfo, Message

@@ -2,46 +2,12 @@
 
 from __future__ import annotations
 
+from fakes import round_done
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.events import RoundDone
 from specllama.stats import SpecStats
-
-
-def round_done(
-    drafted: int = 0, accepted: int = 0, *, cut: int = 0, parents: tuple[int, ...] | None = None
-) -> RoundDone:
-    parents = tuple(range(-1, drafted - 1)) if parents is None else parents
-    n = len(parents)
-    return RoundDone(
-        index=0,
-        t_s=0.0,
-        n_past=1,
-        source="draft",
-        draft_max=4,
-        window_reason="fixed",
-        drafted=tuple(range(n)),
-        parents=parents,
-        drafted_text=("x",) * n,
-        confidence=(None,) * n,
-        p=(None,) * n,
-        q=(None,) * n,
-        accepted=accepted,
-        accepted_path=tuple(range(accepted)),
-        target_token=9,
-        target_text="y",
-        target_kind="bonus",
-        emitted=(1,) * (accepted + 1 - cut),
-        emitted_text=("x",) * (accepted + 1 - cut),
-        cut=cut,
-        draft_ms=1.0,
-        verify_ms=2.0,
-        other_ms=0.5,
-        near_tie=accepted == 2,
-        sources=("draft",) * n,
-    )
-
 
 rounds = st.integers(0, 6).flatmap(
     lambda n: st.builds(

@@ -1,0 +1,64 @@
+"""Conversations side by side over tables: the engine, requests, and each one's text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engines import loaded
+
+from specllama.backend.base import Lane
+from specllama.backend.fake import FakePool, FakeTable, FakeVocab, fake_info
+from specllama.engine.drafters import Drafters
+from specllama.engine.engine import Engine
+from specllama.engine.slot import Slot
+from specllama.events import Finished
+from specllama.settings.params import GenerateParams, SamplingParams
+from specllama.speculative.drafting.drafter import Drafter
+
+V = 24
+TABLE = FakeTable(V, seed=3, sharpness=2.0, eog_bias=-4.0)
+DRAFT = FakeTable(V, seed=4, sharpness=2.0, of=TABLE, agreement=0.7)
+
+
+def engine_of(slots: int, *, in_order: bool = True, rows: int = 65, leaves: int = 16) -> Engine:
+    """Conversations share a pool of the target and one of the draft model.
+
+    Args:
+        in_order: False frees the target's cells instead of leaving ghosts.
+        rows, leaves: most that a pass of the target takes.
+    """
+    pool = FakePool(
+        TABLE, n_ctx=160, lanes=slots, in_order=in_order, max_rows=rows, max_leaves=leaves
+    )
+    beside = FakePool(DRAFT, n_ctx=160, lanes=slots, in_order=False, by_order=False)
+
+    def parts() -> tuple[Lane, dict[str, Drafter]]:
+        lane = pool.open()
+        return lane, Drafters(lane, beside.open()).all()
+
+    target, drafters = parts()
+    more = [Slot(*parts()) for _ in range(slots - 1)]
+    return Engine(
+        loaded(target, FakeVocab(V), info=fake_info(160, V), drafters=drafters, more=more)
+    )
+
+
+def params(
+    method: str, seed: int, *, rule: str = "match", temperature: float = 0.8, ends: bool = True
+) -> GenerateParams:
+    return GenerateParams(
+        proposer=method,
+        seed=seed,
+        verify=rule,
+        window="fixed",
+        draft_max=4,
+        max_tokens=24,
+        ignore_eos=not ends,
+        sampling=SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0),
+    )
+
+
+def alone(prompt: Sequence[int], asked: GenerateParams) -> tuple[int, ...]:
+    *_, last = engine_of(1).generate(list(prompt), asked)
+    assert isinstance(last, Finished)
+    return last.token_ids

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from fakes import AbortingRecipe, Reply, ScriptedEngine, ScriptedRecipe, engine_info
+
+from specllama.cancel import Cancel
+from specllama.engine.host import EngineHost, LoadEngine
+from specllama.engine.process import last_words
+from specllama.errors import BadGguf, EngineDied, EngineError, PromptTooLong
+from specllama.events import Event, Finished, LoadProgress, Notice, TextDelta
+from specllama.interface import EngineInfo, Message, OneAtATime, Stepped
+from specllama.settings.params import GenerateParams
+
+LONG = " ".join(f"word{i}" for i in range(400))
+PARAMS = GenerateParams(seed=1)
+
+
+@dataclass(frozen=True)
+class Refuses:
+    def __call__(self, progress: Callable[[Event], None], /) -> Stepped:
+        raise BadGguf("the file is cut short", "pull it again")
+
+
+@dataclass(frozen=True)
+class Hangs:
+    """An engine that hears neither close nor SIGTERM."""
+
+    def __call__(self, progress: Callable[[Event], None], /) -> Stepped:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return HungEngine()
+
+
+class HungEngine(OneAtATime):
+    info: EngineInfo = engine_info()
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        params: GenerateParams,
+        *,
+        cancel: threading.Event | None = None,
+    ) -> Iterator[Event]:
+        yield Notice("hangs from here on")
+        while True:
+            time.sleep(60)
+
+    def count_tokens(self, prompt: str | Sequence[Message]) -> int:
+        return 0
+
+    def close(self) -> None:
+        while True:
+            time.sleep(60)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def wait_until(true: Callable[[], bool], limit_s: float = 20.0) -> None:
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.01)
+
+
+def kill_after(host: EngineHost, n: int) -> None:
+    for i, _ in enumerate(host.generate("Hi", PARAMS)):
+        if i == n:
+            os.kill(host.pid or 0, signal.SIGKILL)
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(e.text for e in events if isinstance(e, TextDelta))
+
+
+def test_events_cross_the_pipe_unchanged() -> None:
+    here = list(ScriptedEngine(["Hello there."]).generate("Hi", PARAMS))
+    seen: list[Event] = []
+    with EngineHost(ScriptedRecipe(), on_event=seen.append) as host:
+        assert host.start().target.name == "scripted target"
+        *events, finished = host.generate("Hi", PARAMS)
+        assert isinstance(finished, Finished)
+        told = replace(finished, timings=replace(finished.timings, pipe_ms=0.0))  # what it took
+        assert [*events, told] == here
+        assert host.count_tokens("one two") == 2
+    assert seen == [LoadProgress("target", "scripted.gguf", 1.0)]
+
+
+def test_errors_of_the_engine_keep_their_type_and_the_engine_goes_on() -> None:
+    refused = Reply(raise_first=PromptTooLong("too long", "shorten it"))
+    with EngineHost(ScriptedRecipe((refused, Reply("x", raise_at_round=0), "Fine."))) as host:
+        with pytest.raises(PromptTooLong, match="too long") as caught:
+            list(host.generate("Hi", PARAMS))
+        assert caught.value.hint == "shorten it"
+        with pytest.raises(EngineError, match="scripted engine failed"):
+            list(host.generate("Hi", PARAMS))
+        assert text_of(list(host.generate("Hi", PARAMS))) == "Fine."
+
+
+def test_cancel_ends_within_a_round() -> None:
+    with EngineHost(ScriptedRecipe((Reply(LONG, delay_s=0.01), "Next."))) as host:
+        cancel = Cancel()
+        events: list[Event] = []
+        for event in host.generate("Hi", PARAMS, cancel=cancel):
+            events.append(event)
+            if isinstance(event, TextDelta):
+                cancel.set()
+        assert isinstance(events[-1], Finished)
+        assert events[-1].reason == "cancelled"
+        assert text_of(events) == events[-1].text != ""
+        assert text_of(list(host.generate("Hi", PARAMS))) == "Next."
+
+
+def test_closing_the_generator_early_leaves_the_engine_ready() -> None:
+    with EngineHost(ScriptedRecipe((Reply(LONG, delay_s=0.01), "Next."))) as host:
+        stream = host.generate("Hi", PARAMS)
+        next(e for e in stream if isinstance(e, TextDelta))
+        stream.close()  # type: ignore[attr-defined]
+        assert text_of(list(host.generate("Hi", PARAMS))) == "Next."
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 17])
+def test_a_killed_child_is_one_error_and_the_next_request_works(after: int) -> None:
+    with EngineHost(ScriptedRecipe((Reply(LONG, delay_s=0.005),))) as host:
+        host.start()
+        first = host.pid
+        with pytest.raises(EngineDied, match=r"SIGKILL: out of memory\?") as caught:
+            kill_after(host, after)
+        assert "next message" in (caught.value.hint or "")
+        again = list(host.generate("Hi", PARAMS.replace(max_tokens=8)))
+        assert isinstance(again[0], Notice)
+        assert isinstance(again[-1], Finished)
+        assert host.pid != first
+
+
+def test_abort_on_load_names_the_signal_and_repeats_the_last_words() -> None:
+    host = EngineHost(AbortingRecipe("ggml.c:123: GGML_ASSERT(n > 0) failed \x1b[2J"))
+    with host, pytest.raises(EngineDied) as caught:
+        host.start()
+    assert "SIGABRT" in caught.value.message
+    assert "GGML_ASSERT(n > 0) failed" in caught.value.message
+    assert "\x1b" not in caught.value.message
+    assert "while loading" in caught.value.message
+
+
+def test_a_refused_load_keeps_its_type() -> None:
+    with EngineHost(Refuses()) as host:
+        with pytest.raises(BadGguf, match="cut short"):
+            host.start()
+        with pytest.raises(EngineError, match="no model is loaded"):
+            _ = host.info
+
+
+def test_switch_goes_back_when_the_new_one_cannot_be_loaded() -> None:
+    with EngineHost(ScriptedRecipe(("Old.",))) as host:
+        host.start()
+        assert host.switch(ScriptedRecipe(("New.",))).target.name
+        assert text_of(list(host.generate("Hi", PARAMS))) == "New."
+        with pytest.raises(BadGguf):
+            host.switch(Refuses())
+        assert text_of(list(host.generate("Hi", PARAMS))) == "New."
+
+
+def test_a_hung_child_is_killed_on_close() -> None:
+    host = EngineHost(Hangs(), close_grace_s=0.2)
+    host.start()
+    pid = host.pid
+    assert pid is not None
+    host.close()
+    assert not alive(pid)
+    host.close()
+    with pytest.raises(EngineError, match="closed"):
+        host.start()
+
+
+def test_close_interrupts_a_waiting_request() -> None:
+    host = EngineHost(Hangs(), close_grace_s=0.2)
+    host.start()
+    threading.Timer(0.1, host.close).start()
+    with pytest.raises(EngineError, match="closed"):
+        list(host.generate("Hi", PARAMS))
+
+
+PARENT = """
+import sys, time
+sys.path[:0] = {path!r}
+from fakes import Reply, ScriptedRecipe
+from specllama.engine.host import EngineHost
+from specllama.settings.params import GenerateParams
+if __name__ == "__main__":
+    host = EngineHost(ScriptedRecipe((Reply({text!r}, delay_s=0.01),)))
+    host.start()
+    print(host.pid, flush=True)
+    for event in host.generate("Hi", GenerateParams(seed=1)):
+        pass
+"""
+
+
+def test_the_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT.format(path=sys.path, text=LONG))
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not alive(pid))
+
+
+def test_the_parent_never_imports_llama_cpp() -> None:
+    code = (
+        "import sys; sys.path[:0] = {path!r}\n"
+        "import specllama.engine.host, specllama.tui\n"
+        "sys.exit('llama_cpp' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code.format(path=sys.path)], check=False)
+    assert done.returncode == 0
+
+
+def test_last_words_prefers_the_reason_over_what_follows(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("loading\nerror: tensor 'x' out of bounds\nbye\nFatal Python error: Aborted\n x")
+    assert last_words(log) == "error: tensor 'x' out of bounds"
+    log.write_bytes(b"")
+    assert last_words(log) == ""
+    assert last_words(tmp_path / "absent") == ""
+
+
+def test_the_recipe_of_the_real_engine_pickles() -> None:
+    import pickle
+
+    recipe = LoadEngine("tiny", None)
+    assert pickle.loads(pickle.dumps(recipe)) == recipe
+
+
+@dataclass(frozen=True)
+class TwoSlots:
+    """An engine over tables that writes two replies at once."""
+
+    def __call__(self, progress: Callable[[Event], None], /) -> Stepped:
+        from side_by_side import engine_of
+
+        return engine_of(2)
+
+
+def test_two_replies_are_written_at_once() -> None:
+    from side_by_side import alone, params
+
+    prompts = {1: [1, 2, 3], 2: [7, 8, 9, 7, 8]}
+    asked = {seed: params("mixed", seed, ends=False) for seed in prompts}
+    texts: dict[int, tuple[int, ...]] = {}
+    with EngineHost(TwoSlots()) as host:
+        host.start()
+
+        def ask(seed: int) -> None:
+            for event in host.generate(prompts[seed], asked[seed]):
+                if isinstance(event, Finished):
+                    texts[seed] = event.token_ids
+
+        threads = [threading.Thread(target=ask, args=(seed,)) for seed in prompts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert texts == {seed: alone(prompts[seed], asked[seed]) for seed in prompts}

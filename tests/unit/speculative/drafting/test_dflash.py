@@ -1,0 +1,419 @@
+"""The block drafter on a table: one text per seed, exact rejection, states or no draft."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from oracle import Oracle, Tokens, bias
+from toys import FULL, LAYERS, PROMPT, WIDTH, ChainToy, Leaves, NotTwice, Setup, V, is_eog
+from windows import Pair
+
+from specllama.arrays import IntArray, Row, Rows
+from specllama.backend.base import Filled
+from specllama.backend.fake import FakeContext, FakeTable
+from specllama.bench.replay import VirtualClock
+from specllama.errors import ContextFull
+from specllama.speculative.asking import Markov, drive
+from specllama.speculative.drafting.blocks import Block
+from specllama.speculative.drafting.dflash import DflashDrafter
+from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.drafting.method import drafts_at_once
+from specllama.speculative.round import Rounds
+from specllama.speculative.rules import RandomCoins, rule_of
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict
+from specllama.speculative.window import FixedWindow, Outcome
+
+KINDS = ("dflash", "dflash2", "dspark", "unsure")
+
+
+class Pairs:
+    """A Markov head of random numbers."""
+
+    def __init__(self, n_vocab: int) -> None:
+        rng = np.random.default_rng(4)
+        self.added = rng.normal(size=(n_vocab, n_vocab)).astype(np.float32)
+        self.trusted = rng.normal(size=n_vocab)
+
+    def bias(self, ids: IntArray, behind: int) -> Row:
+        row: Row = self.added[behind, ids]
+        return row
+
+    def trust(self, behind: int) -> float:
+        return float(self.trusted[behind])
+
+
+class FakeBlocks:
+    """A drafter that knows the table. It checks what it reads: a state of the target for every
+    position, of committed tokens only."""
+
+    def __init__(
+        self,
+        table: FakeTable,
+        target: FakeContext,
+        known: FakeTable,
+        kind: str = "dflash",
+        n_ctx: int = 4096,
+        guesses: int = 6,
+    ) -> None:
+        self.layers, self.guesses, self.n_ctx, self.n_batch = LAYERS, guesses, n_ctx, 16
+        self.first = self.end = 0
+        self.reads: list[int] = []  # states of each pass
+        self.blocks: list[int] = []  # places of each block
+        self.markov: Markov | None = Pairs(table.n_vocab) if kind == "dspark" else None
+        self._table, self._of, self._known, self._kind = table, target, known, kind
+
+    def read(self, states: Rows) -> None:
+        assert 0 < len(states) <= self.n_batch
+        if self.end + len(states) - self.first > self.n_ctx:
+            raise ContextFull("full")
+        for i, state in enumerate(states):
+            row = self._known.row(self._of.tokens[: self.end + i + 1])[:WIDTH]
+            assert np.array_equal(state[: len(row)], row)
+        self.end += len(states)
+        self.reads.append(len(states))
+
+    def fill(self, token: int, n: int) -> Filled:
+        assert 0 < n <= self.guesses
+        assert self.end == len(self._of.tokens), "every committed token was read"
+        self.blocks.append(n)
+        text, rows = [*self._of.tokens, token], list[Row]()
+        for _ in range(n):
+            row = self._table.row(text)
+            if self.markov is not None:
+                row = row + self.markov.bias(np.arange(len(row), dtype=np.int32), text[-1])
+            rows.append(row)
+            text.append(int(np.argmax(row)))
+        if self._kind != "dflash2":
+            sure = None if self._kind == "dflash" else np.linspace(0.9, 0.2, n, dtype=np.float32)
+            return Filled(np.array(rows, np.float32), sure)
+        best = np.argsort(np.array(rows), axis=1)[:, ::-1][:, :2].astype(np.int32)
+        pairs, cut = Pairs(self._table.n_vocab), np.array(rows, np.float32)
+        scores = np.zeros((n, 2, 2), np.float32)
+        for place in range(n):
+            for i in range(2):
+                behind = int(best[place - 1, i]) if place else token
+                scores[place, i] = cut[place, best[place]] + pairs.bias(best[place], behind)
+        return Filled(cut[:0], None, best, scores)
+
+    def rollback_to(self, end: int) -> None:
+        assert self.first <= end <= self.end
+        self.end = end
+
+    def begin_at(self, position: int) -> None:
+        self.first = self.end = position
+
+    def close(self) -> None:
+        self.begin_at(0)
+
+
+def drafter_for(setup: Setup, target: FakeContext, kind: str = "dflash") -> DflashDrafter:
+    table = FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=0.7)
+    return DflashDrafter(FakeBlocks(table, target, setup.table, kind), target, n_vocab=V)
+
+
+def lane_of(drafter: DflashDrafter) -> FakeBlocks:
+    assert isinstance(drafter._lane, FakeBlocks)
+    return drafter._lane
+
+
+def run(setup: Setup, leaves: int, kind: str) -> tuple[list[int], list[Draft]]:
+    """A reply of the setup, drafted in blocks."""
+    tokens = list(PROMPT)
+    target = FakeContext(setup.table, n_ctx=256)
+    target.capture(LAYERS)
+    target.forward(tokens[:-1], outputs="none")
+    proposer = Leaves(drafter_for(setup, target, kind), leaves)
+    coins = RandomCoins((setup.seed, 2))
+    proposer.start(Request(seed=setup.seed, rule=rule_of(setup.rule), coins=coins, is_eog=is_eog))
+    loop = Rounds(
+        target=target,
+        drafter=proposer,
+        tokens=tokens,
+        chain=SamplerChain(setup.sampling, seed=setup.seed, tokens=tokens),
+        window=FixedWindow(setup.draft_max),
+        rule=rule_of(setup.rule),
+        seed=setup.seed,
+        coins=RandomCoins((setup.seed, 1)),
+        is_stop=is_eog,
+        pass_rows=65,
+    )
+    while len(tokens) < 60 and not is_eog(tokens[-1]):
+        drive(loop.round())
+    return tokens[:60], proposer.drafts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("leaves", [1, 4])
+def test_same_seed_same_text(temperature: float, leaves: int, kind: str) -> None:
+    for seed in range(4):
+        sampling = dataclasses.replace(FULL, temperature=temperature)
+        setup = Setup(seed=seed, sampling=sampling, draft_max=6, eog_bias=-20.0)
+        plain, _ = run(dataclasses.replace(setup, draft_max=0), leaves, kind)
+        text, drafts = run(setup, leaves, kind)
+        assert text == plain
+        assert sum(map(len, drafts)) > 20
+        assert all(draft.is_chain for draft in drafts) == (leaves == 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", ["plain", "truncated", "penalties", "grammar"])
+@pytest.mark.parametrize(("rule", "leaves"), [("rejection", 1), ("rejection", 4), ("block", 1)])
+def test_rejection_is_exact(rule: str, leaves: int, case: str, kind: str) -> None:
+    """Laws that depend on what was drawn before, over all outcomes of the coins."""
+    sampling = {
+        "truncated": dataclasses.replace(FULL, top_k=2, temperature=0.8),
+        "penalties": dataclasses.replace(FULL, repeat_penalty=1.5, presence_penalty=0.5),
+    }.get(case, FULL)
+    prompt, length = [1, 2, 1, 2], 2
+    setup = Setup(sampling=sampling, rule=rule, grammar=case == "grammar")
+    table = FakeTable(3, seed=2, sharpness=0.8)
+    other = FakeTable(3, seed=3, sharpness=0.8, of=table, agreement=0.4)
+    drafted: set[int] = set()
+
+    def program(oracle: Oracle) -> Tokens:
+        tokens = list(prompt)
+        target = FakeContext(table, n_ctx=16)
+        target.capture(LAYERS)
+        target.forward(tokens[:-1], outputs="none")
+        proposer = DflashDrafter(FakeBlocks(other, target, table, kind, 16), target, n_vocab=3)
+        request = Request(
+            seed=0, rule=rule_of(rule), coins=oracle, is_eog=is_eog, leaves=leaves, pass_rows=16
+        )
+        proposer.start(request)
+        constraint = NotTwice() if case == "grammar" else None
+        loop = Rounds(
+            target=target,
+            drafter=proposer,
+            tokens=tokens,
+            chain=SamplerChain(sampling, tokens=tokens, constraint=constraint),
+            window=FixedWindow(2 if leaves == 1 else 3),
+            rule=rule_of(rule),
+            seed=0,
+            coins=oracle,
+            is_stop=is_eog,
+            pass_rows=65,
+        )
+        while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
+            drafted.add(len(drive(loop.round()).draft))
+        return tuple(tokens[len(prompt) :])
+
+    assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
+    assert max(drafted) > 1
+
+
+def test_laws_follow_what_was_drawn() -> None:
+    rng, markov = np.random.default_rng(1), Pairs(9)
+    rows = rng.normal(size=(3, 9)).astype(np.float32)
+    best = [int(t) for t in rows.argmax(axis=1)]
+    ids = np.arange(9, dtype=np.int32)
+    plain = Block(Filled(rows, np.array([0.5, 0.6, 0.7], np.float32)), 8)
+    assert np.array_equal(plain.row([5]), rows[1, :8]), "tokens that the target lacks are left out"
+    assert plain.sure([5]) == pytest.approx(0.6)
+    biased = Block(Filled(rows, np.array([0.5, 0.6, 0.7], np.float32)), 9, markov)
+    for token in range(9):
+        wanted = rows[1] + markov.bias(ids, token) - markov.bias(ids, best[0])
+        np.testing.assert_allclose(biased.row([token]), wanted, atol=1e-5)
+        odds = 0.6 / 0.4 * np.exp(markov.trust(token) - markov.trust(best[0]))
+        assert biased.sure([token]) == pytest.approx(odds / (1 + odds))
+    assert np.array_equal(biased.row([]), rows[0])
+    candidates = np.array([[3, 1], [0, 2]], np.int32)
+    scores = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
+    few = Block(Filled(rows[:0], None, candidates, scores), 9)
+    assert few.sure([3]) is None
+    for behind, place in ((3, 0), (1, 1)):
+        row = few.row([behind])
+        assert np.array_equal(np.flatnonzero(np.isfinite(row)), [0, 2])
+        assert row[0] == scores[1, place, 0]
+        assert row[2] == scores[1, place, 1]
+
+
+def propose(drafter: DflashDrafter, tokens: list[int], room: Room | None = None) -> Draft:
+    request = Request(seed=1, rule=rule_of("match"), coins=RandomCoins((1,)), is_eog=is_eog)
+    drafter.start(request)
+    chain = SamplerChain(FULL, seed=1, tokens=tokens)
+    return drive(drafter.draft(tokens, chain, room or Room(4)))
+
+
+def begun(tokens: Iterable[int] = (1, 2, 3, 4)) -> tuple[FakeContext, DflashDrafter]:
+    """A target that has read a text, with its drafter."""
+    setup = Setup(eog_bias=-20.0)
+    target = FakeContext(setup.table, n_ctx=128)
+    target.capture(LAYERS)
+    target.forward(list(tokens), outputs="none")
+    return target, drafter_for(setup, target)
+
+
+def test_only_what_was_accepted_is_read() -> None:
+    target, drafter = begun()
+    lane = lane_of(drafter)
+    assert len(propose(drafter, [1, 2, 3, 4, 5])) == 4
+    target.forward([5, 6, 7, 8], outputs="all")
+    target.rollback(6)  # 5 and 6 are known now, 9 is pending
+    assert len(propose(drafter, [1, 2, 3, 4, 5, 6, 9])) == 4
+    assert lane.reads == [4, 2]
+    assert lane.blocks == [4, 4]
+    # the text is cut and goes on otherwise: nothing is read twice
+    target.rollback(3)
+    target.forward([7, 8], outputs="none")
+    assert len(propose(drafter, [1, 2, 3, 7, 8, 9], Room(9))) == 6
+    assert lane.reads == [4, 2, 2]
+    assert lane.blocks[-1] == lane.guesses, "never more than a block"
+
+
+def test_a_prompt_is_read_as_the_target_reads_it() -> None:
+    text = [1 + i % 7 for i in range(40)]
+    target, drafter = begun(text[:20])
+    drive(drafter.read_prompt(text, 20))
+    assert target.hidden.end == target.hidden.first, "its states are not kept"
+    target.forward(text[20:39], outputs="none")
+    drive(drafter.read_prompt(text, 39))
+    lane = lane_of(drafter)
+    assert lane.reads == [16, 4, 16, 3]
+    assert len(propose(drafter, text)) == 4
+    assert sum(lane.reads) == 39
+    assert drafter.reusable(text, 39) == 39
+
+
+def test_a_window_may_shorten_the_memory() -> None:
+    target, drafter = begun([1 + i % 7 for i in range(30)])
+    text = [*target.tokens, 5]
+    lags: list[int] = []
+
+    def begin(source: str, lag: int) -> int:
+        lags.append(lag)
+        return [0, 10, 100][len(lags) - 1]
+
+    assert len(propose(drafter, text, Room(4, begin=begin))) == 0
+    assert lane_of(drafter).reads == []
+    assert len(propose(drafter, text, Room(4, begin=begin))) == 4
+    assert (lane_of(drafter).first, lane_of(drafter).end) == (20, 30)
+    target.forward([5], outputs="all")
+    assert len(propose(drafter, [*text, 6], Room(4, begin=begin))) == 4
+    assert lags == [30, 30, 1]
+    assert (lane_of(drafter).first, lane_of(drafter).end) == (20, 31)
+
+
+def test_without_states_there_is_no_draft() -> None:
+    setup = Setup(eog_bias=-20.0)
+    target = FakeContext(setup.table, n_ctx=64)
+    target.forward([1, 2, 3, 4], outputs="none")
+    drafter = drafter_for(setup, target)
+    assert len(propose(drafter, [1, 2, 3, 4, 5])) == 0
+    # another method drafted first: it begins where its states do
+    target.capture(LAYERS)
+    target.forward([5], outputs="all")
+    assert len(propose(drafter, [1, 2, 3, 4, 5, 6])) == 4
+    assert lane_of(drafter).first == 4
+    assert drafter.reusable([1, 2, 3, 4, 5, 6], 5) == 5
+
+
+def test_states_outlive_another_method() -> None:
+    """What it has read stays read: only what followed since is read again by the target."""
+    target, drafter = begun()
+    assert len(propose(drafter, [1, 2, 3, 4, 5])) == 4
+    target.capture("nothing")
+    target.forward([5, 6], outputs="all")
+    target.capture(LAYERS)
+    assert drafter.reusable([1, 2, 3, 4, 5, 6, 7], 6) == 4
+    target.rollback(4)
+    target.forward([5, 6], outputs="none")
+    assert drafter.reusable([1, 2, 3, 4, 5, 6, 7], 6) == 6
+    assert len(propose(drafter, [1, 2, 3, 4, 5, 6, 7])) == 4
+    assert lane_of(drafter).reads == [4, 2]
+
+
+def test_states_that_nobody_reads_do_not_pile_up() -> None:
+    """Where the window drafts nothing for long, the memory begins later instead."""
+    setup = Setup(eog_bias=-20.0)
+    target = FakeContext(setup.table, n_ctx=4096)
+    target.capture(LAYERS)
+    drafter, text = drafter_for(setup, target), [1]
+    for i in range(3000):
+        target.forward([text[-1]], outputs="none")
+        text.append(1 + i % 6)
+        drafter.commit(text, EMPTY_DRAFT, Verdict((), text[-1], "plain"))
+        assert target.hidden.end - target.hidden.first <= 2048
+    assert len(propose(drafter, text)) == 4
+    assert 1000 < lane_of(drafter).first < lane_of(drafter).end == 3000
+
+
+@pytest.mark.parametrize("n_ctx", [5, 8])
+def test_a_full_cache_begins_anew(n_ctx: int) -> None:
+    target, drafter = begun()
+    lane_of(drafter).n_ctx = n_ctx
+    text = [1, 2, 3, 4, 5]
+    for _ in range(12):
+        propose(drafter, text)
+        target.forward([text[-1]], outputs="all")
+        text.append(1 + len(text) % 6)
+    assert lane_of(drafter).blocks
+
+
+def test_it_asks_for_its_layers() -> None:
+    assert begun()[1].needs == LAYERS
+
+
+# -- the window ---------------------------------------------------------------------------------
+
+
+def played(method: str, right: float, rounds: int = 400) -> tuple[Pair, float, float]:
+    """Rounds of a source whose passes take 6 ms beside steps of 10: what is known then, tokens
+    drafted per round of the last half, and tokens in the time of a plain step."""
+    pair, clock, rng = Pair(), VirtualClock(), random.Random(1)
+    for rows in range(1, 18):
+        pair.costs.target.set(rows, 10.0 * (1 + 0.02 * (rows - 1)))
+    window = pair.window(clock, draft_max=8)
+    window.drafts_with(method, method)
+    at_once = drafts_at_once(method)
+    drafted = written = 0
+    for i in range(rounds):
+        begin, n, accepted, room = clock.now, 0, 0, window.plan(100).room
+        right_so_far = True
+        if room is not None and room.begin(method, 1):
+            clock.now += 6e-3
+            while True:
+                truth = rng.random() < right
+                if not room.include(
+                    0.9 if truth else 0.6, 2.0 if truth else 0.3, 5 if truth else 4
+                ):
+                    break
+                n, right_so_far = n + 1, right_so_far and truth
+                accepted += right_so_far
+                if n == room.n or not room.keep_going(n, 0.9):
+                    break
+                clock.now += 1e-5 if at_once else 6e-3
+        draft_ms = (clock.now - begin) * 1e3
+        verify_ms = 10.0 * (1 + 0.02 * n)
+        clock.now += verify_ms / 1e3
+        window.observe(
+            Outcome(
+                method if n else "none", n, accepted, accepted + 1, (0.9,) * n, draft_ms, verify_ms,
+                draft_ms + verify_ms, (5,) * (accepted + 1),
+            )
+        )  # fmt: skip
+        written += accepted + 1
+        drafted += n * (i >= rounds // 2)
+    return pair, drafted / (rounds // 2), written * 10e-3 / clock.now
+
+
+def test_further_guesses_of_a_block_are_free() -> None:
+    """A whole block pays where as many steps of a chain drafter would not."""
+    pair, each, gained = played("dflash", 0.85)
+    assert pair.costs.own["dflash"].level == pytest.approx(6.0, rel=0.1), "one pass, not a mean"
+    chain, steps, slower = played("eagle3", 0.85)
+    assert chain.costs.own["eagle3"].level == pytest.approx(6.0, rel=0.1)
+    assert each > 4
+    assert steps < 3
+    assert gained > 1.5 > slower
+
+
+def test_a_block_that_is_wrong_is_not_asked_for_long() -> None:
+    _, each, gained = played("dflash", 0.05, 1000)
+    assert each < 0.3
+    assert gained > 0.97

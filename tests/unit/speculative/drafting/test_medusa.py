@@ -1,0 +1,461 @@
+"""Medusa: the heads' arithmetic, the best tree, one text per seed, exact rejection."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import pytest
+from oracle import Oracle, Tokens, bias
+from toys import (
+    FULL,
+    SAMPLERS,
+    ChainToy,
+    Leaves,
+    NotTwice,
+    Setup,
+    V,
+    into_dead_ends,
+    is_eog,
+    weights,
+)
+from windows import Pair
+
+from specllama.backend.fake import FakeContext, FakeTable
+from specllama.settings.params import VerifyRule
+from specllama.speculative.asking import Ask, Asking, Look, drive, grant
+from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.drafting.medusa import MedusaDrafter
+from specllama.speculative.drafting.medusa_heads import Head, Heads, Vector, silu
+from specllama.speculative.policy.controller import Controller
+from specllama.speculative.policy.costs import Costs
+from specllama.speculative.round import Round, Rounds
+from specllama.speculative.rules import REJECTION, RandomCoins, rule_of
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.tree import BestFirst
+from specllama.speculative.types import Draft, Room
+from specllama.speculative.window import FixedWindow, Outcome
+
+
+def unmeasured(depth: int, top: float) -> list[float]:
+    return []
+
+
+# -- the heads ----------------------------------------------------------------------------------
+
+
+def random_heads(
+    width: int, rows: int, *, heads: int = 2, blocks: int = 2, own: bool = False, proj: bool = True
+) -> Heads:
+    rng = np.random.default_rng(0)
+
+    def matrix(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    made = tuple(
+        Head(
+            tuple((matrix(width, width), matrix(width)) for _ in range(blocks)),
+            matrix(width, width) if proj else None,
+            matrix(rows, width) if own else None,
+        )
+        for _ in range(heads)
+    )
+    return Heads(made, None if own else matrix(rows, width), None, rows, unmeasured)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("proj", [False, True])
+@pytest.mark.parametrize("blocks", [0, 1, 3])
+def test_a_head_computes_its_definition(own: bool, proj: bool, blocks: int) -> None:
+    """Against sums written out one number at a time."""
+    width, rows = 5, 7
+    heads = random_heads(width, rows, blocks=blocks, own=own, proj=proj)
+    hidden = np.random.default_rng(1).standard_normal(width).astype(np.float32)
+    for depth, head in enumerate(heads.heads, start=1):
+        x = [float(v) for v in hidden]
+        for weight, offset in head.blocks:
+            moved = []
+            for i in range(width):
+                z = math.fsum(float(weight[i, j]) * x[j] for j in range(width)) + float(offset[i])
+                moved.append(x[i] + z / (1.0 + math.exp(-z)))
+            x = moved
+        if head.proj is not None:
+            x = [math.fsum(float(w) * v for w, v in zip(row, x, strict=True)) for row in head.proj]
+        output = heads.output if head.output is None else head.output
+        assert output is not None
+        expected = [math.fsum(float(w) * v for w, v in zip(r, x, strict=True)) for r in output]
+        assert heads.logits(hidden, depth) == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_a_reduced_vocabulary_leaves_the_rest_impossible() -> None:
+    full = random_heads(4, 9)
+    ids = np.array([7, 2, 5], np.int32)
+    assert full.output is not None
+    reduced = dataclasses.replace(full, output=full.output[ids], ids=ids)
+    hidden = np.ones(4, np.float32)
+    row, whole = reduced.logits(hidden, 1), full.logits(hidden, 1)
+    assert row[ids] == pytest.approx(whole[ids])
+    assert np.isneginf(np.delete(row, ids)).all()
+    assert len(row) == 9
+
+
+def test_silu_has_no_trouble_far_out() -> None:
+    x = np.array([-1e30, -100.0, -1.0, 0.0, 1.0, 100.0, 1e30], np.float32)
+    y = silu(x)
+    assert y.dtype == np.float32
+    assert np.isfinite(y).all()
+    assert y[:2] == pytest.approx([0.0, 0.0], abs=1e-4)
+    assert y[2:] == pytest.approx([-0.268941, 0.0, 0.731059, 100.0, 1e30], rel=1e-5)
+
+
+# -- the tree -----------------------------------------------------------------------------------
+
+
+class Levels(BestFirst):
+    """Every node of a level is followed by the same guesses."""
+
+    def __init__(
+        self,
+        levels: Sequence[Sequence[float]],
+        n: int,
+        leaves: int = 64,
+        is_end: Callable[[int], bool] = lambda token: False,
+        beside: Callable[[float], bool] = lambda likely: True,
+    ) -> None:
+        super().__init__(Room(n, beside=beside), leaves=leaves, is_end=is_end)
+        self.levels = levels
+        self.looked: list[int] = []
+
+    def read(self, node: int) -> Asking[None]:
+        yield from ()
+        depth = self.depth(node)
+        self.looked.append(depth)
+        if node == self.trunk:
+            self.best = 10 * depth
+        for rank, share in enumerate(self.levels[depth] if depth < len(self.levels) else ()):
+            self.offer(node, 10 * depth + rank, share, "medusa")
+
+
+def grown(levels: Sequence[Sequence[float]], n: int, leaves: int = 64) -> Draft:
+    return drive(Levels(levels, n, leaves).grow())
+
+
+def best_sum(levels: Sequence[Sequence[float]], n: int) -> float:
+    """The largest expected acceptance of any n nodes that hold their parents: all sets tried."""
+    nodes: list[tuple[int, float]] = []  # parent, weight
+    before: list[tuple[int, float]] = [(-1, 1.0)]
+    for level in levels:
+        after = []
+        for parent, weight in before:
+            for share in level:
+                nodes.append((parent, weight * share))
+                after.append((len(nodes) - 1, weight * share))
+        before = after
+    best = 0.0
+    for chosen in itertools.combinations(range(len(nodes)), min(n, len(nodes))):
+        inside = set(chosen)
+        if all(nodes[i][0] < 0 or nodes[i][0] in inside for i in chosen):
+            best = max(best, math.fsum(nodes[i][1] for i in chosen))
+    return best
+
+
+def test_no_tree_of_as_many_nodes_is_accepted_further() -> None:
+    rng = np.random.default_rng(3)
+    for shape in ((2, 2), (3, 2), (2, 2, 2), (4,), (1, 3)):
+        for _ in range(3):
+            levels = [sorted(rng.dirichlet([1.0] * (k + 1))[:k], reverse=True) for k in shape]
+            total = sum(math.prod(shape[: d + 1]) for d in range(len(shape)))
+            for n in range(1, min(total, 6) + 1):
+                draft = grown(levels, n)
+                assert len(draft) == n
+                assert sum(weights(draft)) == pytest.approx(best_sum(levels, n))
+
+
+def test_bounds_ends_and_refusals() -> None:
+    levels = [[0.5, 0.4], [0.9, 0.05], [0.9]]
+    assert grown(levels, 6, leaves=1).is_chain
+    assert len(grown(levels, 6, leaves=1)) == 3
+    asked: list[float] = []
+
+    def beside(likely: float) -> bool:
+        asked.append(likely)
+        return False
+
+    assert drive(Levels(levels, 9, 9, beside=beside).grow()).tokens == (0, 10, 20)
+    assert asked
+    assert asked[0] == pytest.approx(0.4)
+    draft = drive(Levels(levels, 9, 9, is_end=lambda token: token == 0).grow())
+    assert 0 in draft.tokens
+    assert draft.children(draft.tokens.index(0)) == []
+    assert draft.children(draft.tokens.index(1)) != []
+
+
+def test_what_follows_is_looked_up_only_when_it_can_matter() -> None:
+    tree = Levels([(0.3, 0.25, 0.2)] * 4, 3)
+    drive(tree.grow())
+    # below the best guess before siblings of 0.25; below those of 0.09 never
+    assert [depth for depth in tree.looked if depth < 2] == [0, 1, 1]
+    assert max(tree.looked) == 1
+
+
+def test_a_head_is_asked_once_a_round() -> None:
+    setup = Setup()
+    proposer = medusa(setup)
+    proposer.start(request())
+    asked: list[int] = []
+
+    def answer(ask: Ask) -> object:
+        assert isinstance(ask, Look)
+        asked.append(ask.depth)
+        return grant(ask)
+
+    chain = SamplerChain(FULL, tokens=[1, 2, 3])
+    drive(proposer.draft([1, 2, 3], chain, Room(12)), answer)
+    assert asked == [1, 2, 3]
+
+
+# -- drafting -----------------------------------------------------------------------------------
+
+
+def state_of(tokens: Sequence[int]) -> Vector:
+    """A hidden state that knows the last two tokens, as the table's laws do."""
+    hidden = np.zeros(V * V, np.float32)
+    hidden[tokens[-2] * V + tokens[-1]] = 1.0
+    return hidden
+
+
+def knowing(table: FakeTable, depths: int = 3, noise: float = 0.0) -> Heads:
+    """Heads that know the greedy future of every pair of tokens, plus noise; no blocks."""
+    rng = np.random.default_rng(7)
+    outputs = [np.zeros((V, V * V), np.float32) for _ in range(depths)]
+    for a, b in itertools.product(range(V), repeat=2):
+        text = [a, b]
+        text.append(int(np.argmax(table.row(text))))  # what the pending token will be
+        for output in outputs:
+            row = table.row(text)
+            output[:, a * V + b] = row + noise * rng.standard_normal(V)
+            text.append(int(np.argmax(row)))
+    return Heads(tuple(Head((), None, o) for o in outputs), None, None, V, unmeasured)
+
+
+def medusa(setup: Setup, noise: float = 0.0, ranks: int = 3) -> MedusaDrafter:
+    return MedusaDrafter(knowing(setup.table, noise=noise), state_of, ranks=ranks)
+
+
+def test_heads_that_know_the_future_are_accepted_whole() -> None:
+    setup = Setup(sampling=dataclasses.replace(FULL, temperature=0.0), eog_bias=-20.0, draft_max=3)
+    paths: list[int] = []
+    setup.run(medusa(setup), follow(paths))
+    # the first pending token is the prompt's, which the target did not choose
+    assert set(paths[1:-1]) == {3}
+
+
+def follow(paths: list[int]) -> Callable[[Rounds, Round], None]:
+    """Notes how far every round was accepted."""
+
+    def note(loop: Rounds, done: Round) -> None:
+        paths.append(len(done.verdict.path))
+
+    return note
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("noise", [0.0, 2.0])
+def test_same_seed_same_text_with_medusa(temperature: float, noise: float) -> None:
+    sampling = dataclasses.replace(FULL, temperature=temperature)
+    accepted = 0
+    for seed, draft_max, leaves in ((1, 1, 1), (2, 3, 1), (3, 4, 8), (4, 8, 16), (5, 12, 3)):
+        setup = Setup(sampling=sampling, seed=seed, draft_max=draft_max)
+        proposer = Leaves(medusa(setup, noise), leaves)
+        paths: list[int] = []
+        assert setup.run(proposer, follow(paths)) == setup.run()
+        accepted += sum(paths)
+        assert leaves > 1 or all(draft.is_chain for draft in proposer.drafts)
+    assert accepted > 0
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("grammar", [False, True])
+def test_every_sampler_gives_one_text_with_medusa(sampler: str, grammar: bool) -> None:
+    for seed in range(3):
+        setup = Setup(
+            sampling=SAMPLERS[sampler], seed=seed, grammar=grammar, draft_max=7, length=24
+        )
+        assert setup.run(Leaves(medusa(setup, 1.0))) == setup.run()
+
+
+@pytest.mark.parametrize("grammar", [False, True])
+@pytest.mark.parametrize(("leaves", "nodes"), [(1, 2), (4, 3), (4, 5)])
+def test_rejection_with_medusa_is_exact(leaves: int, nodes: int, grammar: bool) -> None:
+    """Fixed children at every node, over all outcomes of the coins."""
+    prompt, length = [1, 2, 1, 2], 2
+    sampling = dataclasses.replace(FULL, temperature=0.9)
+    setup = Setup(sampling=sampling, rule="rejection", grammar=grammar)
+    table = FakeTable(3, seed=2, sharpness=0.8)
+    rng = np.random.default_rng(5)
+    outputs = [rng.standard_normal((3, 9)).astype(np.float32) for _ in range(2)]
+    heads = Heads(tuple(Head((), None, o) for o in outputs), None, None, 3, unmeasured)
+    sizes: set[int] = set()
+
+    def hidden(tokens: Sequence[int]) -> Vector:
+        out = np.zeros(9, np.float32)
+        out[3 * tokens[-2] + tokens[-1]] = 1.0
+        return out
+
+    def program(oracle: Oracle) -> Tokens:
+        tokens = list(prompt)
+        target = FakeContext(table, n_ctx=16)
+        target.forward(tokens[:-1], outputs="none")
+        proposer = MedusaDrafter(heads, hidden)
+        proposer.start(Request(seed=0, rule=REJECTION, coins=oracle, is_eog=is_eog, leaves=leaves))
+        loop = Rounds(
+            target=target,
+            drafter=proposer,
+            tokens=tokens,
+            chain=SamplerChain(sampling, tokens=tokens, constraint=NotTwice() if grammar else None),
+            window=FixedWindow(nodes),
+            rule=REJECTION,
+            seed=0,
+            coins=oracle,
+            is_stop=is_eog,
+            pass_rows=65,
+        )
+        while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
+            sizes.add(len(drive(loop.round()).draft))
+        return tuple(tokens[len(prompt) :])
+
+    assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
+    assert max(sizes) > 1
+
+
+def request(rule: VerifyRule = "match", leaves: int = 8, p_min: float = 0.0) -> Request:
+    return Request(
+        seed=0, rule=rule_of(rule), coins=RandomCoins(0), is_eog=is_eog, leaves=leaves, p_min=p_min
+    )
+
+
+def test_measured_accuracies_are_what_a_greedy_tree_is_made_of() -> None:
+    setup = Setup()
+    greedy = dataclasses.replace(FULL, temperature=0.0)
+    heads = dataclasses.replace(
+        knowing(setup.table),
+        measured=lambda depth, top: [0.9, 0.05, 0.01] if top >= 0.5 else [0.3, 0.2, 0.1],
+    )
+    sure = dataclasses.replace(  # every head certain of its best token
+        heads,
+        heads=tuple(
+            Head((), None, h.output * np.float32(50.0)) for h in heads.heads if h.output is not None
+        ),
+    )
+    unsure = dataclasses.replace(
+        heads,
+        heads=tuple(
+            Head((), None, h.output * np.float32(0.02)) for h in heads.heads if h.output is not None
+        ),
+    )
+    tokens = [1, 2, 3]
+    found = []
+    for which in (sure, unsure):
+        proposer = MedusaDrafter(which, state_of, ranks=3)
+        proposer.start(request())
+        draft = drive(proposer.draft(tokens, SamplerChain(greedy, tokens=tokens), Room(3)))
+        found.append((draft.parents, draft.confidence))
+    assert found[0] == ((-1, 0, 1), (0.9, 0.9, 0.9))
+    assert found[1] == ((-1, -1, -1), (0.3, 0.2, 0.1))
+
+
+def test_without_a_hidden_state_or_room_nothing_is_drafted() -> None:
+    setup = Setup()
+    chain = SamplerChain(FULL, tokens=[1, 2, 3])
+    blind = MedusaDrafter(knowing(setup.table), lambda tokens: None)
+    blind.start(request())
+    assert len(drive(blind.draft([1, 2, 3], chain, Room(4)))) == 0
+    seeing = medusa(setup)
+    seeing.start(request())
+    assert len(drive(seeing.draft([1, 2, 3], chain, Room(0)))) == 0
+    assert len(drive(seeing.draft([1, 2, 3], chain, Room(4, begin=lambda source, lag: 0)))) == 0
+    assert len(drive(seeing.draft([1, 2, 3], chain, Room(4)))) == 4
+    seeing.start(request(p_min=1.1))
+    assert len(drive(seeing.draft([1, 2, 3], chain, Room(4)))) == 0
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection"])
+def test_the_window_is_asked_before_each_head_and_shown_no_token_it_may_not_see(
+    rule: VerifyRule,
+) -> None:
+    setup = Setup()
+    proposer = medusa(setup)
+    proposer.start(request(rule))
+    seen: list[tuple[float | None, int | None]] = []
+    depths: list[int] = []
+
+    def include(confidence: float | None, lead: float | None, token: int | None) -> bool:
+        seen.append((lead, token))
+        return len(seen) < 3
+
+    def keep_going(depth: int, confidence: float | None) -> bool:
+        depths.append(depth)
+        return True
+
+    room = Room(30, keep_going, include=include, beside=lambda likely: False)
+    draft = drive(proposer.draft([1, 2, 3], SamplerChain(FULL, tokens=[1, 2, 3]), room))
+    assert len(draft) == 2
+    assert depths == [1, 2]
+    if rule == "match":
+        assert [token for _, token in seen[:2]] == list(draft.tokens)
+        assert all(lead is not None and lead >= 0 for lead, _ in seen)
+    else:
+        assert seen == [(None, None)] * 3
+
+
+# -- the window ---------------------------------------------------------------------------------
+
+
+def window(slope: float) -> Controller:
+    """Where a further row costs ``slope`` plain steps, after plain steps of 10 ms."""
+    pair = Pair()
+    for rows in range(1, 18):
+        pair.costs.target.set(rows, 10.0 * (1 + slope * (rows - 1)))
+    pair.costs.steps("medusa").set(1, 0.1)
+    made = pair.window(draft_max=16)
+    made.drafts_with("medusa", "medusa")
+    for _ in range(20):
+        made.plan(100)
+        made.observe(Outcome("none", 0, 0, 1, (), 0.0, 10.0, 10.0, (1,)))
+    return made
+
+
+def test_side_nodes_join_where_rows_are_cheap_only() -> None:
+    for slope, likely, joins in ((0.05, 0.2, True), (0.5, 0.2, False), (0.5, 0.8, True)):
+        made = window(slope)
+        room = made.plan(100).room
+        assert room is not None
+        assert room.beside(likely) is joins, (slope, likely)
+
+
+def test_side_nodes_end_where_the_balance_does() -> None:
+    room = window(0.3).plan(100).room
+    assert room is not None
+    joined = 0
+    while room.beside(0.99):
+        joined += 1
+    assert 0 < joined <= 16
+
+
+def test_steps_of_heads_are_not_those_of_a_draft_model() -> None:
+    costs = Costs()
+    costs.draft.set(1, 5.0)
+    costs.steps("medusa").set(1, 0.2)
+    assert costs.steps("draft") is costs.steps("mixed") is costs.draft
+    kept = msgspec.convert(msgspec.to_builtins(costs, str_keys=True), Costs, str_keys=True)
+    assert kept.draft.ms(1) == pytest.approx(5.0)
+    assert kept.steps("medusa").ms(1) == pytest.approx(0.2)
+    assert Costs(own={"gone": costs.draft}).own == {}  # a method that is no more
+
+
+def test_heads_into_a_dead_end() -> None:
+    into_dead_ends(lambda setup: Leaves(medusa(setup, 1.0)))

@@ -1,0 +1,240 @@
+"""Suffix decoding: what follows a state, what is drafted, one text per seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toys import FULL, SAMPLERS, Leaves, Setup, is_eog
+
+from specllama.history import History
+from specllama.settings.params import VerifyRule
+from specllama.speculative.asking import drive
+from specllama.speculative.drafting.backoff import Backoff
+from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.drafting.ngram import NgramDrafter
+from specllama.speculative.drafting.suffix import BREAK, PAST, State, SuffixDrafter
+from specllama.speculative.round import Round, Rounds
+from specllama.speculative.rules import MATCH, RandomCoins
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import Draft, Guess, Room, Verdict
+
+
+def occurrences(text: Sequence[int], part: Sequence[int]) -> list[int]:
+    """End positions of ``part`` in ``text``."""
+    n = len(part)
+    return [i + n for i in range(len(text) - n + 1) if list(text[i : i + n]) == list(part)]
+
+
+def state(text: Sequence[int], part: Sequence[int]) -> State:
+    return State.at(History(text), [end - 1 for end in occurrences(text, part)])
+
+
+def test_followers_come_by_frequency_then_newest_first() -> None:
+    at = state([1, 5, 1, 6, 1, 6, 1, 7, 1, BREAK, 1], [1])
+    shares = [(token, share) for token, _, share in at.followers()]
+    assert [token for token, _ in shares] == [6, 7, 5]  # and no break
+    assert shares[0][1] == 0.5
+    assert sum(share for _, share in shares) == pytest.approx(1.0)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 8))
+def test_a_path_goes_the_way_of_the_first_followers(text: list[int], most: int) -> None:
+    text = [BREAK if token == 3 else token for token in text]
+    at = state(text, [text[0]])
+    path = at.path(most, lambda token: False)
+    for token in path:
+        first, at, _ = at.followers()[0]
+        assert first == token
+    assert len(path) == most or not at.followers()
+    ended = state(text, [text[0]]).path(most, lambda token: token == 2)
+    assert ended == (path[: path.index(2) + 1] if 2 in path else path)
+
+
+def test_what_follows_many_places_is_counted_at_the_newest() -> None:
+    text = [*[1, 2] * 300, *[1, 3] * 20, 1]
+    assert [token for token, _, _ in state(text, [1]).followers()] == [3, 2]
+
+
+# -- what is drafted ----------------------------------------------------------------------------
+
+
+def started(proposer: SuffixDrafter, leaves: int = 1) -> SuffixDrafter:
+    proposer.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=is_eog, leaves=leaves))
+    return proposer
+
+
+def drafted(proposer: SuffixDrafter, tokens: Sequence[int], n: int = 8) -> Draft:
+    return drive(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(n)))
+
+
+def test_the_longest_match_is_copied() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 2, 9, 1, 2, 3, 4, 5]
+    assert drafted(started(SuffixDrafter()), text).tokens[:3] == (6, 7, 8)
+
+
+def test_the_most_frequent_continuation_wins_over_the_newest() -> None:
+    text = [*[3, 4, 5, 9] * 5, 3, 4, 5, 8, 3, 4, 5]
+    suffix = drafted(started(SuffixDrafter()), text)
+    assert suffix.tokens[0] == 9
+    ngram = NgramDrafter()
+    ngram.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=is_eog))
+    assert drive(ngram.draft(text, SamplerChain(FULL, tokens=text), Room(1))).tokens[0] == 8
+
+
+def test_trees_hold_the_alternatives_where_the_target_takes_trees() -> None:
+    text = [*[3, 4, 5, 6, 9, 1, 2] * 3, *[3, 4, 5, 6, 8, 7] * 2, 30, 3, 4, 5, 6]
+    assert drafted(started(SuffixDrafter(), 1), text).is_chain
+    tree = drafted(started(SuffixDrafter(), 4), text, 12)
+    assert {t for t, p in zip(tree.tokens, tree.parents, strict=True) if p == -1} == {9, 8}
+    assert tree.tokens[0] == 9  # the more frequent branch first
+    assert all(q is None for q in tree.q)
+
+
+def test_nothing_is_drafted_without_a_match_and_nothing_behind_a_stop() -> None:
+    assert not len(drafted(started(SuffixDrafter()), [1, 2, 3, 4]))
+    assert not len(drafted(started(SuffixDrafter()), [5]))
+    assert not len(drafted(started(SuffixDrafter()), [1, 2, 1, 2], n=0))
+    text = [1, 2, 3, 0, 4, 5, 1, 2, 3]
+    assert drafted(started(SuffixDrafter()), text).tokens == (0,)
+
+
+def test_the_window_may_trim_a_copy() -> None:
+    text = [*range(1, 30), *range(1, 15)]
+    for limit in (0, 2, 99):
+        asked: list[Guess] = []
+
+        def pick(
+            guesses: Sequence[Guess], limit: int = limit, asked: list[Guess] = asked
+        ) -> tuple[int, int]:
+            asked.extend(guesses)
+            return 0, min(limit, len(guesses[0].tokens))
+
+        proposer = started(SuffixDrafter(), 4)
+        draft = drive(proposer.draft(text, SamplerChain(FULL, tokens=text), Room(6, pick=pick)))
+        habits = Backoff()
+        habits.follow(History(text))
+        copied = tuple(range(15, 21))
+        assert asked == [Guess("suffix", copied, 14, habits.likely(copied))]
+        assert draft.tokens == tuple(range(15, 15 + min(limit, 6)))
+
+
+@pytest.mark.parametrize("worth", [0.0, 0.1, 1.1])
+def test_branches_beside_a_copy_are_asked_for(worth: float) -> None:
+    text = [1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 1, 2, 3, 4, 8, 1, 2, 3]
+    room = Room(8, pick=lambda guesses: (0, 2), beside=lambda likely: likely >= worth)
+    draft = drive(started(SuffixDrafter(), 4).draft(text, SamplerChain(FULL, tokens=text), room))
+    assert draft.tokens[:2] == (4, 8)  # most often 4 followed, and 8 the last time
+    assert draft.parents[:2] == (-1, 0)
+    beside = {(parent, token) for parent, token in zip(draft.parents, draft.tokens, strict=True)}
+    assert ((-1, 6) in beside) is (worth < 0.3)
+    assert draft.is_chain is (worth > 1.0)
+    copy = started(SuffixDrafter(), 4)
+    guess = copy.guesses(text, 8)[0]
+    assert copy.send(guess, 2, room) == draft
+    alone = copy.send(guess, 2, Room(8))
+    assert alone.tokens == (4, 8)
+    assert alone.is_chain
+
+
+def test_reliability_is_learnt_from_tested_guesses() -> None:
+    proposer = started(SuffixDrafter())
+    text = [*range(1, 30), *range(1, 5)]
+    before = drafted(proposer, text).confidence[0]
+    for _ in range(30):
+        draft = drafted(proposer, text)
+        proposer.commit(text, draft, Verdict((), 99, "recovered"))
+    assert before is not None
+    assert not len(draft) or (draft.confidence[0] or 0.0) < before / 2
+
+
+def test_edited_texts_are_followed_and_ended_ones_remembered() -> None:
+    ended: list[list[int]] = []
+    proposer = started(SuffixDrafter(remember=lambda text: ended.append(list(text))))
+    first = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    drafted(proposer, first)
+    edited = [1, 2, 3, 11, 12, 13, 4, 5, 6, 7]
+    assert drafted(proposer, edited).tokens == (8, 9)  # from before the edit
+    assert ended == [first]
+    drafted(proposer, [*edited, 8])
+    assert ended == [first]  # the same text, continued
+    proposer.close()
+    assert ended == [first, [*edited, 8]]
+
+
+def test_past_texts_are_copied_from() -> None:
+    past = [[20, 21, 22, 23, 24, 25, 26]]
+    assert drafted(started(SuffixDrafter(past=past)), [1, 20, 21, 22]).tokens[:2] == (23, 24)
+    assert BREAK not in drafted(started(SuffixDrafter(past=past)), [1, 25, 26]).tokens
+
+
+def test_an_earlier_text_is_asked_only_where_it_matches_longer() -> None:
+    proposer = started(SuffixDrafter(past=[[18, 11, 12, 13, 19]]))
+    here = [11, 12, 13, 17, 15, 16]
+    as_long = proposer.guesses([*here, 11, 12, 13], 1)
+    assert [(g.source, g.tokens, g.match_length) for g in as_long] == [("suffix", (17,), 3)]
+    longer = proposer.guesses([*here, 18, 11, 12, 13], 1)
+    assert [(g.source, g.tokens, g.match_length) for g in longer] == [
+        (PAST, (19,), 4),
+        ("suffix", (17,), 3),
+    ]
+
+
+def test_what_an_edit_replaced_can_still_be_copied() -> None:
+    proposer = started(SuffixDrafter())
+    drafted(proposer, [1, 2, 3, 31, 32, 33, 34, 35])
+    guesses = proposer.guesses([1, 2, 3, 40, 31, 32], 2)
+    assert [(g.source, g.tokens) for g in guesses] == [(PAST, (33, 34))]
+
+
+def test_what_was_seen_can_be_forgotten() -> None:
+    proposer = started(SuffixDrafter(past=[[20, 21, 22, 23, 24]]))
+    drafted(proposer, [1, 2, 3, 4, 5, 6])
+    proposer.forget()
+    assert not len(drafted(proposer, [9, 2, 3, 4]))
+    assert drafted(proposer, [9, 20, 21]).tokens[0] == 22  # kept texts stay
+
+
+def test_what_is_kept_of_earlier_texts_is_bounded() -> None:
+    proposer = started(SuffixDrafter(most=200))
+    rng = random.Random(2)
+    for _ in range(60):
+        drafted(proposer, [rng.randrange(1, 9) for _ in range(50)])
+    assert len(proposer._past.within) <= 200
+
+
+# -- one seed, one text -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+@pytest.mark.parametrize("leaves", [1, 6])
+def test_same_seed_same_text(sampler: str, temperature: float, leaves: int) -> None:
+    sampling = dataclasses.replace(SAMPLERS[sampler], temperature=temperature)
+    for seed, draft_max in ((1, 1), (2, 4), (3, 16)):
+        setup = Setup(sampling=sampling, seed=seed, draft_max=draft_max, eog_bias=-9.0, length=60)
+        assert setup.run(Leaves(SuffixDrafter(), leaves)) == setup.run()
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_sampled_rules_run(rule: VerifyRule) -> None:
+    setup = Setup(rule=rule, draft_max=6, eog_bias=-9.0, length=60)
+    setup.run(Leaves(SuffixDrafter(), 1 if setup.judge.chains_only else 4))
+
+
+def test_drafts_are_really_accepted() -> None:
+    accepted = 0
+
+    def count(loop: Rounds, done: Round) -> None:
+        nonlocal accepted
+        accepted += len(done.verdict.path)
+
+    setup = Setup(
+        sampling=dataclasses.replace(FULL, temperature=0.0), eog_bias=-20.0, length=150, draft_max=8
+    )
+    setup.run(SuffixDrafter(), count)
+    assert accepted > 50  # a greedy text runs in circles

@@ -1,0 +1,189 @@
+"""Every proposer asks the window on its way, and takes the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from toys import FULL, LETTERS, OURS, Setup, V, Words, is_eog, started
+
+from specllama.backend.fake import FakeContext, FakeTable
+from specllama.settings.params import VerifyRule
+from specllama.speculative.asking import drive
+from specllama.speculative.drafting.draft_model import ChainDrafter, ShortReading
+from specllama.speculative.drafting.draft_tree import TreeDrafter
+from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.lookahead import LookaheadDrafter
+from specllama.speculative.drafting.merged import MergedDrafter
+from specllama.speculative.drafting.ngram import NgramDrafter
+from specllama.speculative.drafting.translate import RetokenizingDrafter, TokenMap
+from specllama.speculative.rules import MATCH, RandomCoins, rule_of
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import Draft, Room
+
+TEXT = [1, 2, 3, 4, 5, 1, 2, 3]
+
+
+class Asked:
+    """A window's side of a room: counts the questions, answers as told."""
+
+    def __init__(
+        self, n: int = 8, *, read: bool = True, take: int = 99, beside: bool = True
+    ) -> None:
+        self.begun: list[tuple[str, int]] = []
+        self.tokens: list[int | None] = []
+        self.steps = self.side = 0
+        self._read, self._take, self._beside = read, take, beside
+        self.room = Room(
+            n,
+            keep_going=self._keep_going,
+            begin=self._begin,
+            include=self._include,
+            beside=self._worth,
+        )
+
+    def _begin(self, source: str, lag: int) -> int:
+        self.begun.append((source, lag))
+        return lag if self._read else 0
+
+    def _keep_going(self, depth: int, confidence: float | None) -> bool:
+        self.steps += 1
+        return True
+
+    def _include(self, confidence: float | None, lead: float | None, token: int | None) -> bool:
+        self.tokens.append(token)
+        return len(self.tokens) <= self._take
+
+    def _worth(self, likely: float) -> bool:
+        assert 0.0 <= likely <= 1.0
+        self.side += 1
+        return self._beside
+
+
+def tree() -> TreeDrafter:
+    table = FakeTable(V, seed=6, sharpness=1.5, of=Setup().table, agreement=0.6)
+    return TreeDrafter(FakeContext(table, n_ctx=256), n_vocab=V)
+
+
+def propose(proposer: Drafter, asked: Asked, rule: VerifyRule = "match") -> Draft:
+    proposer.start(
+        Request(
+            seed=3, rule=rule_of(rule), coins=RandomCoins(1), is_eog=is_eog, leaves=8, pass_rows=65
+        )
+    )
+    return drive(proposer.draft(TEXT, SamplerChain(FULL, seed=3, tokens=TEXT), asked.room))
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection"])
+def test_a_tree_asks_for_every_row(rule: VerifyRule) -> None:
+    free = propose(tree(), asked := Asked(), rule)
+    assert len(free) == 8
+    assert asked.begun == [("tree", len(TEXT))]
+    assert asked.steps >= 1
+    assert asked.side >= 1
+    # under rejection the question comes before the token is drawn
+    assert all((token is None) is (rule == "rejection") for token in asked.tokens)
+
+    assert not len(propose(tree(), asked := Asked(read=False), rule))
+    assert not asked.tokens
+
+    refused = propose(tree(), Asked(take=0, beside=False), rule)
+    assert not len(refused)
+
+    narrow = propose(tree(), Asked(beside=False), rule)
+    assert len(narrow)
+    assert narrow.is_chain
+
+
+def test_the_trunk_ends_where_the_window_says() -> None:
+    draft = propose(tree(), Asked(take=2, beside=False))
+    assert len(draft) == 2
+    assert draft.is_chain
+
+
+def test_a_branch_is_kept_out_where_the_window_wants_the_copy_alone() -> None:
+    proposer = MergedDrafter(NgramDrafter(n_min=3), tree())
+    draft = propose(proposer, Asked(n=2, read=False))
+    assert draft.tokens == (4, 5)
+    assert set(draft.sources) == {"ngram"}
+
+
+@pytest.mark.parametrize("most", [5, 9, 20, 40])
+def test_lookahead_keeps_to_the_rows_it_is_given(most: int) -> None:
+    proposer = started(LookaheadDrafter())
+    chain = SamplerChain(FULL, tokens=TEXT)
+    draft = drive(proposer.draft(TEXT, chain, Room(8, rows=lambda rows: min(rows, most))))
+    assert len(draft) + 1 <= most
+
+
+def test_of_a_backlog_in_other_tokens_the_newest_are_read_too() -> None:
+    words = Words([*LETTERS, "ab", "cd", " "])
+    context = FakeContext(FakeTable(words.n_tokens, seed=4), n_ctx=256)
+    proposer = RetokenizingDrafter(context, OURS, words, TokenMap(OURS, words))
+    proposer.start(Request(seed=1, rule=MATCH, coins=RandomCoins(1), is_eog=is_eog))
+    chain = SamplerChain(FULL, tokens=TEXT)
+    lags: list[int] = []
+
+    def begin(source: str, lag: int) -> int:
+        lags.append(lag)
+        return 3
+
+    drafts = [drive(proposer.draft(TEXT, chain, Room(4, begin=begin))) for _ in range(2)]
+    assert lags == [5, 1]  # all but the last token stay read
+    assert drafts[0] == drafts[1]
+    assert context.tokens[:3] == proposer._ids[-3:]
+
+
+# -- short backlogs -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("together", "single", "better"), [(2.4, 1.0, True), (1.1, 1.0, False)])
+def test_a_short_backlog_is_read_the_cheaper_way(
+    together: float, single: float, better: bool
+) -> None:
+    short = ShortReading()
+    chosen = []
+    for _ in range(200):
+        singly = short.singly(2)
+        chosen.append(singly)
+        short.took(2, singly, 2 * single if singly else together)
+    assert set(chosen[:4]) == {True, False}
+    # the other way is tried once in a while: costs change
+    assert 2 <= sum(c is not better for c in chosen[6:]) <= 4
+    assert not short.singly(1)
+    assert not short.singly(4)
+
+
+@pytest.mark.parametrize("lost", [{3, 5}, {0, 2, 4}, {1, 3, 5}, set(range(8))])
+def test_short_readings_that_were_aborted_are_no_measurements(lost: set[int]) -> None:
+    short = ShortReading()
+    chosen = []
+    for i in range(100):
+        singly = short.singly(3)
+        if i not in lost:
+            chosen.append(singly)
+            short.took(3, singly, 1.0 if singly else 2.4)
+    assert chosen[:6].count(True) == 3, "each way is tried three times"
+    assert all(chosen[6:40])
+
+
+def test_reading_token_by_token_gives_the_same_draft() -> None:
+    class Counted(FakeContext):
+        sizes: list[int]
+
+        def forward(self, tokens: Sequence[int], **kwargs: object) -> object:  # type: ignore[override]
+            self.sizes.append(len(tokens))
+            return super().forward(tokens, **kwargs)  # type: ignore[arg-type]
+
+    def run(clock: Callable[[], float]) -> tuple[list[int], list[int]]:
+        setup = Setup(draft_max=2, length=60)
+        context = Counted(
+            FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=0.95), n_ctx=256
+        )
+        context.sizes = []
+        proposer = ChainDrafter(context, n_vocab=V, clock=clock)
+        return setup.run(proposer), context.sizes
+
+    text, sizes = run(iter(range(100_000)).__next__)  # every reading takes one second
+    assert text == Setup(length=60).run()
+    assert 2 in sizes

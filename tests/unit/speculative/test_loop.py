@@ -1,0 +1,498 @@
+"""The round loop over the fake backend: caches, groups, and one text per seed whatever drafts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import Oracle, Tokens, bias
+from toys import (
+    FULL,
+    LENGTH,
+    PROMPT,
+    SAMPLERS,
+    ChainToy,
+    NotTwice,
+    Setup,
+    V,
+    into_dead_ends,
+    is_eog,
+)
+
+from specllama.arrays import Rows
+from specllama.backend.base import Outputs
+from specllama.backend.fake import FakeContext, FakeTable
+from specllama.errors import ContextFull, EngineError
+from specllama.settings.params import SamplingParams, VerifyRule
+from specllama.speculative.asking import Asking, drive
+from specllama.speculative.drafting.draft_model import ChainDrafter
+from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.mixed import MixedDrafter
+from specllama.speculative.drafting.ngram import NgramDrafter
+from specllama.speculative.round import Round, Rounds
+from specllama.speculative.rules import MATCH, RandomCoins, rule_of
+from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.types import Draft, Room
+from specllama.speculative.window import FixedWindow, Outcome, Plan
+
+# -- proposers made to hurt ----------------------------------------------------------------------
+
+
+class Stub(Drafter):
+    """A drafter with nothing to keep."""
+
+    name = "stub"
+
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+        yield from ()
+        return self.guess(tokens, chain, room)
+
+    def guess(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+        return Draft()
+
+
+class RandomTree(Stub):
+    """Trees of any shape, of any tokens, some of them right, some of them scouts."""
+
+    def __init__(self, truth: Sequence[int] = ()) -> None:
+        self._rng = np.random.default_rng(0)
+        self._truth = list(truth)
+
+    def guess(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+        rng = self._rng
+        n = int(rng.integers(0, room.n + 1))
+        parents = tuple(int(rng.integers(-1, i)) if i else -1 for i in range(n))
+        drafted: list[int] = []
+        depth: list[int] = []
+        for parent in parents:
+            depth.append(0 if parent < 0 else depth[parent] + 1)
+            at = len(tokens) + depth[-1]
+            right = at < len(self._truth) and rng.random() < 0.6
+            drafted.append(self._truth[at] if right else int(rng.integers(0, V)))
+        return Draft(
+            tokens=tuple(drafted),
+            parents=parents,
+            q=(None,) * n,
+            confidence=(None,) * n,
+            sources=(self.name,) * n,
+            scout=tuple(bool(rng.random() < 0.1) for _ in range(n)),
+        )
+
+
+class Cheat(Stub):
+    """Knows the text; ``shift`` 0 is always right, any other always wrong."""
+
+    def __init__(self, truth: Sequence[int], shift: int = 0, sometimes: bool = False) -> None:
+        self._truth = list(truth)
+        self._shift = shift
+        self._sometimes = sometimes
+
+    def guess(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+        rest = self._truth[len(tokens) : len(tokens) + room.n]
+        if self._sometimes and len(rest) > 1:
+            rest[len(tokens) % len(rest)] += 1
+        return Draft.chain([(t + self._shift) % V for t in rest], self.name)
+
+
+class Ender(Stub):
+    """Drafts the end of the turn, at every depth, and tokens behind it."""
+
+    def __init__(self, truth: Sequence[int]) -> None:
+        self._truth = list(truth)
+
+    def guess(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+        rest = self._truth[len(tokens) : len(tokens) + room.n]
+        at = len(tokens) % 3
+        rest = [*rest[:at], 0, *rest[at:]]
+        return Draft.chain(rest[: room.n], self.name)
+
+
+# -- running a loop -----------------------------------------------------------------------------
+
+
+def draft_model(setup: Setup, agreement: float, **options: int) -> ChainDrafter:
+    table = FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=agreement)
+    return ChainDrafter(FakeContext(table, n_ctx=256), n_vocab=V, **options)
+
+
+PROPOSERS: dict[str, Callable[[Setup, list[int]], Drafter]] = {
+    "draft 0": lambda s, truth: draft_model(s, 0.0),
+    "draft half": lambda s, truth: draft_model(s, 0.5),
+    "draft same": lambda s, truth: draft_model(s, 1.0),
+    "ngram": lambda s, truth: NgramDrafter(n_min=1),
+    "mixed": lambda s, truth: MixedDrafter([NgramDrafter(n_min=2), draft_model(s, 0.7)]),
+    "random tree": lambda s, truth: RandomTree(truth),
+    "always right": lambda s, truth: Cheat(truth),
+    "always wrong": lambda s, truth: Cheat(truth, shift=1),
+    "sometimes wrong": lambda s, truth: Cheat(truth, sometimes=True),
+    "ends early": lambda s, truth: Ender(truth),
+}
+
+
+@pytest.mark.parametrize("name", PROPOSERS)
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.5])
+def test_same_seed_same_text_whoever_drafts(name: str, temperature: float) -> None:
+    for seed, draft_max in ((1, 0), (1, 1), (2, 2), (3, 4), (5, 16)):
+        setup = Setup(
+            sampling=dataclasses.replace(FULL, temperature=temperature),
+            seed=seed,
+            draft_max=draft_max,
+        )
+        plain = setup.run()
+        assert setup.run(PROPOSERS[name](setup, plain)) == plain
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("grammar", [False, True])
+@pytest.mark.parametrize("exact_rows", [0, 3])
+def test_every_sampler_gives_one_text(sampler: str, grammar: bool, exact_rows: int) -> None:
+    for seed, name in enumerate(PROPOSERS):
+        setup = Setup(
+            sampling=SAMPLERS[sampler], seed=seed, grammar=grammar, exact_rows=exact_rows, length=20
+        )
+        plain = dataclasses.replace(setup, exact_rows=0).run()
+        assert setup.run(PROPOSERS[name](setup, plain)) == plain, name
+
+
+@pytest.mark.parametrize("name", PROPOSERS)
+@pytest.mark.parametrize("exact_rows", [1, 2, 3, 7])
+def test_narrow_passes_change_nothing(name: str, exact_rows: int) -> None:
+    """Stop tokens at every depth included: passes stay narrow, the text the same."""
+    for seed in range(4):
+        wide = Setup(seed=seed, draft_max=9, eog_bias=0.0)
+        narrow = dataclasses.replace(wide, exact_rows=exact_rows)
+        plain = wide.run()
+        proposer = PROPOSERS[name](wide, plain)
+        widths: list[int] = []
+
+        def look(loop: Rounds, done: Round, widths: list[int] = widths) -> None:
+            assert isinstance(loop.target, FakeContext)
+            widths.extend(loop.target.passes[1:])
+            loop.target.passes[1:] = []
+
+        assert narrow.run(proposer, look) == plain
+        assert max(widths, default=0) <= exact_rows
+
+
+@settings(max_examples=35, deadline=None)
+@given(
+    name=st.sampled_from(sorted(PROPOSERS)),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    seed=st.integers(0, 2**64 - 1),
+    draft_max=st.integers(0, 16),
+    exact_rows=st.sampled_from([0, 1, 2, 3, 7]),
+    grammar=st.booleans(),
+    eog_bias=st.sampled_from([-4.0, 0.0, 2.0]),
+    sampling=st.builds(
+        SamplingParams,
+        top_k=st.sampled_from([0, 1, 3, 40]),
+        top_p=st.sampled_from([0.3, 0.9, 1.0]),
+        min_p=st.sampled_from([0.0, 0.05, 0.4]),
+        typical_p=st.sampled_from([0.5, 1.0]),
+        repeat_penalty=st.sampled_from([1.0, 1.2]),
+        presence_penalty=st.sampled_from([0.0, 0.5]),
+        repeat_last_n=st.sampled_from([-1, 0, 4]),
+        dry_multiplier=st.sampled_from([0.0, 1.0]),
+        dry_allowed_length=st.sampled_from([1, 2]),
+        xtc_probability=st.sampled_from([0.0, 0.6]),
+        logit_bias=st.sampled_from([{}, {3: 1.5, 200: 9.0, 7: -math.inf}]),
+    ),
+)
+def test_any_combination_gives_one_text(
+    name: str,
+    temperature: float,
+    seed: int,
+    draft_max: int,
+    exact_rows: int,
+    grammar: bool,
+    eog_bias: float,
+    sampling: SamplingParams,
+) -> None:
+    setup = Setup(
+        sampling=dataclasses.replace(sampling, temperature=temperature),
+        seed=seed,
+        draft_max=draft_max,
+        exact_rows=exact_rows,
+        grammar=grammar,
+        eog_bias=eog_bias,
+        length=16,
+    )
+    plain = dataclasses.replace(setup, draft_max=0, exact_rows=0).run()
+    assert setup.run(PROPOSERS[name](setup, plain)) == plain
+
+
+def test_the_texts_differ_between_seeds_and_drafts_are_really_accepted() -> None:
+    """Otherwise the tests above would prove nothing."""
+    texts = {tuple(Setup(seed=seed).run()) for seed in range(10)}
+    assert len(texts) == 10
+    accepted: dict[str, int] = {}
+    for name, make in PROPOSERS.items():
+        setup = Setup(seed=3)
+
+        def count(loop: Rounds, done: Round, name: str = name) -> None:
+            accepted[name] = accepted.get(name, 0) + len(done.verdict.path)
+
+        setup.run(make(setup, setup.run()), count)
+    assert accepted["always wrong"] == 0
+    assert accepted["always right"] == accepted["draft same"] >= 0.7 * LENGTH
+    assert accepted["draft 0"] < accepted["draft half"] < accepted["draft same"]
+    assert accepted["random tree"] > 0
+
+
+# -- rejection and block through the whole loop, exactly ------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("grammar", [False, True])
+@pytest.mark.parametrize("case", ["plain", "truncated", "penalties"])
+def test_the_whole_loop_is_exact(rule: VerifyRule, grammar: bool, case: str) -> None:
+    """Draft model, loop and sampler chain together, over all outcomes of their coins."""
+    sampling = {
+        "plain": FULL,
+        "truncated": dataclasses.replace(FULL, top_k=2, temperature=0.8),
+        "penalties": dataclasses.replace(FULL, repeat_penalty=1.5, presence_penalty=0.5),
+    }[case]
+    prompt, length = [1, 2], 3
+    setup = Setup(sampling=sampling, rule=rule, grammar=grammar)
+    table = FakeTable(3, seed=2, sharpness=1.0)
+    other = FakeTable(3, seed=3, sharpness=1.0, of=table, agreement=0.4)
+
+    def program(oracle: Oracle) -> Tokens:
+        tokens = list(prompt)
+        target = FakeContext(table, n_ctx=16)
+        target.forward(tokens[:-1], outputs="none")
+        proposer = ChainDrafter(FakeContext(other, n_ctx=16), n_vocab=3)
+        proposer.start(Request(seed=0, rule=rule_of(rule), coins=oracle, is_eog=is_eog))
+        loop = Rounds(
+            target=target,
+            drafter=proposer,
+            tokens=tokens,
+            chain=SamplerChain(sampling, tokens=tokens, constraint=NotTwice() if grammar else None),
+            window=FixedWindow(2),
+            rule=rule_of(rule),
+            seed=0,
+            coins=oracle,
+            is_stop=is_eog,
+            pass_rows=16,
+        )
+        while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
+            drive(loop.round())
+        return tuple(tokens[len(prompt) :])
+
+    assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
+
+
+# -- the loop's own rules -------------------------------------------------------------------------
+
+
+def a_loop(
+    proposer: Drafter,
+    *,
+    n_ctx: int = 64,
+    max_rows: int = 65,
+    draft_max: int = 8,
+    tokens: list[int] | None = None,
+) -> Rounds:
+    tokens = tokens if tokens is not None else list(PROMPT)
+    table = FakeTable(V, seed=5, sharpness=1.5, eog_bias=-9.0)
+    target = FakeContext(table, n_ctx=n_ctx, max_rows=max_rows)
+    if len(tokens) > 1:
+        target.forward(tokens[:-1], outputs="none")
+    proposer.start(Request(seed=1, rule=MATCH, coins=RandomCoins(1), is_eog=is_eog))
+    return Rounds(
+        target=target,
+        drafter=proposer,
+        tokens=tokens,
+        chain=SamplerChain(FULL, seed=1, tokens=tokens),
+        window=FixedWindow(draft_max),
+        rule=MATCH,
+        seed=1,
+        coins=RandomCoins(1),
+        is_stop=is_eog,
+        pass_rows=target.max_rows,
+    )
+
+
+def truth(n: int) -> list[int]:
+    loop = a_loop(Drafter(), n_ctx=512)
+    while len(loop.tokens) < len(PROMPT) + n:
+        drive(loop.round())
+    return loop.tokens
+
+
+def test_a_draft_never_overshoots_what_is_wanted() -> None:
+    for wanted in (1, 2, 3, 5, 9, 20):
+        loop = a_loop(Cheat(truth(40)))
+        done = drive(loop.round(wanted))
+        assert len(done.tokens) == min(wanted, 9)
+        assert done.plan.draft_max == min(wanted - 1, 8)
+    assert drive(a_loop(Cheat(truth(40))).round(1)).plan.reason == "last token"
+
+
+def test_a_draft_never_overshoots_the_context_or_the_rows() -> None:
+    known = truth(60)
+    loop = a_loop(Cheat(known), n_ctx=20)
+    while loop.target.n_past < 20:
+        drive(loop.round())
+        assert loop.target.n_past == len(loop.tokens) - 1
+    assert loop.tokens == known[:21]
+    with pytest.raises(ContextFull):
+        drive(loop.round())
+    assert loop.target.tokens == known[:20]
+    narrow = a_loop(Cheat(known), max_rows=3)
+    assert len(drive(narrow.round()).tokens) == 3
+
+
+def test_a_prompt_of_one_token_works() -> None:
+    loop = a_loop(NgramDrafter(n_min=1), tokens=[4])
+    for _ in range(8):
+        drive(loop.round())
+        assert loop.target.tokens == loop.tokens[:-1]
+
+
+def test_the_first_token_is_drawn_from_the_row_of_the_prompts_own_pass() -> None:
+    loop, plain = a_loop(Cheat(truth(9))), a_loop(Cheat(truth(9)))
+    row = loop.target.forward(PROMPT[-1:], outputs="last")[0]
+    passes = len(loop.target.passes)
+    done = drive(loop.round(first=row))
+    assert (len(done.draft), done.plan.draft_max, done.verdict.kind) == (0, 0, "plain")
+    assert done.plan.reason == "first token"
+    assert len(loop.target.passes) == passes, "nothing was evaluated"
+    assert loop.target.tokens == loop.tokens[:-1]
+    assert done.tokens == drive(plain.round()).tokens[:1]
+
+
+def test_a_first_round_without_a_pass_tells_the_window_nothing() -> None:
+    loop = a_loop(Cheat(truth(9)))
+    seen: list[object] = []
+    loop.window.observe = seen.append  # type: ignore[method-assign]
+    drive(loop.round(first=loop.target.forward(PROMPT[-1:], outputs="last")[0]))
+    assert seen == []
+    drive(loop.round())
+    assert len(seen) == 1
+
+
+def test_cut_back_forgets_in_both_places() -> None:
+    loop = a_loop(Cheat(truth(30)))
+    drive(loop.round())
+    for n in (len(PROMPT) + 5, len(PROMPT) + 1, len(PROMPT)):
+        drive(loop.cut_back(n))
+        assert len(loop.tokens) == n
+        assert loop.target.tokens == loop.tokens[:-1]
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_failure_inside_a_round_leaves_the_caches_as_they_were(tree: bool, at: int) -> None:
+    """The target refuses the n-th pass, or hands out a row of NaN: nothing is committed."""
+
+    class Failing(FakeContext):
+        countdown = -1
+        poison = False
+
+        def forward(
+            self,
+            tokens: Sequence[int],
+            *,
+            outputs: Outputs,
+            parents: Sequence[int] | None = None,
+        ) -> Rows:
+            self.countdown -= 1
+            rows = super().forward(tokens, outputs=outputs, parents=parents)
+            if self.countdown == 0:
+                if self.poison:
+                    rows[...] = np.nan
+                else:
+                    raise EngineError("injected")
+            return rows
+
+    for poison in (False, True):
+        known = truth(30)
+        proposer: Drafter = RandomTree(known) if tree else Cheat(known)
+        loop = a_loop(proposer, draft_max=6)
+        target = Failing(FakeTable(V, seed=5, sharpness=1.5, eog_bias=-9.0))
+        target.forward(PROMPT[:-1], outputs="none")
+        loop.target = target
+        target.poison = poison
+        target.countdown = at
+        before = list(loop.tokens)
+        try:
+            for _ in range(3):
+                drive(loop.round())
+                before = list(loop.tokens)
+        except EngineError:
+            assert loop.tokens == before
+            assert target.tokens == before[:-1]
+        else:
+            pytest.fail("the failure was not reached")
+
+
+def test_a_cache_that_was_lost_ends_the_round_with_its_own_error() -> None:
+    """A recurrent model whose replay fails holds nothing: there is nothing to roll back to."""
+
+    class Losing(FakeContext):
+        def forward(self, tokens: Sequence[int], **more: object) -> Rows:
+            self.rollback(0)
+            raise EngineError("lost")
+
+    loop = a_loop(Drafter())
+    loop.target = Losing(FakeTable(V, seed=5))
+    with pytest.raises(EngineError, match="lost"):
+        drive(loop.round())
+
+
+def test_windows_learn_from_every_round() -> None:
+    seen: list[Outcome] = []
+
+    class Watching(FixedWindow):
+        def observe(self, outcome: Outcome) -> None:
+            seen.append(outcome)
+
+    loop = a_loop(Cheat(truth(30)))
+    loop.window = Watching(3)
+    first = drive(loop.round())
+    second = drive(loop.round(remaining=1))  # no room for a draft
+    assert [o.source for o in seen] == ["stub", "none"]
+    assert [o.drafted for o in seen] == [3, 0]
+    assert [o.accepted for o in seen] == [len(first.verdict.path), 0]
+    assert [o.emitted for o in seen] == [len(first.tokens), len(second.tokens)]
+    for outcome, done in zip(seen, (first, second), strict=True):
+        assert outcome.round_ms >= outcome.draft_ms + outcome.verify_ms >= 0.0
+        assert done.other_ms >= -1e-6
+
+
+def test_a_window_may_change_its_mind_every_round() -> None:
+    """Results never depend on the window (and so never on timing)."""
+
+    class Erratic(FixedWindow):
+        def __init__(self, seed: int) -> None:
+            super().__init__(8)
+            self._rng = np.random.default_rng(seed)
+
+        def plan(self, room: int) -> Plan:
+            return Plan(min(room, int(self._rng.integers(0, 9))), "dice")
+
+        def keep_going(self, drafted: int, confidence: float | None) -> bool:
+            return bool(self._rng.random() < 0.7)
+
+    setup = Setup(seed=8)
+    plain = setup.run()
+    for seed in range(5):
+        loop = a_loop(draft_model(setup, 0.6), n_ctx=128)
+        reference = a_loop(Drafter(), n_ctx=128)
+        loop.window = Erratic(seed)
+        while len(loop.tokens) < 50:
+            drive(loop.round())
+        while len(reference.tokens) < len(loop.tokens):
+            drive(reference.round())
+        assert loop.tokens == reference.tokens
+    assert len(plain) > len(PROMPT)
+
+
+def test_chains_into_a_dead_end() -> None:
+    into_dead_ends(lambda setup: draft_model(setup, 0.3))
