@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from specllama.events import NO_GUESS, Answer, RoundDone, Verdict
 
@@ -130,18 +130,33 @@ def judge(
         answer = "slower" if speed.high < 1.0 else "unsure"
     if age is not None and age > STALE_S and answer in ("faster", "slower"):
         answer = "unsure"
+    found = counted(passes, answer, speed)
+    return replace(found, lost_ms=speed.lost_ms if speed else expected_ms, plain_age_s=age)
+
+
+class Interval(Protocol):
+    """A ratio of speeds, and what it lies between, as far as that is known."""
+
+    @property
+    def ratio(self) -> float: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+
+
+def counted(passes: Sequence[Pass], answer: Answer, speed: Interval | None) -> Verdict:
+    """A verdict, with what these rounds wrote and guessed."""
     return Verdict(
         answer=answer,
         ratio=None if speed is None else speed.ratio,
         low=None if speed is None else speed.low,
         high=None if speed is None else speed.high,
-        lost_ms=expected_ms if speed is None else speed.lost_ms,
         tokens=sum(one.tokens for one in passes),
         passes=len(passes),
         drafted=sum(one.drafted for one in passes),
         accepted=sum(one.accepted for one in passes),
         judged=sum(one.judged for one in passes),
-        plain_age_s=age,
     )
 
 

@@ -25,6 +25,7 @@ from textual.binding import Binding, BindingType
 from textual.command import Provider
 from textual.screen import Screen
 
+from specllama.bench.experiment import TOGETHER
 from specllama.engine.host import EngineFactory, EngineHost, HostLike, LoadEngine
 from specllama.engine.inline import InlineHost
 from specllama.errors import SpecllamaError, UsageError
@@ -51,7 +52,6 @@ from specllama.tui.messages import (
     EngineReady,
     TurnAction,
 )
-from specllama.tui.race import TOGETHER
 from specllama.tui.reading import code_blocks
 from specllama.tui.record import Record
 from specllama.tui.screens.base import Page

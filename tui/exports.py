@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from specllama.bench import outcome
+from specllama.bench.experiment import PLAIN, Board, Run, question
 from specllama.bench.svg import bars
-from specllama.interface import EngineInfo, Message, Prompt
+from specllama.interface import EngineInfo, Prompt
 from specllama.settings.params import GenerateParams
 from specllama.store.document import (
     Document,
@@ -23,10 +25,9 @@ from specllama.store.document import (
 )
 from specllama.store.rounds import circumstances
 from specllama.store.run_document import provenance, reply_parts, settings
-from specllama.tui import outcome
 from specllama.tui.checklist import Line
 from specllama.tui.coins import Coins
-from specllama.tui.race import PLAIN, Advice, Board, Run
+from specllama.tui.race import Advice
 from specllama.tui.record import Record, fate_of
 from specllama.tui.themes import UNICODE
 from specllama.tui.widgets import walk
@@ -108,8 +109,8 @@ def race(
         parts.append(Say(f"{word.capitalize()}: {sentence}."))
     if advice is not None:
         parts.append(Say(f"Recommended: {advice.words}."))
-    if question := _question(prompt):
-        parts += [Heading("Question"), Quote(question)]
+    if asked := question(prompt):
+        parts += [Heading("Question"), Quote(asked)]
     for tab, title in TABS.items():
         parts += _tab(board, tab, title)
     parts += [*_kinds(board), *_companies(board)]
@@ -117,13 +118,6 @@ def race(
         rows = [(line.title, STATES[line.state], line.words) for line in lines]
         parts += [Heading("Checked"), Table(("what", "holds", "how"), rows)]
     return Document("Does drafting pay?", [*parts, *under.parts()])
-
-
-def _question(prompt: Prompt | None) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    asked = [m.content for m in prompt or () if isinstance(m, Message) and m.role == "user"]
-    return asked[-1] if asked else ""
 
 
 def _tab(board: Board, tab: str, title: str) -> list[Part]:
@@ -164,14 +158,14 @@ def _run(run: Run, speed: float | None, same: str, verdict: str) -> list[str]:
 def _kinds(board: Board) -> list[Part]:
     rows = [
         (
-            kind.name,
-            rate(kind.plain),
-            rate(kind.drafted),
-            duration(kind.p50_ms),
-            duration(kind.p95_ms),
-            outcome.said(kind.verdict),
+            way.run.group,
+            rate(way.plain),
+            rate(way.speed),
+            duration(way.wait_ms(0.5)),
+            duration(way.wait_ms(0.95)),
+            outcome.said(way.verdict),
         )
-        for kind in outcome.kinds(board)
+        for way in outcome.ways(board, "slices")
     ]
     return [Heading("Kinds of text"), Table(KIND_HEADS, rows)] if rows else []
 
@@ -179,14 +173,14 @@ def _kinds(board: Board) -> list[Part]:
 def _companies(board: Board) -> list[Part]:
     rows = [
         (
-            str(one.lanes),
-            rate(one.plain),
-            "" if one.gain is None else f"{one.gain:.2f}×",
-            rate(one.drafted),
-            f"{one.same} of {one.of}",
-            outcome.said(one.verdict),
+            str(way.run.lanes),
+            rate(way.plain),
+            "" if way.gain is None else f"{way.gain:.2f}×",
+            rate(way.speed),
+            f"{way.same} of {way.of}",
+            outcome.said(way.verdict),
         )
-        for one in outcome.companies(board)
+        for way in outcome.ways(board, "lanes")
     ]
     return [Heading("Conversations at once"), Table(COMPANY_HEADS, rows)] if rows else []
 

@@ -6,12 +6,12 @@ import math
 import pytest
 from fakes import Reply, ScriptedEngine
 
+from specllama.bench.speed_model import SpeedModel
 from specllama.events import RoundDone
 from specllama.settings.params import GenerateParams
-from specllama.tui.measure import Meter, SpeedModel
 from specllama.tui.record import Record
 from specllama.tui.widgets.stats_strip import StripState
-from specllama.verdict import STILL
+from specllama.verdict import STILL, Pass
 
 
 # Entries of the table of best speed-ups, by (α, c, β): speed-up and k.
@@ -58,15 +58,17 @@ def rounds(reply: Reply, **params: object) -> list[RoundDone]:
     return [e for e in events if isinstance(e, RoundDone)]
 
 
+def passes(reply: Reply, **params: object) -> list[Pass]:
+    """Of the rounds behind the first, whose row came with the prompt."""
+    return [Pass.of(done) for done in rounds(reply, **params) if done.index]
+
+
 TEXT = " ".join(f"w{i}" for i in range(200))
 
 
-def test_the_meter_measures_what_the_engine_did() -> None:
-    meter = Meter()
-    assert meter.model() is None
-    for done in rounds(Reply(TEXT, accept=(4, 2)), draft_max=4):
-        meter.observe(done)
-    pair = meter.model()
+def test_the_model_says_what_the_engine_did() -> None:
+    assert SpeedModel.of([]) is None
+    pair = SpeedModel.of(passes(Reply(TEXT, accept=(4, 2)), draft_max=4))
     assert pair is not None
     assert pair.c == pytest.approx(3.0 / 4 / 12.25)
     # accept 4 of 4, then 2 of 3 judged: six accepted of seven tested
@@ -75,19 +77,13 @@ def test_the_meter_measures_what_the_engine_did() -> None:
 
 
 def test_without_a_figure_of_the_engine_the_plain_steps_of_a_race_count() -> None:
-    meter = Meter()
-    for done in rounds(Reply(TEXT, accept=(4, 2)), draft_max=4):
-        meter.observe(dataclasses.replace(done, plain_ms=None))
-    assert meter.model() is None
-    meter.plain = [24.5] * 8
-    assert meter.model() is not None
+    unknown = [p._replace(plain_ms=None) for p in passes(Reply(TEXT, accept=(4, 2)), draft_max=4)]
+    assert SpeedModel.of(unknown) is None
+    assert SpeedModel.of(unknown, [24.5] * 8) is not None
 
 
 def test_the_tail_behind_a_rejection_does_not_count_as_judged() -> None:
-    meter = Meter()
-    for done in rounds(Reply(TEXT, accept=(0,)), draft_max=8):
-        meter.observe(done)
-    pair = meter.model()
+    pair = SpeedModel.of(passes(Reply(TEXT, accept=(0,)), draft_max=8))
     assert pair is not None
     assert pair.alpha == 0.0
 
@@ -104,10 +100,8 @@ def test_a_losing_pair_is_seen_to_lose() -> None:
 
 
 def test_a_wider_pass_is_never_measured_cheaper_than_a_plain_one() -> None:
-    meter = Meter()
-    for done in rounds(Reply(TEXT, accept=(4,)), draft_max=4):
-        meter.observe(dataclasses.replace(done, plain_ms=1000.0))  # a busy machine
-    pair = meter.model()
+    each = passes(Reply(TEXT, accept=(4,)), draft_max=4)
+    pair = SpeedModel.of([one._replace(plain_ms=1000.0) for one in each])  # a busy machine
     assert pair is not None
     assert pair.beta == 0.0
 

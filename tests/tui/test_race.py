@@ -9,25 +9,27 @@ import pytest
 from app_driver import Driver, GatedEngine, Recipe
 from fakes import OTHER_MS, VERIFY_MS, Reply, ScriptedEngine
 
+from specllama.bench import outcome
+from specllama.bench.experiment import (
+    DRAFTED,
+    LENGTHS,
+    PLAIN,
+    Board,
+    Run,
+    drafted,
+    plain_and,
+)
 from specllama.errors import EngineError
 from specllama.interface import Message
 from specllama.paths import rounds_dir
 from specllama.settings.params import GenerateParams
-from specllama.tui import outcome
 from specllama.tui.demo import DemoEngine
 from specllama.tui.race import (
-    DRAFTED,
-    LENGTHS,
-    PLAIN,
     Advice,
-    Board,
     RaceEnded,
     Racing,
-    Run,
     advise,
     advise_among,
-    drafted,
-    plain_and,
 )
 from specllama.tui.screens.race import RaceScreen
 from specllama.tui.widgets.bars import Slider, SpeedChart

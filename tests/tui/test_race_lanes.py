@@ -11,24 +11,23 @@ import pytest
 from app_driver import Driver
 from fakes import Reply, ScriptedEngine
 
+from specllama.bench import outcome
+from specllama.bench.experiment import (
+    DRAFTED,
+    PLAIN,
+    TOGETHER_TOKENS,
+    Board,
+    Run,
+    side_by_side,
+)
 from specllama.cancel import Cancel
 from specllama.engine.host import EngineHost, LoadEngine
 from specllama.errors import DoesNotFit, EngineError
 from specllama.events import Event, Finished, RoundDone
 from specllama.interface import EngineInfo, Prompt
 from specllama.settings.params import EngineOptions, GenerateParams
-from specllama.tui import outcome
 from specllama.tui.demo import DemoEngine, demo_info
-from specllama.tui.race import (
-    DRAFTED,
-    PLAIN,
-    TOGETHER_TOKENS,
-    Board,
-    RaceEnded,
-    Racing,
-    Run,
-    side_by_side,
-)
+from specllama.tui.race import RaceEnded, Racing
 from specllama.tui.screens.race import RaceScreen
 
 LONG = " ".join(f"word{i}" for i in range(80))
@@ -134,14 +133,14 @@ def test_gain_cost_and_verdict() -> None:
     for run in board.runs["lanes"]:
         drafted_ms = 3.0 * run.lanes * (run.name == DRAFTED)
         scripted(run, (2,), (10.0 if run.lanes == 1 else 12.5) + drafted_ms)
-    one, two = outcome.companies(board)
-    assert (one.lanes, two.lanes) == (1, 2)
+    one, two = outcome.ways(board, "lanes")
+    assert (one.run.lanes, two.run.lanes) == (1, 2)
     assert one.gain == pytest.approx(1.0, abs=1e-6)
     assert two.gain == pytest.approx(1.6, rel=1e-3)
     for each in (one, two):  # the columns say what the verdicts say
         assert each.plain is not None
         assert each.gain == pytest.approx(each.plain / one.plain)  # type: ignore[operator]
-        assert each.verdict.ratio == pytest.approx(each.drafted / each.plain)  # type: ignore[operator]
+        assert each.verdict.ratio == pytest.approx(each.speed / each.plain)  # type: ignore[operator]
     assert two.plain == pytest.approx(160.0, rel=0.02)
     assert one.verdict.ratio == pytest.approx(3 * 10.0 / (10 + 3 + 3), rel=0.03)
     assert two.verdict.ratio == pytest.approx(3 * 12.5 / (12.5 + 3 + 6), rel=0.03)
@@ -149,7 +148,7 @@ def test_gain_cost_and_verdict() -> None:
     assert (two.same, two.of) == (4 * len(board.runs["lanes"][0].tokens),) * 2
     wrong = board.runs["lanes"][-1]
     wrong.rounds[2] = replace(wrong.rounds[2], emitted=(1,))
-    assert outcome.companies(board)[1].same < two.same
+    assert outcome.ways(board, "lanes")[1].same < two.same
 
 
 def test_rounds_without_company_do_not_count() -> None:
@@ -160,7 +159,7 @@ def test_rounds_without_company_do_not_count() -> None:
     late.began_s = 0.2
     alone = [replace(done, t_s=done.t_s + 1e3) for done in late.rounds[-3:]]
     late.rounds[-3:] = alone
-    _, two = outcome.companies(Board({"lanes": runs}))
+    _, two = outcome.ways(Board({"lanes": runs}), "lanes")
     assert two.gain == pytest.approx(2.0, rel=0.02)
 
 
@@ -175,7 +174,7 @@ def test_a_round_without_a_draft_waits_for_the_drafts_of_the_others() -> None:
                 replace(done, drafted=(), parents=(), accepted=0, emitted=done.emitted[:1])
                 for done in run.rounds
             ]
-    _, two = outcome.companies(Board({"lanes": runs}))
+    _, two = outcome.ways(Board({"lanes": runs}), "lanes")
     assert two.verdict.ratio is not None
     assert two.verdict.ratio < 3 * 10.0 / 15.0
 
@@ -216,7 +215,7 @@ async def test_the_pair_is_loaded_again_with_room_for_them(
         await d.until(lambda: "Enter loads the pair again" in d.shown and "0.4 s" in d.shown)
         await d.pilot.press("enter")
         await d.until(lambda: screen.board.runs.get("lanes") and screen.raced())
-        await d.until(lambda: len(outcome.companies(screen.board)) == 3)
+        await d.until(lambda: len(outcome.ways(screen.board, "lanes")) == 3)
         assert loads == [0, 1]
         assert "4 at once write" in d.shown
         assert screen.board.ways("race")  # it is the same pair
@@ -265,11 +264,11 @@ async def test_the_bundled_pair_at_once(start: Any) -> None:
         assert isinstance(d.app.keeper.host, EngineHost)
         screen = await opened(d)
         await d.pilot.press("enter")
-        await d.until(lambda: len(outcome.companies(screen.board)) == 3 and screen.raced())
+        await d.until(lambda: len(outcome.ways(screen.board, "lanes")) == 3 and screen.raced())
         recipe = d.app.keeper.host.factory
         assert isinstance(recipe, LoadEngine)
         assert recipe.options.parallel == 4
-        for one in outcome.companies(screen.board):
+        for one in outcome.ways(screen.board, "lanes"):
             assert (one.same, one.of) == (one.of, one.of)
             assert one.plain is not None
             assert one.of >= 4 * TOGETHER_TOKENS

@@ -9,11 +9,11 @@ import pytest
 from app_driver import Recipe
 from fakes import DRAFT_MS, OTHER_MS, VERIFY_MS, Reply, ScriptedEngine, engine_info, model_info
 
+from specllama.bench import outcome
 from specllama.interface import EngineInfo, Message
 from specllama.paths import rounds_dir
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import RoundLog, logged
-from specllama.tui import outcome
 from specllama.tui.screens.methods import MethodsScreen, raced
 from specllama.tui.screens.race import RaceScreen
 from specllama.tui.track_record import track_record

@@ -14,6 +14,7 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Footer, Static
 
+from specllama.bench.experiment import Board
 from specllama.errors import UsageError
 from specllama.interface import EngineInfo
 from specllama.replies import attach
@@ -34,7 +35,6 @@ from specllama.tui.messages import (
     Scrolled,
     TurnAction,
 )
-from specllama.tui.race import Board
 from specllama.tui.record import Record
 from specllama.tui.screens.turn import UNNAMED, TurnScreen, interrupted
 from specllama.tui.state import DraftFile, History, Preferences

@@ -13,10 +13,10 @@ from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
+from specllama.bench import outcome
+from specllama.bench.experiment import Board
 from specllama.interface import EngineInfo, MethodInfo
 from specllama.text import sanitize_line
-from specllama.tui import outcome
-from specllama.tui.race import Board
 from specllama.tui.screens.base import Page
 from specllama.tui.track_record import TrackRecord, track_record
 from specllama.tui.widgets.keys import Keys

@@ -16,33 +16,36 @@ from textual.content import Content
 from textual.timer import Timer
 from textual.widgets import ContentSwitcher, Input, Static
 
-from specllama.bench.prompts import SLICES, load_prompts
-from specllama.interface import EngineInfo, EngineLike, Message, Prompt
-from specllama.settings.params import GenerateParams
-from specllama.store import checks
-from specllama.tui import outcome
-from specllama.tui.checklist import Line, checklist, counted, draw, next_tab
-from specllama.tui.exports import Circumstances, Export, of_document, race
-from specllama.tui.keeper import loading_words
-from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
-from specllama.tui.race import (
+from specllama.bench import outcome
+from specllama.bench.experiment import (
     DRAFTED,
     LAPS,
     LENGTHS,
     PLAIN,
     TOGETHER,
     TOKENS,
-    Advice,
     Board,
+    Run,
+    drafted,
+    plain_and,
+    question,
+    side_by_side,
+)
+from specllama.bench.prompts import SLICES, load_prompts
+from specllama.interface import EngineInfo, EngineLike, Message, Prompt
+from specllama.settings.params import GenerateParams
+from specllama.store import checks
+from specllama.tui.checklist import Line, checklist, counted, draw, next_tab
+from specllama.tui.exports import Circumstances, Export, of_document, race
+from specllama.tui.keeper import loading_words
+from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
+from specllama.tui.race import (
+    Advice,
     RaceEnded,
     RaceMoved,
     Racing,
-    Run,
     advise,
     advise_among,
-    drafted,
-    plain_and,
-    side_by_side,
 )
 from specllama.tui.screens.base import Page
 from specllama.tui.widgets import race_tables
@@ -509,13 +512,11 @@ class RaceScreen(Page):
                 table = race_tables.methods(ways, self.glyphs, self.ink, width)
                 self.query_one("#methods-table", Static).update(table)
             case "slices":
-                kinds = outcome.kinds(self.board)
-                table = race_tables.slices(kinds, PER_SLICE, self.glyphs, self.ink)
+                table = race_tables.slices(self._ways("slices"), PER_SLICE, self.glyphs, self.ink)
                 self.query_one("#slices-table", Static).update(table)
             case "lanes":
                 offer = "" if self.info is None else self._offer(self.info)
-                held = outcome.companies(self.board)
-                table = race_tables.lanes(held, offer, self.glyphs, self.ink)
+                table = race_tables.lanes(self._ways("lanes"), offer, self.glyphs, self.ink)
                 self.query_one("#lanes-table", Static).update(table)
             case "checklist":
                 table = draw(self.list, self.glyphs, self.ink, self.size.width - 6)
@@ -542,7 +543,7 @@ class RaceScreen(Page):
             lines += race_tables.answer(way, glyphs, ink, width, tall=tall)
         if plain is not None:
             pairs = 0 if way is None else way.pairs
-            asked = _asked_last(plain.prompt)
+            asked = question(plain.prompt)
             lines.append(race_tables.question(plain, asked, pairs, glyphs, ink, width))
         if way is not None:
             lines += race_tables.bars(way, glyphs, ink, width)
@@ -557,7 +558,7 @@ class RaceScreen(Page):
             for way in self._ways("sweep")
             if way.verdict.ratio is not None
         }
-        self.query_one(Playground).measure(outcome.meter(self.board).model(), measured)
+        self.query_one(Playground).measure(outcome.model(self.board), measured)
 
     def _verdict(self) -> Content:
         """How far it is, or what to do."""
@@ -567,19 +568,11 @@ class RaceScreen(Page):
             done = sum(run.finished is not None for run in runs)
             words = f"run {min(done + 1, len(runs))} of {len(runs)}"
             return Content.assemble((words, ink.muted))
-        if self.tab == "lanes" and (held := outcome.companies(self.board)):
+        if self.tab == "lanes" and (held := self._ways("lanes")):
             return race_tables.together(held, glyphs, ink)
         if (advice := self.advice) is not None:
             return Content.assemble((glyphs.text(advice.said), ink.accent))
         return Content("")
-
-
-def _asked_last(prompt: Prompt) -> str:
-    """What a prompt asks, in its own words."""
-    if isinstance(prompt, str):
-        return prompt
-    asked = [one.content for one in prompt if isinstance(one, Message) and one.role == "user"]
-    return asked[-1] if asked else ""
 
 
 def _several(lanes: int) -> str:

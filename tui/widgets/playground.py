@@ -11,9 +11,9 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.widgets import Static
 
+from specllama.bench.outcome import said
+from specllama.bench.speed_model import MAX_K, SpeedModel
 from specllama.events import Verdict
-from specllama.tui.measure import MAX_K, SpeedModel
-from specllama.tui.outcome import said
 from specllama.tui.widgets.bars import Mark, Series, Slider, SpeedChart
 from specllama.tui.widgets.base import Inked
 

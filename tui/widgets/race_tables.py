@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
+from specllama.bench import outcome
+from specllama.bench.experiment import PLAIN, Run
+from specllama.bench.outcome import Way
 from specllama.events import Verdict
 from specllama.text import sanitize_line
-from specllama.tui import outcome
-from specllama.tui.outcome import Company, Kind, Way
-from specllama.tui.race import PLAIN, Run
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.stats_strip import duration, rate
 from specllama.verdict import details
@@ -120,40 +120,41 @@ def methods(ways: Sequence[Way], glyphs: Glyphs, ink: Ink, width: int) -> Conten
     return Content("\n").join(lines)
 
 
-def slices(kinds: Sequence[Kind], per_slice: int, glyphs: Glyphs, ink: Ink) -> Content:
-    if not kinds:
+def slices(ways: Sequence[Way], per_slice: int, glyphs: Glyphs, ink: Ink) -> Content:
+    if not ways:
         words = f"Enter runs {per_slice} prompts of each kind of text."
         return Content.assemble((words, ink.muted))
     head = f"{'':6}{'plain':>8}{'drafted':>9}{'p50':>9}{'p95':>9}"
     lines = [Content.assemble((head, ink.muted))]
-    for kind in kinds:
+    for way in ways:
         figures = (
-            f"{rate(kind.plain):>8}{rate(kind.drafted):>9}"
-            f"{duration(kind.p50_ms):>9}{duration(kind.p95_ms):>9}  "
+            f"{rate(way.plain):>8}{rate(way.speed):>9}"
+            f"{duration(way.wait_ms(0.5)):>9}{duration(way.wait_ms(0.95)):>9}  "
         )
-        said = _said(kind.verdict, glyphs, ink)
-        lines.append(Content.assemble((f"{kind.name:<6}", "bold"), (figures, ""), said))
+        said = _said(way.verdict, glyphs, ink)
+        lines.append(Content.assemble((f"{way.run.group:<6}", "bold"), (figures, ""), said))
     legend = "tokens a second; p50, p95: how long one waits for more text"
     return Content("\n").join([*lines, Content.assemble((legend, ink.muted))])
 
 
-def lanes(companies: Sequence[Company], offer: str, glyphs: Glyphs, ink: Ink) -> Content:
+def lanes(ways: Sequence[Way], offer: str, glyphs: Glyphs, ink: Ink) -> Content:
     """Conversations at once; ``offer``: what Enter would do."""
-    if not companies:
+    if not ways:
         return Content.assemble((offer, ink.muted))
     head = f"{'':4}{'plain':>8}{'':8}{'drafted':>8}{'each':>8}  same"
     lines = [Content.assemble((head, ink.muted))]
-    for one in companies:
-        known = one.gain is not None and one.lanes > 1
+    for one in ways:
+        lanes = one.run.lanes
+        known = one.gain is not None and lanes > 1
         gain = "" if not known else glyphs.text(f"{one.gain or 0.0:.2f}×")
-        each = None if one.drafted is None else one.drafted / one.lanes
+        each = None if one.speed is None else one.speed / lanes
         same = glyphs.text("✓" if one.same == one.of else "✗")
         lines.append(
             Content.assemble(
-                (f"{one.lanes:<4}", "bold"),
+                (f"{lanes:<4}", "bold"),
                 f"{rate(one.plain):>8}",
                 (f"{gain:>8}", ink.muted),
-                f"{rate(one.drafted):>8}{rate(each):>8}  ",
+                f"{rate(one.speed):>8}{rate(each):>8}  ",
                 (f"{same:<6}", ink.muted if one.same == one.of else ink.warn),
                 _said(one.verdict, glyphs, ink),
             )
@@ -165,14 +166,14 @@ def lanes(companies: Sequence[Company], offer: str, glyphs: Glyphs, ink: Ink) ->
     return Content("\n").join([*lines, Content.assemble((legend, ink.muted))])
 
 
-def together(companies: Sequence[Company], glyphs: Glyphs, ink: Ink) -> Content:
+def together(ways: Sequence[Way], glyphs: Glyphs, ink: Ink) -> Content:
     """What the most of them gain and cost, in a sentence."""
-    most = companies[-1]
-    if most.gain is None or most.lanes < 2:
+    most = ways[-1]
+    if most.gain is None or most.run.lanes < 2:
         return Content("")
     words = (
-        f"Plainly, {most.lanes} at once write {most.gain:.2f}× as much as one alone, "
-        f"each at {most.gain / most.lanes:.2f}× its speed"
+        f"Plainly, {most.run.lanes} at once write {most.gain:.2f}× as much as one alone, "
+        f"each at {most.gain / most.run.lanes:.2f}× its speed"
     )
     return Content.assemble((glyphs.text(words), ink.accent))
 

@@ -6,10 +6,10 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
 
+from specllama.bench.experiment import Run
 from specllama.events import RoundDone
 from specllama.stats import SpecStats
 from specllama.text import sanitize
-from specllama.tui.race import Run
 from specllama.tui.record import is_special
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.stats_strip import duration, rate

@@ -1,4 +1,4 @@
-"""What races measured of a pair, and the textbook model of it.
+"""The textbook model of speculation, and the figures of a pair in it.
 
 ``SpeedModel`` is what the sliders play with; a pair's own figures can be put into it.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 
-from specllama.events import RoundDone
 from specllama.verdict import Pass
 
 MAX_K = 16
@@ -64,26 +64,17 @@ class SpeedModel:
         total = self.c + self.beta
         return 1.0 / total if total > 0 else math.inf
 
-
-@dataclass(slots=True)
-class Meter:
-    """What races measured of a pair: ``plain`` are steps of its plain runs, in milliseconds."""
-
-    passes: list[Pass] = field(default_factory=list)
-    plain: list[float] = field(default_factory=list)
-
-    def observe(self, done: RoundDone) -> None:
-        """A round of a drafted run."""
-        if done.index:  # the row of the first came with the prompt
-            self.passes.append(Pass.of(done))
-
-    def model(self) -> SpeedModel | None:
+    @staticmethod
+    def of(passes: Sequence[Pass], singles: Sequence[float] = ()) -> SpeedModel | None:
         """The pair's own figures; None until some rounds drafted and a plain step is known.
 
         α is a property of guesses that the target judged. Costs are medians: typical, no totals.
+
+        Args:
+            passes: of drafted runs. singles: steps of plain runs, in milliseconds.
         """
-        drafted = [one for one in self.passes if one.drafted]
-        step = median(self.plain) if self.plain else None
+        drafted = [one for one in passes if one.drafted]
+        step = median(singles) if singles else None
         units = [(one, one.plain_ms or step) for one in drafted]
         known = [(one, ms) for one, ms in units if ms]
         judged = sum(one.judged for one in drafted)

@@ -1,21 +1,21 @@
-"""What came of races: the proof, every way against plain decoding, kinds of text, findings.
+"""What came of races: every way against plain decoding, in numbers and in words, and findings.
 
 Speeds, ratios and intervals come from ``paired`` alone, so that no column contradicts a verdict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from specllama.bench.prompts import SLICES
+from specllama.bench.experiment import PLAIN, Board, Run
+from specllama.bench.paired import LEVEL, LOOKED_AT, Compared, Pairs, compare
+from specllama.bench.speed_model import SpeedModel
 from specllama.events import Answer, Verdict
+from specllama.interface import Prompt
 from specllama.store.checks import Finding
-from specllama.tui.measure import Meter
-from specllama.tui.paired import LEVEL, LOOKED_AT, Compared, Pairs, compare
-from specllama.tui.race import DRAFTED, PLAIN, Board, Run
-from specllama.verdict import STILL, lead
+from specllama.verdict import STILL, counted, lead
 
 TOO_SHORT = "the reply was too short"
 LEAST, MOST = 3, 10  # pairs of a race: before it may end, and at most
@@ -28,21 +28,55 @@ Row = list[tuple[list[Run], list[Run]]]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to draft: how many of how many tokens are those of plain decoding, and whether it
-    paid.
+    """One way to draft, against plain decoding in the same laps: a row of a table.
 
     Attributes:
-        run: the newest. pairs: of runs, this way and plainly.
-        plain, speed: tokens a second behind the first, plainly and this way.
+        laps: of each, what ran plainly and what ran this way; the newest last.
+        clock: speeds in tokens a second behind the first, of all runs of a lap together; None where
+            they were too short.
+        same: how many tokens are those of plain decoding, of how many; of conversations at once,
+            those of one alone.
+        alone: the speed of one conversation, plainly; None unless this is about company.
     """
 
-    run: Run
-    pairs: int
+    laps: Row
+    clock: Compared | None
     same: int
     of: int
-    plain: float | None
-    speed: float | None
     verdict: Verdict
+    alone: float | None = None
+
+    @property
+    def run(self) -> Run:
+        """The newest."""
+        return self.laps[-1][1][-1]
+
+    @property
+    def pairs(self) -> int:
+        return len(self.laps)
+
+    @property
+    def plain(self) -> float | None:
+        return None if self.clock is None else self.clock.plain
+
+    @property
+    def speed(self) -> float | None:
+        return None if self.clock is None else self.clock.speed
+
+    @property
+    def gain(self) -> float | None:
+        """Of plain conversations at once, over one alone."""
+        return self.plain / self.alone if self.plain and self.alone else None
+
+    def wait_ms(self, share: float) -> float | None:
+        """How long one waits for more text, in milliseconds, in this share of the cases at most."""
+        waits = sorted(
+            1000 * (b.t_s - a.t_s)
+            for _, runs in self.laps
+            for run in runs
+            for a, b in pairwise(run.rounds)
+        )
+        return waits[min(int(share * len(waits)), len(waits) - 1)] if waits else None
 
     @property
     def proof(self) -> str:
@@ -57,126 +91,49 @@ class Way:
 
 
 def ways(board: Board, tab: str) -> list[Way]:
-    """What was run on a tab against its own plain runs; the fastest first."""
-    names = dict.fromkeys(run.name for run in board.runs.get(tab, ()) if run.name != PLAIN)
-    rows = [row for name in names if (row := _row(board, tab, "", name))]
+    """What was run on a tab against its plain runs: the fastest first; of kinds of text and of
+    conversations at once, in the order in which they were run."""
+    runs = board.runs.get(tab, [])
+    apart = tab in ("slices", "lanes")  # each group of runs has plain runs of its own
+    alone = {
+        run.prompt: run for run in runs if tab == "lanes" and run.name == PLAIN and run.lanes == 1
+    }
+    rows: list[Row] = []
+    for group, name in dict.fromkeys((run.group, run.name) for run in runs if run.name != PLAIN):
+        laps = [lap for lap in board.laps(tab, group).values() if PLAIN in lap and name in lap]
+        if laps:
+            rows.append([(lap[PLAIN], lap[name]) for lap in laps])
     level = LOOKED_AT if tab == "race" else LEVEL
-    compared = compare([_speeds(row) for row in rows], level=level, shared=True)
+    clocks = compare([_speeds(row) for row in rows], level=level, shared=not apart)
+    first = next((clock.plain for clock in clocks if clock is not None), None)
     found = []
-    for row, one in zip(rows, compared, strict=True):
-        sames = [
-            way.same(plain) for plains, runs in row for plain, way in zip(plains, runs, strict=True)
-        ]
-        found.append(
-            Way(
-                row[-1][1][-1],
-                len(row),
-                sum(same for same, _ in sames),
-                sum(of for _, of in sames),
-                None if one is None else one.plain,
-                None if one is None else one.speed,
-                _verdict(row, one),
-            )
-        )
-    return sorted(found, key=lambda way: -(way.verdict.ratio or 0.0))
+    for row, clock in zip(rows, clocks, strict=True):
+        same, of = _same(row, alone)
+        one = first if alone else None
+        found.append(Way(row, clock, same, of, _verdict(row, clock), one))
+    return found if apart else sorted(found, key=lambda way: -(way.verdict.ratio or 0.0))
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of text: tokens a second, and how long one waits for more of it, in milliseconds."""
-
-    name: str
-    plain: float | None
-    drafted: float | None
-    p50_ms: float | None
-    p95_ms: float | None
-    verdict: Verdict
-
-
-def kinds(board: Board) -> list[Kind]:
-    rows = {name: row for name in SLICES if (row := _row(board, "slices", name, DRAFTED))}
-    out: list[Kind] = []
-    compared = compare([_speeds(row) for row in rows.values()])
-    for (name, row), one in zip(rows.items(), compared, strict=True):
-        waits = sorted(1000 * wait for _, runs in row for run in runs for wait in _waits(run))
-        out.append(
-            Kind(
-                name,
-                None if one is None else one.plain,
-                None if one is None else one.speed,
-                _percentile(waits, 0.5),
-                _percentile(waits, 0.95),
-                _verdict(row, one),
-            )
-        )
-    return out
+def _same(row: Row, alone: Mapping[Prompt, Run]) -> tuple[int, int]:
+    """Tokens that are those they are compared with, and of how many."""
+    if alone:
+        runs = [run for both in row for some in both for run in some]
+        pairs = [(alone[run.prompt], run) for run in runs if run is not alone[run.prompt]]
+    else:
+        pairs = [pair for plains, runs in row for pair in zip(plains, runs, strict=True)]
+    sames = [run.same(plain) for plain, run in pairs]
+    return sum(same for same, _ in sames), sum(of for _, of in sames)
 
 
-@dataclass(frozen=True, slots=True)
-class Company:
-    """So many conversations at once, for as long as all of them went on.
-
-    Attributes:
-        plain, drafted: tokens a second of all together.
-        gain: of ``plain``, over that of one alone. verdict: drafted, over plainly in the same
-            company.
-        same: tokens that are those of one alone, of how many.
-    """
-
-    lanes: int
-    plain: float | None
-    drafted: float | None
-    gain: float | None
-    verdict: Verdict
-    same: int
-    of: int
-
-
-def companies(board: Board) -> list[Company]:
-    runs = board.runs.get("lanes", [])
-    alone = {run.prompt: run for run in runs if run.lanes == 1 and run.name == PLAIN}
-    sizes = dict.fromkeys(run.lanes for run in runs)
-    rows = {n: row for n in sizes if (row := _row(board, "lanes", str(n), DRAFTED))}
-    out: list[Company] = []
-    compared = compare([_speeds(row) for row in rows.values()])
-    first = next((one.plain for one in compared if one is not None), None)
-    for (n, row), one in zip(rows.items(), compared, strict=True):
-        mine = [run for plains, drafted in row for run in (*plains, *drafted)]
-        sames = [run.same(alone[run.prompt]) for run in mine if run is not alone[run.prompt]]
-        out.append(
-            Company(
-                n,
-                None if one is None else one.plain,
-                None if one is None else one.speed,
-                None if one is None or not first or 1 not in rows else one.plain / first,
-                _verdict(row, one),
-                sum(same for same, _ in sames),
-                sum(of for _, of in sames),
-            )
-        )
-    return out
-
-
-def meter(board: Board) -> Meter:
-    """What the drafted rounds of races say of the pair's own figures."""
-    found = Meter()
-    for tab in ("race", "sweep"):
-        for runs in board.laps(tab).values():
-            for run in (one for some in runs.values() for one in some):
-                if run.name == PLAIN:
-                    found.plain += run.singles
-                for done in run.rounds:
-                    if run.name != PLAIN:
-                        found.observe(done)
-    return found
+def model(board: Board) -> SpeedModel | None:
+    """What races say of the pair's own figures."""
+    laps = [lap for tab in ("race", "sweep") for lap in board.laps(tab).values()]
+    runs = [run for lap in laps for some in lap.values() for run in some]
+    singles = [ms for run in runs if run.name == PLAIN for ms in run.singles]
+    return SpeedModel.of([p for run in runs if run.name != PLAIN for p in run.passes], singles)
 
 
 # ---- in numbers
-
-
-def _row(board: Board, tab: str, group: str, name: str) -> Row:
-    laps = board.laps(tab, group).values()
-    return [(ways[PLAIN], ways[name]) for ways in laps if PLAIN in ways and name in ways]
 
 
 def _speeds(row: Row) -> Pairs:
@@ -203,34 +160,13 @@ def _verdict(row: Row, one: Compared | None) -> Verdict:
         answer = "faster" if one.low > 1.0 else "slower" if one.high < 1.0 else "unsure"
     if answer != "faster" and _stays_off(row[-1][1]):
         answer = "off"
-    passes = [one for _, runs in row for run in runs for one in run.passes]
-    return Verdict(
-        answer=answer,
-        ratio=None if one is None else one.ratio,
-        low=None if one is None else one.low,
-        high=None if one is None else one.high,
-        tokens=sum(one.tokens for one in passes),
-        passes=len(passes),
-        drafted=sum(one.drafted for one in passes),
-        accepted=sum(one.accepted for one in passes),
-        judged=sum(one.judged for one in passes),
-    )
+    return counted([one for _, runs in row for run in runs for one in run.passes], answer, one)
 
 
 def _stays_off(runs: Sequence[Run]) -> bool:
     """Whether these runs ended without drafts, because they were not worth it."""
     newest = [run.passes[-STILL:] for run in runs]
     return all(len(some) == STILL and all(one.declined for one in some) for some in newest)
-
-
-def _waits(run: Run) -> list[float]:
-    """Seconds between rounds."""
-    times = [done.t_s for done in run.rounds]
-    return [b - a for a, b in pairwise(times)]
-
-
-def _percentile(values: Sequence[float], share: float) -> float | None:
-    return values[min(int(share * len(values)), len(values) - 1)] if values else None
 
 
 # ---- in words
@@ -287,7 +223,7 @@ def decided(way: Way) -> bool:
 
 def why(board: Board, way: Way) -> str:
     """What a guess costs and how many are kept, as far as that explains the answer."""
-    pair = meter(board).model()
+    pair = model(board)
     if pair is None or way.verdict.ratio is None or pair.pays != (way.verdict.ratio > 1.0):
         return ""
     cost = pair.c + pair.beta
@@ -305,9 +241,9 @@ def findings(tab: str, board: Board) -> dict[str, Finding]:
     if tab == "lanes":
         return {}
     if tab == "slices":
-        told = kinds(board)
-        words = ", ".join(f"{kind.name} {_short(kind.verdict)}" for kind in told)
-        states = {_holds(kind.verdict) for kind in told}
+        told = ways(board, tab)
+        words = ", ".join(f"{way.run.group} {_short(way.verdict)}" for way in told)
+        states = {_holds(way.verdict) for way in told}
         holds = False if False in states else None if None in states or not told else True
         return {"kinds": _finding(holds, words or TOO_SHORT)}
     found: dict[str, Finding] = {}

@@ -1,0 +1,254 @@
+"""Experiments: prompts that are answered in several ways, and what came of it, lap by lap.
+
+Runs go one after the other, or side by side with others like them. Each begins with an empty cache,
+and all have one seed and one length, so they differ in nothing but how they draft and in what
+company. Laps alternate the order (plain, drafted, drafted, plain, ...), so that a machine that gets
+slower or faster meanwhile favours none. Times are the engine's own. Light to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from specllama.cancel import Cancel
+from specllama.events import RoundDone
+from specllama.interface import EngineLike, Message, Prompt
+from specllama.settings.params import GenerateParams
+from specllama.store.rounds import RoundLog, logged
+from specllama.told import Told
+from specllama.verdict import Pass
+
+PLAIN, DRAFTED = "plain", "drafted"
+TOKENS = 128  # of a race, unless the settings say fewer
+LENGTHS = range(2, 9)
+LAPS = 2  # of a table: each way once in either order
+TOGETHER = (1, 2, 4)  # conversations at once
+TOGETHER_TOKENS = 64  # of each of them
+
+
+@dataclass(slots=True)
+class Run(Told):
+    """One answer to a prompt. Runs of one ``group`` and ``lap`` are compared with each other.
+
+    Attributes:
+        lanes: runs that go on at once: this one and its neighbours.
+        began_s: ``perf_counter`` when it was asked for.
+    """
+
+    name: str
+    prompt: Prompt
+    params: GenerateParams
+    group: str = ""
+    lap: int = 0
+    lanes: int = 1
+    began_s: float = 0.0
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for done in self.rounds for token in done.emitted]
+
+    @property
+    def ttft_s(self) -> float:
+        return self.rounds[0].t_s if self.rounds else 0.0
+
+    @property
+    def end_s(self) -> float:
+        return self.rounds[-1].t_s if self.rounds else 0.0
+
+    def until(self, seconds: float) -> list[RoundDone]:
+        """The rounds that had ended by then."""
+        return [done for done in self.rounds if done.t_s <= seconds]
+
+    @property
+    def passes(self) -> list[Pass]:
+        return [Pass.of(done) for done in self.rounds if done.index]
+
+    @property
+    def singles(self) -> list[float]:
+        return [one.pass_ms for one in self.passes if not one.drafted]
+
+    def same(self, plain: Run) -> tuple[int, int]:
+        """How many tokens are those of plain decoding from the start on, and of how many."""
+        mine, theirs = self.tokens, plain.tokens
+        pairs = zip(mine, theirs, strict=False)
+        length = min(len(mine), len(theirs))
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), length), max(
+            len(mine), len(theirs)
+        )
+
+
+def plain_and(
+    prompt: Prompt,
+    params: GenerateParams,
+    ways: Iterable[tuple[str, GenerateParams]],
+    group: str = "",
+    lap: int = 0,
+) -> list[Run]:
+    """Plain decoding and each way to draft: same prompt, seed and length. Every second lap goes
+    the other way round."""
+    tokens = params.max_tokens or TOKENS
+    base = params.replace(max_tokens=tokens, seed=params.seed if params.seed is not None else 1)
+    same = {"max_tokens": tokens, "seed": base.seed, "ignore_eos": base.ignore_eos}
+    plain = base.replace(speculate=False, proposer="none")
+    runs = [
+        Run(PLAIN, prompt, plain, group, lap),
+        *(Run(name, prompt, way.replace(**same), group, lap) for name, way in ways),
+    ]
+    return runs[::-1] if lap % 2 else runs
+
+
+def side_by_side(
+    prompts: Sequence[Prompt], params: GenerateParams, lanes: Iterable[int], lap: int = 0
+) -> list[Run]:
+    """The same prompts, answered by so many conversations at once, plainly and drafted in turn; all
+    of one length, so that each has company to its end.
+
+    Args:
+        lap: the number of the first of these laps; each wave is one.
+    """
+    seed = params.seed if params.seed is not None else 1
+    base = params.replace(max_tokens=TOGETHER_TOKENS, ignore_eos=True, seed=seed)
+    ways = {PLAIN: base.replace(speculate=False, proposer="none"), DRAFTED: drafted(base)}
+    return [
+        Run(name, prompt, ways[name], str(n), wave, n)
+        for n in lanes
+        for wave, first in enumerate(range(0, len(prompts), n), lap)
+        for name in sorted(ways, reverse=wave % 2 == 0)  # plain first where it is even
+        for prompt in prompts[first : first + n]
+    ]
+
+
+def drafted(params: GenerateParams) -> GenerateParams:
+    """Today's settings, with drafting on."""
+    proposer = "auto" if params.proposer == "none" else params.proposer
+    reach = None if params.draft_max == 0 else params.draft_max
+    return params.replace(speculate=True, proposer=proposer, draft_max=reach)
+
+
+def ask(
+    engine: EngineLike,
+    run: Run,
+    *,
+    log: RoundLog | None = None,
+    cancel: Cancel | None = None,
+    moved: Callable[[RoundDone], object] | None = None,
+) -> None:
+    """Have a run answered; ``moved`` is called with every round."""
+    params = run.params.on_card(engine.info.target.card)
+    run.began_s = perf_counter()
+    for event in logged(engine.generate(run.prompt, params, cancel=cancel), log, params):
+        for done in run.take(event).rounds:
+            if moved is not None:
+                moved(done)
+
+
+def ask_all(
+    engine: EngineLike,
+    runs: Sequence[Run],
+    cancel: Cancel,
+    moved: Callable[[Run], object],
+    *,
+    log: bool,
+) -> None:
+    """Have runs answered, one after the other, or in company where they have lanes.
+
+    Args:
+        log: keep the rounds of those that run alone: company says nothing of a method.
+    """
+    left = list(runs)
+    while left and not cancel.is_set():
+        beside, left = left[: left[0].lanes], left[left[0].lanes :]
+        empty = GenerateParams(max_tokens=1, speculate=False, proposer="none", seed=1)
+        for _ in engine.generate(".", empty, cancel=cancel):
+            pass  # nothing of the prompt is left in the cache
+        with ThreadPoolExecutor(len(beside)) as pool:
+            going = [
+                pool.submit(_ask_one, engine, run, cancel, moved, log and run.lanes == 1)
+                for run in beside
+            ]
+            for one in as_completed(going):
+                if one.exception() is not None:
+                    cancel.set()  # the others prove nothing without it
+        for one in going:
+            one.result()
+
+
+def _ask_one(
+    engine: EngineLike, run: Run, cancel: Cancel, moved: Callable[[Run], object], log: bool
+) -> None:
+    params = run.params.on_card(engine.info.target.card)
+    kept = RoundLog.open(engine.info, params, command="race") if log else None
+    try:
+        ask(engine, run, log=kept, cancel=cancel, moved=lambda _: moved(run))
+    finally:
+        if kept is not None:
+            kept.close()
+
+
+def question(prompt: Prompt | None) -> str:
+    """What a prompt asks, in its own words."""
+    if isinstance(prompt, str):
+        return prompt
+    said = [one.content for one in prompt or () if isinstance(one, Message) and one.role == "user"]
+    return said[-1] if said else ""
+
+
+Laps = dict[int, dict[str, list[Run]]]
+"""By number of the lap, and in it by way: what is compared."""
+
+
+@dataclass(slots=True)
+class Board:
+    """What was raced with the loaded pair, by tab; it outlives the page."""
+
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+
+    def laps(self, tab: str, group: str = "") -> Laps:
+        """The laps in which every run came to its end."""
+        found: Laps = {}
+        for run in self.runs.get(tab, ()):
+            if run.group == group:
+                found.setdefault(run.lap, {}).setdefault(run.name, []).append(run)
+        return {
+            lap: ways
+            for lap, ways in found.items()
+            if all(run.whole for runs in ways.values() for run in runs)
+        }
+
+    def free_lap(self, tab: str, group: str = "") -> int:
+        """The number of the next lap."""
+        laps = [run.lap for run in self.runs.get(tab, ()) if run.group == group]
+        return max(laps, default=-1) + 1
+
+    def drop_halves(self, tab: str) -> None:
+        """Forget the laps that did not come to their end."""
+        groups = dict.fromkeys(run.group for run in self.runs.get(tab, ()))
+        kept = [
+            run
+            for group in groups
+            for ways in self.laps(tab, group).values()
+            for runs in ways.values()
+            for run in runs
+        ]
+        if kept:
+            self.runs[tab] = kept
+        else:
+            self.runs.pop(tab, None)
+
+    def plain(self, tab: str, group: str = "") -> Run | None:
+        """The newest plain run, which may still go on."""
+        runs = [r for r in self.runs.get(tab, ()) if r.name == PLAIN and r.group == group]
+        begun = [run for run in runs if run.rounds]
+        return (begun or runs)[-1] if runs else None
+
+    def ways(self, tab: str, group: str = "") -> list[Run]:
+        """What was run against plain decoding: the newest run of each that came to its end."""
+        found = {
+            run.name: run
+            for run in self.runs.get(tab, ())
+            if run.name != PLAIN and run.group == group and run.whole
+        }
+        return list(found.values())
