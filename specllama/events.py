@@ -20,7 +20,10 @@ NO_GUESS = "no guess"  # the reason of a round for which no source had one
 
 @dataclass(frozen=True, slots=True)
 class Event:
+    """``ends``: no other event of its request comes behind it."""
+
     type: ClassVar[str] = "event"
+    ends: ClassVar[bool] = False
 
     def to_dict(self) -> dict[str, Any]:
         out: dict[str, Any] = {"type": self.type}
@@ -265,6 +268,7 @@ class Finished(Event):
     """
 
     type: ClassVar[str] = "finish"
+    ends: ClassVar[bool] = True
     reason: FinishReason
     text: str
     token_ids: tuple[int, ...]

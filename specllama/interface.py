@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from specllama.cancel import Cancel
-from specllama.events import Event, Finished
+from specllama.events import Event
 from specllama.settings.params import GenerateParams
 from specllama.stats import Histogram
 
@@ -282,7 +282,7 @@ class OneAtATime:
             return []
         except Exception as error:
             said = error
-        if isinstance(said, (Finished, Exception)):
+        if isinstance(said, Exception) or said.ends:
             self._events = None
         return [(self._id, said)]
 

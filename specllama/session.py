@@ -555,7 +555,7 @@ def _figures(told: Told, *, counted: bool) -> dict[str, Any] | None:
         return {name: value for name, value in end.items() if name not in _UNSTORED_STATS}
     if told.started is None:
         return None
-    return {"seed": told.started.seed} | ({"emitted": told.written} if counted else {})
+    return {"seed": told.started.seed} | ({"emitted": told.stats.emitted} if counted else {})
 
 
 def _answered(messages: Sequence[Message]) -> list[Message]:

@@ -9,7 +9,7 @@ really emitted (after a stop cut), and ``emitted = accepted + rounds - cut``.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from specllama.events import RoundDone
@@ -38,6 +38,14 @@ class SpecStats:
     wait_ms: float = 0.0
     drafted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, rounds: Iterable[RoundDone]) -> SpecStats:
+        """Counted over these rounds."""
+        stats = cls()
+        for done in rounds:
+            stats.observe(done)
+        return stats
 
     def observe(self, done: RoundDone) -> None:
         """Count one more round."""

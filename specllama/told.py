@@ -24,6 +24,7 @@ from specllama.events import (
     Started,
     TextDelta,
 )
+from specllama.stats import SpecStats
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,15 +65,10 @@ def news(event: Event) -> News:
 
 @dataclass(slots=True, kw_only=True)
 class Told(News):
-    """All that was told so far.
-
-    Attributes:
-        written: tokens of the rounds.
-    """
+    """All that was told so far."""
 
     rounds: list[RoundDone] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
-    written: int = 0
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Told:
@@ -94,11 +90,15 @@ class Told(News):
         self.reasoning += new.reasoning
         self.rounds += new.rounds
         self.notices += new.notices
-        self.written += sum(len(done.emitted) for done in new.rounds)
         self.load = new.load or self.load
         self.started = new.started or self.started
         self.prefill = new.prefill or self.prefill
         self.finished = new.finished or self.finished
+
+    @property
+    def stats(self) -> SpecStats:
+        """Counted over the rounds."""
+        return SpecStats.of(self.rounds)
 
     @property
     def whole(self) -> bool:

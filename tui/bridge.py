@@ -12,52 +12,25 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specllama.cancel import Cancel
 from specllama.errors import EngineError, SpecllamaError
-from specllama.events import (
-    Event,
-    Finished,
-    LoadProgress,
-    Notice,
-    PrefillProgress,
-    ReasoningDelta,
-    RoundDone,
-    Started,
-    TextDelta,
-)
+from specllama.events import Event, Finished
+from specllama.told import Told
 
 SMOOTHING = 0.3  # weight of the newest flush in the cost of a flush
 
 
 @dataclass(slots=True)
-class Batch:
+class Batch(Told):
     """What happened since the last drain. Text and rounds are complete, progress is the newest."""
 
-    text: str = ""
-    reasoning: str = ""
-    rounds: list[RoundDone] = field(default_factory=list)
-    notices: list[Notice] = field(default_factory=list)
-    started: Started | None = None
-    prefill: PrefillProgress | None = None
-    load: LoadProgress | None = None
-    finished: Finished | None = None
     error: SpecllamaError | None = None
     ended: bool = False
 
     def __bool__(self) -> bool:
-        return bool(
-            self.text
-            or self.reasoning
-            or self.rounds
-            or self.notices
-            or self.started
-            or self.prefill
-            or self.load
-            or self.finished
-            or self.ended
-        )
+        return self != Batch()
 
 
 class Turn:
@@ -68,8 +41,6 @@ class Turn:
         self._wake = wake
         self._lock = threading.Lock()
         self._batch = Batch()
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
         self._first = True
         self.finished: Finished | None = None  # the end of the turn may come a batch later
         self.cancel_event = cancel
@@ -88,10 +59,6 @@ class Turn:
     def drain(self) -> Batch:
         with self._lock:
             batch, self._batch = self._batch, Batch()
-            batch.text = "".join(self._text)
-            batch.reasoning = "".join(self._reasoning)
-            self._text.clear()
-            self._reasoning.clear()
         return batch
 
     def _run(self) -> None:
@@ -110,27 +77,11 @@ class Turn:
 
     def _take(self, event: Event) -> None:
         with self._lock:
-            batch = self._batch
-            match event:
-                case TextDelta():
-                    self._text.append(event.text)
-                case ReasoningDelta():
-                    self._reasoning.append(event.text)
-                case RoundDone():
-                    batch.rounds.append(event)
-                case PrefillProgress():
-                    batch.prefill = event
-                case Notice():
-                    batch.notices.append(event)
-                case Started():
-                    batch.started = event
-                case LoadProgress():
-                    batch.load = event
-                case Finished():
-                    batch.finished = self.finished = event
+            new = self._batch.take(event)
+        self.finished = new.finished or self.finished
         # The first sign of life is shown at once, the rest at the timer's pace.
-        if self._first and isinstance(event, Started | TextDelta | ReasoningDelta):
-            self._first = isinstance(event, Started)
+        if self._first and (new.started is not None or new.text or new.reasoning):
+            self._first = new.started is not None
             self._wake()
 
 

@@ -18,6 +18,7 @@ from specllama.errors import EngineError, ModelUnavailable, SpecllamaError
 from specllama.events import Event, LoadProgress, Notice
 from specllama.interface import EngineInfo, Stepped
 from specllama.models.refs import is_bundled, lasting
+from specllama.told import news
 from specllama.tui.messages import EngineFailed, EngineGone, EngineLoading, EngineReady
 
 Pair = tuple[str, str | None]
@@ -161,5 +162,7 @@ class EngineKeeper:
 
     def _heard(self, event: Event) -> None:
         """From the host's reader thread."""
-        if isinstance(event, (LoadProgress, Notice)):
-            self._tell(EngineLoading(event))
+        new = news(event)
+        for progress in (new.load, *new.notices):
+            if progress is not None:
+                self._tell(EngineLoading(progress))

@@ -12,6 +12,7 @@ from specllama.files import DAMAGE
 from specllama.replies.figures import ReplyFigures
 from specllama.stats import SpecStats
 from specllama.store.rounds import Turn
+from specllama.told import News, news
 
 LAG = 64  # rounds, one of which the figures of a live reply may be behind
 SPECIAL = re.compile(r"<\|?[\w/]+\|?>$")
@@ -49,6 +50,14 @@ class Record:
         """The newest request ended so."""
         self.ends[len(self.starts)] = finished
 
+    def take(self, new: News) -> None:
+        """Add what is new of the requests, which it may be the first or the last of."""
+        if new.started is not None:
+            self.begin(new.started)
+        self.add(new.rounds)
+        if new.finished is not None:
+            self.end(new.finished)
+
     def restore(self, stats: dict[str, Any]) -> None:
         """What was stored of a reply without its rounds."""
         if (finished := _finished_from(stats)) is not None:
@@ -64,7 +73,8 @@ class Record:
         number = sum(first <= at for first, _ in self.starts) if at >= 0 else len(self.starts)
         first, started = self.starts[number - 1] if number else (0, None)
         last = self.starts[number][0] if number < len(self.starts) else len(self.rounds)
-        return Turn(number, started, None, self.rounds[first:last], self.ends.get(number))
+        rounds = self.rounds[first:last]
+        return Turn(number, started=started, rounds=rounds, finished=self.ends.get(number))
 
     def figures(self, at: int = -1) -> ReplyFigures | None:
         """Of that request; None before its first token. They cost time for each round, so those of
@@ -90,12 +100,7 @@ class Record:
     def of(title: str, events: Iterable[Event]) -> Record:
         record = Record(title)
         for event in events:
-            if isinstance(event, Started):
-                record.begin(event)
-            elif isinstance(event, RoundDone):
-                record.add([event])
-            elif isinstance(event, Finished):
-                record.end(event)
+            record.take(news(event))
         return record
 
     def text_before(self, index: int) -> str:
@@ -165,4 +170,4 @@ def _finished_from(stats: dict[str, Any]) -> Finished | None:
         event = event_from_dict({**stats, "type": "finish", "text": "", "token_ids": ids})
     except DAMAGE:
         return None
-    return event if isinstance(event, Finished) else None
+    return news(event).finished

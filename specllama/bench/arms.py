@@ -18,11 +18,11 @@ from specllama.bench.breakdown import Parts, parts_of, plain_step
 from specllama.bench.prompts import Prompt
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile
-from specllama.errors import EngineError
-from specllama.events import Finished, RoundDone
+from specllama.events import RoundDone
 from specllama.interface import EngineLike
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import RoundLog, logged
+from specllama.told import Told
 
 Timeline = tuple[tuple[int, float], ...]  # (tokens so far, seconds so far) after every round
 
@@ -155,18 +155,14 @@ class EngineArm:
             min_speculative_tokens=0,
         )
         begin = perf_counter()
-        finished: Finished | None = None
-        rounds: list[RoundDone] = []
+        told = Told()
         for event in logged(engine.generate(task.prompt.content, params), self._log, params):
-            if isinstance(event, RoundDone):
-                rounds.append(event)
-                if self._watch is not None:
-                    self._watch(event)
-            elif isinstance(event, Finished):
-                finished = event
+            new = told.take(event)
+            if self._watch is not None:
+                for done in new.rounds:
+                    self._watch(done)
         total = perf_counter() - begin
-        if finished is None:
-            raise EngineError("the engine ended without a result")
+        rounds, finished = told.rounds, told.end
         t = finished.timings
         plain_s, drafting = what_drafting_took(rounds[1:])
         return Run(

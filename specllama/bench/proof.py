@@ -32,10 +32,11 @@ from specllama.arrays import IntArray
 from specllama.backend.kernels import TILE
 from specllama.bench.prompts import Prompt
 from specllama.engine.engine import Engine
-from specllama.errors import Cancelled, CannotLoad, DoesNotFit, EngineError
-from specllama.events import Finished, RoundDone
+from specllama.errors import Cancelled, CannotLoad, DoesNotFit
+from specllama.events import Finished
 from specllama.settings.params import GenerateParams, WindowKind
 from specllama.speculative.noise import exp_noise
+from specllama.told import Told
 
 # rounding moved logits by up to 0.2 on the worst CPU paths measured; more is a bug
 EXPLAINED_GAP = 0.3
@@ -87,6 +88,11 @@ class Written:
     logprobs: tuple[float, ...]
     exact: bool
     turn: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(told: Told, exact: bool, turn: tuple[int, ...] = ()) -> Written:
+        logprobs = (chance.logprob for done in told.rounds for chance in done.chances)
+        return Written(told.end, tuple(logprobs), exact, turn)
 
     def cut(self, n: int) -> Written:
         """Its first ``n`` tokens, without the text."""
@@ -288,19 +294,13 @@ def finish(
     Raises:
         Cancelled: it was cut short, so that it can be compared with nothing.
     """
-    last, logprobs = None, list[float]()
-    for event in engine.generate(turn or prompt.content, params.replace(chances=0)):
-        if isinstance(event, RoundDone):
-            logprobs += [chance.logprob for chance in event.chances]
-        last = event
-    if not isinstance(last, Finished):
-        raise EngineError(f"prompt {prompt.id}: the engine ended without a result")
-    if last.reason == "cancelled":  # what was cut short shows nothing
+    told = Told.of(engine.generate(turn or prompt.content, params.replace(chances=0)))
+    if told.end.reason == "cancelled":  # what was cut short shows nothing
         raise Cancelled(
             f"prompt {prompt.id}, {params.proposer}, temperature "
             f"{params.sampling.temperature:g}: the reply was cut short, this case is dropped"
         )
-    return Written(last, tuple(logprobs), not engine.may_round, turn)
+    return Written.of(told, not engine.may_round, turn)
 
 
 @contextmanager

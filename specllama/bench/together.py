@@ -14,8 +14,8 @@ from itertools import product
 from specllama.bench.prompts import Prompt
 from specllama.bench.proof import Case, Written, compared, finish, wish_of
 from specllama.engine.engine import Engine
-from specllama.events import Finished, RoundDone
 from specllama.settings.params import GenerateParams, WindowKind
+from specllama.told import Told
 
 _ARRIVES = 0.3  # chance of a further request between two steps
 _LEAVES = 0.002
@@ -77,19 +77,19 @@ def _written(
 ) -> list[tuple[_Asked, Written]]:
     """Replies to all, as they came."""
     waiting, out = list(asked), list[tuple[_Asked, Written]]()
-    running: dict[int, tuple[_Asked, list[float]]] = {}
+    running: dict[int, tuple[_Asked, Told]] = {}
     while waiting or running:
         while waiting and engine.free and (not running or rng.random() < _ARRIVES):
             one = waiting.pop()
-            running[engine.submit(one.prompt.content, one.params.replace(chances=0))] = one, []
+            running[engine.submit(one.prompt.content, one.params.replace(chances=0))] = one, Told()
         for id, said in engine.step():
             if isinstance(said, Exception):
                 raise said
-            if isinstance(said, RoundDone):
-                running[id][1].extend(chance.logprob for chance in said.chances)
-            if isinstance(said, Finished):
-                one, logprobs = running.pop(id)
-                out.append((one, Written(said, tuple(logprobs), exact=False)))
+            one, told = running[id]
+            told.take(said)
+            if said.ends:
+                del running[id]
+                out.append((one, Written.of(told, exact=False)))
         if running and rng.random() < _LEAVES:
             engine.cancel(rng.choice(list(running)))
     return out

@@ -23,12 +23,13 @@ from specllama.bench.measure import PassCosts, measure_costs
 from specllama.bench.prompts import Prompt
 from specllama.bench.runner import Comparison, compare
 from specllama.engine.engine import Engine
-from specllama.events import Finished, RoundDone
+from specllama.events import RoundDone
 from specllama.interface import ModelInfo
 from specllama.models.quantize import FLOATS
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.lengths import best_plan, plans
+from specllama.told import Told
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 _WIDE_BITS = 7.0  # bits a weight; below, there is little to save
@@ -163,13 +164,12 @@ def acceptance(
                 window="fixed",
                 min_speculative_tokens=0,
             )
-            for event in engine.generate(prompt.content, params):
-                if isinstance(event, RoundDone):
-                    tally.observe(event, longest)
-                elif isinstance(event, Finished):
-                    tally.replies.append((event.prompt_n, len(event.token_ids)))
-                    if progress is not None:
-                        progress(f"{prompt.slice}, temperature {temperature:g}")
+            told = Told.of(engine.generate(prompt.content, params))
+            for done in told.rounds:
+                tally.observe(done, longest)
+            tally.replies.append((told.end.prompt_n, len(told.end.token_ids)))
+            if progress is not None:
+                progress(f"{prompt.slice}, temperature {temperature:g}")
     return list(found.values())
 
 

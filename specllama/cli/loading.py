@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from specllama import signals
 from specllama.cli import diagnostics
-from specllama.events import Event, LoadProgress, Notice
+from specllama.events import Event
 from specllama.remote.address import KEY_VARIABLE, Address
 from specllama.settings.config import Settings
 from specllama.settings.params import EngineOptions
 from specllama.text import sanitize_line
+from specllama.told import news
 
 if TYPE_CHECKING:
     from specllama.engine.engine import Engine
@@ -92,12 +93,13 @@ class Progress:
         self._length = 0
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Notice) and not self._quiet:
+        new = news(event)
+        for notice in () if self._quiet else new.notices:
             self.clear()
-            diagnostics.note(event.message)
-        elif self._shown and isinstance(event, LoadProgress):
-            name = sanitize_line(event.path.replace("\\", "/").rsplit("/", 1)[-1])
-            text = f"loading {name} {event.fraction:4.0%}"[:79]
+            diagnostics.note(notice.message)
+        if self._shown and new.load is not None:
+            name = sanitize_line(new.load.path.replace("\\", "/").rsplit("/", 1)[-1])
+            text = f"loading {name} {new.load.fraction:4.0%}"[:79]
             print(f"\r{text.ljust(self._length)}", end="", file=sys.stderr, flush=True)
             self._length = len(text)
 

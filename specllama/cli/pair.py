@@ -321,9 +321,9 @@ def _measure(target: Path, draft: Path | None, options: EngineOptions) -> Measur
     """Run target and draft for a few seconds, plain and speculative in turn, at temperature 0."""
     import time
 
-    from specllama.events import RoundDone
     from specllama.models.doctor import Measured
     from specllama.settings.params import GenerateParams, SamplingParams
+    from specllama.told import news
 
     note("measuring …")
     plain = GenerateParams(
@@ -334,9 +334,7 @@ def _measure(target: Path, draft: Path | None, options: EngineOptions) -> Measur
         ignore_eos=True,
     )
     fast = plain.replace(speculate=True, proposer="draft", draft_max=1, window="fixed")
-    seconds = {True: 0.0, False: 0.0}
-    tokens = {True: 0, False: 0}
-    rounds: list[RoundDone] = []
+    rounds: dict[bool, list[RoundDone]] = {True: [], False: []}
     with loading.load(target, draft, options) as engine:
         for params in (plain, fast):  # warm up: page cache, threads
             for _ in engine.generate(MEASURE_PROMPTS[0], params.replace(max_tokens=8)):
@@ -345,14 +343,12 @@ def _measure(target: Path, draft: Path | None, options: EngineOptions) -> Measur
             for params in (plain, fast):
                 until = time.perf_counter() + MEASURE_SECONDS
                 for event in engine.generate(prompt, params):
-                    if isinstance(event, RoundDone) and event.index > 0:
-                        rounds.append(event)
-                        seconds[params.speculate] += event.took_ms / 1e3
-                        tokens[params.speculate] += len(event.emitted)
-                        if time.perf_counter() > until:
-                            break
-    drafted = [r for r in rounds if r.drafted]
-    single = [r.verify_ms for r in rounds if not r.drafted]
+                    behind = [done for done in news(event).rounds if done.index]
+                    rounds[params.speculate] += behind
+                    if behind and time.perf_counter() > until:
+                        break
+    drafted = [r for r in rounds[True] if r.drafted]
+    single = [r.verify_ms for rs in rounds.values() for r in rs if not r.drafted]
     return Measured(
         step_ms=_median(single),
         draft_ms=_median([r.draft_ms / len(r.drafted) for r in drafted]),
@@ -363,9 +359,15 @@ def _measure(target: Path, draft: Path | None, options: EngineOptions) -> Measur
             if drafted
             else None
         ),
-        plain=tokens[False] / max(seconds[False], 1e-9),
-        speculative=tokens[True] / max(seconds[True], 1e-9),
+        plain=_speed(rounds[False]),
+        speculative=_speed(rounds[True]),
     )
+
+
+def _speed(rounds: list[RoundDone]) -> float:
+    """Tokens a second."""
+    seconds = sum(done.took_ms for done in rounds) / 1e3
+    return sum(len(done.emitted) for done in rounds) / max(seconds, 1e-9)
 
 
 def _median(values: list[float]) -> float:

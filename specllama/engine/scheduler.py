@@ -21,7 +21,7 @@ from specllama.cancel import Cancel
 from specllama.engine.conversation import Saying
 from specllama.engine.pace import CHUNK, Pace
 from specllama.errors import Cancelled, EngineError, PoolFull, SpecllamaError
-from specllama.events import Event, Finished
+from specllama.events import Event
 from specllama.speculative.asking import Ask, Offer, Pass, Shared, grant
 from specllama.speculative.budget import allocate
 
@@ -304,7 +304,7 @@ class Scheduler:
         if isinstance(item, Ask):
             one.ask = item
             return None
-        if isinstance(item, Finished):  # its last word
+        if item.ends:
             self.end(one.id)
         return item
 

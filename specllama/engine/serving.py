@@ -296,11 +296,10 @@ def _pump(engine: Stepped, link: Link, pulse: Pulse) -> None:
             request_id = running[id]
             if isinstance(said, Exception):
                 link.end(running.pop(id), said)
-            elif isinstance(said, Finished):
-                link.event(request_id, said)
+                continue
+            link.event(request_id, said)
+            if said.ends:
                 link.end(running.pop(id))
-            else:
-                link.event(request_id, said)
 
 
 def _unbegun(info: EngineInfo, params: GenerateParams) -> tuple[Event, Event]:

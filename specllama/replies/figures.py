@@ -102,9 +102,7 @@ class ReplyFigures:
                 plain_ms,
                 verdict,
             )
-        stats = SpecStats()
-        for done in rounds:
-            stats.observe(done)
+        stats = SpecStats.of(rounds)
         return ReplyFigures(
             stats.emitted,
             stats.rounds,

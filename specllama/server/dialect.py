@@ -56,6 +56,7 @@ class Reply(Told):
     """One reply, as far as it came.
 
     Attributes:
+        written: tokens so far.
         calls: of tools, once the reply is over; ``text`` is without them.
         reasoning_n: tokens of the thought.
         silent: of a request that wants no text: the first token, which costs no pass, is dropped.
@@ -66,6 +67,7 @@ class Reply(Told):
     index: int
     reader: ToolReader | None = None
     silent: bool = False
+    written: int = 0
     queue_ms: float = 0.0
     calls: list[Call] = field(default_factory=list)
     reasoning_n: int = 0
@@ -102,6 +104,7 @@ class Reply(Told):
                 self.calls = self.reader.calls
         super().add(new)
         for done in new.rounds:
+            self.written += len(done.emitted)
             if self.reasoning:
                 self._think(done)
             self._first_ms = self._first_ms or self._ms

@@ -35,6 +35,7 @@ from specllama.paths import private_folder, rounds_dir
 from specllama.replies.figures import ReplyFigures
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import encode, params_to_dict
+from specllama.told import Told, news
 
 SCHEMA = "specllama.rounds.v1"
 HASH_BYTES = 64 * 2**20  # larger files are hashed only by hub pull, which leaves a receipt
@@ -120,10 +121,10 @@ class RoundLog:
         name = _NAME_OF.get(type(event))
         if name is None or self.failure is not None:
             return None
-        if isinstance(event, Started):
+        if name == "start":
             self._turn += 1
         line: dict[str, Any] = {**event.to_dict(), "type": name, "turn": max(self._turn, 0)}
-        if isinstance(event, Started):
+        if name == "start":
             line["time_s"] = round(time.time(), 3)
             line["params"] = params_to_dict(params or self._params)
         try:
@@ -131,7 +132,7 @@ class RoundLog:
                 self._fd = open_for_append(self.path)
                 self._append(self._header)
             self._append(line)
-            if isinstance(event, Finished):
+            if event.ends:
                 os.fsync(self._fd)
         except OSError as error:
             self.failure = error.strerror or str(error)
@@ -209,14 +210,11 @@ def logged(
 
 
 @dataclass(slots=True)
-class Turn:
+class Turn(Told):
     """One request of a run; ``finished`` is None if the process died before it ended."""
 
     index: int
-    started: Started | None = None
     started_at_s: float | None = None
-    rounds: list[RoundDone] = field(default_factory=list)
-    finished: Finished | None = None
 
     @property
     def figures(self) -> ReplyFigures | None:
@@ -281,12 +279,7 @@ def read_run(path: Path) -> RunRecord:
             continue
         index = line.get("turn")
         turn = turns.setdefault(index if isinstance(index, int) else 0, Turn(len(turns)))
-        if isinstance(event, RoundDone):
-            turn.rounds.append(event)
-        elif isinstance(event, Finished):
-            turn.finished = event
-        elif isinstance(event, Started):
-            turn.started = event
+        if turn.take(event).started is not None:
             at = line.get("time_s")
             turn.started_at_s = at if isinstance(at, (int, float)) else None
     record.turns = list(turns.values())
@@ -302,9 +295,7 @@ def _parse(line: dict[str, Any]) -> Event | None:
         event: Event = msgspec.convert(line, cls)
     except DAMAGE:
         return None
-    if isinstance(event, RoundDone) and not _consistent(event):
-        return None
-    return event
+    return event if all(map(_consistent, news(event).rounds)) else None
 
 
 def _consistent(done: RoundDone) -> bool:

@@ -341,9 +341,5 @@ def read_log(path: str) -> Record:
     run = read_run(Path(path))
     record = Record(title=run.run)
     for turn in run.turns:
-        if turn.started is not None:
-            record.begin(turn.started)
-        record.add(turn.rounds)
-        if turn.finished is not None:
-            record.end(turn.finished)
+        record.take(turn)
     return record

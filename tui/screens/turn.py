@@ -241,22 +241,22 @@ class TurnScreen(Inked, Screen[None]):
         live, strip = self._live, self.strip
         assert live is not None
         record = live.record
+        before = record.stats.emitted
+        record.take(batch)
         if batch.started is not None:
-            record.begin(batch.started)
             if self._before is not None:
                 live.show_version(*self.session.version(live.index))
             strip.n_ctx = batch.started.n_ctx
             strip.used = batch.started.prompt_n
             # A reply that is continued is part of its own prompt.
-            self._prompt_n = batch.started.prompt_n - record.stats.emitted
+            self._prompt_n = batch.started.prompt_n - before
             strip.source = batch.started.proposer
         if batch.prefill is not None:
-            strip.prefill = batch.prefill if not record.rounds and not batch.rounds else None
+            strip.prefill = None if record.rounds else batch.prefill
         if batch.load is not None:
             strip.loading = loading_words(batch.load)
         if batch.rounds:
             strip.prefill, strip.loading = None, ""
-            record.add(batch.rounds)
             last = batch.rounds[-1]
             strip.window, strip.reason = last.draft_max, last.window_reason
             strip.source = last.source
@@ -267,8 +267,6 @@ class TurnScreen(Inked, Screen[None]):
                 await self.transcript.note(notice.message)
             elif notice.message:
                 strip.reason = notice.message
-        if batch.finished is not None:
-            record.end(batch.finished)
         await live.stream(batch.text, batch.rounds, batch.reasoning)
         self.refresh_strip()
         if batch.rounds:

@@ -14,6 +14,7 @@ from specllama.backend import expected
 from specllama.events import RoundDone
 from specllama.models import catalog, fit
 from specllama.settings.params import GenerateParams
+from specllama.told import Told
 from specllama.tui.keeper import EngineKeeper
 from specllama.tui.widgets import walk
 from specllama.tui.widgets.base import Inked
@@ -39,8 +40,8 @@ def demo_rounds() -> list[RoundDone]:
     """Invented rounds that drafted, of a fixed window."""
     from specllama.tui.demo import DemoEngine
 
-    events = DemoEngine().generate("?", GenerateParams(seed=7, draft_max=4, proposer="draft"))
-    rounds = [event for event in events if isinstance(event, RoundDone)]
+    params = GenerateParams(seed=7, draft_max=4, proposer="draft")
+    rounds = Told.of(DemoEngine().generate("?", params)).rounds
     first = next(i for i, done in enumerate(rounds) if done.drafted)
     return rounds[: first + ROUNDS]
 
