@@ -61,3 +61,9 @@ def test_the_counting_sees_what_ships(house: House) -> None:
 
 def test_the_root_has_at_most_sixteen_modules(house: House) -> None:
     assert len(house.root_modules) <= 16, house.root_modules
+
+
+def test_events_are_folded_in_one_place(house: House) -> None:
+    assert set(house.folds) >= {"specllama.told"}
+    assert sum(house.folds.values()) <= 12, house.folds
+    assert len(house.folds) <= 3, house.folds
