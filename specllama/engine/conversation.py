@@ -1,11 +1,11 @@
-"""One request, from its prompt to ``Finished``: reuse, prefill, rounds, stops, a full context.
+"""One request, from its prompt to ``Finished``: prefill, rounds, stops, a full context.
 
 A generator: it yields events for people, and asks (``speculative.asking``) for whoever drives it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeVar
@@ -17,8 +17,7 @@ from specllama.cancel import Cancel
 from specllama.engine.loaded import Loaded
 from specllama.engine.prompting import Prepared
 from specllama.engine.reply import Reply
-from specllama.engine.seating import usable_with
-from specllama.engine.slot import Slot
+from specllama.engine.seating import Seat, Seats
 from specllama.errors import Cancelled, ContextFull
 from specllama.events import (
     Chance,
@@ -151,23 +150,16 @@ class Ready:
 
 
 class Conversation:
-    """One request from prompt to Finished, in the place that ``slot`` is.
-
-    Args:
-        chunk: how many tokens of the prompt are read at once, now.
-    """
+    """One request from prompt to Finished, in a seat of its own."""
 
     def __init__(
-        self,
-        loaded: Loaded,
-        slot: Slot,
-        ready: Ready,
-        cancel: Cancel,
-        chunk: Callable[[], int],
+        self, loaded: Loaded, seats: Seats, seat: Seat, ready: Ready, cancel: Cancel
     ) -> None:
         self._loaded = loaded
-        self._slot = slot
-        slot.whole = 0
+        self._seats = seats
+        self._seat = seat
+        self._slot = slot = seat.slot
+        self._drafter = seat.drafter
         self._target = slot.target
         self._tokens = slot.history
         self._piece = loaded.prompting.vocab.piece
@@ -178,35 +170,23 @@ class Conversation:
         self._stats = SpecStats()
         self._passes: list[verdict.Pass] = []  # behind the first token
         self._clock = ready.clock
-        self._chunk = chunk
         self._window: Window = FixedWindow(0, steps=loaded.windows.steps)
 
     def run(self) -> Saying[None]:
-        """Events of a request.
-
-        Raises:
-            SpecllamaError: before the first event when the request cannot be served.
-        """
-        loaded, params, target = self._loaded, self._params, self._target
-        prepared = self._ready.prepared
-        ids = prepared.ids
-        self._reply = Reply(params, loaded.prompting.vocab, prepared.reader)
-        self._drafter, skipped = self._slot.drafter_for(params, loaded.info)
-        target.capture(self._drafter.needs)
-        known = len(target.tokens)  # the beginning that need not be read, see ``Seating``
-        cached = usable_with(self._drafter, target, ids)
-        self._slot.goes_on(cached, len(ids))
-        self._tokens.replace(ids)
+        """Events of a request."""
+        prepared, seat = self._ready.prepared, self._seat
+        self._reply = Reply(self._params, self._loaded.prompting.vocab, prepared.reader)
+        self._tokens.replace(prepared.ids)
         self._clock.reading()
-        self._started = self._start(cached)
+        self._started = self._start(seat.cached)
         yield self._started
         for notice in prepared.notices:
             yield Notice(message=notice, level="warning", topic="template")
-        if skipped:
-            yield Notice(message=skipped, topic="routing")
-        if known - cached > _SAID_AGAIN:
+        if seat.said:
+            yield Notice(message=seat.said, topic="routing")
+        if seat.again > _SAID_AGAIN:
             yield Notice(
-                message=f"reading {known - cached} tokens again: {self._drafter.name} needs the "
+                message=f"reading {seat.again} tokens again: {self._drafter.name} needs the "
                 "target's hidden states",
                 topic="routing",
             )
@@ -223,13 +203,13 @@ class Conversation:
         yield from _said(*self._reply.finish(reason))
         yield self._finished(reason, message)
 
-    def settle(self) -> list[Cut]:
-        """However it ended: what leaves the target's lane within the committed text."""
+    def settle(self) -> int:
+        """However it ended: how many tokens of the target's lane are committed text."""
         self._window.finish()
         keep = common_prefix(self._target.tokens, self._tokens)
         if self._stats.rounds and keep > self._started.prompt_n:
             self._slot.whole = keep
-        return [Cut(self._target, keep)]
+        return keep
 
     # -- the parts of a request --
 
@@ -253,7 +233,6 @@ class Conversation:
         """Read what is not in the cache; the row behind the prompt."""
         self._go_on()
         cached, total = self._started.cached_n, self._started.prompt_n
-        yield from self._cut(cached)
         done, rows = cached, None
         while done < total:
             done, rows = yield from self._read(self._tokens, done, row=True)
@@ -341,11 +320,6 @@ class Conversation:
 
     # -- steps --
 
-    def _cut(self, keep: int) -> Asking[None]:
-        """Keep the first tokens of what the target's lane holds."""
-        yield Cut(self._target, keep)
-        self._slot.kept(keep)
-
     def _ending(self, before: int, after: int) -> float:
         return passage_ending(self._piece(before), self._piece(after))
 
@@ -356,7 +330,7 @@ class Conversation:
         """
         size, left = self._target.n_batch, len(ids) - row - done
         if size >= 2 * TILE:
-            size = min(self._chunk(), size)
+            size = min(self._seats.chunk(), size)
             if size < left < size + TILE:  # what is left is read in tiles, too
                 size = left if left < 2 * TILE else left - TILE
         part = ids[done : done + size]
@@ -472,7 +446,8 @@ class Conversation:
         dropped = len(tokens) - head - tail
         tokens.replace([*tokens[:head], *tokens[-tail:]])
         same = min(common_prefix(self._target.tokens, tokens), head)
-        yield from self._cut(self._target.alike(same, len(tokens)))
+        yield Cut(self._target, keep := self._target.alike(same, len(tokens)))
+        self._slot.kept(keep)
         self._slot.read = 0
         done, text = len(self._target.tokens), tokens[:-1]
         while done < len(text):

@@ -14,7 +14,7 @@ import itertools
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from specllama.backend.base import Lane, Vocab
@@ -26,12 +26,11 @@ from specllama.engine.loaded import Loaded
 from specllama.engine.profiles import Windows
 from specllama.engine.pulse import patience
 from specllama.engine.scheduler import Scheduler
-from specllama.engine.seating import Seating
+from specllama.engine.seating import Seats
 from specllama.errors import EngineError, UsageError
 from specllama.events import Event
 from specllama.interface import EngineFigures, EngineInfo, Message, Prompt, ToolSyntax
 from specllama.settings.params import SEED_DRAWN, EngineOptions, GenerateParams
-from specllama.speculative.asking import grant
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.sampling import SamplerChain
 
@@ -51,13 +50,9 @@ class Engine:
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
         self._slots = loaded.slots
-        self._free = list(loaded.slots)
-        pool = self.target.pool
-        self._seating = Seating(pool, self._slots, loaded.kv_ram)
-        self._scheduler = Scheduler(pool, lambda: self._seating.vacate(self._free))
+        self._seats = Seats(loaded)
+        self._scheduler = Scheduler(self.target.pool, self._seats)
         self._ids = itertools.count()
-        self._cancels: dict[int, Cancel] = {}
-        self._obeying = ExitStack()
         self._closed = False
         self._using = threading.RLock()
         self._generating: int | None = None  # the thread of a ``generate`` that goes on
@@ -109,7 +104,7 @@ class Engine:
     @property
     def free(self) -> bool:
         """Whether a slot is free for a further request."""
-        return bool(self._free) and not self._scheduler.crowded
+        return bool(self._seats.free) and not self._scheduler.crowded
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -126,7 +121,7 @@ class Engine:
 
     @property
     def patience_s(self) -> float:
-        pace, n_bytes = self._scheduler.pace, self.info.target.file_bytes
+        pace, n_bytes = self._seats.pace, self.info.target.file_bytes
         return patience(pace.longest_s, pace.step_s, self.target.n_batch, n_bytes)
 
     def watched(self, beat: Callable[[], object]) -> None:
@@ -148,21 +143,17 @@ class Engine:
         if self._closed:
             return
         self._closed = True
-        for slot in self._slots:
-            slot.close()
+        self._seats.close()
         self._loaded.close()
 
     def abort(self) -> None:
         """Stop whatever pass is running, from any thread; all requests end as cancelled."""
         self._loaded.stop.set()
-        for cancel in tuple(self._cancels.values()):
-            cancel.set()
+        self._seats.cancel()
 
     def reset(self) -> None:
         """Forget every text, so that the next request reads its prompt afresh."""
-        for slot in self._slots:
-            slot.reset()
-        self._seating.forget()
+        self._seats.reset()
 
     # -- prompts --
 
@@ -225,16 +216,16 @@ class Engine:
         return prompting.template or "", prompting.bos, prompting.eos
 
     def figures(self) -> EngineFigures:
-        pool, scheduler = self.target.pool, self._scheduler
+        pool, pace = self.target.pool, self._seats.pace
         return EngineFigures(
             live=pool.held,
             dead=pool.ghosts,
             free=pool.room - pool.ghosts,
             compactions=pool.compactions,
-            preemptions=scheduler.preemptions,
-            parked_bytes=self._seating.n_bytes,
-            pass_rows=scheduler.pace.rows,
-            pass_seconds=scheduler.pace.seconds,
+            preemptions=self._scheduler.preemptions,
+            parked_bytes=self._seats.n_bytes,
+            pass_rows=pace.rows,
+            pass_seconds=pace.seconds,
         )
 
     def chain(self, params: GenerateParams, seed: int, tokens: Sequence[int]) -> SamplerChain:
@@ -250,7 +241,8 @@ class Engine:
 
         Raises:
             EngineError: the engine is closed, or every slot is taken.
-            UsageError: the prompt is empty, or cannot be read.
+            UsageError: the prompt is empty, or cannot be read; or nothing drafts as was asked for.
+            PairIncompatible: the files lack what that needs.
             PromptTooLong: it exceeds the context. No lane was touched.
         """
         with self._alone():
@@ -294,6 +286,7 @@ class Engine:
 
         Raises:
             EngineError: the engine is closed, or every slot is taken.
+            UsageError, PairIncompatible: nothing drafts as was asked for.
         """
         with self._alone():
             return self._begin(ready, cancel or Cancel())
@@ -306,28 +299,16 @@ class Engine:
     def _require_free(self) -> None:
         if self._closed:
             raise EngineError("the engine is closed")
-        if not self._free:
+        if not self._seats.free:
             raise EngineError("the engine is busy with another request")
 
     def _begin(self, ready: Ready, cancel: Cancel) -> int:
         self._require_free()
-        prepared, scope = ready.prepared, ready.params.scope
-        slot, id = self._seating.seat(prepared.ids, self._free, scope), next(self._ids)
-        conversation = Conversation(self._loaded, slot, ready, cancel, self._scheduler.chunk)
-
-        def end() -> None:
-            del self._cancels[id]
-            self._obey()
-            self._free.insert(0, slot)
-            asks = conversation.settle()
-            if not self._closed:
-                for ask in asks:  # may have to read tokens again, which is not to be stopped
-                    grant(ask)
-
-        self._cancels[id] = cancel
-        self._obey()
-        unread = len(prepared.ids) - len(slot.target.tokens)
-        self._scheduler.add(id, conversation.run(), end, slot.target, cancel, unread)
+        ids, id = ready.prepared.ids, next(self._ids)
+        seat = self._seats.seat(id, ids, ready.params, cancel)
+        one = Conversation(self._loaded, self._seats, seat, ready, cancel)
+        lane, unread = seat.slot.target, len(ids) - seat.cached
+        self._scheduler.add(id, one.run(), one.settle, lane, cancel, unread)
         return id
 
     def step(self) -> list[tuple[int, Event | Exception]]:
@@ -355,17 +336,9 @@ class Engine:
         finally:
             self._using.release()
 
-    def _obey(self) -> None:
-        """A pass can be stopped for the only conversation that is left."""
-        self._obeying.close()
-        if len(self._cancels) == 1:
-            [cancel] = self._cancels.values()
-            self._obeying.enter_context(self._loaded.stop.obeying(cancel))
-
     def cancel(self, id: int) -> None:
         """End a conversation; unless it is over already, its last event comes with a ``step``."""
-        if id in self._cancels:
-            self._cancels[id].set()
+        self._seats.cancel([id])
 
     def drop(self, id: int) -> None:
         """End a conversation that nobody listens to: it says nothing more."""

@@ -19,7 +19,7 @@ import numpy as np
 from specllama.backend.base import Blob, Lane, Part, Pool
 from specllama.cancel import Cancel
 from specllama.engine.conversation import Saying
-from specllama.engine.pace import CHUNK, Pace
+from specllama.engine.seating import Seats
 from specllama.errors import Cancelled, EngineError, PoolFull, SpecllamaError
 from specllama.events import Event
 from specllama.speculative.asking import Ask, Offer, Pass, Shared, grant
@@ -34,7 +34,7 @@ _AHEAD = 64  # cells that each conversation should find free when one comes back
 class _Running:
     id: int
     saying: Saying[None]
-    on_end: Callable[[], None]
+    settle: Callable[[], int]
     lane: Lane
     cancel: Cancel
     ask: Ask | None = None
@@ -51,14 +51,13 @@ class Scheduler:
 
     Args:
         target: the pool that is asked last, when every draft is ready.
-        vacate: frees cells that no running conversation holds; whether there were any.
+        seats: those of the conversations, left when they are over; idle texts give up cells.
     """
 
-    def __init__(self, target: Pool, vacate: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, target: Pool, seats: Seats) -> None:
         self._target = target
-        self._vacate = vacate
+        self._seats = seats
         self.preemptions = 0
-        self.pace = Pace()
         self._running: dict[int, _Running] = {}
 
     def __len__(self) -> int:
@@ -67,24 +66,20 @@ class Scheduler:
     def __contains__(self, id: int) -> bool:
         return id in self._running
 
-    def chunk(self) -> int:
-        """How many tokens of a prompt are read at once."""
-        return self.pace.chunk() if len(self._running) > 1 else CHUNK
-
     def add(
         self,
         id: int,
         saying: Saying[None],
-        on_end: Callable[[], None],
+        settle: Callable[[], int],
         lane: Lane,
         cancel: Cancel,
         unread: int = 0,
     ) -> None:
         """A conversation begins in a lane of the target, among others not before there is room for
-        the ``unread`` tokens of its prompt; ``on_end`` is called once when it is over, however it
-        ends."""
+        the ``unread`` tokens of its prompt; ``settle`` is called once when it is over, however it
+        ends: how many tokens its lane keeps."""
         unread = 0 if self._fits(unread) else unread
-        self._running[id] = _Running(id, saying, on_end, lane, cancel, unread=unread)
+        self._running[id] = _Running(id, saying, settle, lane, cancel, unread=unread)
 
     def step(self) -> list[Said]:
         """Go on until somebody says something: at most one event of each conversation.
@@ -143,7 +138,7 @@ class Scheduler:
             return self._tried(ask)
         begin = perf_counter()
         answer = self._tried(ask)
-        self.pace.passed(len(ask.tokens), perf_counter() - begin)
+        self._seats.pace.passed(len(ask.tokens), perf_counter() - begin)
         return answer
 
     def _passed(self, pool: Pool, together: list[_Running]) -> list[tuple[_Running, object]]:
@@ -153,7 +148,7 @@ class Scheduler:
         asks = [cast(Pass, one.ask) for one in together]
         ms, tokens = (perf_counter() - begin) * 1e3, sum(len(ask.tokens) for ask in asks)
         if asks and pool is self._target:
-            self.pace.passed(tokens, ms / 1e3)
+            self._seats.pace.passed(tokens, ms / 1e3)
         for i, ask in enumerate(asks):
             if ask.tell is not None:
                 ask.tell(Shared(len(asks), tokens, ms, i == 0))
@@ -169,7 +164,7 @@ class Scheduler:
                 parts = [Part(cast(Lane, a.lane), a.tokens, a.outputs, a.parents) for a in asks]
                 return together, list(pool.run(parts))
             except PoolFull as full:
-                if self._vacate() or (pool is self._target and self._preempt()):
+                if self._seats.vacate() or (pool is self._target and self._preempt()):
                     together = [one for one in together if one.parked is None]
                     continue
                 error: BaseException = full
@@ -192,7 +187,7 @@ class Scheduler:
             try:
                 return grant(ask)
             except PoolFull as full:
-                if not self._vacate():
+                if not self._seats.vacate():
                     return full
             except BaseException as error:
                 return error
@@ -249,7 +244,7 @@ class Scheduler:
         that would be alone always does."""
         active = sum(not one.waits for one in self._running.values())
         while active and self._target.room < cells + ahead * active:
-            if not self._vacate():
+            if not self._seats.vacate():
                 return False
         return True
 
@@ -262,7 +257,7 @@ class Scheduler:
                 self._target.resume(blob, one.lane)
                 return None
             except (PoolFull, EngineError) as error:
-                if not (isinstance(error, PoolFull) and self._vacate()):
+                if not (isinstance(error, PoolFull) and self._seats.vacate()):
                     return self._resume(one, error)
 
     def _pool_of(self, ask: Ask | None) -> Pool | None:
@@ -310,7 +305,7 @@ class Scheduler:
 
     def _over(self, one: _Running) -> None:
         if self._running.pop(one.id, None) is not None:
-            one.on_end()
+            self._seats.release(one.id, one.settle())
 
 
 def _widest(pool: Pool) -> int:

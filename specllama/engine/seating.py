@@ -1,11 +1,12 @@
-"""Which lane a conversation gets, and what becomes of the text that lies there.
+"""Which lane a conversation gets, and how much of its prompt need not be read there.
 
 One law for any number of lanes: a new prompt goes on from the longest beginning that a lane holds,
 busy or idle, or that was parked, as far as its cells are those that a fresh reading would leave
 (``Lane.alike``). Only a prompt that goes on from a whole conversation, its last reply included,
 takes that one's cells as they were written. So no text depends on another conversation. Where
 other parts of a pass round otherwise, or a running state goes on from where it stands, the reply is
-marked instead (``Slot.goes_on``).
+marked instead (``Slot.goes_on``). A drafter that lacks the hidden states of what lies there has it
+read again.
 
 What an idle lane holds is parked in memory before another conversation takes the lane, or its
 cells. So does a draft model.
@@ -13,17 +14,21 @@ cells. So does a draft model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
 from specllama.backend.base import Blob, Context, Lane, Pool
+from specllama.cancel import Cancel
+from specllama.engine.loaded import Loaded
+from specllama.engine.pace import CHUNK, Pace
 from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PoolFull
 from specllama.history import common_prefix
 from specllama.models.memory import SPARE, available_memory
+from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
 
 _WORTH = 16  # fewer tokens are as soon read as found
@@ -43,61 +48,98 @@ class _Parked:
         return self.blob.n_bytes + sum(blob.n_bytes for _, blob in self.beside)
 
 
-def usable_with(drafter: Drafter, lane: Lane, ids: Sequence[int]) -> int:
-    """How many tokens of a prompt that a lane was given need not be read for this drafter: one that
-    lacks the hidden states of what lies there has it read again, from where a fresh reading goes
-    on."""
-    known = len(lane.tokens)
-    cached = drafter.reusable(ids, known)
-    return known if cached >= known else lane.alike(cached, len(ids))
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a conversation takes place.
 
-
-class Seating:
-    """The lanes of a pool.
-
-    Args:
-        slots: all of them.
-        most_bytes: of parked texts, the oldest of which are forgotten; so they are where the
-            machine runs out of memory.
-        free: bytes of it that are left; 0 if nobody knows.
+    Attributes:
+        cached: the first tokens of its prompt, which the lane holds and nothing reads again.
+        again: tokens behind those that the lane held, and the drafter needs read again.
+        said: why less is drafted than was asked for, or "".
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        slots: Sequence[Slot],
-        most_bytes: int,
-        free: Callable[[], int] = available_memory,
-    ) -> None:
-        self._pool = pool
-        self._slots = slots
-        self._most_bytes = most_bytes
-        self._free_memory = free
+    slot: Slot
+    drafter: Drafter
+    cached: int
+    again: int
+    said: str
+
+
+class Seats:
+    """The places of an engine: which are taken, and what the others hold.
+
+    Parked texts take ``kv_ram`` bytes at most; the oldest are forgotten first, so they are where
+    the machine runs out of memory. A cancel stops the running pass for the only conversation that
+    is seated; others share it.
+
+    Args:
+        free_memory: bytes that the machine has left; 0 if they are not known.
+
+    Attributes:
+        free: slots without a conversation, the one that was used last in front.
+        pace: times of the target's passes.
+    """
+
+    def __init__(self, loaded: Loaded, free_memory: Callable[[], int] = available_memory) -> None:
+        self._info = loaded.info
+        self._slots = loaded.slots
+        self._pool = loaded.slots[0].target.pool
+        self._most_bytes = loaded.kv_ram
+        self._free_memory = free_memory
         self._lot: list[_Parked] = []  # the oldest first
+        self._taken: dict[int, tuple[Slot, Cancel]] = {}
+        self._stop = loaded.stop
+        self._obeying = ExitStack()
+        self._closed = False
+        self.free = list(loaded.slots)
+        self.pace = Pace()
 
     @property
     def n_bytes(self) -> int:
         """Memory that parked texts take."""
         return sum(parked.n_bytes for parked in self._lot)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
+        """Forget every text, so that the next request reads its prompt afresh."""
+        for slot in self._slots:
+            slot.reset()
         self._lot.clear()
 
-    def seat(self, ids: Sequence[int], free: list[Slot], scope: str = "") -> Slot:
-        """Take a slot out of ``free``, which has the one that was used last in front; its lane
-        holds as much of the prompt as need not be read: of texts of this scope."""
+    def close(self) -> None:
+        self._closed = True
+        for slot in self._slots:
+            slot.close()
+
+    def chunk(self) -> int:
+        """How many tokens of a prompt are read at once."""
+        return self.pace.chunk() if len(self._taken) > 1 else CHUNK
+
+    def cancel(self, ids: Iterable[int] | None = None) -> None:
+        """End these conversations, or all; from any thread."""
+        for id in tuple(self._taken) if ids is None else ids:
+            if (taken := self._taken.get(id)) is not None:
+                taken[1].set()
+
+    def seat(self, id: int, ids: Sequence[int], params: GenerateParams, cancel: Cancel) -> Seat:
+        """Take a free slot; its lane holds as much of the prompt as need not be read, of texts of
+        the request's scope.
+
+        Raises:
+            UsageError, PairIncompatible: as ``Slot.drafter_for``; no lane was touched.
+        """
+        free, scope = self.free, params.scope
         nearest = max(free, key=lambda slot: self._usable(slot, ids, scope))
         keep = self._usable(nearest, ids, scope)
         tail = len(nearest.target.tokens) - keep
         elsewhere, _ = self._longest(ids, nearest, scope)
-        if (tail < _WORTH or not self._most_bytes) and keep >= elsewhere:
-            slot = nearest
-            slot.target.rollback(keep)
-            slot.kept(keep)
+        stays = (tail < _WORTH or not self._most_bytes) and keep >= elsewhere
+        empty = (one for one in free if not one.target.tokens)
+        slot = nearest if stays else next(empty, free[-1])
+        drafter, said = slot.drafter_for(params, self._info)
+        if stays:
+            self._cut(slot, keep)
         else:
-            slot = next((one for one in free if not one.target.tokens), free[-1])
             self._empty(slot, keep if slot is nearest else 0)
-        free.remove(slot)
         if slot.scope != scope:
             slot.scope = scope
             for lane in slot.beside:
@@ -106,13 +148,38 @@ class Seating:
                 drafter.forget()
         for lane in slot.beside:
             self._follow(lane, ids, scope)
-        while not (slot.target.tokens or self._fill(slot, ids, scope)) and self.vacate(free):
+        while not (slot.target.tokens or self._fill(slot, ids, scope)) and self.vacate():
             pass
-        return slot
+        slot.whole = 0
+        slot.target.capture(drafter.needs)
+        known = len(slot.target.tokens)
+        cached = drafter.reusable(ids, known)
+        if cached < known:  # from where a fresh reading goes on
+            cached = slot.target.alike(cached, len(ids))
+            self._cut(slot, cached)
+        slot.goes_on(cached, len(ids))
+        free.remove(slot)
+        self._taken[id] = slot, cancel
+        self._obey()
+        return Seat(slot, drafter, cached, known - cached, said)
 
-    def vacate(self, free: Sequence[Slot]) -> bool:
+    def release(self, id: int, keep: int) -> None:
+        """A conversation is over; its lane keeps its first ``keep`` tokens for others."""
+        slot, _ = self._taken.pop(id)
+        self._obey()  # what the lane reads again now is not to be stopped
+        self.free.insert(0, slot)
+        if not self._closed:
+            slot.target.rollback(min(keep, len(slot.target.tokens)))
+
+    def _obey(self) -> None:
+        self._obeying.close()
+        if len(self._taken) == 1:
+            [(_, cancel)] = self._taken.values()
+            self._obeying.enter_context(self._stop.obeying(cancel))
+
+    def vacate(self) -> bool:
         """Take the cells of an idle text; whether there was one."""
-        slot = next((slot for slot in reversed(free) if slot.target.tokens), None)
+        slot = next((slot for slot in reversed(self.free) if slot.target.tokens), None)
         if slot is None:
             return False
         self._empty(slot)
@@ -138,6 +205,10 @@ class Seating:
         places: list[Slot | _Parked] = [*others, *self._lot]
         found = ((self._usable(place, ids, scope), place) for place in places)
         return max(found, key=lambda one: one[0], default=(0, None))
+
+    def _cut(self, slot: Slot, keep: int) -> None:
+        slot.target.rollback(keep)
+        slot.kept(keep)
 
     def _empty(self, slot: Slot, keep: int = 0) -> None:
         """Park what a lane holds; where that cannot be, ``keep`` of it stays."""

@@ -157,7 +157,7 @@ def test_conversations_beside_each_other_stay_equal(file: Path, prompts: list[Pr
         while waiting or running:
             while waiting and three.free:
                 i, name = waiting.pop()
-                for slot in three._free:
+                for slot in three._seats.free:
                     slot.reset()
                 id = three.submit(ids[i], params.replace(proposer=name, seed=i))
                 running[id] = i, name

@@ -64,7 +64,7 @@ def asked(method: str, seed: int, temperature: float) -> GenerateParams:
 
 def submit(engine: Engine, prompt: str, params: GenerateParams) -> int:
     """Begin where nothing is cached: what a short prompt left was not read in tiles."""
-    for slot in engine._free:
+    for slot in engine._seats.free:
         slot.reset()
     return engine.submit(prompt, params)
 

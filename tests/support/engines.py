@@ -8,14 +8,29 @@ from specllama.backend.base import Lane, Vocab
 from specllama.backend.fake import FakeVocab, fake_info
 from specllama.cancel import StopFlag
 from specllama.engine.loaded import Loaded
+from specllama.engine.pace import Pace
 from specllama.engine.profiles import Profile, Windows
 from specllama.engine.prompting import Prompting
 from specllama.engine.sampler_chains import ConstraintMaker, SamplerChains
+from specllama.engine.seating import Seats
 from specllama.engine.slot import Slot
 from specllama.interface import EngineInfo
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.window import FixedWindow, Window
+
+
+class NoSeats(Seats):
+    """For a scheduler whose conversations a test writes itself, in lanes of its own."""
+
+    def __init__(self) -> None:
+        self.pace = Pace()
+
+    def vacate(self) -> bool:
+        return False
+
+    def release(self, id: int, keep: int) -> None:
+        pass
 
 
 class Given(Windows):

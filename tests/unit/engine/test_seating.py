@@ -141,7 +141,7 @@ def test_idle_texts_make_room_and_come_back_unread() -> None:
         assert events[0].cached_n == len(prompt) - 1
         assert isinstance(events[-1], Finished)
         assert events[-1].token_ids == alone(prompt, params(2))
-    assert engine._seating.n_bytes > 0
+    assert engine._seats.n_bytes > 0
 
 
 def test_without_memory_idle_texts_are_forgotten() -> None:
@@ -151,19 +151,19 @@ def test_without_memory_idle_texts_are_forgotten() -> None:
     first = next(iter(engine.generate([1] * 130, params(1))))
     assert isinstance(first, Started)
     assert first.cached_n == 0
-    assert engine._seating.n_bytes == 0
+    assert engine._seats.n_bytes == 0
 
 
 def test_where_memory_runs_out_parked_texts_are_forgotten() -> None:
     engine = engine_of(2)
     free = [8 << 30]
-    engine._seating._free_memory = lambda: free[0]
+    engine._seats._free_memory = lambda: free[0]
     for i in range(4):
         list(engine.generate([1 + i] * 130, params(1)))
-    assert engine._seating.n_bytes > 0
+    assert engine._seats.n_bytes > 0
     free[0] = 1 << 20
     list(engine.generate([6] * 130, params(1)))
-    assert engine._seating.n_bytes == 0
+    assert engine._seats.n_bytes == 0
 
 
 def test_a_prompt_goes_on_from_that_of_a_busy_lane() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+from engines import NoSeats
 from oracle import Oracle, Tokens, Toy, bias
 from windows import Pair
 
@@ -55,7 +56,7 @@ def written(
 ) -> Tokens:
     """What a round writes beside that of a greedy text, where the pass has five rows for both."""
     pool = FakePool(TARGET, n_ctx=16, lanes=2, max_rows=5)
-    scheduler = Scheduler(pool)
+    scheduler = Scheduler(pool, NoSeats())
 
     def begin(sampling: SamplingParams, law: VerifyRule, coins: Coins, most: int) -> Rounds:
         tokens, lane = list(PROMPT), pool.open()
@@ -81,7 +82,7 @@ def written(
     loop._peek |= peek
     other = begin(GREEDY, "match", RandomCoins(1), 1)
     for id, one in enumerate((loop, other)):
-        scheduler.add(id, say(one), lambda: None, cast(Lane, one.target), Cancel())
+        scheduler.add(id, say(one), lambda: 0, cast(Lane, one.target), Cancel())
     assert scheduler.step() == []
     return tuple(loop.tokens[len(PROMPT) :])
 

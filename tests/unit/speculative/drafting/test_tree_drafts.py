@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from engines import NoSeats
 from oracle import Oracle, Tokens, bias
 from toys import (
     FULL,
@@ -274,10 +275,10 @@ def test_trees_of_several_conversations_share_the_passes_of_their_model() -> Non
     def say(id: int, asking: Asking[Draft]) -> Any:
         together[id] = yield from asking
 
-    scheduler = Scheduler(FakePool(table))
+    scheduler = Scheduler(FakePool(table), NoSeats())
     for id, tokens in enumerate(texts):
         said = say(id, drafting(shared, tokens))
-        scheduler.add(id, said, lambda: None, cast(Lane, None), Cancel())
+        scheduler.add(id, said, lambda: 0, cast(Lane, None), Cancel())
     assert scheduler.step() == []
     assert [together[id] for id in range(len(texts))] == alone
     assert len(shared.fake.passes) == max(passes)
