@@ -22,12 +22,11 @@ from specllama.cli.prove import command
 from specllama.cli.prove_views import rows_alike
 from specllama.engine.conversation import Conversation
 from specllama.engine.engine import Engine
-from specllama.engine.seating import Seating
+from specllama.engine.seating import Seats
 from specllama.engine.slot import Slot
 from specllama.errors import CannotLoad, UsageError
 from specllama.history import common_prefix
 from specllama.settings.params import GenerateParams
-from specllama.speculative.asking import Cut
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.window import FixedWindow, Plan
 
@@ -85,11 +84,11 @@ def test_a_prompt_that_takes_what_another_left_is_found_out(
     """Cells that are taken without asking whether a fresh reading would leave them: every case
     behind a stranger is red, also plain ones, whether its text changed or its logprobs alone."""
 
-    def unasked(self: Seating, place: Any, ids: Sequence[int], scope: str) -> int:
+    def unasked(self: Seats, place: Any, ids: Sequence[int], scope: str) -> int:
         held = place.target if isinstance(place, Slot) else place.blob
         return min(common_prefix(held.tokens, ids), len(ids) - 1)
 
-    monkeypatch.setattr(Seating, "_usable", unasked)
+    monkeypatch.setattr(Seats, "_usable", unasked)
     cases = warm(tiny, prompts, "draft", "suffix")
     tiny.reset()
     assert {case.ok for case in cases if case.way == "behind"} == {False}
@@ -105,15 +104,15 @@ def test_the_next_turn_of_a_reply_with_a_wrong_cell_is_found_out(
     next turn reads them."""
     run = Conversation.settle
 
-    def spoilt(self: Conversation) -> list[Cut]:
-        cuts = run(self)
+    def spoilt(self: Conversation) -> int:
+        keep = run(self)
         if self._drafter.name == "draft" and self._slot.whole:
             target, n = self._target, self._slot.whole
             target.rollback(n - 1)
             target.forward([self._tokens[0]], outputs="none")
             target.tokens.cut(n - 1)
             target.tokens.extend([self._tokens[n - 1]])
-        return cuts
+        return keep
 
     monkeypatch.setattr(Conversation, "settle", spoilt)
     cases = warm(tiny, prompts, "draft")
