@@ -15,14 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from specllama.bench.breakdown import Parts, parts_of, plain_step
+from specllama.bench.experiment import Run, ask
 from specllama.bench.prompts import Prompt
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile
 from specllama.events import RoundDone
 from specllama.interface import EngineLike
 from specllama.settings.params import GenerateParams
-from specllama.store.rounds import RoundLog, logged
-from specllama.told import Told
+from specllama.store.rounds import RoundLog
 
 Timeline = tuple[tuple[int, float], ...]  # (tokens so far, seconds so far) after every round
 
@@ -39,8 +39,8 @@ class Task:
 
 
 @dataclass(slots=True)
-class Run:
-    """One answer. Seconds; ``decode_s`` is from the first token to the last."""
+class RunFigures:
+    """What one answer took. Seconds; ``decode_s`` is from the first token to the last."""
 
     arm: str
     prompt: str
@@ -68,6 +68,40 @@ class Run:
     drafting: Timeline = ()  # the timeline if each of those had taken that mean
     parts: Parts = field(default_factory=dict)  # the time by kind of round
 
+    @staticmethod
+    def of(run: Run, task: Task, repetition: int, total_s: float) -> RunFigures:
+        """Of a whole answer of ours."""
+        end, rounds = run.end, run.rounds
+        t = end.timings
+        plain_s, drafting = what_drafting_took(rounds[1:])
+        written = accumulate(len(done.emitted) for done in rounds)
+        return RunFigures(
+            arm=run.name,
+            prompt=task.prompt.id,
+            slice=task.prompt.slice,
+            temperature=task.temperature,
+            repetition=repetition,
+            tokens=len(end.token_ids),
+            decode_s=t.decode_ms / 1e3,
+            total_s=total_s,
+            ttft_s=t.ttft_ms / 1e3,
+            rounds=end.rounds,
+            drafted=end.draft_n,
+            accepted=end.draft_n_accepted,
+            near_ties=end.near_ties,
+            draft_s=t.draft_ms / 1e3,
+            verify_s=t.verify_ms / 1e3,
+            other_s=t.other_ms / 1e3,
+            deliver_s=t.deliver_ms / 1e3,
+            token_ids=end.token_ids,
+            text=end.text,
+            window=dict(Counter(str(len(done.drafted)) for done in rounds)),
+            timeline=tuple(zip(written, (done.t_s for done in rounds), strict=True)),
+            plain_s=plain_s,
+            drafting=drafting,
+            parts=parts_of(rounds[1:]),
+        )
+
     @property
     def decoded(self) -> int:
         """Tokens written in ``decode_s``: all but the first."""
@@ -82,12 +116,11 @@ class Run:
 
 
 class Arm(Protocol):
-    """Something that answers prompts. ``exact`` arms must write the same tokens as plain ones."""
+    """Something that answers prompts."""
 
     name: str
-    exact: bool
 
-    def run(self, task: Task, repetition: int) -> Run: ...
+    def run(self, task: Task, repetition: int) -> RunFigures: ...
 
     def close(self) -> None: ...
 
@@ -102,13 +135,10 @@ class EngineArm:
         name: label in reports.
         params: sampling and what differs between arms; temperature, seed and length come from the
             task.
-        watch: called with every round (a live display).
         begin: the profile that each repetition starts from; what is learnt lasts for that
             repetition only. None learns into the engine's own profile.
         logs: a folder for round logs like those of a user's replies; None writes none.
     """
-
-    exact = True
 
     def __init__(
         self,
@@ -116,7 +146,6 @@ class EngineArm:
         engine: EngineLike,
         params: GenerateParams,
         *,
-        watch: Callable[[RoundDone], None] | None = None,
         begin: Callable[[], Profile] | None = None,
         logs: Path | None = None,
     ) -> None:
@@ -131,7 +160,6 @@ class EngineArm:
         self.name = name
         self._engine = engine
         self._params = params
-        self._watch = watch
 
     def _know(self, repetition: int) -> None:
         """Give the engine's windows what this arm has learnt so far."""
@@ -142,7 +170,7 @@ class EngineArm:
         assert isinstance(self._engine, Engine), "a server learns for all its clients"
         self._engine.windows.use(self._profile)
 
-    def run(self, task: Task, repetition: int) -> Run:
+    def run(self, task: Task, repetition: int) -> RunFigures:
         engine = self._engine
         if isinstance(engine, Engine):
             engine.reset()
@@ -154,49 +182,9 @@ class EngineArm:
             ignore_eos=task.ignore_eos,
             min_speculative_tokens=0,
         )
-        begin = perf_counter()
-        told = Told()
-        for event in logged(engine.generate(task.prompt.content, params), self._log, params):
-            new = told.take(event)
-            if self._watch is not None:
-                for done in new.rounds:
-                    self._watch(done)
-        total = perf_counter() - begin
-        rounds, finished = told.rounds, told.end
-        t = finished.timings
-        plain_s, drafting = what_drafting_took(rounds[1:])
-        return Run(
-            arm=self.name,
-            prompt=task.prompt.id,
-            slice=task.prompt.slice,
-            temperature=task.temperature,
-            repetition=repetition,
-            tokens=len(finished.token_ids),
-            decode_s=t.decode_ms / 1e3,
-            total_s=total,
-            ttft_s=t.ttft_ms / 1e3,
-            rounds=finished.rounds,
-            drafted=finished.draft_n,
-            accepted=finished.draft_n_accepted,
-            near_ties=finished.near_ties,
-            draft_s=t.draft_ms / 1e3,
-            verify_s=t.verify_ms / 1e3,
-            other_s=t.other_ms / 1e3,
-            deliver_s=t.deliver_ms / 1e3,
-            token_ids=finished.token_ids,
-            text=finished.text,
-            window=dict(Counter(str(len(r.drafted)) for r in rounds)),
-            timeline=tuple(
-                zip(
-                    accumulate(len(r.emitted) for r in rounds),
-                    (r.t_s for r in rounds),
-                    strict=True,
-                )
-            ),
-            plain_s=plain_s,
-            drafting=drafting,
-            parts=parts_of(rounds[1:]),
-        )
+        run = Run(self.name, task.prompt.content, params)
+        ask(engine, run, log=self._log)
+        return RunFigures.of(run, task, repetition, perf_counter() - run.began_s)
 
     def close(self) -> None:
         if self._log is not None:

@@ -134,15 +134,14 @@ def ask(
     *,
     log: RoundLog | None = None,
     cancel: Cancel | None = None,
-    moved: Callable[[RoundDone], object] | None = None,
+    moved: Callable[[Run], object] | None = None,
 ) -> None:
     """Have a run answered; ``moved`` is called with every round."""
     params = run.params.on_card(engine.info.target.card)
     run.began_s = perf_counter()
     for event in logged(engine.generate(run.prompt, params, cancel=cancel), log, params):
-        for done in run.take(event).rounds:
-            if moved is not None:
-                moved(done)
+        if run.take(event).rounds and moved is not None:
+            moved(run)
 
 
 def ask_all(
@@ -182,7 +181,7 @@ def _ask_one(
     params = run.params.on_card(engine.info.target.card)
     kept = RoundLog.open(engine.info, params, command="race") if log else None
     try:
-        ask(engine, run, log=kept, cancel=cancel, moved=lambda _: moved(run))
+        ask(engine, run, log=kept, cancel=cancel, moved=moved)
     finally:
         if kept is not None:
             kept.close()

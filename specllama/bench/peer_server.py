@@ -15,7 +15,7 @@ from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from specllama.bench.arms import Run, Task
+from specllama.bench.arms import RunFigures, Task
 from specllama.engine.engine import Engine
 from specllama.errors import EngineError, UsageError
 from specllama.settings.params import SamplingParams
@@ -27,8 +27,6 @@ _STOP_S = 10.0
 class ServerPeer:
     """A running llama-server; whether it speculates is up to how it was started."""
 
-    exact = False
-
     def __init__(self, url: str, engine: Engine, sampling: SamplingParams, name: str = "") -> None:
         if urlsplit(url).scheme not in ("http", "https"):
             raise UsageError(f"{url!r} is not the address of a server", "http://127.0.0.1:8080")
@@ -37,7 +35,7 @@ class ServerPeer:
         self._engine = engine
         self._sampling = sampling
 
-    def run(self, task: Task, repetition: int) -> Run:
+    def run(self, task: Task, repetition: int) -> RunFigures:
         ids = self._engine.encode(task.prompt.content)[0]
         s = self._sampling
         body: dict[str, Any] = {
@@ -58,7 +56,7 @@ class ServerPeer:
         total = perf_counter() - begin
         t = answer.get("timings", {})
         tokens = int(answer.get("tokens_predicted", t.get("predicted_n", 0)))
-        return Run(
+        return RunFigures(
             arm=self.name,
             prompt=task.prompt.id,
             slice=task.prompt.slice,
@@ -127,7 +125,7 @@ class StartedServer(ServerPeer):
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self, task: Task, repetition: int) -> Run:
+    def run(self, task: Task, repetition: int) -> RunFigures:
         if self._process is None:
             self._start()
         return super().run(task, repetition)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
-from specllama.bench.arms import Arm, Run, Task
+from specllama.bench.arms import Arm, RunFigures, Task
 from specllama.bench.peer_server import TIMEOUT_S, ServerPeer, StartedServer
 from specllama.engine.engine import Engine
 from specllama.errors import EngineError, UsageError
@@ -38,8 +38,6 @@ class ProgramPeer:
         path: the program.
         extra: further arguments, say the draft length.
     """
-
-    exact = False
 
     def __init__(
         self,
@@ -87,7 +85,7 @@ class ProgramPeer:
             command += ["-no-cnv", "--no-display-prompt", "--perf"]
         return command + self._extra
 
-    def run(self, task: Task, repetition: int) -> Run:
+    def run(self, task: Task, repetition: int) -> RunFigures:
         engine = self._engine
         ids = engine.encode(task.prompt.content)[0]
         pieces = [engine.vocab.piece(t, special=True) for t in ids]
@@ -115,7 +113,7 @@ class ProgramPeer:
         tokens, seconds = read_speed(log)
         drafted, accepted = _number(_DRAFTED, log), _number(_ACCEPTED, log)
         prompt = _PROMPT.search(log)
-        return Run(
+        return RunFigures(
             arm=self.name,
             prompt=task.prompt.id,
             slice=task.prompt.slice,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from specllama.bench.arms import Arm, Run, Task, percentile, slowest_stretch
+from specllama.bench.arms import Arm, RunFigures, Task, percentile, slowest_stretch
 from specllama.bench.breakdown import Row, breakdown, plain_step, together
 from specllama.bench.energy import EnergyMeter
 
@@ -68,7 +68,7 @@ class Comparison:
     """All runs of a comparison; the other arms are divided by the arm named ``baseline``."""
 
     baseline: str
-    runs: list[Run] = field(default_factory=list)
+    runs: list[RunFigures] = field(default_factory=list)
     provenance: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -116,7 +116,7 @@ class Comparison:
                         out.append((arm, f"{s} T={t:g}" if s else f"T={t:g}", rows))
         return out
 
-    def _runs(self, temperature: float | None, slice: str | None, arm: str) -> list[Run]:
+    def _runs(self, temperature: float | None, slice: str | None, arm: str) -> list[RunFigures]:
         return [
             r
             for r in self.runs
@@ -177,7 +177,9 @@ class Comparison:
             compared=compared,
         )
 
-    def _equality(self, mine: Sequence[Run], base: Sequence[Run]) -> tuple[int | None, int]:
+    def _equality(
+        self, mine: Sequence[RunFigures], base: Sequence[RunFigures]
+    ) -> tuple[int | None, int]:
         wrote = {(r.prompt, r.temperature): r.token_ids for r in base if r.token_ids}
         pairs = [
             (r.token_ids, wrote[r.prompt, r.temperature])
@@ -189,7 +191,7 @@ class Comparison:
         return sum(a == b for a, b in pairs), len(pairs)
 
 
-def _slowest(mine: Sequence[Run], base: Sequence[Run]) -> float | None:
+def _slowest(mine: Sequence[RunFigures], base: Sequence[RunFigures]) -> float | None:
     """The worst 500 tokens of any run, against the baseline's run of the same task."""
     plain = {
         (r.prompt, r.temperature, r.repetition): r.decoded / r.decode_s
@@ -205,7 +207,7 @@ def _slowest(mine: Sequence[Run], base: Sequence[Run]) -> float | None:
     return min(found, default=None)
 
 
-def _in_run(runs: Sequence[Run]) -> float | None:
+def _in_run(runs: Sequence[RunFigures]) -> float | None:
     """The speed with the cost of drafting alone, see ``what_drafting_took``."""
     took = plain = 0.0
     for run in runs:
@@ -216,7 +218,7 @@ def _in_run(runs: Sequence[Run]) -> float | None:
     return plain / took if took else None
 
 
-def _speed(runs: Sequence[Run]) -> float | None:
+def _speed(runs: Sequence[RunFigures]) -> float | None:
     seconds = sum(r.decode_s for r in runs)
     return sum(r.decoded for r in runs) / seconds if seconds > 0 else None
 
@@ -241,7 +243,7 @@ def compare(
     total = repetitions * len(work) * len(arms) + min(warm_up, len(work)) * len(arms)
     done = 0
 
-    def one(arm: Arm, task: Task, repetition: int) -> Run:
+    def one(arm: Arm, task: Task, repetition: int) -> RunFigures:
         nonlocal done
         if progress is not None:
             progress(done, total, f"{arm.name}: {task.prompt.id} T={task.temperature:g}")

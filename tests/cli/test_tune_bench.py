@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specllama.backend.fake import fake_info
-from specllama.bench.arms import EngineArm, Run, Task
+from specllama.bench.arms import EngineArm, RunFigures, Task
 from specllama.cli import invoke
 from specllama.engine.profiles import Profile, Windows, open_profile
 from specllama.speculative.policy.controller import Controller
@@ -165,7 +165,7 @@ def test_bench_measures_on_prompts_that_tune_has_not_seen(
     learnt: set[str] = set()
     reply = EngineArm.run
 
-    def noted(self: EngineArm, task: Task, repetition: int) -> Run:
+    def noted(self: EngineArm, task: Task, repetition: int) -> RunFigures:
         learnt.add(task.prompt.id)
         return reply(self, task, repetition)
 

@@ -18,7 +18,7 @@ from engines import loaded
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
 from specllama.bench.arms import (
     EngineArm,
-    Run,
+    RunFigures,
     Task,
     make_useless,
     percentile,
@@ -108,8 +108,10 @@ def test_every_run_reads_its_prompt_afresh(engine: Engine) -> None:
         draft.passes.clear()
 
 
-def run_of(arm: str, repetition: int, tokens: int, seconds: float, **more: Any) -> Run:
-    return Run(arm, "p", "chat", 0.0, repetition, tokens, seconds, seconds + 0.1, 0.1, **more)
+def run_of(arm: str, repetition: int, tokens: int, seconds: float, **more: Any) -> RunFigures:
+    return RunFigures(
+        arm, "p", "chat", 0.0, repetition, tokens, seconds, seconds + 0.1, 0.1, **more
+    )
 
 
 def test_ratios_are_of_totals_within_a_repetition() -> None:
