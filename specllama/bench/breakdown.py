@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from specllama.events import RoundDone
@@ -124,30 +124,23 @@ def plain_step(parts: Parts) -> float | None:
     return plain.pass_s / plain.rounds if plain and plain.rounds >= _ENOUGH else None
 
 
-HEADS = (
-    "rounds of",
-    "rounds",
-    "drafted",
-    "accepted",
-    "tokens",
-    "drafting",
-    "passes",
-    "gained",
-    "share",
-)
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "rounds of": lambda row: row.kind,
+    "rounds": lambda row: str(row.rounds),
+    "drafted": lambda row: _judged(row, str(row.drafted)),
+    "accepted": lambda row: _judged(row, str(row.accepted)),
+    "tokens": lambda row: _judged(row, str(row.tokens)),
+    "drafting": lambda row: f"{row.drafting:.1f}",
+    "passes": lambda row: _judged(row, f"{row.passes:.1f}"),
+    "gained": lambda row: f"{row.gained:+.1f}",
+    "share": lambda row: f"{row.share:.0%}",
+}
+
+
+def _judged(row: Row, cell: str) -> str:
+    return "" if row.kind == READING else cell
 
 
 def cells(row: Row) -> list[str]:
     """A row of the table in words."""
-    reading = row.kind == READING
-    return [
-        row.kind,
-        str(row.rounds),
-        "" if reading else str(row.drafted),
-        "" if reading else str(row.accepted),
-        "" if reading else str(row.tokens),
-        f"{row.drafting:.1f}",
-        "" if reading else f"{row.passes:.1f}",
-        f"{row.gained:+.1f}",
-        f"{row.share:.0%}",
-    ]
+    return [cell(row) for cell in COLUMNS.values()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,61 +18,50 @@ from specllama.store.document import html_page, html_table, markdown_table
 
 SCHEMA = "specllama.bench.v1"
 
-COLUMNS = (
-    "arm",
-    "group",
-    "tok/s",
-    "ratio",
-    "range",
-    "p50 s",
-    "p95 s",
-    "TTFT ms",
-    "TTFT ratio",
-    "accepted",
-    "rejected",
-    "rounds",
-    "same text",
-    "own time",
-    "slowest 500",
-    "in run",
-    "in run, slowest 500",
-    "J/token",
-)
-
-
 SPENT = "Where the time after the first token went, in plain steps"
-SPENT_COLUMNS = ("arm", "group", *breakdown.HEADS)
+SPENT_COLUMNS = ("arm", "group", *breakdown.COLUMNS)
+
+
+def _show(value: float | None, form: str, unit: str = "") -> str:
+    return "" if value is None else format(value, form) + unit
+
+
+def _range(s: Summary) -> str:
+    if s.ratio_low is None or s.ratio_high is None:
+        return ""
+    return f"{s.ratio_low:.2f}–{s.ratio_high:.2f}"
+
+
+def _accepted(s: Summary) -> str:
+    return "" if s.acceptance_rate is None else f"{s.accepted} ({s.acceptance_rate:.0%})"
+
+
+COLUMNS: dict[str, Callable[[Summary], str]] = {
+    "arm": lambda s: s.arm,
+    "group": lambda s: s.group,
+    "tok/s": lambda s: _show(s.tok_per_s, ".1f"),
+    "ratio": lambda s: _show(s.ratio, ".2f", "×"),
+    "range": _range,
+    "p50 s": lambda s: _show(s.latency_p50_s, ".2f"),
+    "p95 s": lambda s: _show(s.latency_p95_s, ".2f"),
+    "TTFT ms": lambda s: _show(s.ttft_p50_s and s.ttft_p50_s * 1e3, ".0f"),
+    "TTFT ratio": lambda s: _show(s.ttft_ratio, ".2f"),
+    "accepted": _accepted,
+    "rejected": lambda s: str(s.rejected) if s.drafted else "",
+    "rounds": lambda s: str(s.rounds or ""),
+    "same text": lambda s: "" if s.equal is None else f"{s.equal}/{s.compared}",
+    "own time": lambda s: _show(s.other_share, ".1%"),
+    "slowest 500": lambda s: _show(s.slowest_500, ".2f", "×"),
+    "in run": lambda s: _show(s.in_run, ".2f", "×"),
+    "in run, slowest 500": lambda s: _show(s.in_run_500, ".2f", "×"),
+    "J/token": lambda s: _show(s.joules_per_token, ".2f"),
+}
+"""The columns of a report; an empty cell is a figure that was not measured."""
 
 
 def cells(s: Summary) -> list[str]:
-    """A row of the table; an empty cell is a figure that was not measured."""
-
-    def show(value: float | None, form: str) -> str:
-        return "" if value is None else format(value, form)
-
-    span = (
-        f"{s.ratio_low:.2f}–{s.ratio_high:.2f}"
-        if s.ratio_low is not None and s.ratio_high is not None
-        else ""
-    )
-    return [
-        s.arm,
-        s.group,
-        show(s.tok_per_s, ".1f"),
-        "" if s.ratio is None else f"{s.ratio:.2f}×",
-        span,
-        show(s.latency_p50_s, ".2f"),
-        show(s.latency_p95_s, ".2f"),
-        show(None if s.ttft_p50_s is None else s.ttft_p50_s * 1e3, ".0f"),
-        show(s.ttft_ratio, ".2f"),
-        f"{s.accepted} ({s.acceptance_rate:.0%})" if s.acceptance_rate is not None else "",
-        str(s.rejected) if s.drafted else "",
-        str(s.rounds) if s.rounds else "",
-        "" if s.equal is None else f"{s.equal}/{s.compared}",
-        show(s.other_share, ".1%"),
-        *("" if x is None else f"{x:.2f}×" for x in (s.slowest_500, s.in_run, s.in_run_500)),
-        show(s.joules_per_token, ".2f"),
-    ]
+    """A row of the table."""
+    return [cell(s) for cell in COLUMNS.values()]
 
 
 def to_json(comparison: Comparison, *, texts: bool = False) -> dict[str, Any]:
@@ -139,7 +128,7 @@ def provenance_lines(data: dict[str, Any]) -> list[str]:
 
 def to_markdown(comparison: Comparison) -> str:
     """The table of all summaries, then where the time went, then the provenance as a list."""
-    out = markdown_table(COLUMNS, (cells(s) for s in comparison.summaries()))
+    out = markdown_table(tuple(COLUMNS), (cells(s) for s in comparison.summaries()))
     if spent := spent_rows(comparison):
         out += ["", f"{SPENT}:", "", *markdown_table(SPENT_COLUMNS, spent)]
     out += ["", *(f"- {line}" for line in provenance_lines(comparison.provenance)), ""]
@@ -186,7 +175,7 @@ def to_html(comparison: Comparison) -> str:
     facts = "\n".join(provenance_lines(comparison.provenance))
     return html_page(
         "specllama bench",
-        f"{chart}{latency}{accepted}{html_table(COLUMNS, map(cells, summaries))}"
+        f"{chart}{latency}{accepted}{html_table(tuple(COLUMNS), map(cells, summaries))}"
         + (f"<h2>{SPENT}</h2>{html_table(SPENT_COLUMNS, spent)}" if spent else "")
         + "<details open="
         "><summary>How this was measured</summary>"

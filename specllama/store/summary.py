@@ -11,28 +11,9 @@ from specllama.stats import SpecStats
 from specllama.store.rounds import RunRecord
 from specllama.verdict import Pass, judge
 
-CSV_COLUMNS = (
-    "run",
-    "turn",
-    "index",
-    "t_s",
-    "n_past",
-    "source",
-    "draft_max",
-    "window_reason",
-    "drafted",
-    "accepted",
-    "emitted",
-    "cut",
-    "target_kind",
-    "near_tie",
-    "draft_ms",
-    "verify_ms",
-    "other_ms",
-    "wait_ms",
-    "drafted_text",
-    "emitted_text",
-)
+CSV_COLUMNS = ("run", "turn", "index", "t_s", "n_past", "source", "draft_max", "window_reason",
+               "drafted", "accepted", "emitted", "cut", "target_kind", "near_tie", "draft_ms",
+               "verify_ms", "other_ms", "wait_ms", "drafted_text", "emitted_text")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,20 +142,9 @@ def by_time(items: Sequence[Moment], n: int) -> list[Slice]:
 
 def stats_dict(stats: SpecStats) -> dict[str, Any]:
     """Counters and rates of one group, for ``--json``."""
-    return {
-        "rounds": stats.rounds,
-        "drafted": stats.drafted,
-        "accepted": stats.accepted,
-        "emitted": stats.emitted,
-        "cut": stats.cut,
-        "near_ties": stats.near_ties,
-        "acceptance_rate": stats.acceptance_rate,
-        "mean_acceptance_length": stats.mean_acceptance_length,
-        "draft_ms": stats.draft_ms,
-        "verify_ms": stats.verify_ms,
-        "other_ms": stats.other_ms,
-        "wait_ms": stats.wait_ms,
-    }
+    names = ("rounds", "drafted", "accepted", "emitted", "cut", "near_ties", "acceptance_rate",
+             "mean_acceptance_length", "draft_ms", "verify_ms", "other_ms", "wait_ms")  # fmt: skip
+    return {name: getattr(stats, name) for name in names}
 
 
 def run_dict(record: RunRecord) -> dict[str, Any]:
@@ -200,30 +170,16 @@ def run_dict(record: RunRecord) -> dict[str, Any]:
 
 
 def csv_rows(record: RunRecord) -> list[list[Any]]:
-    """One row per round, in the order of CSV_COLUMNS."""
+    """One row per round, in the order of CSV_COLUMNS; of tokens, how many."""
+
+    def cell(done: RoundDone, name: str) -> Any:
+        value = getattr(done, name)
+        if isinstance(value, tuple):
+            return "".join(value) if name.endswith("_text") else len(value)
+        return int(value) if isinstance(value, bool) else value
+
     return [
-        [
-            record.run,
-            turn.index,
-            done.index,
-            done.t_s,
-            done.n_past,
-            done.source,
-            done.draft_max,
-            done.window_reason,
-            len(done.drafted),
-            done.accepted,
-            len(done.emitted),
-            done.cut,
-            done.target_kind,
-            int(done.near_tie),
-            done.draft_ms,
-            done.verify_ms,
-            done.other_ms,
-            done.wait_ms,
-            "".join(done.drafted_text),
-            "".join(done.emitted_text),
-        ]
+        [record.run, turn.index, *(cell(done, name) for name in CSV_COLUMNS[2:])]
         for turn in record.turns
         for done in turn.rounds
     ]
