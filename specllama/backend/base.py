@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from specllama.arrays import HiddenNeed, IntArray, Row, Rows
+import numpy as np
+
+from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.exactness import Exactness
 from specllama.backend.hidden import HiddenRows as HiddenRows
 from specllama.backend.kernels import Kernels
@@ -25,28 +27,21 @@ if TYPE_CHECKING:
     from specllama.interface import ModelInfo
     from specllama.settings.params import EngineOptions
 
-Outputs = Literal["all", "last", "none"]
+# which tokens of a pass return a row of logits; "states" are made by a head's encoder, without any
+Outputs = Literal["all", "last", "none", "states"]
 
 
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """What a drafter says of n places that follow each other, all at once; views.
+class Out(NamedTuple):
+    """What a pass answers.
 
     Attributes:
-        rows: logits [n, n_vocab].
-        sure: how likely the guess for each is right [n]; None of one that was not trained to say.
-        candidates: the k tokens [n, k] that alone may stand there, where it says how they follow
-            each other; ``rows`` is empty then.
-        scores: of candidate j behind candidate i of the place before, [n, i, j].
-        scale, cap: what the target does to its logits, and the rows still lack; 0 for no cap.
+        rows: logits [n, n_vocab] of the tokens that return one: a view, good until the pool's next
+            pass.
+        states: of a head, the states [n, width] that it leaves behind the same tokens.
     """
 
     rows: Rows
-    sure: Row | None = None
-    candidates: IntArray | None = None
-    scores: Rows | None = None
-    scale: float = 1.0
-    cap: float = 0.0
+    states: Rows = np.empty((0, 0), np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +113,34 @@ class Vocab(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one lane contributes to a pass.
+
+    Attributes:
+        lane: a ``Lane``, or a head's.
+        tokens: evaluated after those of the lane; none where a head reads states alone.
+        outputs: which of them return a row of logits.
+        parents: for a tree, parents[i] is the node that token i follows, -1 for the lane's text.
+            Nodes are counted over all passes that the tree grew by, ``tokens`` behind those before.
+            None is a chain.
+        states: hidden states [n, width] that a head reads beside the tokens, or instead of them.
+        head: which one evaluates the nodes, of several that draft in turn.
+    """
+
+    lane: Any
+    tokens: Sequence[int]
+    outputs: Outputs = "all"
+    parents: Sequence[int] | None = None
+    states: Rows | None = None
+    head: int = 0
+
+    @property
+    def size(self) -> int:
+        """Rows of the batch that it takes."""
+        return len(self.tokens) if self.states is None else len(self.states)
+
+
 class Context(Protocol):
     """A cache of one text, and passes over it: a lane, or what stands in for one of a draft."""
 
@@ -173,6 +196,10 @@ class Context(Protocol):
                 beginning of it where the model cannot roll back.
             EngineError: the library refused; the cache is as it was before.
         """
+        ...
+
+    def evaluate(self, part: Part) -> Out:
+        """A pass of a part of this lane, see ``forward``."""
         ...
 
     def reopen(self, n: int) -> None:
@@ -235,24 +262,6 @@ class Lane(Context, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one lane contributes to a pass.
-
-    Attributes:
-        tokens: evaluated after those of the lane.
-        outputs: which of them return a row of logits.
-        parents: for a tree, parents[i] is the node that token i follows, -1 for the lane's text.
-            Nodes are counted over all passes that the tree grew by, ``tokens`` behind those before.
-            None is a chain.
-    """
-
-    lane: Lane
-    tokens: Sequence[int]
-    outputs: Outputs = "all"
-    parents: Sequence[int] | None = None
-
-
 class Blob(Protocol):
     """A parked lane: its text and what the cache held of it, outside the pool."""
 
@@ -269,22 +278,12 @@ class Blob(Protocol):
         ...
 
 
-class Pool(Protocol):
-    """One KV cache of one model, with room for several conversations."""
+class Passes(Protocol):
+    """What runs the passes of lanes, and how much one pass takes."""
 
     @property
     def kernels(self) -> Kernels:
         """What decides how passes are computed."""
-        ...
-
-    @property
-    def lanes(self) -> int:
-        """Most lanes at once; 1 for models that keep a running state."""
-        ...
-
-    @property
-    def forgets(self) -> bool:
-        """Whether a cut may find what came before it gone: a text goes on from where it can."""
         ...
 
     @property
@@ -295,6 +294,33 @@ class Pool(Protocol):
     @property
     def max_rows(self) -> int:
         """Most rows with logits in one pass."""
+        ...
+
+    @property
+    def free_leaves(self) -> int:
+        """Branches that trees of one pass may have, beside one a tree."""
+        ...
+
+    def run(self, parts: Sequence[Part]) -> list[Out]:
+        """Evaluate all parts in one pass, or as few as return the bits of each part alone.
+
+        Returns what each part is answered with; its rows are good until the next pass. Raises what
+        ``Context.forward`` raises; no lane has changed then.
+        """
+        ...
+
+
+class Pool(Passes, Protocol):
+    """One KV cache of one model, with room for several conversations."""
+
+    @property
+    def lanes(self) -> int:
+        """Most lanes at once; 1 for models that keep a running state."""
+        ...
+
+    @property
+    def forgets(self) -> bool:
+        """Whether a cut may find what came before it gone: a text goes on from where it can."""
         ...
 
     @property
@@ -317,11 +343,6 @@ class Pool(Protocol):
         """How often ghosts were freed by ``compact``."""
         ...
 
-    @property
-    def free_leaves(self) -> int:
-        """Branches that trees of one pass may have, beside one a tree."""
-        ...
-
     def open(self) -> Lane:
         """An empty lane.
 
@@ -337,14 +358,6 @@ class Pool(Protocol):
         Raises:
             EngineError: every lane is taken.
             ValueError: there are fewer tokens, or ``into`` holds some.
-        """
-        ...
-
-    def run(self, parts: Sequence[Part]) -> list[Rows]:
-        """Evaluate all parts in one pass, or as few as return the bits of each part alone.
-
-        Returns the rows [n, n_vocab] of each part; good until the next pass. Raises what
-        ``Context.forward`` raises; no lane has changed then.
         """
         ...
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from specllama.arrays import HiddenNeed, Rows
-from specllama.backend.base import Outputs, Part, Pool
+from specllama.backend.base import Out, Outputs, Part, Pool
 from specllama.backend.cells import Places
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.kernels import TILE
@@ -165,7 +165,10 @@ class CellLane:
     def forward(
         self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
     ) -> Rows:
-        return self.pool.run((Part(self, tokens, outputs, parents),))[0]
+        return self.pool.run((Part(self, tokens, outputs, parents),))[0].rows
+
+    def evaluate(self, part: Part) -> Out:
+        return Out(self.forward(part.tokens, outputs=part.outputs, parents=part.parents))
 
     def grown(self, parents: Sequence[int]) -> Layout:
         """The lane's tree with the nodes of a further pass.

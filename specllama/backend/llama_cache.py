@@ -141,7 +141,7 @@ class LlamaCache:
         self._pin, self._pinned = shape.sequences, False
         self._n_vocab = model.vocab.n_tokens
         self.batch = Batch(shape.n_batch, shape.max_leaves)
-        self._native = _native(self.batch)
+        self._native = native(self.batch)
         self._rows_at = 0
         self._rows_view: Rows = np.empty((0, self._n_vocab), np.float32)
 
@@ -325,7 +325,7 @@ def _params(model: LlamaModel, shape: Shape, settings: Settings) -> Any:
     return params
 
 
-def _native(batch: Batch) -> Any:
+def native(batch: Batch) -> Any:
     """llama.cpp's view of a batch, whose memory stays ours."""
 
     def pointer(array: Any, kind: Any) -> Any:

@@ -23,7 +23,7 @@ from typing import ClassVar, cast
 import numpy as np
 
 from specllama.arrays import Rows
-from specllama.backend.base import Blob, Lane, Outputs, Part
+from specllama.backend.base import Blob, Lane, Out, Outputs, Part
 from specllama.backend.cache import Cache, Shape
 from specllama.backend.cells import Places
 from specllama.backend.kernels import TILE, ZONE, Kernels
@@ -267,9 +267,9 @@ class CellPool(Settling):
 
     # -- passes --
 
-    def run(self, parts: Sequence[Part]) -> list[Rows]:
+    def run(self, parts: Sequence[Part]) -> list[Out]:
         if self._only is not None and len(parts) == 1 and self._is_step(parts[0]):
-            return [self._step(parts[0])]
+            return [Out(self._step(parts[0]))]
         pieces = self._check(parts)
         self.settle()
         past = [len(piece.lane.tokens) for piece in pieces]
@@ -284,11 +284,11 @@ class CellPool(Settling):
                         piece.lane.rollback(n)
             raise
         self._seek_only()
-        return [self._no_rows if piece.rows is None else piece.rows for piece in pieces]
+        return [Out(self._no_rows if piece.rows is None else piece.rows) for piece in pieces]
 
     def _is_step(self, part: Part) -> bool:
         """Whether this is a pass of a lane alone that nothing speaks against, and short."""
-        lane, n = part.lane, len(part.tokens)
+        lane, n = cast(CellLane, part.lane), len(part.tokens)
         most = self.max_rows if part.outputs == "all" else self.n_batch
         return (
             lane is self._only

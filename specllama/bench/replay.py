@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specllama.backend.base import Out
 from specllama.events import RoundDone
 from specllama.settings.params import SamplingParams
-from specllama.speculative.asking import Ask, Asking, Offer, Pass, drive
 from specllama.speculative.drafting.drafter import Copier, Drafter, Request
 from specllama.speculative.drafting.mixed import MixedDrafter
+from specllama.speculative.effects import Ask, Asking, Offer, Pass, drive
 from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -217,7 +218,7 @@ def replay(
             n = len(ask.tokens)
             out.steps += ask.lane is not target
             clock.steps(verify[n] if ask.lane is target else reading(n))
-            return rows[:n]
+            return Out(rows[:n])
         return ask.size if isinstance(ask, Offer) else None
 
     model = [_Model(trace, start, peek=peek)] if use_model else []

@@ -1,6 +1,6 @@
 """One request, from its prompt to ``Finished``: prefill, rounds, stops, a full context.
 
-A generator: it yields events for people, and asks (``speculative.asking``) for whoever drives it.
+A generator: it yields events for people, and asks (``speculative.effects``) for whoever drives it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from specllama import verdict
 from specllama.arrays import Row, Rows
+from specllama.backend.base import Out
 from specllama.backend.kernels import TILE
 from specllama.cancel import Cancel
 from specllama.engine.loaded import Loaded
@@ -35,9 +36,9 @@ from specllama.events import (
 )
 from specllama.history import common_prefix
 from specllama.settings.params import GenerateParams
-from specllama.speculative.asking import Ask, Asking, Cut, Pass
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import booked
+from specllama.speculative.effects import Ask, Asking, Keep, Pass
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -336,13 +337,13 @@ class Conversation:
         part = ids[done : done + size]
         end = done + len(part)
         last = row and end == len(ids)
-        rows: Rows = yield Pass(
+        out: Out = yield Pass(
             self._target,
             part,
             "last" if last else "none",
             tell=lambda shared: self._read_among_others(done),
         )
-        rows = rows.copy()  # a pass of somebody else may come before it is drawn from
+        rows = out.rows.copy()  # a pass of somebody else may come before it is drawn from
         yield from self._drafter.read_prompt(self._tokens, end)
         return end, rows
 
@@ -446,7 +447,7 @@ class Conversation:
         dropped = len(tokens) - head - tail
         tokens.replace([*tokens[:head], *tokens[-tail:]])
         same = min(common_prefix(self._target.tokens, tokens), head)
-        yield Cut(self._target, keep := self._target.alike(same, len(tokens)))
+        yield Keep(self._target, keep := self._target.alike(same, len(tokens)))
         self._slot.kept(keep)
         self._slot.read = 0
         done, text = len(self._target.tokens), tokens[:-1]

@@ -13,7 +13,7 @@ from specllama.speculative.drafting.method import Facts, find
 
 if TYPE_CHECKING:
     from specllama.backend.base import Lane
-    from specllama.speculative.asking import Place
+    from specllama.speculative.effects import Place
 
 
 @dataclass(slots=True)

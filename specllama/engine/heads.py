@@ -180,15 +180,15 @@ def bundled_heads(target: Path) -> list[Path]:
 
 def _open(head: GgufHeader, target: LoadedTarget) -> object:
     if head.architecture == "eagle3":
-        from specllama.backend.eagle3_context import open_eagle3
+        from specllama.backend.heads.eagle3 import open_eagle3
 
         return open_eagle3(head, target)
     if head.architecture == "dflash":
-        from specllama.backend.dflash_context import open_dflash
+        from specllama.backend.heads.dflash import open_dflash
 
         return open_dflash(head, target)
     if head.architecture == "gemma4-assistant":
-        from specllama.backend.assistant_context import open_assistant
+        from specllama.backend.heads.assistant import open_assistant
 
         return open_assistant(head, target)
     if sidecars.kind_of(head) == "mtp":
@@ -199,7 +199,7 @@ def _open(head: GgufHeader, target: LoadedTarget) -> object:
 
 
 def _open_nextn(holder: GgufHeader, target: LoadedTarget) -> object:
-    from specllama.backend.nextn_context import open_nextn
+    from specllama.backend.heads.nextn import open_nextn
 
     return open_nextn(holder, target)
 

@@ -22,9 +22,9 @@ from specllama.events import Event
 from specllama.interface import EngineInfo
 from specllama.models.refs import resolve_pair
 from specllama.settings.params import EngineOptions
-from specllama.speculative.asking import Place
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.translate import join_vocabularies
+from specllama.speculative.effects import Place
 from specllama.store.corpus import Corpus
 
 logger = logging.getLogger("specllama.engine.loading")

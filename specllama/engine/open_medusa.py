@@ -18,22 +18,24 @@ from specllama.models.medusa_file import (
     read_output_ids,
 )
 from specllama.models.tensors import read_tensor
-from specllama.speculative.drafting.medusa_heads import Head, Heads, HeadSource
+from specllama.speculative.drafting.medusa_heads import Head, Heads
 
 if TYPE_CHECKING:
+    from specllama.backend.heads.medusa_pool import MedusaPool
     from specllama.backend.loaded_target import LoadedTarget
 
 logger = logging.getLogger("specllama.engine.open_medusa")
 
 
-def open_medusa(header: GgufHeader, target: LoadedTarget) -> HeadSource:
+def open_medusa(header: GgufHeader, target: LoadedTarget) -> MedusaPool:
     """The heads of a file where the target's last layer runs; on the CPU where that device does not
     take them, in numpy where ggml cannot be called.
 
     Raises:
         PairIncompatible, BadGguf, UnsupportedModel: see ``load_heads``.
     """
-    from specllama.backend.ggml_heads import GgmlHeads
+    from specllama.backend.heads.medusa import GgmlHeads
+    from specllama.backend.heads.medusa_pool import MedusaPool
     from specllama.backend.placement import CPU
 
     facts = read_facts(header)
@@ -47,8 +49,8 @@ def open_medusa(header: GgufHeader, target: LoadedTarget) -> HeadSource:
             logger.info("%s; Medusa heads do not run on %s", error, device)
         else:
             target.on_close.callback(heads.close)
-            return heads
-    return load_heads(header.path, target.header)
+            return MedusaPool(heads)
+    return MedusaPool(load_heads(header.path, target.header))
 
 
 def load_heads(path: Path, target: GgufHeader) -> Heads:

@@ -14,16 +14,14 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import cast
 
-import numpy as np
-
-from specllama.backend.base import Blob, Lane, Part, Pool
+from specllama.backend.base import Blob, Lane, Out, Passes, Pool
 from specllama.cancel import Cancel
 from specllama.engine.conversation import Saying
 from specllama.engine.seating import Seats
 from specllama.errors import Cancelled, EngineError, PoolFull, SpecllamaError
 from specllama.events import Event
-from specllama.speculative.asking import Ask, Offer, Pass, Shared, grant
 from specllama.speculative.budget import allocate
+from specllama.speculative.effects import Ask, Keep, Offer, Pass, Shared, perform
 
 Said = tuple[int, Event | Exception]
 
@@ -87,17 +85,6 @@ class Scheduler:
         An exception is what ended its conversation; the others go on. [] when none is left.
         """
         while self._running:
-            if len(self._running) == 1:
-                [one] = self._running.values()
-                one.unread = 0
-                if one.parked is not None:
-                    if (lost := self._unpark(one)) is not None:
-                        return [(one.id, lost)]
-                    continue
-                saying = self._resume(one, None if one.ask is None else self._alone(one.ask))
-                if saying is not None:
-                    return [(one.id, saying)]
-                continue
             said = self._unparked() if self.crowded else []
             said += [
                 (one.id, saying)
@@ -112,19 +99,16 @@ class Scheduler:
     def _answers(self) -> Iterator[Said]:
         """Answer what can be answered now; what is said to it."""
         asking = [(one, self._pool_of(one.ask)) for one in self._running.values() if not one.waits]
-        alone = [one for one, pool in asking if pool is None]
-        # one by one: what a head says is good until it is asked again
-        answers: Iterable[tuple[_Running, object]] = ((one, self._tried(one.ask)) for one in alone)
-        if not alone:
-            # drafting models first: the target's pass is the one that all wait for
-            pools = [pool for _, pool in asking if pool is not None]
-            pool = next((pool for pool in pools if pool is not self._target), self._target)
-            together = _room(pool, [one for one, its in asking if its is pool])
-            offering = [one for one in together if isinstance(one.ask, Offer)]
-            if offering:
-                answers = list(zip(offering, _granted(pool, together), strict=True))
-            else:
-                answers = self._passed(pool, together)
+        # what drafts comes first: the target's pass is the one that all wait for
+        pool = next((pool for _, pool in asking if pool is not self._target), self._target)
+        together = _room(pool, [one for one, its in asking if its is pool])
+        answers: Iterable[tuple[_Running, object]]
+        offering = [one for one in together if isinstance(one.ask, Offer)]
+        if offering:
+            answers = zip(offering, _granted(pool, together), strict=True)
+        else:
+            answers = self._passed(pool, together)
+            if len(asking) > 1:
                 for one, _ in answers:  # who had to wait comes first in the next pass
                     self._running[one.id] = self._running.pop(one.id)
         for one, answer in answers:
@@ -132,37 +116,29 @@ class Scheduler:
             if saying is not None:
                 yield one.id, saying
 
-    def _alone(self, ask: Ask) -> object:
-        """The answer to the only conversation."""
-        if not isinstance(ask, Pass) or cast(Lane, ask.lane).pool is not self._target:
-            return self._tried(ask)
-        begin = perf_counter()
-        answer = self._tried(ask)
-        self._seats.pace.passed(len(ask.tokens), perf_counter() - begin)
-        return answer
-
-    def _passed(self, pool: Pool, together: list[_Running]) -> list[tuple[_Running, object]]:
+    def _passed(self, pool: Passes, together: list[_Running]) -> list[tuple[_Running, object]]:
         """Run passes of one pool together, and tell of it."""
         begin = perf_counter()
-        together, answers = self._rows(pool, together)
+        together, answers = self._run(pool, together)
         asks = [cast(Pass, one.ask) for one in together]
-        ms, tokens = (perf_counter() - begin) * 1e3, sum(len(ask.tokens) for ask in asks)
+        seconds, tokens = perf_counter() - begin, sum(ask.size for ask in asks)
         if asks and pool is self._target:
-            self._seats.pace.passed(tokens, ms / 1e3)
-        for i, ask in enumerate(asks):
+            self._seats.pace.passed(tokens, seconds)
+        for i, ask in enumerate(asks if len(self._running) > 1 else ()):
             if ask.tell is not None:
-                ask.tell(Shared(len(asks), tokens, ms, i == 0))
+                ask.tell(Shared(len(asks), tokens, seconds * 1e3, i == 0))
         return list(zip(together, answers, strict=True))
 
-    def _rows(self, pool: Pool, together: list[_Running]) -> tuple[list[_Running], list[object]]:
-        """Those who got their pass, and the rows for each or the error that it ends with."""
+    def _run(self, pool: Passes, together: list[_Running]) -> tuple[list[_Running], list[object]]:
+        """Those who got their pass, and what it says for each or the error that it ends with."""
         while together:
             asks = [cast(Pass, one.ask) for one in together]
             try:
+                if len(asks) == 1:
+                    return together, [perform(asks[0])]
                 for ask in asks:
                     ask.prepare()
-                parts = [Part(cast(Lane, a.lane), a.tokens, a.outputs, a.parents) for a in asks]
-                return together, list(pool.run(parts))
+                return together, list(pool.run(asks))
             except PoolFull as full:
                 if self._seats.vacate() or (pool is self._target and self._preempt()):
                     together = [one for one in together if one.parked is None]
@@ -176,16 +152,17 @@ class Scheduler:
                 raise error
             # one of them cannot have it: each hears for itself;
             # rows are good until the next pass, and another follows
-            answers = (self._tried(one.ask) for one in together)
-            return together, [x.copy() if isinstance(x, np.ndarray) else x for x in answers]
+            answers = (self._tried(ask) for ask in asks)
+            return together, [
+                Out(x.rows.copy(), x.states) if isinstance(x, Out) else x for x in answers
+            ]
         return [], []
 
-    def _tried(self, ask: Ask | None) -> object:
+    def _tried(self, ask: Ask) -> object:
         """The answer to it, or the error that it ended with."""
-        assert ask is not None
         while True:
             try:
-                return grant(ask)
+                return perform(ask)
             except PoolFull as full:
                 if not self._seats.vacate():
                     return full
@@ -260,11 +237,12 @@ class Scheduler:
                 if not (isinstance(error, PoolFull) and self._seats.vacate()):
                     return self._resume(one, error)
 
-    def _pool_of(self, ask: Ask | None) -> Pool | None:
-        """Where an answer could be shared with others."""
-        if isinstance(ask, Offer):
+    def _pool_of(self, ask: Ask | None) -> Passes:
+        """Whose pass answers it; of a lane that runs alone, the lane stands for it."""
+        if not isinstance(ask, Pass):
             return self._target
-        return cast(Lane, ask.lane).pool if isinstance(ask, Pass) else None
+        pool: Passes | None = ask.lane.pool
+        return ask.lane if pool is None else pool
 
     def end(self, id: int) -> None:
         """Stop a conversation where it is."""
@@ -283,10 +261,14 @@ class Scheduler:
         """
         one.ask = None
         try:
-            if isinstance(answer, BaseException):
-                item = one.saying.throw(answer)
-            else:
-                item = one.saying.send(answer)
+            while True:
+                if isinstance(answer, BaseException):
+                    item = one.saying.throw(answer)
+                else:
+                    item = one.saying.send(answer)
+                if not isinstance(item, Keep):
+                    break
+                answer = self._tried(item)
         except StopIteration:
             self._over(one)
             return None
@@ -296,7 +278,7 @@ class Scheduler:
         except BaseException:
             self._over(one)
             raise
-        if isinstance(item, Ask):
+        if isinstance(item, Pass | Offer):
             one.ask = item
             return None
         if item.ends:
@@ -308,7 +290,7 @@ class Scheduler:
             self._seats.release(one.id, one.settle())
 
 
-def _widest(pool: Pool) -> int:
+def _widest(pool: Passes) -> int:
     """Most tokens of a pass that several share: each has the rows that it has alone."""
     exact = pool.kernels.exact_rows
     return min(pool.n_batch, exact) if exact > 1 else pool.n_batch
@@ -319,10 +301,10 @@ def _size(ask: Ask | None) -> tuple[int, int, int]:
     if isinstance(ask, Offer):
         return 1, 1, _branches(ask.draft.parents)
     assert isinstance(ask, Pass)
-    n = len(ask.tokens)
+    n = ask.size
     rows = n if ask.outputs == "all" else int(ask.outputs == "last")
-    lane = cast(Lane, ask.lane)
-    return n, rows, 0 if ask.parents is None else lane.branches(ask.parents, ask.reopen)
+    branches = 0 if ask.parents is None else ask.lane.branches(ask.parents, ask.reopen)
+    return n, rows, branches
 
 
 def _branches(parents: Sequence[int]) -> int:
@@ -330,8 +312,10 @@ def _branches(parents: Sequence[int]) -> int:
     return len(parents) - len({parent for parent in parents if parent >= 0}) - 1
 
 
-def _room(pool: Pool, asking: Sequence[_Running]) -> list[_Running]:
+def _room(pool: Passes, asking: list[_Running]) -> list[_Running]:
     """Those who find room in one pass, the first of them in any case."""
+    if len(asking) == 1:
+        return asking
     together: list[_Running] = []
     tokens = rows = branches = 0
     for one in asking:
@@ -344,7 +328,7 @@ def _room(pool: Pool, asking: Sequence[_Running]) -> list[_Running]:
     return together
 
 
-def _granted(pool: Pool, together: Sequence[_Running]) -> list[int]:
+def _granted(pool: Passes, together: Sequence[_Running]) -> list[int]:
     """How many guesses of every offer go into the pass of these conversations."""
     offers = [one.ask for one in together if isinstance(one.ask, Offer)]
     if len(together) == 1:

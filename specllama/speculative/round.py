@@ -6,7 +6,7 @@
     verdict           the accepted path and one target token
     rollback          the lane keeps what was accepted
 
-A round runs no model: it yields what it needs (``asking``). Invariant after every round: the
+A round runs no model: it yields what it needs (``effects``). Invariant after every round: the
 target's lane holds ``tokens[:-1]``.
 """
 
@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from specllama.arrays import Row, Rows
-from specllama.speculative.asking import Asking, Cut, Keep, Offer, Pass, Place, Shared
+from specllama.backend.base import Out
 from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.effects import Asking, Keep, Offer, Pass, Place, Shared
 from specllama.speculative.rules import Coins, Rule
 from specllama.speculative.sampling import SamplerChain, likeliest
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room, Verdict
@@ -156,14 +157,14 @@ class Rounds:
         evaluated = drafted
         try:
             if first is None:
-                rows: Rows = yield Pass(
+                out: Out = yield Pass(
                     self.target,
                     [self.tokens[-1], *draft.tokens],
                     "all",
                     parents=None if draft.is_line else [-1, *(p + 1 for p in draft.parents)],
                     tell=self._tell,
                 )
-                evaluated = clock()
+                rows, evaluated = out.rows, clock()
             else:
                 rows = first[None]
             walk = TargetWalk(rows, self.chain)
@@ -173,7 +174,8 @@ class Rounds:
         except GeneratorExit:
             raise  # nobody answers any more
         except BaseException:
-            yield Cut(self.target, past)
+            # a cache that could not be rolled back may hold less by now
+            yield Keep(self.target, min(past, len(self.target.tokens)))
             raise
         settling = clock()
         kept = len(verdict.path)
@@ -184,9 +186,9 @@ class Rounds:
             new.append(verdict.target_token)
         likely = self._likely(rows, verdict, new)
         if not draft.is_line:
-            yield Keep(self.target, (0, *(i + 1 for i in verdict.path[:kept])))
+            yield Keep(self.target, path=(0, *(i + 1 for i in verdict.path[:kept])))
         elif kept < len(draft):
-            yield Cut(self.target, past + 1 + kept)
+            yield Keep(self.target, past + 1 + kept)
         verify_s = evaluated - drafted + clock() - settling
 
         if verdict.target_token is not None:
@@ -267,4 +269,4 @@ class Rounds:
     def cut_back(self, n_tokens: int) -> Asking[None]:
         """Forget everything behind the first ``n_tokens`` (a stop inside an accepted run)."""
         del self.tokens[n_tokens:]
-        yield Cut(self.target, n_tokens - 1)
+        yield Keep(self.target, min(n_tokens - 1, len(self.target.tokens)))

@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
-from specllama.speculative.asking import Asking
+from specllama.speculative.effects import Asking
 from specllama.speculative.types import Draft, Law, Room
 
 ROOT = -1  # the pending token

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specllama.speculative.asking import Bidder, Offer, Shared
 from specllama.speculative.budget import Bid
+from specllama.speculative.effects import Bidder, Offer, Shared
 from specllama.speculative.policy.baseline import PlainSteps
 from specllama.speculative.types import Draft, Room
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from ggufs_gemma4 import NumpyGemma4, write_assistant, write_gemma4
+from head_lanes import begin_at, feed
 
-from specllama.backend.assistant_context import AssistantContext, AssistantLook
+from specllama.backend.heads.assistant import AssistantLane, AssistantPool
 from specllama.bench.prompts import load_prompts
 from specllama.bench.proof import prove
 from specllama.cli import invoke
@@ -38,9 +39,9 @@ class Opened:
         self.engine = Engine.load(self.target, None, settings)
 
     @property
-    def look(self) -> AssistantLook:
+    def look(self) -> AssistantLane:
         look = self.engine.drafter("mtp")._lane  # type: ignore[attr-defined]
-        assert isinstance(look, AssistantLook)
+        assert isinstance(look, AssistantLane)
         return look
 
     def ask(self, prompt: str, proposer: str, **changes: Any) -> Finished:
@@ -79,15 +80,15 @@ def test_it_computes_what_numpy_computes(opened: tuple[Opened, float]) -> None:
     assert np.abs(state[0] - states[-1]).max() < tolerance * np.abs(states[-1]).max()
     token = int(expected_logits[-1].argmax())
     for _ in range(4):
-        pair.look.begin_at(len(ids))
-        logits, own = pair.look.feed([token], state)
+        begin_at(pair.look, len(ids))
+        logits, own = feed(pair.look, [token], state)
         expected, after = numpy.guess(token, state[0], len(ids))
         assert np.abs(logits - expected).max() < tolerance * np.abs(expected).max()
         assert np.abs(own - after).max() < tolerance * np.abs(after).max()
         token, state = int(logits.argmax()), own[None]
-    pair.look.begin_at(len(ids) - 1)
+    begin_at(pair.look, len(ids) - 1)
     with pytest.raises(EngineError, match="ends at"):
-        pair.look.feed([token], state)
+        feed(pair.look, [token], state)
     lane.capture("nothing")
     pair.engine.reset()
 
@@ -138,7 +139,7 @@ def test_it_is_opened_before_its_target_reads(opened: tuple[Opened, float]) -> N
     opened[0].ask("def", "none")
     lane: Any = engine.target
     with pytest.raises(EngineError, match="before its target reads"):
-        AssistantContext(lane.pool.model, lane.pool)
+        AssistantPool(lane.pool.model, lane.pool)
 
 
 def test_from_the_command_line(

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from eagle_files import NumpyHead, write_eagle3
+from head_lanes import begin_at, encode, feed
 
-from specllama.backend.eagle3_context import EagleStates
+from specllama.backend.heads.pool import HeadLane
 from specllama.backend.lane import CellLane
 from specllama.bench.prompts import load_prompts
 from specllama.bench.proof import prove
@@ -39,7 +40,7 @@ def test_its_logits_are_those_of_numpy(tiny: Engine) -> None:
     tiny.reset()
     target, head = tiny.target, tiny.drafter("eagle3")._lane  # type: ignore[attr-defined]
     assert isinstance(target, CellLane)
-    assert isinstance(head, EagleStates)
+    assert isinstance(head, HeadLane)
     reference = NumpyHead(head_file(), resolve("tiny-target"))
     target.capture(head.layers)
     agreed = steps = 0
@@ -50,9 +51,9 @@ def test_its_logits_are_those_of_numpy(tiny: Engine) -> None:
         features = target.hidden.rows(0, len(text) - 1)
         assert features is not None
         states = reference.fuse(features)
-        head.begin_at(1)
+        begin_at(head, 1)
         tokens = text[1:]
-        row, state = head.feed(tokens, head.encode(features))
+        row, state = feed(head, tokens, encode(head, features))
         for _ in range(4):
             logits, own = reference.run(tokens, states)
             assert np.abs(row - logits[-1]).max() < 0.25 * logits[-1].std()
@@ -60,7 +61,7 @@ def test_its_logits_are_those_of_numpy(tiny: Engine) -> None:
             steps += 1
             tokens = [*tokens, int(row.argmax())]
             states = np.concatenate((states, own[-1:]))
-            row, state = head.feed(tokens[-1:], state[None])
+            row, state = feed(head, tokens[-1:], state[None])
     assert agreed >= 0.9 * steps
     target.capture("nothing")
     tiny.reset()

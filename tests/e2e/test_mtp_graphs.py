@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ggufs_nextn import ARCHITECTURES, CHAINED, write_nextn
+from head_lanes import begin_at, feed, grow
 from nextn_numpy import reference
 
 from specllama.engine.engine import Engine
@@ -68,11 +69,11 @@ def test_it_computes_what_numpy_computes_whatever_was_rolled_back(
     ids = [rng.randrange(4, 300) for _ in range(PAIRS)]
     states = np.random.default_rng(1).normal(size=(PAIRS, nextn.width)).astype(np.float32)
     logits, own = heads[0].run(ids, states)
-    nextn.begin_at(0)
+    begin_at(nextn, 0)
     while nextn.end < PAIRS:
         begin = nextn.end
         end = min(begin + rng.randrange(1, 6), PAIRS)
-        row, state = nextn.feed(ids[begin:end], states[begin:end])
+        row, state = feed(nextn, ids[begin:end], states[begin:end])
         assert close((row, state), (logits[end - 1], own[end - 1]))
         # by itself: one head's tree grows, of several each drafts one depth and is given all of it
         behind: dict[tuple[int, ...], Any] = {(): state}
@@ -89,7 +90,8 @@ def test_it_computes_what_numpy_computes_whatever_was_rolled_back(
                 head, nodes = depth, {(): -1}
                 fed = list(dict.fromkeys(path[:n] for n in range(1, depth + 1) for path in fed))
             nodes |= {path: node for node, path in enumerate(fed, len(nodes) - 1)}
-            rows, after = nextn.grow(
+            rows, after = grow(
+                nextn,
                 [path[-1] for path in fed],
                 np.stack([behind[path[:-1]] for path in fed]),
                 [nodes[path[:-1]] for path in fed],
@@ -102,8 +104,8 @@ def test_it_computes_what_numpy_computes_whatever_was_rolled_back(
                     alone = heads[head].run([*ids[:end], *path], both)
                     assert close((row, own_state), (alone[0][-1], alone[1][-1]))
                     behind[path] = own_state
-        nextn.rollback_to(end if rng.random() < 0.7 else rng.randrange(end + 1))
-    nextn.begin_at(0)
+        nextn.rollback(end if rng.random() < 0.7 else rng.randrange(end + 1))
+    begin_at(nextn, 0)
 
 
 def written(

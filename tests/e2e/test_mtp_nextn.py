@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ggufs_nextn import write_nextn
+from head_lanes import begin_at, feed
 
 from specllama.bench.prompts import load_prompts
 from specllama.bench.proof import prove
@@ -26,8 +27,8 @@ from specllama.models.recipe.nextn import Reader, build, own_texts
 from specllama.models.recipe.shape import TARGET_FILE
 from specllama.models.tensors import read_tensor
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.speculative.asking import StateLane
 from specllama.speculative.drafting.mtp import MtpDrafter
+from specllama.speculative.effects import HeadPlace
 
 pytestmark = pytest.mark.e2e
 
@@ -57,7 +58,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     yield from opened(write_nextn(folder / "q.gguf"), folder, n_ctx=256)
 
 
-def block(engine: Engine) -> StateLane:
+def block(engine: Engine) -> HeadPlace:
     proposer = engine.drafter("mtp")
     assert isinstance(proposer, MtpDrafter)
     return proposer._lane
@@ -145,8 +146,8 @@ def test_the_block_computes_what_numpy_computes(fitted: Engine, file: Path) -> N
     _, final = reader.states(ids)
     assert np.abs(held - final[:-1]).max() < 0.05 * np.abs(final).max()
     states = np.concatenate((np.zeros((1, nextn.width), np.float32), held))
-    nextn.begin_at(0)
-    logits, state = nextn.feed(ids, states)
+    begin_at(nextn, 0)
+    logits, state = feed(nextn, ids, states)
     last = reader.shape.layers
     joint = read_tensor(read_header(file), f"blk.{last}.nextn.eh_proj.weight")
     embedded = reader.w["token_embd.weight"][ids]
@@ -164,20 +165,20 @@ def test_rollbacks_of_the_block_leave_no_trace(fitted: Engine) -> None:
     ids = [rng.randrange(4, 400) for _ in range(64)]
     states = np.random.default_rng(1).normal(size=(64, nextn.width)).astype(np.float32)
     other = -states
-    nextn.begin_at(0)
-    fresh = [nextn.feed([token], states[i : i + 1])[0].copy() for i, token in enumerate(ids)]
+    begin_at(nextn, 0)
+    fresh = [feed(nextn, [token], states[i : i + 1])[0].copy() for i, token in enumerate(ids)]
     for _ in range(60):
-        nextn.rollback_to(rng.randrange(nextn.end + 1))
+        nextn.rollback(rng.randrange(nextn.end + 1))
         while nextn.end < 60 and rng.random() < 0.8:
             n, at = rng.randrange(1, 5), nextn.end
-            nextn.feed(ids[at : at + n], states[at : at + n])
-            assert np.array_equal(nextn.feed(ids[nextn.end :][:1], states[nextn.end :][:1])[0],
+            feed(nextn, ids[at : at + n], states[at : at + n])
+            assert np.array_equal(feed(nextn, ids[nextn.end :][:1], states[nextn.end :][:1])[0],
                                   fresh[nextn.end - 1])  # fmt: skip
         keep = nextn.end
         for i in range(min(3, 64 - keep)):  # drafts, on states that are not the text's
-            nextn.feed([5], other[i : i + 1])
-        nextn.rollback_to(keep)
-    nextn.begin_at(0)
+            feed(nextn, [5], other[i : i + 1])
+        nextn.rollback(keep)
+    begin_at(nextn, 0)
 
 
 def test_a_hybrid_target_is_followed(hybrid: Engine) -> None:

@@ -19,6 +19,7 @@ from specllama.backend.base import (
     Lane,
     Opened,
     OpenedPair,
+    Out,
     Outputs,
     Part,
     Pool,
@@ -107,7 +108,10 @@ class CountLane:
     def forward(
         self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
     ) -> Rows:
-        return self.pool.run([Part(self, tokens, outputs, parents)])[0]
+        return self.pool.run([Part(self, tokens, outputs, parents)])[0].rows
+
+    def evaluate(self, part: Part) -> Out:
+        return self.pool.run([part])[0]
 
     def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
         raise EngineError("this backend takes chains")
@@ -178,7 +182,7 @@ class CountPool:
     def fork(self, lane: Lane, keep: int, into: Lane | None = None) -> Lane:
         return self.resume(Kept(lane.tokens[:keep]), into)
 
-    def run(self, parts: Sequence[Part]) -> list[Rows]:
+    def run(self, parts: Sequence[Part]) -> list[Out]:
         if self._stop.is_set():
             raise Cancelled("the pass was cancelled")
         if sum(len(part.tokens) for part in parts) > self.n_batch:
@@ -189,7 +193,7 @@ class CountPool:
             rows.fill(np.nan)
         self._handed_out = [self._rows(part) for part in parts]
         self._shared += len(parts) > 1
-        return self._handed_out
+        return [Out(rows) for rows in self._handed_out]
 
     def _rows(self, part: Part) -> Rows:
         text, first = part.lane.tokens, len(part.lane.tokens)

@@ -177,7 +177,7 @@ class Machine:
         if not parts:
             return
         try:
-            found = [rows.copy() for rows in self.pool.run(parts)]
+            found = [out.rows.copy() for out in self.pool.run(parts)]
         except ContextFull:
             return
         talks = [next(t for t in self.talks if t.lane is part.lane) for part in parts]

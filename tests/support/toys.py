@@ -16,9 +16,9 @@ from specllama.backend.fake import FakeContext, FakeTable
 from specllama.backend.layout import Layout
 from specllama.errors import EngineError
 from specllama.settings.params import SamplingParams, VerifyRule
-from specllama.speculative.asking import Asking, drive
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.lookahead import LookaheadDrafter
+from specllama.speculative.effects import Asking, drive
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import MATCH, Coins, RandomCoins, Rule, rule_of
 from specllama.speculative.sampling import SamplerChain

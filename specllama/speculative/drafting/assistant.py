@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specllama.arrays import Row, Rows
+from specllama.arrays import Row
+from specllama.backend.base import Out
 from specllama.errors import ContextFull
-from specllama.speculative.asking import Asking, Feed, Grow, StateLane
 from specllama.speculative.drafting.draft_tree import MayBranch
 from specllama.speculative.drafting.states import Stated
+from specllama.speculative.effects import Asking, HeadPlace, Pass
 from specllama.speculative.tree import ROOT, Path
 from specllama.speculative.types import Room
 
@@ -31,7 +32,7 @@ class AssistantDrafter(MayBranch):
     name = "mtp"
     needs = "nextn"
 
-    def __init__(self, lane: StateLane, target: Stated, *, n_vocab: int) -> None:
+    def __init__(self, lane: HeadPlace, target: Stated, *, n_vocab: int) -> None:
         self._lane = lane
         self._target = target
         self._n_vocab = n_vocab
@@ -54,20 +55,18 @@ class AssistantDrafter(MayBranch):
         state = state.copy()
         known.forget(at - 1)  # it is read again when a round is retried
         try:
-            answer: tuple[Row, Row] = yield Feed(self._lane, tokens[-1:], state, at, anew=True)
+            out: Out = yield Pass(self._lane, tokens[-1:], "last", states=state, keep=at)
         except ContextFull:
             return None, 0
-        row, own = answer
-        self._own = {(): own}
-        return row[: self._n_vocab], 1 << 30
+        self._own = {(): out.states[0]}
+        return out.rows[0, : self._n_vocab], 1 << 30
 
     def after(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
         states = np.stack([self._own[path[:-1]] for path in paths])
         tokens, roots = [path[-1] for path in paths], [ROOT] * len(paths)
-        answer: tuple[Rows, Rows] = yield Grow(self._lane, tokens, states, roots)
-        rows, own = answer
-        self._own |= zip(paths, own, strict=True)
-        return [*rows[:, : self._n_vocab]]
+        out: Out = yield Pass(self._lane, tokens, "all", roots, states)
+        self._own |= zip(paths, out.states, strict=True)
+        return [*out.rows[:, : self._n_vocab]]
 
     def close(self) -> None:
         self._lane.close()

@@ -10,16 +10,87 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
-from specllama.arrays import IntArray, Row
-from specllama.backend.base import Filled
-from specllama.speculative.asking import Markov
+from specllama.arrays import IntArray, Row, Rows
+from specllama.backend.base import Out
 from specllama.speculative.selection import Peaks
 
 _MOVED = 256  # of a row's likeliest tokens, whose bias is computed; others are hardly drawn
+
+
+class Markov(Protocol):
+    """A bias by the token before."""
+
+    def bias(self, ids: IntArray, behind: int) -> Row:
+        """What a token adds to the logits of ``ids`` [n] in the place behind it."""
+        ...
+
+    def trust(self, behind: int) -> float:
+        """What it adds to the log odds that the guess for that place is right."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What a drafter says of n places that follow each other, all at once; views.
+
+    Attributes:
+        rows: logits [n, n_vocab].
+        sure: how likely the guess for each is right [n]; None of one that was not trained to say.
+        candidates: the k tokens [n, k] that alone may stand there, where it says how they follow
+            each other; ``rows`` is empty then.
+        scores: of candidate j behind candidate i of the place before, [n, i, j].
+        scale, cap: what the target does to its logits, and the rows still lack; 0 for no cap.
+    """
+
+    rows: Rows
+    sure: Row | None = None
+    candidates: IntArray | None = None
+    scores: Rows | None = None
+    scale: float = 1.0
+    cap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How a drafter is asked for a block, and how its answer reads.
+
+    Attributes:
+        guesses: most places of a block.
+        mask: the token that stands where one is to be guessed.
+        anchored: the place of the last token guesses what follows it; else the masks guess what
+            stands in their own places.
+        candidates: tokens among which each place chooses; 0 where rows say it.
+        confident: it says how sure its guesses are.
+        scale, cap: see ``Filled``.
+    """
+
+    guesses: int
+    mask: int
+    anchored: bool = True
+    candidates: int = 0
+    confident: bool = False
+    scale: float = 1.0
+    cap: float = 0.0
+
+    def tokens(self, token: int, n: int) -> list[int]:
+        """What a pass reads that guesses ``n`` places behind ``token``."""
+        return [token] + [self.mask] * (n - self.anchored)
+
+    def filled(self, out: Out) -> Filled:
+        """What such a pass said."""
+        k, first = self.candidates, 0 if self.anchored else 1
+        beside = out.states[first:]
+        if k:  # tokens, which are exact as floats, and how each follows each
+            scores = beside[:, k : k + k * k].reshape(-1, k, k)
+            return Filled(beside[:0], None, beside[:, :k].astype(np.int32), scores)
+        sure = beside[:, 0] if self.confident else None
+        return Filled(out.rows[first:], sure, scale=self.scale, cap=self.cap)
 
 
 class Block:

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.arrays import Row
-from specllama.backend.base import Filled
+from specllama.backend.base import Out
 from specllama.errors import ContextFull
 from specllama.history import Follower
-from specllama.speculative.asking import Asking, BlockLane, Fill, Read
-from specllama.speculative.drafting.blocks import Block
+from specllama.speculative.drafting.blocks import Block, Markov, Places
 from specllama.speculative.drafting.draft_tree import MayBranch
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.drafting.states import Stated
+from specllama.speculative.effects import Asking, HeadPlace, Keep, Pass
 from specllama.speculative.tree import Path
 from specllama.speculative.types import Draft, Room, Verdict
 
@@ -31,14 +31,23 @@ class DflashDrafter(MayBranch):
     Args:
         lane: the drafter's, which is closed with it.
         target: whose states it reads.
+        places: how a block is asked for. markov: how its guesses follow each other.
         n_vocab: vocabulary size of the target.
     """
 
     name = "dflash"
 
-    def __init__(self, lane: BlockLane, target: Stated, *, n_vocab: int) -> None:
+    def __init__(
+        self,
+        lane: HeadPlace,
+        target: Stated,
+        places: Places,
+        markov: Markov | None = None,
+        *,
+        n_vocab: int,
+    ) -> None:
         self.needs = lane.layers
-        self._lane = lane
+        self._lane, self._places, self._markov = lane, places, markov
         self._target = target
         self._n_vocab = n_vocab
         self._of = Follower()  # the target's text
@@ -72,12 +81,14 @@ class DflashDrafter(MayBranch):
             yield from self._read(min(read, unread))
             if self._lane.end != len(tokens) - 1 or self._lane.end == self._lane.first:
                 return None, 0
-            n = min(room.n, self._lane.guesses)
-            filled: Filled = yield Fill(self._lane, tokens[-1], n)
+            n = min(room.n, self._places.guesses)
+            block = self._places.tokens(tokens[-1], n)
+            out: Out = yield Pass(self._lane, block, "all", range(-1, len(block) - 1))
+            yield Keep(self._lane)
         except ContextFull:
             self.forget()
             return None, 0
-        self._block = Block(filled, self._n_vocab, self._lane.markov)
+        self._block = Block(self._places.filled(out), self._n_vocab, self._markov)
         return self._block.row(()), n
 
     def after(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
@@ -109,8 +120,9 @@ class DflashDrafter(MayBranch):
             states = hidden.rows(at, upto)
             assert states is not None
             # what lies before is of no use where something is missing between
-            anew = not lane.first <= at <= min(lane.end, self._held)
-            yield Read(lane, states, at, anew)
+            if not lane.first <= at <= min(lane.end, self._held):
+                yield Keep(lane, 0)
+            yield Pass(lane, (), "none", states=states, keep=at)
             self._held = at = upto
         hidden.forget(end)
 
@@ -128,7 +140,13 @@ class DflashDrafter(MayBranch):
 
 
 def _open(kit: Kit) -> Drafter:
-    return DflashDrafter(kit.own("dflash").open(), kit.target, n_vocab=kit.target.n_vocab)
+    own, target = kit.own("dflash"), kit.target
+    facts = own.facts
+    places = Places(
+        facts.guesses, facts.mask, facts.anchored, facts.candidates, facts.confident,
+        facts.scale, facts.cap,
+    )  # fmt: skip
+    return DflashDrafter(own.open(target), target, places, own.markov, n_vocab=target.n_vocab)
 
 
 METHOD = Method(

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from specllama.arrays import Row, Rows
+from specllama.arrays import Row
+from specllama.backend.base import Out
 from specllama.errors import ContextFull
 from specllama.history import Follower, common_prefix
-from specllama.speculative.asking import Asking, Pass, Place
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, with_draft
 from specllama.speculative.drafting.stepping import Stepping
+from specllama.speculative.effects import Asking, Pass, Place
 from specllama.speculative.tree import Path
 from specllama.speculative.types import Room
 
@@ -110,8 +111,8 @@ class ChainDrafter(Stepping):
         held = tuple(self.lane.tokens[self._base :])
         keep = min(common_prefix(held, path), len(path) - 1)
         cut = None if keep == len(held) else self._base + keep
-        rows: Rows = yield Pass(self.lane, path[keep:], keep=cut)
-        return [*rows[:, : self._n_vocab]]
+        out: Out = yield Pass(self.lane, path[keep:], keep=cut)
+        return [*out.rows[:, : self._n_vocab]]
 
     def _unread(self, tokens: Sequence[int]) -> tuple[int, int]:
         """(tokens that the lane does not hold yet, drafts that fit after them).
@@ -159,12 +160,12 @@ class ChainDrafter(Stepping):
             for i in range(0, read, size):
                 part = lag[i : i + size]
                 last = i + len(part) == read
-                rows: Rows = yield Pass(self.lane, part, "last" if last else "none", keep)
+                out: Out = yield Pass(self.lane, part, "last" if last else "none", keep=keep)
                 keep = None
         except ContextFull:
             return None  # a draft model of another vocabulary may need more tokens for this text
         self._short.took(read, singly, self._clock() - begin)
-        return rows[0, : self._n_vocab]
+        return out.rows[0, : self._n_vocab]
 
     def _start_at(self, index: int) -> None:
         """The lane's first token is this one of the text."""

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from specllama.arrays import Row, Rows
+from specllama.arrays import Row
+from specllama.backend.base import Out
 from specllama.errors import ContextFull, EngineError, UsageError
-from specllama.speculative.asking import Asking, Keep, Pass, Place
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.likeliest import likeliest
 from specllama.speculative.drafting.method import Facts, Kit, Method, with_draft, with_trees
 from specllama.speculative.drafting.stepping import Stepping
+from specllama.speculative.effects import Asking, Keep, Pass, Place
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import ROOT, BestFirst, Guess, Path
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
@@ -68,21 +69,21 @@ class TreeDrafter(ChainDrafter):
         n = len(self._nodes) - 1
         nodes = self._nodes | {path: node for node, path in enumerate(paths, n)}
         tokens, parents = [path[-1] for path in paths], [nodes[path[:-1]] for path in paths]
-        rows: Rows
+        out: Out
         if n == self._line and parents == [n - 1]:
-            rows = yield Pass(self.lane, tokens)
+            out = yield Pass(self.lane, tokens)
             self._line += 1
         else:
-            rows = yield Pass(self.lane, tokens, "all", parents=parents, reopen=self._line)
+            out = yield Pass(self.lane, tokens, "all", parents=parents, reopen=self._line)
         self._nodes = nodes
-        return [*rows[:, : self._n_vocab]]
+        return [*out.rows[:, : self._n_vocab]]
 
     def settle(self, path: Path) -> Asking[None]:
         if len(self._nodes) - 1 > self._line:
             above = (path[:n] for n in range(1, len(path) + 1))
             kept = tuple(self._nodes[part] for part in above if part in self._nodes)
             with suppress(EngineError):  # the pool lost it
-                yield Keep(self.lane, kept)
+                yield Keep(self.lane, path=kept)
 
 
 def grow(

@@ -4,7 +4,7 @@ The dynamic tree of EAGLE-2: nodes leave one heap by their cumulative confidence
 depth in one pass, and the best nodes over all depths make the draft. Where the target or the rule
 takes chains only, a chain.
 
-Three states of the target's pass make one of the head's (``Encode``); these are kept for the whole
+Three states of the target's pass make one of the head's (its encoder); these are kept for the whole
 text, so that the head may begin anew anywhere.
 """
 
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.arrays import Row, Rows
-from specllama.backend.base import HiddenRows
+from specllama.arrays import Row
+from specllama.backend.base import HiddenRows, Out
 from specllama.history import Follower
-from specllama.speculative.asking import Asking, Encode, Encoder
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.drafting.states import Stated, StateDrafter
+from specllama.speculative.effects import Asking, HeadPlace, Pass
 from specllama.speculative.types import Room
 
 
@@ -34,10 +34,9 @@ class EagleDrafter(StateDrafter):
     name = "eagle3"
     deepest = 8  # no training goes further than this
 
-    def __init__(self, lane: Encoder, target: Stated, *, n_vocab: int) -> None:
+    def __init__(self, lane: HeadPlace, target: Stated, *, n_vocab: int) -> None:
         super().__init__(lane, target, n_vocab=n_vocab)
         self.needs = lane.layers
-        self._encoder = lane
         self._fused = HiddenRows()
         self._of = Follower()  # the target's text
 
@@ -67,8 +66,8 @@ class EagleDrafter(StateDrafter):
         for at in range(hidden.first, hidden.end, self._lane.n_batch):
             features = hidden.rows(at, min(at + self._lane.n_batch, hidden.end))
             if features is not None:
-                fused: Rows = yield Encode(self._encoder, features)
-                self._fused.add(at, fused)
+                fused: Out = yield Pass(self._lane, (), "states", states=features)
+                self._fused.add(at, fused.states)
         hidden.forget(hidden.end)
 
     def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
@@ -77,7 +76,7 @@ class EagleDrafter(StateDrafter):
 
 
 def _open(kit: Kit) -> Drafter:
-    return EagleDrafter(kit.own("eagle3").open(), kit.target, n_vocab=kit.target.n_vocab)
+    return EagleDrafter(kit.own("eagle3").open(kit.target), kit.target, n_vocab=kit.target.n_vocab)
 
 
 METHOD = Method(

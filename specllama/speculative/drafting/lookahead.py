@@ -22,9 +22,9 @@ import numpy as np
 
 from specllama.arrays import Row
 from specllama.history import Follower
-from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Method, with_trees
+from specllama.speculative.effects import Asking
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import TreeBuilder
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from specllama.arrays import Row
+from specllama.backend.base import Out
 from specllama.errors import EngineError, UsageError
-from specllama.speculative.asking import Asking, Look
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.likeliest import likeliest
-from specllama.speculative.drafting.medusa_heads import HeadSource, Vector
+from specllama.speculative.drafting.medusa_heads import Measured, Vector
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
+from specllama.speculative.effects import Asking, HeadPlace, Pass
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.selection import confidence
 from specllama.speculative.tree import BestFirst
@@ -30,7 +30,7 @@ class MedusaDrafter(Drafter):
     """Drafts with extra heads of the target.
 
     Args:
-        heads: of this target.
+        lane: of the heads of this target. measured: what is known of their guesses' worth.
         hidden: tells the target's final hidden state [width] behind the last of some cached
             tokens, None where it is not known.
         ranks: most guesses per head.
@@ -39,8 +39,11 @@ class MedusaDrafter(Drafter):
     name = "medusa"
     needs = "final_hidden"
 
-    def __init__(self, heads: HeadSource, hidden: Hidden, *, ranks: int = 4) -> None:
-        self.heads = heads
+    def __init__(
+        self, lane: HeadPlace, hidden: Hidden, measured: Measured, *, ranks: int = 4
+    ) -> None:
+        self.lane = lane
+        self.measured = measured
         self._hidden = hidden
         self.ranks = ranks
 
@@ -69,7 +72,7 @@ class _Growth(BestFirst):
 
     def read(self, node: int) -> Asking[None]:
         depth = self.depth(node)
-        if depth == len(self._guesses) < len(self._drafter.heads):
+        if depth == len(self._guesses) < self._drafter.lane.heads:
             found = yield from self._look(depth + 1)
             self._guesses.append(found)
         guesses = self._guesses[depth] if depth < len(self._guesses) else []
@@ -85,10 +88,11 @@ class _Growth(BestFirst):
         history of penalties and grammars for the likeliest one. A wrong history costs acceptance,
         never exactness.
         """
-        room, ahead, request, heads = self.window, self._ahead, self._request, self._drafter.heads
+        room, ahead, request, lane = self.window, self._ahead, self._request, self._drafter.lane
         if depth > 1 and not room.keep_going(depth - 1, self._score):
             return []
-        row: Row = yield Look(heads, self._hidden, depth)
+        out: Out = yield Pass(lane, (), states=self._hidden[None], head=depth)
+        row = out.rows[0]
         score = self._score = confidence(row)
         if score < request.p_min:
             return []
@@ -103,7 +107,7 @@ class _Growth(BestFirst):
             return []
         ahead.advance(found[0][0])
         if ahead.greedy:
-            rates = heads.measured(depth, score)
+            rates = self._drafter.measured(depth, score)
             found = [
                 (token, rates[i] if i < len(rates) else share)
                 for i, (token, share) in enumerate(found)
@@ -119,7 +123,8 @@ def _open(kit: Kit) -> Drafter:
         states.forget(last)
         return None if rows is None else rows[0]
 
-    return MedusaDrafter(kit.own("medusa"), hidden)
+    lane = kit.own("medusa").open(kit.target)
+    return MedusaDrafter(lane, hidden, lane.measured)
 
 
 METHOD = Method(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -44,23 +43,6 @@ class Head:
         for weight, bias in self.blocks:
             x = x + silu(weight @ x + bias)
         return x if self.proj is None else self.proj @ x
-
-
-class HeadSource(Protocol):
-    """Heads that can be asked, however they are computed."""
-
-    def __len__(self) -> int:
-        """How many heads: the deepest guess."""
-        ...
-
-    def logits(self, hidden: Vector, depth: int) -> Row:
-        """Logits [n_vocab] of head ``depth`` (from 1), valid until the next call."""
-        ...
-
-    @property
-    def measured(self) -> Measured:
-        """What is known of the guesses' worth."""
-        ...
 
 
 @dataclass(frozen=True)

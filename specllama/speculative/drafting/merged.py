@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.history import common_prefix
-from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.draft_tree import TreeDrafter, grow, why_no_tree
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method
 from specllama.speculative.drafting.ngram import NgramDrafter
+from specllama.speculative.effects import Asking
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict
 

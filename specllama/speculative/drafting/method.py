@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from specllama.settings import methods as registry
 
 if TYPE_CHECKING:
-    from specllama.speculative.asking import Place
     from specllama.speculative.drafting.copying import Reader
     from specllama.speculative.drafting.drafter import Drafter
+    from specllama.speculative.effects import Place
 
 Cost = Literal["free", "draft model", "own", "of its sources"]
 Branches = Literal["no", "may", "must"]

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.drafter import Copier, Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, always, find, methods
+from specllama.speculative.effects import Asking
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from specllama.arrays import Row
 from specllama.errors import ContextFull
-from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.assistant import AssistantDrafter
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import Kit, Method, with_own
 from specllama.speculative.drafting.states import StateDrafter
+from specllama.speculative.effects import Asking
 
 
 class MtpDrafter(StateDrafter):
@@ -51,9 +51,8 @@ class MtpDrafter(StateDrafter):
 
 def _open(kit: Kit) -> Drafter:
     own, target = kit.own("mtp"), kit.target
-    if own.own_cache:
-        return MtpDrafter(own.open(), target, n_vocab=target.n_vocab)
-    return AssistantDrafter(own.look(target), target, n_vocab=target.n_vocab)
+    kind = AssistantDrafter if own.graph.borrows else MtpDrafter
+    return kind(own.open(target), target, n_vocab=target.n_vocab)
 
 
 METHOD = Method(

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specllama.errors import EngineError
-from specllama.speculative.asking import Place
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import Method, with_own
+from specllama.speculative.effects import Place
 
 Opener = Callable[[], tuple[Place, str]]  # the lane of those layers, and what they are and cost
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from specllama.arrays import Row, Rows
+from specllama.backend.base import Out
 from specllama.errors import ContextFull, EngineError
 from specllama.history import Follower
-from specllama.speculative.asking import Asking, Drop, Feed, Grow, Place, StateLane
 from specllama.speculative.drafting.draft_tree import MayBranch
+from specllama.speculative.effects import Asking, HeadPlace, Keep, Pass, Place
 from specllama.speculative.tree import ROOT, Path
 from specllama.speculative.types import Room
 
@@ -43,7 +44,7 @@ class StateDrafter(MayBranch):
     lacks = 0  # states before the first pair that zeros may stand in for
     deepest = 1 << 30  # drafted tokens in a line: own states drift
 
-    def __init__(self, lane: StateLane, target: Stated, *, n_vocab: int) -> None:
+    def __init__(self, lane: HeadPlace, target: Stated, *, n_vocab: int) -> None:
         self._lane = lane
         if lane.heads > 1:
             self.deepest = lane.heads
@@ -94,7 +95,7 @@ class StateDrafter(MayBranch):
         return [*rows]
 
     def settle(self, path: Path) -> Asking[None]:
-        yield Drop(self._lane)  # what is accepted is read again, beside the target's states
+        yield Keep(self._lane)  # what is accepted is read again, beside the target's states
 
     def _by_heads(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
         """Each head drafts one depth, and reads all that is above."""
@@ -110,11 +111,10 @@ class StateDrafter(MayBranch):
     def _grow(self, paths: Sequence[Path], nodes: dict[Path, int], head: int = 0) -> Asking[Rows]:
         states = np.stack([self._own[path[:-1]] for path in paths])
         tokens, parents = [path[-1] for path in paths], [nodes[path[:-1]] for path in paths]
-        answer: tuple[Rows, Rows] = yield Grow(self._lane, tokens, states, parents, head)
-        rows, own = answer
-        for path, state in zip(paths, own, strict=True):
+        out: Out = yield Pass(self._lane, tokens, "all", parents, states, head)
+        for path, state in zip(paths, out.states, strict=True):
             self._own.setdefault(path, state)  # of several heads that which drafts behind it
-        return rows[:, : self._n_vocab]
+        return out.rows[:, : self._n_vocab]
 
     def _first_to_read(self, tokens: Sequence[int], last: int) -> int | None:
         """The first position to read, at most ``last``; None where states are not known to the end.
@@ -153,12 +153,14 @@ class StateDrafter(MayBranch):
                 if rows is None:
                     raise EngineError("hidden states of the target are missing")
                 states[lack:] = rows
-            anew, self._anew = self._anew, False
-            answer: tuple[Row, Row] = yield Feed(lane, part, states, at, anew)
-            row, self._own[()] = answer
+            if self._anew:
+                yield Keep(lane, 0)
+                self._anew = False
+            out: Out = yield Pass(lane, part, "last", states=states, keep=at)
+            self._own[()] = out.states[0]
             self._held = at + len(part)
         self._nodes = {(): ROOT}
-        return row[: self._n_vocab]
+        return out.rows[0, : self._n_vocab]
 
     def forget(self) -> None:
         """Begin without any memory of a text."""

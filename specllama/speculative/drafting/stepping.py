@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from specllama.arrays import Row
 from specllama.errors import ContextFull, EngineError, UsageError
-from specllama.speculative.asking import Asking
 from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.effects import Asking
 from specllama.speculative.noise import draw
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.selection import confidence

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from specllama.history import Follower, History
-from specllama.speculative.asking import Asking, drive
 from specllama.speculative.drafting.copying import Reader
 from specllama.speculative.drafting.drafter import Copier, Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, always
+from specllama.speculative.effects import Asking, drive
 from specllama.speculative.matches import Matches
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import ROOT, BestFirst

@@ -20,13 +20,13 @@ from dataclasses import replace
 import numpy as np
 
 from specllama.arrays import IntArray, Rows
-from specllama.backend.base import Context, Outputs, Vocab
+from specllama.backend.base import Context, Out, Outputs, Part, Vocab
 from specllama.errors import ContextFull, EngineError, PairIncompatible
 from specllama.history import Follower, History
 from specllama.settings.params import SamplingParams
-from specllama.speculative.asking import Asking, Place
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.effects import Asking, Place
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room
 
@@ -176,6 +176,9 @@ class TranslatedContext:
             return self._row[:0]
         self._row[0, self._map.target_ids] = rows[0, self._map.draft_ids]
         return self._row
+
+    def evaluate(self, part: Part) -> Out:
+        return Out(self.forward(part.tokens, outputs=part.outputs, parents=part.parents))
 
     def reopen(self, n: int) -> None:
         raise EngineError("a translated context takes chains only")

@@ -14,9 +14,9 @@ import numpy as np
 
 from specllama.arrays import FloatArray
 from specllama.events import NO_GUESS
-from specllama.speculative.asking import Offer
 from specllama.speculative.budget import Bid, growth
 from specllama.speculative.drafting.method import drafts_at_once
+from specllama.speculative.effects import Offer
 from specllama.speculative.policy.acceptance import (
     Acceptance,
     Kind,

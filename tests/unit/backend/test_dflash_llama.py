@@ -16,14 +16,16 @@ import pytest
 from dflash_files import CANDIDATES, NumpyDrafter, write_dflash
 from eagle_files import write_eagle3
 from ggufs import bpe_tokens, write_llama
+from head_lanes import begin_at, read
 
 from specllama.arrays import Rows
-from specllama.backend.base import Filled
-from specllama.backend.dflash_context import BlockContext, LlamaBlocks
+from specllama.backend.base import Part
+from specllama.backend.heads.dflash import DflashPool
+from specllama.backend.heads.markov import MarkovRows
+from specllama.backend.heads.pool import HeadLane
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import open_pool
-from specllama.backend.markov import MarkovRows
 from specllama.engine.engine import Engine
 from specllama.errors import (
     BadGguf,
@@ -39,8 +41,7 @@ from specllama.models import tensors
 from specllama.models.dflash_file import read_facts
 from specllama.models.gguf import read_header
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.speculative.asking import Markov
-from specllama.speculative.drafting.blocks import Block
+from specllama.speculative.drafting.blocks import Block, Filled, Markov, Places
 from specllama.speculative.drafting.dflash import DflashDrafter
 
 OPTIONS = EngineOptions(threads=1, check_memory=False).resolved(on_gpu=False)
@@ -91,23 +92,40 @@ def target(target_file: Path) -> Iterator[CellLane]:
     model.close()
 
 
-def open_drafter(path: Path, target: CellLane, lanes: int = 1) -> BlockContext:
+def open_drafter(path: Path, target: CellLane, lanes: int = 1) -> DflashPool:
     header = read_header(path)
     facts = read_facts(header)
     target.capture(facts.layers)
     model, markov = LlamaModel(path, head=True), None
     if facts.kind == "dspark":
         markov = MarkovRows(header)
-    return BlockContext(model, target.pool, facts, threads=1, lanes=lanes, markov=markov)
+    return DflashPool(model, target.pool, facts, threads=1, lanes=lanes, markov=markov)
 
 
 def texts(seed: int, n: int) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(3, VOCAB, n)]
 
 
-def read(lane: LlamaBlocks, features: Rows) -> None:
-    for at in range(0, len(features), lane.n_batch):
-        lane.read(features[at : at + lane.n_batch])
+def fill(lane: HeadLane, token: int, n: int) -> Filled:
+    """A block of guesses, of which nothing stays."""
+    places = places_of(lane)
+    block = places.tokens(token, n)
+    (out,) = lane.pool.run([Part(lane, block, "all", range(-1, len(block) - 1))])
+    lane.keep_path(())
+    return places.filled(out)
+
+
+def markov_of(lane: HeadLane) -> Markov | None:
+    pool: Any = lane.pool
+    markov: Markov | None = pool.markov
+    return markov
+
+
+def places_of(lane: HeadLane) -> Places:
+    pool: Any = lane.pool
+    facts = pool.facts
+    return Places(facts.guesses, facts.mask, facts.anchored, facts.candidates, facts.confident,
+                  facts.scale, facts.cap)  # fmt: skip
 
 
 def same(got: Rows, wanted: Rows, near: float = 3e-2, spread: float = 0.5) -> None:
@@ -132,12 +150,12 @@ def test_rows_are_those_of_numpy(
         found = target.hidden.rows(0, len(text))
         assert found is not None
         features = found.copy()
-        lane.begin_at(0)
+        begin_at(lane, 0)
         read(lane, features)
         for known in lengths:
-            lane.rollback_to(known)
+            lane.rollback(known)
             for n in (1, 5, 3):
-                check(lane.fill(7 + n, n), lane.markov, reference, features[:known], 7 + n, n)
+                check(fill(lane, 7 + n, n), markov_of(lane), reference, features[:known], 7 + n, n)
                 assert lane.n_past == lane.end == known
     context.close()
 
@@ -193,22 +211,22 @@ def test_lanes_leave_no_trace_in_each_other(
     rng, noise = random.Random(3), np.random.default_rng(4)
     with pytest.raises(EngineError, match="lanes"):
         shared.open()
-    held: list[Rows] = [np.empty((0, shared.width), np.float32)] * 3
+    held: list[Rows] = [np.empty((0, shared.graph.reads), np.float32)] * 3
     for turn in range(120):
         which = rng.randrange(3)
         lane, n = lanes[which], rng.choice((1, 2, 5, 20))
         keep = rng.randrange(lane.end + 1) if rng.random() < 0.5 else lane.end
         keep = 0 if keep + n > 200 else keep
-        lane.rollback_to(keep)
-        states = noise.normal(size=(n, shared.width)).astype(np.float32)
+        lane.rollback(keep)
+        states = noise.normal(size=(n, shared.graph.reads)).astype(np.float32)
         held[which] = np.concatenate((held[which][:keep], states))
-        lane.read(states)
-        rows = lane.fill(turn, 4).rows.copy()
+        read(lane, states)
+        rows = fill(lane, turn, 4).rows.copy()
         assert lane.n_past == lane.end == len(held[which])
         if turn % 8 == 0:
-            fresh.begin_at(0)
+            begin_at(fresh, 0)
             read(fresh, held[which])
-            assert np.abs(fresh.fill(turn, 4).rows - rows).max() < 3e-2
+            assert np.abs(fill(fresh, turn, 4).rows - rows).max() < 3e-2
     shared.close()
     alone.close()
 
@@ -218,19 +236,18 @@ def test_a_block_beyond_the_cache_is_refused_and_leaves_no_trace(
 ) -> None:
     context = open_drafter(write_dflash(tmp_path / "drafter.gguf", target_file), target)
     lane = context.open()
-    for wrong in (0, lane.guesses + 1):
-        with pytest.raises(ValueError, match="places"):
-            lane.fill(5, wrong)
+    with pytest.raises(ValueError, match="at most"):
+        fill(lane, 5, lane.n_batch + 2)
     with pytest.raises(EngineError, match="vocabulary"):
-        lane.fill(VOCAB, 2)
+        fill(lane, VOCAB, 2)
     states = np.ones((lane.n_batch, lane.width), np.float32)
     while lane.end + lane.n_batch <= lane.n_ctx:
-        lane.read(states)
+        read(lane, states)
     with pytest.raises(ContextFull):
-        lane.read(states)
-    lane.read(states[: lane.n_ctx - lane.end])
+        read(lane, states)
+    read(lane, states[: lane.n_ctx - lane.end])
     with pytest.raises(ContextFull):
-        lane.fill(5, 1)
+        fill(lane, 5, 1)
     assert lane.n_past == lane.end == lane.n_ctx
     context.close()
 
@@ -242,16 +259,16 @@ def test_a_markov_head_in_other_types_is_done_without(
     path = write_dflash(tmp_path / "drafter.gguf", target_file, kind="dspark")
     monkeypatch.setattr(tensors, "_DECODERS", {})
     with Engine.load(target_file, None, EngineOptions(threads=1, heads=(str(path),))) as engine:
-        assert lane_of(engine).markov is None
+        assert markov_of(lane_of(engine)) is None
         drafted = finish(engine, asked(0.8))
         assert drafted.draft_n > 40
         assert drafted.token_ids == finish(engine, asked(0.8, speculate=False)).token_ids
 
 
-def lane_of(engine: Engine) -> LlamaBlocks:
+def lane_of(engine: Engine) -> HeadLane:
     drafter = engine.drafter("dflash")
     assert isinstance(drafter, DflashDrafter)
-    assert isinstance(drafter._lane, LlamaBlocks)
+    assert isinstance(drafter._lane, HeadLane)
     return drafter._lane
 
 

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 from eagle_files import NumpyHead, write_eagle3
 from ggufs import bpe_tokens, write_llama
+from head_lanes import begin_at, encode, feed, grow
 
 from specllama.arrays import HiddenNeed, Rows
 from specllama.backend import capture
-from specllama.backend.eagle3_context import EagleContext, EagleStates
+from specllama.backend.heads.eagle3 import eagle_pool
+from specllama.backend.heads.pool import HeadLane, HeadPool
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import open_pool
@@ -70,18 +72,18 @@ def target(target_file: Path) -> Iterator[CellLane]:
     model.close()
 
 
-def open_head(path: Path, target: CellLane, lanes: int = 1) -> EagleContext:
+def open_head(path: Path, target: CellLane, lanes: int = 1) -> HeadPool:
     facts = read_facts(read_header(path))
     target.capture(facts.layers)
     model = LlamaModel(path, head=True)
-    return EagleContext(model, target.pool, facts, threads=1, lanes=lanes)
+    return eagle_pool(model, target.pool, facts, threads=1, lanes=lanes)
 
 
-def fused(head: EagleStates, target: CellLane, text: list[int]) -> Rows:
+def fused(head: HeadLane, target: CellLane, text: list[int]) -> Rows:
     """The head's states behind every token of ``text``, which the target has just read."""
     features = target.hidden.rows(0, len(text))
     assert features is not None
-    return head.encode(features)
+    return encode(head, features)
 
 
 def texts(seed: int, n: int) -> list[int]:
@@ -107,18 +109,18 @@ def test_logits_are_those_of_numpy(
     features = target.hidden.rows(0, 39)
     assert features is not None
     states = reference.fuse(features)
-    assert np.abs(head.encode(features) - states).max() < 1e-2
-    head.begin_at(1)
-    row, state = head.feed(text[1:], head.encode(features))
+    assert np.abs(encode(head, features) - states).max() < 1e-2
+    begin_at(head, 1)
+    row, state = feed(head, text[1:], encode(head, features))
     logits, own = reference.run(text[1:], states)
     same(row, logits[-1])
     for branch in ([7, 9, 200], [7, 11], [30, 31, 32, 33]):
-        head.rollback_to(len(text))
+        head.rollback(len(text))
         beside, tokens, ahead = states, text[1:], state
         for token in branch:
             beside = np.concatenate((beside, own[-1:]))
             tokens = [*tokens, token]
-            row, ahead = head.feed([token], ahead[None])
+            row, ahead = feed(head, [token], ahead[None])
             logits, own = reference.run(tokens, beside)
             same(row, logits[-1])
         _, own = reference.run(text[1:], states)
@@ -141,10 +143,10 @@ def test_pairs_read_at_once_give_the_same_as_step_by_step(
     text = texts(2, n)
     target.forward(text, outputs="none")
     states = fused(head, target, text)
-    steps = [head.feed([t], states[i : i + 1]) for i, t in enumerate(text)]
+    steps = [feed(head, [t], states[i : i + 1]) for i, t in enumerate(text)]
     row, state = steps[-1][0].copy(), steps[-1][1]
-    head.begin_at(0)
-    again, behind = head.feed(text, states)
+    begin_at(head, 0)
+    again, behind = feed(head, text, states)
     assert np.abs(again - row).max() < 1e-3
     assert np.abs(behind - state).max() < 1e-3
     assert head.n_past == head.end == n
@@ -160,9 +162,9 @@ def test_a_tree_has_the_rows_of_its_chains_and_leaves_nothing_behind(
     for turn in range(24):
         lane, n = lanes[turn % 2], rng.randint(1, 30)
         text = [rng.randrange(3, VOCAB) for _ in range(n)]
-        states = noise.normal(size=(n, context.width)).astype(np.float32)
-        lane.begin_at(0)
-        _, state = lane.feed(text, states)
+        states = noise.normal(size=(n, context.graph.reads)).astype(np.float32)
+        begin_at(lane, 0)
+        _, state = feed(lane, text, states)
         behind, nodes = {(): state}, {(): -1}
         for _ in range(3):
             fed = [
@@ -173,21 +175,21 @@ def test_a_tree_has_the_rows_of_its_chains_and_leaves_nothing_behind(
             own = np.stack([behind[path[:-1]] for path in fed])
             if len(context._branches) < 3:
                 break  # another's tree has them
-            rows, after = lane.grow(
-                [path[-1] for path in fed], own, [nodes[path[:-1]] for path in fed]
+            rows, after = grow(
+                lane, [path[-1] for path in fed], own, [nodes[path[:-1]] for path in fed]
             )
             for path, row, state in zip(fed, rows, after, strict=True):
                 known = np.stack([behind[path[:i]] for i in range(len(path))])
-                alone.begin_at(0)
-                expected, ahead = alone.feed([*text, *path], np.concatenate((states, known)))
+                begin_at(alone, 0)
+                expected, ahead = feed(alone, [*text, *path], np.concatenate((states, known)))
                 assert np.abs(row - expected).max() < 3e-2
                 assert np.abs(state - ahead).max() < 3e-2
                 behind[path] = state
         if turn % 3:
-            lane.rollback_to(rng.randint(0, n))
+            lane.rollback(rng.randint(0, n))
             assert lane.n_past == lane.end
     for lane in lanes:
-        lane.begin_at(0)
+        begin_at(lane, 0)
     assert len(context._branches) == 7
     context.close()
 
@@ -196,7 +198,7 @@ def test_lanes_of_a_head_leave_no_trace_in_each_other(target: CellLane, tmp_path
     """Rounds of drafts and rejects in three lanes, by chance: each as a lane that is alone."""
     path = write_eagle3(tmp_path / "head.gguf")
     shared, alone = open_head(path, target, lanes=3), open_head(path, target)
-    rng, width = random.Random(3), shared.width
+    rng, width = random.Random(3), shared.graph.reads
     lanes = [shared.open() for _ in range(3)]
     with pytest.raises(EngineError, match="lanes"):
         shared.open()
@@ -207,20 +209,20 @@ def test_lanes_of_a_head_leave_no_trace_in_each_other(target: CellLane, tmp_path
         which = rng.randrange(3)
         lane, pairs = lanes[which], held[which]
         keep = rng.randrange(len(pairs) + 1) if rng.random() < 0.5 else len(pairs)
-        lane.rollback_to(keep)
+        lane.rollback(keep)
         del pairs[keep:]
         n = rng.choice((1, 2, 5, 20))
         if len(pairs) + n > 200:
-            lane.begin_at(0)
+            begin_at(lane, 0)
             pairs.clear()
         pairs += [(rng.randrange(3, VOCAB), noise.normal(size=width)) for _ in range(n)]
         states = np.array([state for _, state in pairs], np.float32)
-        row, _ = lane.feed([t for t, _ in pairs[-n:]], states[-n:])
+        row, _ = feed(lane, [t for t, _ in pairs[-n:]], states[-n:])
         assert lane.n_past == lane.end == len(pairs)
         if turn % 10 == 0:
             got = row.copy()
-            fresh.begin_at(0)
-            whole, _ = fresh.feed([t for t, _ in pairs], states)
+            begin_at(fresh, 0)
+            whole, _ = feed(fresh, [t for t, _ in pairs], states)
             assert np.abs(whole - got).max() < 3e-2
     shared.close()
     alone.close()

@@ -10,7 +10,7 @@ import pytest
 from ggufs import write_llama
 
 from specllama.backend.devices import handles
-from specllama.backend.ggml_heads import GgmlHeads
+from specllama.backend.heads.medusa import GgmlHeads
 from specllama.engine.open_medusa import load_heads
 from specllama.errors import CannotLoad
 from specllama.models.gguf import GgufHeader, read_header

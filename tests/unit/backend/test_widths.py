@@ -19,8 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool_machine import Alone, Machine
 
-from specllama.arrays import Rows
-from specllama.backend.base import Part
+from specllama.backend.base import Out, Part
 from specllama.backend.exactness import Exactness, Group
 from specllama.backend.fake import FakeContext, FakePool, FakeTable
 from specllama.backend.probe import CELLS, probe
@@ -77,7 +76,7 @@ def test_passes_that_return_rows_have_one_of_the_widths(seed: int, widths: tuple
 class Quiet(FakePool):
     """Pads return no rows."""
 
-    def run(self, parts: Sequence[Part]) -> list[Rows]:
+    def run(self, parts: Sequence[Part]) -> list[Out]:
         asked, fake = sum(len(part.tokens) for part in parts), self.fake
         decode: Callable[..., None] = type(fake).decode
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from side_by_side import V, alone, engine_of, params
 
-from specllama.arrays import Rows
-from specllama.backend.base import Part
+from specllama.backend.base import Out, Part
 from specllama.backend.fake import FakePool
 from specllama.engine.engine import Engine
 from specllama.errors import EngineError, PromptTooLong, UsageError
@@ -93,7 +92,7 @@ def test_where_no_pass_can_be_shared_each_has_its_own_rows(
 ) -> None:
     run = FakePool.run
 
-    def one_by_one(pool: FakePool, parts: Sequence[Part]) -> list[Rows]:
+    def one_by_one(pool: FakePool, parts: Sequence[Part]) -> list[Out]:
         if len(parts) > 1:
             raise EngineError("not today")
         return run(pool, parts)

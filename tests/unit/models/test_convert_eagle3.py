@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ggufs import bpe_tokens, write_llama
+from head_lanes import begin_at, encode, feed
 from published_heads import (
     LLAMA3,
     YARN,
@@ -20,7 +21,7 @@ from published_heads import (
     write_repository,
 )
 
-from specllama.backend.eagle3_context import EagleContext
+from specllama.backend.heads.eagle3 import eagle_pool
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import open_pool
@@ -90,7 +91,7 @@ def test_logits_are_those_of_the_original(
     assert facts.layers == tuple(LAYERS)
     target.capture(facts.layers)
     model = LlamaModel(path, head=True)
-    context = EagleContext(model, target.pool, facts, threads=1)  # type: ignore[arg-type]
+    context = eagle_pool(model, target.pool, facts, threads=1)  # type: ignore[arg-type]
     table = read_tensor(header, "token_embd.weight")
     reference = PublishedHead(config, weights, table, VOCAB)
     text = [int(t) for t in np.random.default_rng(1).integers(3, VOCAB, 120)]
@@ -99,16 +100,16 @@ def test_logits_are_those_of_the_original(
     assert features is not None
     states, fused = reference.fuse(features), context.open()
     near = 0.05 if half else 1e-2
-    assert np.abs(fused.encode(features) - states).max() < near
-    fused.begin_at(1)  # rotations know differences only
-    row, own = fused.feed(text[1:], fused.encode(features))
+    assert np.abs(encode(fused, features) - states).max() < near
+    begin_at(fused, 1)  # rotations know differences only
+    row, own = feed(fused, text[1:], encode(fused, features))
     for token in (7, 9, 200):
         logits, after = reference.run(text[1:], states)
         said = np.isfinite(logits[-1])
         assert (np.isfinite(row) == said).all()
         assert np.abs(row[said] - logits[-1][said]).max() < near * np.abs(logits[-1][said]).max()
         text, states = [*text, token], np.concatenate((states, after[-1:]))
-        row, own = fused.feed([token], own[None])
+        row, own = feed(fused, [token], own[None])
     context.close()
     model.close()
 

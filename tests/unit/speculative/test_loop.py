@@ -29,11 +29,11 @@ from specllama.backend.base import Outputs
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.errors import ContextFull, EngineError
 from specllama.settings.params import SamplingParams, VerifyRule
-from specllama.speculative.asking import Asking, drive
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
+from specllama.speculative.effects import Asking, drive
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain

@@ -15,11 +15,11 @@ from specllama.backend.fake import FakeContext, FakePool, FakeTable
 from specllama.cancel import Cancel
 from specllama.engine.scheduler import Scheduler
 from specllama.settings.params import SamplingParams, VerifyRule
-from specllama.speculative.asking import Offer, Shared
 from specllama.speculative.budget import Bid
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.draft_tree import TreeDrafter
 from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.effects import Offer, Shared
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import Coins, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain

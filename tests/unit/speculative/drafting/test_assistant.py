@@ -12,6 +12,7 @@ import pytest
 from engines import loaded
 from ggufs import write_llama
 from ggufs_gemma4 import write_assistant, write_gemma4
+from head_lanes import FakeHeadLane
 
 from specllama.arrays import Row, Rows
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
@@ -29,7 +30,7 @@ from specllama.speculative.drafting.assistant import AssistantDrafter
 V, WIDTH = 24, 8
 
 
-class FakeLook:
+class FakeLook(FakeHeadLane):
     """An assistant that knows a table and looks into a lane; its states tell what it guessed."""
 
     def __init__(self, table: FakeTable, target: FakeContext, of: FakeTable, full: int) -> None:
@@ -67,11 +68,8 @@ class FakeLook:
         self.looks += 1
         return np.stack(rows), np.stack(own)
 
-    def begin_at(self, position: int) -> None:
-        self.first = self.end = position
-
-    def rollback_to(self, end: int) -> None:
-        raise AssertionError("there is nothing to roll back")
+    def rollback(self, keep: int) -> None:
+        self.first = self.end = keep
 
     def close(self) -> None:
         self.closed = True

@@ -8,20 +8,20 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
+from head_lanes import FakeHeadLane
 from oracle import Oracle, Tokens, bias
 from toys import FULL, LAYERS, PROMPT, WIDTH, ChainToy, Leaves, NotTwice, Setup, V, is_eog
 from windows import Pair
 
 from specllama.arrays import IntArray, Row, Rows
-from specllama.backend.base import Filled
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.bench.replay import VirtualClock
 from specllama.errors import ContextFull
-from specllama.speculative.asking import Markov, drive
-from specllama.speculative.drafting.blocks import Block
+from specllama.speculative.drafting.blocks import Block, Filled, Markov, Places
 from specllama.speculative.drafting.dflash import DflashDrafter
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import drafts_at_once
+from specllama.speculative.effects import drive
 from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -47,7 +47,7 @@ class Pairs:
         return float(self.trusted[behind])
 
 
-class FakeBlocks:
+class FakeBlocks(FakeHeadLane):
     """A drafter that knows the table. It checks what it reads: a state of the target for every
     position, of committed tokens only."""
 
@@ -60,7 +60,9 @@ class FakeBlocks:
         n_ctx: int = 4096,
         guesses: int = 6,
     ) -> None:
-        self.layers, self.guesses, self.n_ctx, self.n_batch = LAYERS, guesses, n_ctx, 16
+        self.layers, self.n_ctx, self.n_batch = LAYERS, n_ctx, 16
+        self.places = Places(guesses, 0, candidates=2 if kind == "dflash2" else 0,
+                             confident=kind in ("dspark", "unsure"))  # fmt: skip
         self.first = self.end = 0
         self.reads: list[int] = []  # states of each pass
         self.blocks: list[int] = []  # places of each block
@@ -77,8 +79,10 @@ class FakeBlocks:
         self.end += len(states)
         self.reads.append(len(states))
 
-    def fill(self, token: int, n: int) -> Filled:
-        assert 0 < n <= self.guesses
+    def grow(self, tokens: Tokens, states: None, parents: range, head: int) -> tuple[Rows, Rows]:
+        token, n = tokens[0], len(tokens)
+        assert 0 < n <= self.places.guesses
+        assert [*parents] == [*range(-1, n - 1)]
         assert self.end == len(self._of.tokens), "every committed token was read"
         self.blocks.append(n)
         text, rows = [*self._of.tokens, token], list[Row]()
@@ -89,8 +93,7 @@ class FakeBlocks:
             rows.append(row)
             text.append(int(np.argmax(row)))
         if self._kind != "dflash2":
-            sure = None if self._kind == "dflash" else np.linspace(0.9, 0.2, n, dtype=np.float32)
-            return Filled(np.array(rows, np.float32), sure)
+            return np.array(rows, np.float32), np.linspace(0.9, 0.2, n, dtype=np.float32)[:, None]
         best = np.argsort(np.array(rows), axis=1)[:, ::-1][:, :2].astype(np.int32)
         pairs, cut = Pairs(self._table.n_vocab), np.array(rows, np.float32)
         scores = np.zeros((n, 2, 2), np.float32)
@@ -98,7 +101,7 @@ class FakeBlocks:
             for i in range(2):
                 behind = int(best[place - 1, i]) if place else token
                 scores[place, i] = cut[place, best[place]] + pairs.bias(best[place], behind)
-        return Filled(cut[:0], None, best, scores)
+        return cut[:0], np.concatenate((best, scores.reshape(n, 4)), 1, dtype=np.float32)
 
     def rollback_to(self, end: int) -> None:
         assert self.first <= end <= self.end
@@ -113,7 +116,11 @@ class FakeBlocks:
 
 def drafter_for(setup: Setup, target: FakeContext, kind: str = "dflash") -> DflashDrafter:
     table = FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=0.7)
-    return DflashDrafter(FakeBlocks(table, target, setup.table, kind), target, n_vocab=V)
+    return drafter_of(FakeBlocks(table, target, setup.table, kind), target)
+
+
+def drafter_of(lane: FakeBlocks, target: FakeContext, n_vocab: int = V) -> DflashDrafter:
+    return DflashDrafter(lane, target, lane.places, lane.markov, n_vocab=n_vocab)
 
 
 def lane_of(drafter: DflashDrafter) -> FakeBlocks:
@@ -181,7 +188,7 @@ def test_rejection_is_exact(rule: str, leaves: int, case: str, kind: str) -> Non
         target = FakeContext(table, n_ctx=16)
         target.capture(LAYERS)
         target.forward(tokens[:-1], outputs="none")
-        proposer = DflashDrafter(FakeBlocks(other, target, table, kind, 16), target, n_vocab=3)
+        proposer = drafter_of(FakeBlocks(other, target, table, kind, 16), target, n_vocab=3)
         request = Request(
             seed=0, rule=rule_of(rule), coins=oracle, is_eog=is_eog, leaves=leaves, pass_rows=16
         )
@@ -263,7 +270,7 @@ def test_only_what_was_accepted_is_read() -> None:
     target.forward([7, 8], outputs="none")
     assert len(propose(drafter, [1, 2, 3, 7, 8, 9], Room(9))) == 6
     assert lane.reads == [4, 2, 2]
-    assert lane.blocks[-1] == lane.guesses, "never more than a block"
+    assert lane.blocks[-1] == lane.places.guesses, "never more than a block"
 
 
 def test_a_prompt_is_read_as_the_target_reads_it() -> None:

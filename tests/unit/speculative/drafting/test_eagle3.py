@@ -7,15 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from head_lanes import FakeHeadLane
 from oracle import Oracle, Tokens, bias
 from toys import FULL, LAYERS, PROMPT, WIDTH, ChainToy, Leaves, NotTwice, Setup, V, is_eog
 
 from specllama.arrays import Row, Rows
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.errors import ContextFull
-from specllama.speculative.asking import drive
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.eagle3 import EagleDrafter
+from specllama.speculative.effects import drive
 from specllama.speculative.round import Rounds
 from specllama.speculative.rules import MATCH, REJECTION, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -23,7 +24,7 @@ from specllama.speculative.types import Draft, Room
 from specllama.speculative.window import FixedWindow
 
 
-class FakeHead:
+class FakeHead(FakeHeadLane):
     """A head that knows the table. It checks what it is fed: encoded states of the target, one of
     each position, and its own behind guesses only."""
 

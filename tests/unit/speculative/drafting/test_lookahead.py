@@ -11,9 +11,9 @@ from toys import FULL, PROMPT, SAMPLERS, Setup, V, is_eog, started
 
 from specllama.arrays import Row
 from specllama.backend.fake import FakeContext, FakeTable
-from specllama.speculative.asking import Asking, drive
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.lookahead import LookaheadDrafter
+from specllama.speculative.effects import Asking, drive
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain

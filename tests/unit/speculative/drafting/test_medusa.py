@@ -26,11 +26,12 @@ from toys import (
 from windows import Pair
 
 from specllama.backend.fake import FakeContext, FakeTable
+from specllama.backend.heads.medusa_pool import MedusaPool
 from specllama.settings.params import VerifyRule
-from specllama.speculative.asking import Ask, Asking, Look, drive, grant
 from specllama.speculative.drafting.drafter import Request
-from specllama.speculative.drafting.medusa import MedusaDrafter
+from specllama.speculative.drafting.medusa import Hidden, MedusaDrafter
 from specllama.speculative.drafting.medusa_heads import Head, Heads, Vector, silu
+from specllama.speculative.effects import Ask, Asking, Pass, drive, perform
 from specllama.speculative.policy.controller import Controller
 from specllama.speculative.policy.costs import Costs
 from specllama.speculative.round import Round, Rounds
@@ -209,9 +210,9 @@ def test_a_head_is_asked_once_a_round() -> None:
     asked: list[int] = []
 
     def answer(ask: Ask) -> object:
-        assert isinstance(ask, Look)
-        asked.append(ask.depth)
-        return grant(ask)
+        assert isinstance(ask, Pass)
+        asked.append(ask.head)
+        return perform(ask)
 
     chain = SamplerChain(FULL, tokens=[1, 2, 3])
     drive(proposer.draft([1, 2, 3], chain, Room(12)), answer)
@@ -243,7 +244,12 @@ def knowing(table: FakeTable, depths: int = 3, noise: float = 0.0) -> Heads:
 
 
 def medusa(setup: Setup, noise: float = 0.0, ranks: int = 3) -> MedusaDrafter:
-    return MedusaDrafter(knowing(setup.table, noise=noise), state_of, ranks=ranks)
+    return drafter_of(knowing(setup.table, noise=noise), state_of, ranks=ranks)
+
+
+def drafter_of(heads: Heads, hidden: Hidden, ranks: int = 4) -> MedusaDrafter:
+    lane = MedusaPool(heads).open()
+    return MedusaDrafter(lane, hidden, heads.measured, ranks=ranks)
 
 
 def test_heads_that_know_the_future_are_accepted_whole() -> None:
@@ -310,7 +316,7 @@ def test_rejection_with_medusa_is_exact(leaves: int, nodes: int, grammar: bool) 
         tokens = list(prompt)
         target = FakeContext(table, n_ctx=16)
         target.forward(tokens[:-1], outputs="none")
-        proposer = MedusaDrafter(heads, hidden)
+        proposer = drafter_of(heads, hidden)
         proposer.start(Request(seed=0, rule=REJECTION, coins=oracle, is_eog=is_eog, leaves=leaves))
         loop = Rounds(
             target=target,
@@ -360,7 +366,7 @@ def test_measured_accuracies_are_what_a_greedy_tree_is_made_of() -> None:
     tokens = [1, 2, 3]
     found = []
     for which in (sure, unsure):
-        proposer = MedusaDrafter(which, state_of, ranks=3)
+        proposer = drafter_of(which, state_of, ranks=3)
         proposer.start(request())
         draft = drive(proposer.draft(tokens, SamplerChain(greedy, tokens=tokens), Room(3)))
         found.append((draft.parents, draft.confidence))
@@ -371,7 +377,7 @@ def test_measured_accuracies_are_what_a_greedy_tree_is_made_of() -> None:
 def test_without_a_hidden_state_or_room_nothing_is_drafted() -> None:
     setup = Setup()
     chain = SamplerChain(FULL, tokens=[1, 2, 3])
-    blind = MedusaDrafter(knowing(setup.table), lambda tokens: None)
+    blind = drafter_of(knowing(setup.table), lambda tokens: None)
     blind.start(request())
     assert len(drive(blind.draft([1, 2, 3], chain, Room(4)))) == 0
     seeing = medusa(setup)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engines import loaded
+from head_lanes import FakeHeadLane
 
 from specllama.arrays import Row, Rows
 from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
@@ -22,7 +23,7 @@ from specllama.speculative.drafting.mtp import MtpDrafter
 V, WIDTH = 24, 8
 
 
-class FakeNextn:
+class FakeNextn(FakeHeadLane):
     """A NextN block that knows the table, and remembers every pair that it holds or was fed.
 
     Its own state behind a pair is all ones: a state of the target's is never that. Of several

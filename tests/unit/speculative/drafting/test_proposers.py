@@ -16,12 +16,12 @@ from specllama.engine.drafters import Drafters
 from specllama.errors import EngineError
 from specllama.history import History, common_prefix
 from specllama.settings.params import SamplingParams, VerifyRule
-from specllama.speculative.asking import Asking, drive
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
+from specllama.speculative.effects import Asking, drive
 from specllama.speculative.noise import draw
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain

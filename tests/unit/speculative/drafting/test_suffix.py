@@ -13,11 +13,11 @@ from toys import FULL, SAMPLERS, Leaves, Setup, is_eog
 
 from specllama.history import History
 from specllama.settings.params import VerifyRule
-from specllama.speculative.asking import drive
 from specllama.speculative.drafting.backoff import Backoff
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import BREAK, PAST, State, SuffixDrafter
+from specllama.speculative.effects import drive
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import MATCH, RandomCoins
 from specllama.speculative.sampling import SamplerChain

@@ -18,7 +18,6 @@ from specllama.errors import ContextFull, EngineError, PairIncompatible
 from specllama.events import Finished
 from specllama.history import History
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams, VerifyRule
-from specllama.speculative.asking import drive
 from specllama.speculative.drafting import translate
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.draft_tree import TreeDrafter
@@ -29,6 +28,7 @@ from specllama.speculative.drafting.translate import (
     TranslatedContext,
     join_vocabularies,
 )
+from specllama.speculative.effects import drive
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain

@@ -32,12 +32,12 @@ from specllama.cancel import Cancel
 from specllama.engine.scheduler import Scheduler
 from specllama.errors import EngineError
 from specllama.settings.params import VerifyRule
-from specllama.speculative.asking import Asking, drive
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.draft_tree import TreeDrafter
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.merged import MergedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
+from specllama.speculative.effects import Asking, drive
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import MATCH, REJECTION, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain

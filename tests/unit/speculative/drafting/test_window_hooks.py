@@ -9,7 +9,6 @@ from toys import FULL, LETTERS, OURS, Setup, V, Words, is_eog, started
 
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.settings.params import VerifyRule
-from specllama.speculative.asking import drive
 from specllama.speculative.drafting.draft_model import ChainDrafter, ShortReading
 from specllama.speculative.drafting.draft_tree import TreeDrafter
 from specllama.speculative.drafting.drafter import Drafter, Request
@@ -17,6 +16,7 @@ from specllama.speculative.drafting.lookahead import LookaheadDrafter
 from specllama.speculative.drafting.merged import MergedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.translate import RetokenizingDrafter, TokenMap
+from specllama.speculative.effects import drive
 from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room

@@ -22,7 +22,6 @@ from windows import Pair, begin_drafting
 from specllama.backend.fake import FakeContext, FakeTable
 from specllama.bench.replay import Recorded, Spot, VirtualClock, _Copies, _Model, replay
 from specllama.settings.params import SamplingParams, VerifyRule
-from specllama.speculative.asking import Asking, Offer, Pass, Shared, grant
 from specllama.speculative.budget import allocate
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.draft_tree import TreeDrafter
@@ -32,6 +31,7 @@ from specllama.speculative.drafting.merged import MergedDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
+from specllama.speculative.effects import Asking, Offer, Pass, Shared, grant
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain

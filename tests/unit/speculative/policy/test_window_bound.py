@@ -22,7 +22,7 @@ from traces import CLIFF, CPU, DEAR, GPU, KINDS, MEASURED, trace
 from specllama.bench.replay import Recorded, Spot, VirtualClock, replay
 from specllama.engine.profiles import Profile, band
 from specllama.settings.params import GenerateParams, SamplingParams, VerifyRule
-from specllama.speculative.asking import Asking
+from specllama.speculative.effects import Asking
 from specllama.speculative.policy.controller import Controller
 from specllama.speculative.policy.ledger import BEHIND, EPSILON
 from specllama.speculative.sampling import SamplerChain

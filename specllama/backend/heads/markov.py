@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MarkovRows:
-    """See ``asking.Markov``.
+    """See ``blocks.Markov``.
 
     Raises:
         BadGguf, UnsupportedModel: cut short, or in types that are not decoded here.

@@ -1,0 +1,99 @@
+"""DFlash, DFlash2 and DSpark drafters through llama.cpp.
+
+    a pass of states     becomes keys and values of every layer, at the states' own positions
+    a pass of tokens     the last token and masks behind it, which see those and each other
+
+The second leaves keys and values, too, which go as drafted nodes do: a lane holds states of the
+target and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import llama_cpp as ll
+
+from specllama.backend.heads.loading import head_params, load_head
+from specllama.backend.heads.markov import MarkovRows
+from specllama.backend.heads.pool import HeadGraph, HeadPool
+from specllama.errors import UnsupportedModel
+from specllama.models.dflash_file import read_facts
+from specllama.models.layer_inputs import check_target
+
+if TYPE_CHECKING:
+    from specllama.backend.llama import LlamaModel
+    from specllama.backend.llama_pool import LlamaPool
+    from specllama.backend.loaded_target import LoadedTarget
+    from specllama.models.dflash_file import DflashFacts
+    from specllama.models.gguf import GgufHeader
+
+logger = logging.getLogger("specllama.backend.heads.dflash")
+
+
+class DflashPool(HeadPool):
+    """The drafter's pool.
+
+    Attributes:
+        facts: how a block is asked for, among others.
+        markov: of a DSpark, where its types are read here.
+
+    Args:
+        model: the drafter. target: whose matrices it may borrow.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        target: LlamaPool,
+        facts: DflashFacts,
+        *,
+        threads: int,
+        lanes: int = 1,
+        markov: MarkovRows | None = None,
+    ) -> None:
+        self.facts, self.markov = facts, markov
+        params = head_params(target, threads)
+        params.n_ctx += facts.block
+        graph = HeadGraph(
+            reads=len(facts.layers) * facts.target_width,
+            gives=facts.width if facts.candidates or facts.confident else 0,
+            masked=facts.kind != "dflash2",
+            logits=facts.kind != "dflash2",
+            layers=facts.layers,
+        )
+        super().__init__(model, params, graph, lanes=lanes)
+        ll.llama_set_causal_attn(self.handle, facts.causal)
+
+
+def _markov(header: GgufHeader, facts: DflashFacts) -> MarkovRows | None:
+    try:
+        return MarkovRows(header) if facts.kind == "dspark" else None
+    except UnsupportedModel as error:  # its guesses do without
+        logger.info("%s", error)
+        return None
+
+
+def open_dflash(header: GgufHeader, target: LoadedTarget) -> DflashPool:
+    """The drafter of a file.
+
+    Raises:
+        PairIncompatible: no such drafter, one of another target, or an architecture whose hidden
+            states llama.cpp does not give away.
+        BadGguf, UnsupportedModel, CannotLoad: damaged, or refused by llama.cpp.
+        DoesNotFit: not enough memory is free beside the target.
+    """
+    facts = read_facts(header)
+    check_target(facts, header, target.header)
+    target.pool.require_layers(facts.layers)
+    model = load_head(header, target)
+    opened = DflashPool(
+        model,
+        target.pool,
+        facts,
+        threads=target.threads,
+        lanes=target.options.parallel,
+        markov=_markov(header, facts),
+    )
+    target.on_close.callback(opened.close)
+    return opened

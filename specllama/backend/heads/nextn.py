@@ -1,0 +1,48 @@
+"""The NextN blocks of a target, in a second context on the same model.
+
+The context holds their keys and values only, and rolls back like any attention cache.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import llama_cpp as ll
+
+from specllama.backend.heads.loading import load_head
+from specllama.backend.heads.pool import HeadGraph, HeadPool
+from specllama.models.nextn import GRAPHS, nextn_blocks
+from specllama.models.nextn_file import check_target
+
+if TYPE_CHECKING:
+    from specllama.backend.loaded_target import LoadedTarget
+    from specllama.models.gguf import GgufHeader
+
+
+def open_nextn(header: GgufHeader, target: LoadedTarget) -> HeadPool:
+    """The NextN layers of a file: of the target's own, or of one that belongs to it.
+
+    ``nextn.why_not`` has nothing against the header, or llama.cpp ends the process.
+
+    Raises:
+        PairIncompatible: one of another target.
+        BadGguf, UnsupportedModel, CannotLoad: damaged, or refused by llama.cpp.
+        DoesNotFit: not enough memory is free beside the target.
+    """
+    model, pool, lanes = target.model, target.pool, target.options.parallel
+    if header is not target.header:
+        check_target(header, target.header)
+        model = load_head(header, target)
+    params = pool.settings()
+    params.ctx_type = ll.LLAMA_CONTEXT_TYPE_MTP
+    params.n_ctx = pool.n_ctx
+    heads, leaves = nextn_blocks(header), pool.max_leaves
+    # llama.cpp makes room for one of each sequence; of several heads each reads all above
+    params.n_outputs_max = max(lanes + leaves - 1, leaves * heads)
+    params.swa_full = True  # so that any depth of rollback is possible
+    width = int(ll.llama_model_n_embd_out(model.handle))
+    masked = GRAPHS[header.architecture].outputs_only
+    graph = HeadGraph(reads=width, gives=width, masked=masked, heads=heads)
+    opened = HeadPool(model, params, graph, lanes=lanes, leaves=leaves)
+    target.on_close.callback(opened.close)
+    return opened

@@ -1,0 +1,460 @@
+"""One pool for all heads that llama.cpp runs: their lanes share passes as a model's do.
+
+Positions are those of the text. NextN blocks and EAGLE-3 heads read pairs:
+
+    pair at position p    token p of the text, and a state that stands for the text before it
+    what comes out        logits of token p + 1, and a state that stands in for the target's own
+
+A pass is over text, which stays, or over drafted nodes behind it (``Part.parents``), which go with
+the next decision. Nodes of a tree have a sequence for each leaf (``layout``). What differs between
+llama.cpp's graphs is data: ``HeadGraph``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import llama_cpp as ll
+import numpy as np
+
+from specllama.arrays import IntArray, Rows
+from specllama.backend.base import Out, Part
+from specllama.backend.batch import Batch
+from specllama.backend.kernels import Kernels
+from specllama.backend.layout import Layout
+from specllama.backend.llama import LlamaModel
+from specllama.backend.llama_cache import decode_error, native, require_running
+from specllama.backend.llama_log import last_words, recent
+from specllama.backend.symbols import function
+from specllama.backend.symbols import rows as view
+from specllama.errors import CannotLoad, ContextFull, EngineError
+
+_INTS = ctypes.POINTER(ctypes.c_int32)
+_FLAGGED = 16  # rows of a text that may all have logits, where only all or none can have them
+
+
+@dataclass(frozen=True, slots=True)
+class HeadGraph:
+    """What differs between the graphs.
+
+    Attributes:
+        reads: width of the states that are read.
+        gives: width of the states that come out; 0 for none.
+        masked: llama.cpp gives states of rows with logits away, else of every row.
+        selects: the graph computes logits of chosen rows; else llama.cpp copies the first ones
+            whatever their flags say: all rows of a pass have logits, or none.
+        logits: there are some.
+        heads: NextN blocks that draft in turn, one token each; they read text alike.
+        features: width of the target's states that an encoder makes states of; 0 without one.
+        layers: of the target, whose inputs are read; () for other states.
+        borrows: its cells are those of the target's cache.
+    """
+
+    reads: int
+    gives: int
+    masked: bool
+    selects: bool = True
+    logits: bool = True
+    heads: int = 1
+    features: int = 0
+    layers: tuple[int, ...] = ()
+    borrows: bool = False
+
+
+class _StateBatch(Batch):
+    """A batch of vectors, tokens, or both; its memory is ours.
+
+    Args:
+        size: most rows. width: of a vector. leaves: most sequences of a row.
+    """
+
+    def __init__(self, size: int, width: int, leaves: int = 1) -> None:
+        super().__init__(size, leaves)
+        self.states: Rows = np.zeros((size, width), np.float32)
+        # four times over: rotations of several dimensions read a position for each
+        self._four: IntArray = np.zeros(4 * size, np.int32)
+        self._native = native(self)
+        self._native.pos = self._four.ctypes.data_as(_INTS)
+        self._token = self.token.ctypes.data_as(_INTS)
+        self._embd = self.states.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+
+    def ready(self, *, tokens: bool, states: bool) -> Any:
+        self._four[: 4 * self.n] = np.tile(self.position[: self.n], 4)
+        self._native.n_tokens = self.n
+        self._native.token = self._token if tokens else None
+        self._native.embd = self._embd if states else None
+        return self._native
+
+
+@dataclass(slots=True)
+class Piece:
+    """A part of a pass, checked. ``at``: the position of its first row."""
+
+    lane: HeadLane
+    part: Part
+    at: int
+    tree: Layout | None = None  # the lane's with these nodes
+    positions: Sequence[int] = ()
+    sequences: Sequence[Sequence[int]] = ()  # of each node; those of a text are the lane's
+    before: tuple[Layout, list[int]] | None = None  # what the lane had of a tree, and its leaves
+    out: Out | None = None
+
+    @property
+    def way(self) -> tuple[Any, ...]:
+        """What parts of one pass of the library have in common."""
+        part = self.part
+        head = part.head if self.tree is not None else 0
+        return part.outputs == "states", len(part.tokens) > 0, part.states is not None, head
+
+
+class HeadPool:
+    """A context on drafting layers, see ``base.Passes``. Not for two threads at once.
+
+    Args:
+        model: the drafting layers'.
+        params: llama.cpp's, for one lane; ``n_batch`` bounds a pass, ``n_outputs_max`` its rows.
+        lanes: most at once; each has the ``n_ctx`` of ``params``. 0 where ``params`` are those of
+            a cache that is another context's.
+        leaves: most of a tree; all lanes together have so many branches.
+
+    Raises:
+        CannotLoad: no memory, or functions that this libllama lacks.
+    """
+
+    def __init__(
+        self, model: LlamaModel, params: Any, graph: HeadGraph, *, lanes: int, leaves: int = 1
+    ) -> None:
+        self._nextn = function("llama_get_embeddings_nextn")
+        choose = function("llama_set_embeddings_nextn")
+        several = graph.heads > 1
+        self._choose_head = function("llama_set_nextn_layer_offset") if several else None
+        self.graph, self.leaves, self.kernels = graph, leaves, Kernels()
+        self.stop = model.stop
+        self.n_vocab = model.vocab.n_tokens
+        self._lanes, self._open = lanes, 0
+        n_ctx, rows = int(params.n_ctx), int(params.n_outputs_max)
+        if lanes:
+            params.n_ctx = -(-n_ctx // 256) * 256 * lanes
+            params.n_seq_max = lanes + leaves - 1
+            params.kv_unified = params.n_seq_max > 1  # the rows of a pass keep their order
+        self._branches = list(range(lanes, lanes + leaves - 1))
+        recent.clear()
+        self.handle: Any = ll.llama_init_from_model(model.handle, params)
+        if not self.handle:
+            raise CannotLoad(
+                f"cannot create a context for the drafting layer of {model.path.name}: "
+                + (last_words() or "llama.cpp gave no reason"),
+                "try a smaller --ctx-size",
+            )
+        model.loras.wear(self.handle)
+        # must be what the graph does: llama.cpp copies so many rows, from the first on
+        choose(self.handle, True, graph.masked)
+        self.memory = ll.llama_get_memory(self.handle)
+        self.n_ctx = min(int(ll.llama_n_ctx_seq(self.handle)), n_ctx)
+        self.n_batch = int(ll.llama_n_batch(self.handle))
+        self.max_rows = min(rows or self.n_batch, self.n_batch)
+        self._batch = _StateBatch(self.n_batch, graph.reads, max(leaves, 1))
+        self._features = _StateBatch(self.n_batch if graph.features else 1, graph.features)
+
+    @property
+    def free_leaves(self) -> int:
+        return len(self._branches)
+
+    def open(self, target: Any = None) -> HeadLane:
+        """An empty lane, for a lane of the target.
+
+        Raises:
+            EngineError: every lane is taken.
+        """
+        if self._open == self._lanes:
+            raise EngineError(f"all {self._lanes} lanes of the drafting layer are taken")
+        self._open += 1
+        return HeadLane(self, self._open - 1)
+
+    # -- passes --
+
+    def run(self, parts: Sequence[Part]) -> list[Out]:
+        rows = sum(p.size if p.outputs == "all" else p.outputs == "last" for p in parts)
+        if sum(part.size for part in parts) > self.n_batch or rows > self.max_rows:
+            raise ValueError(f"a pass of {self.n_batch} tokens and {self.max_rows} rows at most")
+        pieces = [self._check(part) for part in parts]
+        ways: dict[tuple[Any, ...], list[Piece]] = {}
+        for piece in pieces:
+            ways.setdefault(piece.way, []).append(piece)
+        done: list[Piece] = []
+        try:
+            for (encodes, *_, head), together in ways.items():
+                for piece in done:  # the next pass takes its rows' place
+                    assert piece.out is not None
+                    piece.out = Out(piece.out.rows.copy(), piece.out.states)
+                done = together
+                if encodes:
+                    self._encode(together)
+                else:
+                    self._decode(together, head)
+        except BaseException:
+            for piece in pieces:
+                piece.lane.undo(piece)
+            raise
+        return [piece.out for piece in pieces if piece.out is not None]
+
+    def _check(self, part: Part) -> Piece:
+        """Refuse what the library would not take."""
+        lane, states, tokens, n = part.lane, part.states, part.tokens, part.size
+        if self.handle is None:
+            raise EngineError("the context is closed")
+        encodes = part.outputs == "states"
+        width = self.graph.features if encodes else self.graph.reads
+        if not 0 < n <= self.n_batch or (states is not None and states.shape != (n, width)):
+            raise ValueError(f"states of shape {(n,) if states is None else states.shape}")
+        parents = part.parents
+        if len(tokens) not in (0, n) or (parents is not None and len(parents) != n):
+            raise ValueError(
+                f"{len(tokens)} tokens with {n} states, or parents that are not theirs"
+            )
+        if len(tokens) and (min(tokens) < 0 or max(tokens) >= self.n_vocab):
+            raise EngineError(f"a token is outside the vocabulary of {self.n_vocab}")
+        return lane.piece(part, encodes=encodes)  # type: ignore[no-any-return]
+
+    def _encode(self, pieces: Sequence[Piece]) -> None:
+        self._fill(self._features, [(piece, 0, piece.part.size) for piece in pieces], [1])
+        require_running(self.stop)
+        batch = self._features.ready(tokens=False, states=True)
+        if status := ll.llama_encode(self.handle, batch):
+            raise decode_error(status, self.n_ctx)
+        fused = view(self._nextn(self.handle), self._features.n, self.graph.gives)
+        at = 0
+        for piece in pieces:
+            n = piece.part.size
+            piece.out = Out(fused[:0], fused[at : at + n].copy())
+            at += n
+
+    def _decode(self, pieces: Sequence[Piece], head: int) -> None:
+        """Texts and nodes, all with tokens, with states or with both alike."""
+        graph = self.graph
+        texts = [piece for piece in pieces if piece.tree is None]
+        for piece in pieces:
+            piece.lane.begin(piece)
+        if self._choose_head is not None:
+            whole = [(piece, 0, piece.part.size) for piece in texts]
+            for other in range(1, graph.heads) if texts else ():
+                self._choose_head(self.handle, other)
+                self._run(whole, [0])
+                for piece in texts:  # each head has keys and values of its own, in the same cells
+                    ll.llama_memory_seq_rm(self.memory, piece.lane.sequence, piece.at, -1)
+            self._choose_head(self.handle, head)
+        asked = graph.logits and any(piece.part.outputs != "none" for piece in pieces)
+        begin = dict.fromkeys(map(id, pieces), 0)
+        if asked and not graph.selects and sum(piece.part.size for piece in texts) > _FLAGGED:
+            begin |= {id(piece): piece.part.size - 1 for piece in texts}
+            before = [(piece, 0, n) for piece in texts if (n := begin[id(piece)])]
+            if before:
+                self._run(before, [0])
+        slices = [(piece, begin[id(piece)], piece.part.size) for piece in pieces]
+        flags: list[int] = []
+        for piece, first, end in slices:
+            outputs = piece.part.outputs
+            every = asked and (outputs == "all" or not graph.selects)
+            flags += [every] * (end - first - 1) + [every or (asked and outputs == "last")]
+        self._run(slices, flags)
+        self._answer(slices, flags)
+        for piece in pieces:
+            piece.lane.took(piece)
+
+    def _answer(self, slices: Sequence[tuple[Piece, int, int]], flags: Sequence[int]) -> None:
+        """What llama.cpp says of each piece: its rows and states lie one behind the other."""
+        graph, n = self.graph, len(flags)
+        total = sum(flags)
+        rows = view(ll.llama_get_logits(self.handle), total, self.n_vocab) if total else None
+        beside, states = total if graph.masked else n, None
+        if graph.gives and beside and any(piece.part.outputs != "none" for piece, *_ in slices):
+            states = view(self._nextn(self.handle), beside, graph.gives)
+        at = row = 0
+        empty: Rows = np.empty((0, self.n_vocab), np.float32)
+        for piece, first, end in slices:
+            size, said = end - first, sum(flags[at : at + end - first])
+            wanted = {"all": size, "last": 1}.get(piece.part.outputs, 0)
+            given = empty if rows is None else rows[row + said - min(wanted, said) : row + said]
+            last = row + said if graph.masked else at + size
+            own = empty[:, :0] if states is None else states[last - wanted : last].copy()
+            piece.out = Out(given, own)
+            at, row = at + size, row + said
+
+    def _fill(
+        self, batch: _StateBatch, slices: Iterable[tuple[Piece, int, int]], flags: Sequence[int]
+    ) -> None:
+        """Lay rows into a batch; of one flag all have it."""
+        n = 0
+        for piece, first, end in slices:
+            rows, part = slice(n, n + end - first), piece.part
+            if part.states is not None:
+                batch.states[rows] = part.states[first:end]
+            if len(part.tokens):
+                batch.token[rows] = part.tokens[first:end]
+            batch.position[rows] = piece.positions[first:end]
+            batch.n_sequences[rows] = 1
+            batch.sequences[rows, 0] = piece.lane.sequence
+            for i, ids in enumerate(piece.sequences[first:end], n):
+                batch.n_sequences[i] = len(ids)
+                batch.sequences[i, : len(ids)] = ids
+            n = rows.stop
+        batch.n = n
+        batch.output[:n] = flags
+
+    def _run(self, slices: Sequence[tuple[Piece, int, int]], flags: Sequence[int]) -> None:
+        """One pass of the library."""
+        self._fill(self._batch, slices, flags)
+        part = slices[0][0].part
+        require_running(self.stop)
+        batch = self._batch.ready(tokens=len(part.tokens) > 0, states=part.states is not None)
+        if status := ll.llama_decode(self.handle, batch):
+            raise decode_error(status, self.n_ctx)
+
+    # -- sequences --
+
+    def branch(self, n: int) -> list[int]:
+        """So many sequences for leaves.
+
+        Raises:
+            EngineError: others have them.
+        """
+        if n > len(self._branches):
+            raise EngineError(f"trees have at most {len(self._branches)} branches more")
+        return [self._branches.pop() for _ in range(n)]
+
+    def give_back(self, sequences: Sequence[int]) -> None:
+        for sequence in sequences:
+            ll.llama_memory_seq_rm(self.memory, sequence, -1, -1)
+        self._branches += sequences
+
+    def close(self) -> None:
+        if self.handle:
+            ll.llama_free(self.handle)
+            self.handle = None
+
+
+class HeadLane:
+    """A lane, see ``effects.HeadPlace``."""
+
+    def __init__(self, pool: HeadPool, sequence: int) -> None:
+        self.pool = pool
+        self.sequence = sequence
+        self.n_ctx, self.n_batch, self.max_rows = pool.n_ctx, pool.n_batch, pool.leaves
+        graph = pool.graph
+        self.width, self.heads, self.layers = graph.reads, graph.heads, graph.layers
+        self.first = self.end = 0
+        self.tree, self.opened = Layout(), list[int]()  # and the sequences of its branches
+
+    @property
+    def n_past(self) -> int:
+        """One past the last position, as the cache itself reports it; 0 when it is empty."""
+        return int(ll.llama_memory_seq_pos_max(self.pool.memory, self.sequence)) + 1
+
+    def evaluate(self, part: Part) -> Out:
+        return self.pool.run((part,))[0]
+
+    # -- a pass of it --
+
+    def piece(self, part: Part, *, encodes: bool) -> Piece:
+        """A part of a pass and where it lies.
+
+        Raises:
+            ContextFull: there is no room for it.
+            ValueError: a parent does not precede its child.
+        """
+        n, at, parents = part.size, self.n_past if encodes else self.end, part.parents
+        tree = None if parents is None else self._before.grown(parents)
+        held = 0 if tree is None else len(self._before.parents)
+        if not encodes and self.end - self.first + held + n > self.n_ctx:
+            raise ContextFull("the cache of the drafting layer is full")
+        depth = range(n) if tree is None else tree.new_depth
+        return Piece(self, part, at, tree, [at + d for d in depth])
+
+    @property
+    def _before(self) -> Layout:
+        """The tree that a pass of nodes grows; of several heads each is given all of its own."""
+        return self.tree if self.heads == 1 else Layout()
+
+    def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
+        """Leaves that a pass of nodes opens beside those that the tree has."""
+        return len(self._before.grown(parents).copies)
+
+    def begin(self, piece: Piece) -> None:
+        """A pass comes: text drops the tree, nodes that branch off get sequences."""
+        if piece.tree is None or self.heads > 1:
+            self.drop()
+        if piece.tree is None:
+            return
+        piece.before = self.tree, [*self.opened]
+        opened = self.pool.branch(len(piece.tree.copies))
+        self.opened += opened
+        held = [self.sequence, *self.opened]
+        for sequence, (leaf, n_above) in zip(opened, piece.tree.copies, strict=True):
+            ll.llama_memory_seq_cp(self.pool.memory, held[leaf], sequence, 0, self.end + n_above)
+        piece.sequences = [[held[leaf] for leaf in below] for below in piece.tree.leaves]
+
+    def took(self, piece: Piece) -> None:
+        if piece.tree is None:
+            self.end += piece.part.size
+        else:
+            self.tree = piece.tree
+
+    def undo(self, piece: Piece) -> None:
+        """The pass failed: the lane is as it was, or without its tree."""
+        if piece.tree is None:
+            if piece.part.outputs != "states":
+                self.cut(piece.at)
+        elif piece.before is not None:
+            pool, (self.tree, held) = self.pool, piece.before
+            pool.give_back([sequence for sequence in self.opened if sequence not in held])
+            self.opened = held
+            for sequence, last in zip((self.sequence, *held), self.tree.ends, strict=True):
+                at = self.end + len(self.tree.above(last))
+                ll.llama_memory_seq_rm(pool.memory, sequence, at, -1)
+
+    # -- what stays --
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        """Drop the tree: what is accepted of it is read again, beside the target's states."""
+        self.drop()
+
+    def rollback(self, keep: int) -> None:
+        """Cut what is held from position ``keep`` on; where that is all, the next token lies there.
+
+        Raises:
+            ValueError: it lies beyond the end.
+            EngineError: llama.cpp refused; nothing is held and the next position is 0.
+        """
+        self.drop()
+        if keep > self.end > self.first or keep < 0:
+            raise ValueError(f"cannot roll back to {keep} of {self.first} to {self.end}")
+        if keep <= self.first or self.first == self.end:
+            self._clear(keep)
+        elif keep < self.end:
+            self.cut(keep)
+
+    def cut(self, end: int) -> None:
+        if end == self.first:
+            self._clear(end)
+        elif ll.llama_memory_seq_rm(self.pool.memory, self.sequence, end, -1):
+            self.end = end
+        else:
+            self._clear(0)
+            raise EngineError("llama.cpp refused to cut the drafting layer's cache; it was cleared")
+
+    def _clear(self, position: int) -> None:
+        if self.pool.handle is not None:
+            ll.llama_memory_seq_rm(self.pool.memory, self.sequence, -1, -1)
+        self.first = self.end = position
+
+    def drop(self) -> None:
+        if self.tree.parents and self.pool.handle is not None:
+            self.pool.give_back(self.opened)
+            ll.llama_memory_seq_rm(self.pool.memory, self.sequence, self.end, -1)
+        self.tree, self.opened = Layout(), []
+
+    def close(self) -> None:
+        self.rollback(0)

@@ -1,0 +1,239 @@
+"""What rounds and drafters ask for: they never run a model themselves.
+
+Both are generators. They yield an effect and are sent the answer, so that whoever drives them
+decides what shares a pass: ``drive`` answers one conversation at once, a scheduler answers many
+from one pass per model, replay and tests answer from a recording or a table.
+
+=========  ============================================  =====================================
+yielded    means                                         answered with
+=========  ============================================  =====================================
+``Pass``   evaluate these tokens, states, or both        ``Out``, good until the lane's next pass
+``Keep``   of the lane, this beginning or this path      None
+``Offer``  this draft could be sent                      how many of ``size`` guesses may go
+=========  ============================================  =====================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from specllama.backend.base import Outputs, Part
+from specllama.speculative.budget import Bid
+from specllama.speculative.types import Draft
+
+if TYPE_CHECKING:
+    from specllama.backend.base import Context, Passes
+
+
+class Place(Protocol):
+    """A lane as those see it who may not run it: how large it is and what it holds."""
+
+    @property
+    def n_ctx(self) -> int: ...
+
+    @property
+    def n_vocab(self) -> int: ...
+
+    @property
+    def n_batch(self) -> int:
+        """Most tokens in one pass."""
+        ...
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens in the cache; read-only."""
+        ...
+
+    def reach(self, keep_len: int) -> int:
+        """How many of its first ``keep_len`` tokens it can be cut to without reading any again."""
+        ...
+
+
+class HeadPlace(Protocol):
+    """A head's lane: what it has read of a text, by positions of that text.
+
+    ``Pass.keep`` and ``Keep.length`` are positions, too: what the lane holds from there on is cut,
+    and where it holds nothing before, its next token lies there. A pass with ``parents`` drafts
+    behind the end; whatever is kept, and every pass over text, drops these nodes.
+    """
+
+    @property
+    def pool(self) -> Passes: ...
+
+    @property
+    def n_batch(self) -> int:
+        """Most rows of one pass."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """Position of the first token that it holds."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """Position of the next one."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Of a state that it reads."""
+        ...
+
+    @property
+    def heads(self) -> int:
+        """How many it has: 1 continues by its own states, of several each drafts one depth."""
+        ...
+
+    @property
+    def max_rows(self) -> int:
+        """Most nodes that one pass is asked for."""
+        ...
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Of the target, whose inputs it is made to read; () for other states."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A pass among several conversations: of so many ``lanes`` and ``tokens`` together.
+
+    ``first`` is true for one of them, who books what the pass took.
+    """
+
+    lanes: int
+    tokens: int
+    ms: float
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pass(Part):
+    """A ``Part`` of a pass, behind the first ``keep`` of the lane (None: behind all of them).
+
+    The lane's last ``reopen`` tokens are the first nodes of its tree. ``tell`` is told of a pass
+    that was run where other conversations wait for theirs. Errors: see ``Context.forward``.
+    """
+
+    outputs: Outputs = "last"
+    keep: int | None = None
+    reopen: int = 0
+    tell: Callable[[Shared], None] | None = None
+
+    def prepare(self) -> None:
+        """Make the lane's text what the tokens follow."""
+        if self.keep is not None:
+            self.lane.rollback(self.keep)
+        if self.reopen:
+            self.lane.reopen(self.reopen)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Of the lane keep the first ``length`` tokens, or of its tree the nodes of ``path``."""
+
+    lane: Place | HeadPlace
+    length: int | None = None
+    path: tuple[int, ...] = ()
+
+    def carry_out(self) -> None:
+        lane = cast("Context", self.lane)
+        if self.length is None:
+            lane.keep_path(self.path)
+        else:
+            lane.rollback(self.length)
+
+
+class Bidder(Protocol):
+    """What a draft is worth to a conversation that shares its pass, see ``budget``."""
+
+    def bid(self, offer: Offer) -> Bid: ...
+
+    def passes(self, rows: int) -> Sequence[float]:
+        """Milliseconds of the target's passes of 0, 1, ..., ``rows`` rows; zeros if unknown."""
+        ...
+
+
+_UNSEEN = 0.75  # acceptance of a guess that must not be looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A draft that is ready.
+
+    Attributes:
+        size: guesses that the bid is for; whoever is granted as many sends all of it.
+        peek: what goes may depend on what was drafted. Where tokens were sampled it may not: a
+            token that is left out for its own sake, or for what follows it, biases the output. Then
+            ``size`` is what could have been drafted, known before the first draw.
+    """
+
+    draft: Draft
+    size: int
+    peek: bool
+    bidder: Bidder
+
+    @property
+    def survival(self) -> list[float]:
+        """Probability that the target follows to each node; unknown confidences count as 1."""
+        if not self.peek:
+            return [_UNSEEN**i for i in range(1, self.size + 1)]
+        reach: list[float] = []
+        for parent, likely in zip(self.draft.parents, self.draft.confidence, strict=True):
+            above = reach[parent] if parent >= 0 else 1.0
+            reach.append(above if likely is None else above * min(likely, 1.0))
+        return reach
+
+    def cut(self, n: int) -> Draft:
+        """What goes of it where only ``n`` guesses may: the likeliest, their parents among them.
+
+        Unseen it is the beginning of the line of first children, whoever stands beside it.
+        """
+        if self.peek:
+            reach = self.survival
+            best = sorted(range(len(reach)), key=lambda node: -reach[node])[:n]
+            return self.draft.only(sorted(best))
+        parents = self.draft.parents
+        line = next((i for i, parent in enumerate(parents) if parent != i - 1), len(parents))
+        return self.draft.first(min(n, line))
+
+
+Ask = Pass | Keep | Offer
+T = TypeVar("T")
+Asking = Generator[Ask, Any, T]
+
+
+def drive(asking: Asking[T], answer: Callable[[Ask], object] | None = None) -> T:
+    """Answer until it is done; returns its result. Without ``answer`` every wish is granted.
+
+    Errors of an answer are raised where it was asked for.
+    """
+    answer = answer or perform
+    try:
+        ask = next(asking)
+        while True:
+            try:
+                answered = answer(ask)
+            except BaseException as error:
+                ask = asking.throw(error)
+            else:
+                ask = asking.send(answered)
+    except StopIteration as done:
+        return cast(T, done.value)
+
+
+def perform(ask: Ask) -> object:
+    """Run what is asked for at once, on its lane; every offered token goes."""
+    if isinstance(ask, Pass):
+        ask.prepare()
+        return ask.lane.evaluate(ask)
+    if isinstance(ask, Keep):
+        ask.carry_out()
+        return None
+    return ask.size

@@ -1,0 +1,83 @@
+"""Lanes of heads for tests: what a pass over one says, and fakes that answer passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from specllama.arrays import Row, Rows
+from specllama.backend.base import Out, Part
+
+
+def feed(lane: Any, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
+    """Logits and state behind the last of these pairs."""
+    out = lane.pool.run([Part(lane, tokens, "last", states=states)])[0]
+    return out.rows[0], out.states[0]
+
+
+def grow(
+    lane: Any, tokens: Sequence[int], states: Rows, parents: Sequence[int], head: int = 0
+) -> Out:
+    """Logits and states behind drafted nodes."""
+    out: Out = lane.pool.run([Part(lane, tokens, "all", parents, states, head)])[0]
+    return out
+
+
+def encode(lane: Any, features: Rows) -> Rows:
+    """States of the target's."""
+    out: Out = lane.pool.run([Part(lane, (), "states", states=features)])[0]
+    return out.states
+
+
+def read(lane: Any, states: Rows) -> None:
+    """Take in states of the target."""
+    for at in range(0, len(states), lane.n_batch):
+        lane.pool.run([Part(lane, (), "none", states=states[at : at + lane.n_batch])])
+
+
+def begin_at(lane: Any, position: int) -> None:
+    """Hold nothing; the next token lies there."""
+    lane.rollback(0)
+    lane.rollback(position)
+
+
+class FakeHeadLane:
+    """A lane of a head that is its own pool. What passes say and what stays is the test's:
+    ``encode``, ``feed``, ``read``, ``grow``, ``drop``, ``begin_at`` and ``rollback_to``."""
+
+    first: int
+    layers: tuple[int, ...] = ()
+
+    @property
+    def pool(self) -> Any:
+        return self
+
+    def evaluate(self, part: Part) -> Out:
+        me: Any = self
+        none: Rows = part.states if part.states is not None else Rows
+        if part.outputs == "states":
+            return Out(none, me.encode(part.states))
+        if part.parents is not None:
+            answer = me.grow(part.tokens, part.states, part.parents, part.head)
+            return Out(*answer)
+        if not len(part.tokens):
+            me.read(part.states)
+            return Out(none)
+        row, state = me.feed(part.tokens, part.states)
+        return Out(row[None], state[None])
+
+    def rollback(self, keep: int) -> None:
+        me: Any = self
+        if me.first < keep <= me.end or keep == me.first:
+            me.rollback_to(keep)
+        else:
+            assert me.first == me.end or keep < me.first
+            me.begin_at(keep)
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        assert not path
+        me: Any = self
+        me.drop()
+
+    def drop(self) -> None:
+        pass
