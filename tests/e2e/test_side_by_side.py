@@ -11,6 +11,7 @@ import pytest
 from dflash_files import write_dflash
 
 from specllama.bench.prompts import load_prompts
+from specllama.engine import scheduler
 from specllama.engine.engine import Engine
 from specllama.events import Finished, RoundDone
 from specllama.models.refs import resolve
@@ -76,7 +77,8 @@ def test_no_text_depends_on_its_neighbours(
     """Drafts, rejects, stops, cancelled and dropped conversations at random moments."""
     rng = random.Random(0)
     pool = three.target.pool
-    monkeypatch.setattr(pool, "kernels", replace(pool.kernels, exact_rows=rows))
+    widest = scheduler._widest
+    monkeypatch.setattr(scheduler, "_widest", lambda of: rows if of is pool else widest(of))
     prompts = [prompt.content for prompt in load_prompts()[::11]]
     said: list[tuple[int, int, float, Finished]] = []
     together = cut = 0
