@@ -31,7 +31,7 @@ from specllama.speculative.drafting.merged import MergedDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
-from specllama.speculative.effects import Asking, Offer, Pass, Shared, grant
+from specllama.speculative.effects import Asking, Offer, Pass, Shared, perform
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -212,7 +212,7 @@ def together(
                 return
             if isinstance(ask, Pass):
                 clock.steps(step * (1 + 0.35 * (len(ask.tokens) - 1)) * slow())
-            answered = grant(ask)
+            answered = perform(ask)
 
     while any(n > 0 for n in left.values()):
         for id, n in left.items():
@@ -240,7 +240,7 @@ def together(
         for nth, (id, ask) in enumerate(passes.items()):
             if len(passes) > 1 and ask.tell is not None:
                 ask.tell(Shared(len(passes), rows, ms, nth == 0))
-            answer(id, grant(ask))
+            answer(id, perform(ask))
     for loop in loops:
         loop.window.finish()
     return [*lines, balances(pair)]
