@@ -294,10 +294,6 @@ class GgufHeader:
 
     # -- parts -------------------------------------------------------------------------------------
 
-    @property
-    def split_count(self) -> int:
-        return self.integer("split.count") or 1
-
     def to_dict(self) -> dict[str, Any]:
         """The summary that ``--json`` listings show."""
         return {

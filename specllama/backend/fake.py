@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,13 +20,12 @@ from specllama.backend.batch import Batch
 from specllama.backend.cache import Shape
 from specllama.backend.exactness import Exactness
 from specllama.backend.kernels import Kernels
-from specllama.backend.lane import CellLane
 from specllama.backend.pool import CellPool
 from specllama.cancel import StopFlag
 from specllama.errors import Cancelled, CannotLoad, ContextFull, EngineError
 from specllama.events import Event
 from specllama.files import DAMAGE
-from specllama.interface import EngineInfo, ModelInfo
+from specllama.interface import ModelInfo
 from specllama.settings.params import EngineOptions
 
 _EOG = 0
@@ -372,16 +370,6 @@ class FakePool(CellPool):
             self.keep_to(widths, trees=True)
 
 
-class FakeContext(CellLane):
-    """The only lane of a fake pool. ``options``: those of the pool."""
-
-    def __init__(self, table: FakeTable, **options: Any) -> None:
-        pool = FakePool(table, lanes=1, **options)
-        super().__init__(pool, pool.take_sequence())
-        pool.seat(self)
-        self.passes = pool.fake.passes
-
-
 def fake_model(n_ctx: int = 512, n_vocab: int = 64, path: str = "fake") -> ModelInfo:
     """What a table says of itself."""
     return ModelInfo(
@@ -396,23 +384,6 @@ def fake_model(n_ctx: int = 512, n_vocab: int = 64, path: str = "fake") -> Model
         n_vocab=n_vocab,
         kv_bytes=0,
         gpu_layers=0,
-    )
-
-
-def fake_info(n_ctx: int = 512, n_vocab: int = 64, *, exact_rows: int = 65) -> EngineInfo:
-    """What an engine over fake contexts says of itself."""
-    model = fake_model(n_ctx, n_vocab)
-    return EngineInfo(
-        target=model,
-        draft=model,
-        exactness=f"bitwise up to {exact_rows} rows",
-        exact_rows=exact_rows,
-        device="CPU",
-        threads=1,
-        flash_attn=False,
-        load_ms=0.0,
-        has_chat_template=False,
-        exact_trees=exact_rows > 1,
     )
 
 

@@ -103,7 +103,7 @@ def ls(limit: int, as_json: bool) -> None:
 def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
     """Show the rounds of a run.
 
-    Each round is one line: ■ an accepted draft token, □ a rejected one, + the target's own token;
+    Each round is one line: ■ a draft token that was kept, □ one refused, + the target's own token;
     then the milliseconds for drafting, verifying and waiting, which is neither.
     """
     path = find_run(run)

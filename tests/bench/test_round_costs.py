@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import loaded
+from engines import FakeContext, fake_info, loaded
 
 from specllama.arrays import Row
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.events import RoundDone
 from specllama.settings.params import GenerateParams, SamplingParams

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import fake_info
 
-from specllama.backend.fake import fake_info
 from specllama.cli import invoke
 from specllama.store.checks import Finding, newest
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import fake_info
 
-from specllama.backend.fake import fake_info
 from specllama.bench.arms import EngineArm, RunFigures, Task
 from specllama.cli import invoke
 from specllama.engine.profiles import Profile, Windows, open_profile

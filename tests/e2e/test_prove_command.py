@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from engines import Given, loaded
+from engines import FakeContext, Given, fake_info, loaded
 
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.backend.kernels import TILE
 from specllama.bench.prompts import Prompt
 from specllama.bench.proof import Case, RowProbe, available, probe_stated_rows, prove, random_pauses

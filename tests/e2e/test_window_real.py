@@ -70,7 +70,8 @@ def test_random_sleeps_never_change_a_token(
 
 def test_logged_rounds_replay_within_the_ledger(own_tiny: Engine, prompts: list[Prompt]) -> None:
     """Real drafts, real confidences: what the window would lose at several costs of a pass."""
-    from specllama.bench.replay import trace_of_rounds
+    from replay import trace_of_rounds
+
     from specllama.speculative.policy.ledger import EPSILON, Ledger
 
     for n, prompt in enumerate(prompts):

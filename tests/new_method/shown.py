@@ -17,12 +17,14 @@ from typing import Any
 from specllama.settings import methods as registry
 from specllama.speculative import drafting
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 drafting.__path__.append(str(Path(__file__).parent))  # as if the file lay in that folder
 registry.FILES["repeat"] = "repeat_line"  # the one line
 
+from engines import FakeContext, fake_info  # noqa: E402
 from textual.widgets import OptionList  # noqa: E402
 
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info  # noqa: E402
+from specllama.backend.fake import FakeTable, FakeVocab  # noqa: E402
 from specllama.cli import invoke  # noqa: E402
 from specllama.engine.drafters import Drafters  # noqa: E402
 from specllama.engine.engine import Engine  # noqa: E402

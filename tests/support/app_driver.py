@@ -16,6 +16,7 @@ from specllama.events import Event, RoundDone
 from specllama.interface import Message
 from specllama.settings.params import GenerateParams
 from specllama.tui.app import SpecllamaApp
+from specllama.tui.widgets.message import AssistantMessage
 from specllama.tui.widgets.transcript import Note
 
 LIMIT_S = 60.0
@@ -118,6 +119,12 @@ class Driver:
     def shown(self) -> str:
         """Everything on the screen as text."""
         return screen_text(self.app)
+
+
+def shown_source(message: AssistantMessage) -> str:
+    """The Markdown source of a message that is on the screen; its text where there is none."""
+    markdown = message._markdown
+    return message.text if markdown is None else markdown.source
 
 
 def screen_text(app: SpecllamaApp) -> str:

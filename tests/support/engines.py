@@ -1,11 +1,13 @@
-"""Engines over whatever a test takes for a target: the one place where tests build a ``Loaded``."""
+"""Engines over what a test takes for a target: the one place where tests build a ``Loaded``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from specllama.backend.base import Lane, Vocab
-from specllama.backend.fake import FakeVocab, fake_info
+from specllama.backend.fake import FakePool, FakeTable, FakeVocab, fake_model
+from specllama.backend.lane import CellLane
 from specllama.cancel import StopFlag
 from specllama.engine.loaded import Loaded
 from specllama.engine.pace import Pace
@@ -31,6 +33,33 @@ class NoSeats(Seats):
 
     def release(self, id: int, keep: int) -> None:
         pass
+
+
+class FakeContext(CellLane):
+    """The only lane of a fake pool. ``options``: those of the pool."""
+
+    def __init__(self, table: FakeTable, **options: Any) -> None:
+        pool = FakePool(table, lanes=1, **options)
+        super().__init__(pool, pool.take_sequence())
+        pool.seat(self)
+        self.passes = pool.fake.passes
+
+
+def fake_info(n_ctx: int = 512, n_vocab: int = 64, *, exact_rows: int = 65) -> EngineInfo:
+    """What an engine over fake contexts says of itself."""
+    model = fake_model(n_ctx, n_vocab)
+    return EngineInfo(
+        target=model,
+        draft=model,
+        exactness=f"bitwise up to {exact_rows} rows",
+        exact_rows=exact_rows,
+        device="CPU",
+        threads=1,
+        flash_attn=False,
+        load_ms=0.0,
+        has_chat_template=False,
+        exact_trees=exact_rows > 1,
+    )
 
 
 class Given(Windows):

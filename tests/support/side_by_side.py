@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engines import loaded
+from engines import fake_info, loaded
 
 from specllama.backend.base import Lane
-from specllama.backend.fake import FakePool, FakeTable, FakeVocab, fake_info
+from specllama.backend.fake import FakePool, FakeTable, FakeVocab
 from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot

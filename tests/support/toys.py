@@ -9,10 +9,11 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from engines import FakeContext
 from oracle import Tokens, Toy
 
 from specllama.arrays import IntArray
-from specllama.backend.fake import FakeContext, FakeTable
+from specllama.backend.fake import FakeTable
 from specllama.backend.layout import Layout
 from specllama.errors import EngineError
 from specllama.settings.params import SamplingParams, VerifyRule

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from replay import Spot
 
 from specllama.arrays import Row
 from specllama.backend.fake import FakeTable
-from specllama.bench.replay import Spot
 
 _MEASURED = (1.0, 1.82, 2.58, 2.60, 3.6, 4.3, 5.1)
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specllama.bench.replay import Replay, Spot, VirtualClock, replay
+from replay import Replay, Spot, VirtualClock, replay
+
 from specllama.speculative.policy.controller import Controller, Learned
 from specllama.speculative.policy.costs import Costs
 from specllama.speculative.policy.ledger import Ledger

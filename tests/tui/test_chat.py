@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from app_driver import Driver, GatedEngine, Recipe
+from app_driver import Driver, GatedEngine, Recipe, shown_source
 from fakes import Reply, ScriptedEngine
 from textual import events
 from textual.widgets import Button
@@ -101,7 +101,7 @@ async def test_continue_goes_on_where_the_reply_ended(start: Any) -> None:
         await d.until(lambda: d.texts[-1][1] == kept + " and the rest.")
         await d.idle()
         assert d.engine.requests[-1].prompt[-1] == Message("assistant", kept)
-        assert d.app.chat.query(AssistantMessage).last().shown_source == kept + " and the rest."
+        assert shown_source(d.app.chat.query(AssistantMessage).last()) == kept + " and the rest."
 
 
 async def test_retry_replaces_the_reply(start: Any) -> None:

@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable
 
 import pytest
+from replay import VirtualClock
 
-from specllama.bench.replay import VirtualClock
 from specllama.events import Verdict
 from specllama.speculative.policy.baseline import PlainSteps
 from specllama.verdict import Pass, judge

@@ -369,11 +369,6 @@ class AssistantMessage(MessageView):
             Static(Content.assemble((note, self.ink.muted))), self._plain
         )
 
-    @property
-    def shown_source(self) -> str:
-        """The Markdown source on the screen, for tests of streaming."""
-        return self._markdown.source if self._markdown is not None else self.text
-
     # ------------------------------------------------------------------ views
 
     async def show_as(self, view: str) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engines import FakeContext
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
 from specllama.backend.exactness import Exactness, measured
-from specllama.backend.fake import FakeContext, FakeTable
+from specllama.backend.fake import FakeTable
 from specllama.backend.probe import CELLS, HEAD, LONG, probe
 from specllama.errors import EngineError
 from specllama.settings.params import DRAFT_MAX

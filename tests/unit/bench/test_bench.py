@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 from xml.etree import ElementTree
 
 import pytest
-from engines import loaded
+from engines import FakeContext, fake_info, loaded
 
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.bench.arms import (
     EngineArm,
     RunFigures,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from engines import loaded
+from engines import FakeContext, loaded
 
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab
+from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
 from specllama.engine.pulse import PATIENCE_S, Pulse, Watchdog, patience

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from engines import loaded
+from engines import FakeContext, fake_info, loaded
 from requests_made import PROMPT, check_laws, params, run, words
 
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.cancel import Cancel, StopFlag
 from specllama.engine.engine import Engine
 from specllama.events import Event, RoundDone

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import loaded
+from engines import FakeContext, fake_info, loaded
 
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.errors import UsageError
 from specllama.events import Chances, RoundDone, event_from_dict

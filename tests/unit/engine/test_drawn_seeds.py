@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engines import loaded
+from engines import FakeContext, fake_info, loaded
 
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.events import Finished
 from specllama.settings.params import GenerateParams

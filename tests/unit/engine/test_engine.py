@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import loaded
+from engines import FakeContext, fake_info, loaded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from requests_made import FREE, PROMPT, check_laws, params, run, words
 
 from specllama.arrays import IntArray, Rows
 from specllama.backend.base import Context, Outputs
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
 from specllama.errors import EngineError, PromptTooLong, SpecllamaError, UsageError

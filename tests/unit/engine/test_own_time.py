@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import loaded
+from engines import FakeContext, fake_info, loaded
 from fakes import ScriptedRecipe
+from replay import VirtualClock
 
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.bench.arms import EngineArm, Task
 from specllama.bench.prompts import Prompt
-from specllama.bench.replay import VirtualClock
 from specllama.engine.engine import Engine
 from specllama.engine.host import EngineHost
 from specllama.events import Finished, RoundDone, Started

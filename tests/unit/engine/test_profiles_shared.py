@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engines import loaded
+from engines import FakeContext, fake_info, loaded
 
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import PairKey, Profile, Windows, open_profile
 from specllama.events import Notice

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engines import loaded
+from engines import fake_info, loaded
 
-from specllama.backend.fake import FakePool, FakeTable, FakeVocab, fake_info
+from specllama.backend.fake import FakePool, FakeTable, FakeVocab
 from specllama.backend.kernels import TILE
 from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import ggufs
 import pytest
-from engines import loaded
+from engines import FakeContext, fake_info, loaded
 
 from specllama.backend.base import SpecialToken, Vocab
-from specllama.backend.fake import FakeContext, FakeTable, fake_info
+from specllama.backend.fake import FakeTable
 from specllama.backend.llama import LlamaModel
 from specllama.backend.specials import Verdict, partition
 from specllama.engine.engine import Engine

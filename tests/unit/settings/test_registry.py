@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from engines import FakeContext
 
-from specllama.backend.fake import FakeContext, FakeTable
+from specllama.backend.fake import FakeTable
 from specllama.engine.drafters import Drafters
 from specllama.engine.methods import methods
 from specllama.models import catalog, sidecars

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from engines import FakeContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import Oracle, Tokens, bias
@@ -26,7 +27,7 @@ from toys import (
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
-from specllama.backend.fake import FakeContext, FakeTable
+from specllama.backend.fake import FakeTable
 from specllama.errors import ContextFull, EngineError
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.drafting.draft_model import ChainDrafter

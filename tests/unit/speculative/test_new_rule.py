@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engines import loaded
+from engines import FakeContext, fake_info, loaded
 
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.errors import UsageError

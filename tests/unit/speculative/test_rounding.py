@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from engines import loaded
+from engines import FakeContext, fake_info, loaded
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
-from specllama.backend.fake import FakeContext, FakePool, FakeTable, FakeVocab, fake_info
+from specllama.backend.fake import FakePool, FakeTable, FakeVocab
 from specllama.bench.prompts import Prompt
 from specllama.bench.proof import probe_rows, prove
 from specllama.engine.engine import Engine

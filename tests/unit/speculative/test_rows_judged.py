@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from engines import loaded
+from engines import FakeContext, loaded
 
 from specllama.arrays import Rows
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab
+from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.events import RoundDone
 from specllama.settings.params import GenerateParams, SamplingParams

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
-from engines import NoSeats
+from engines import FakeContext, NoSeats
 from oracle import Oracle, Tokens, Toy, bias
 from windows import Pair
 
 from specllama.backend.base import Lane
-from specllama.backend.fake import FakeContext, FakePool, FakeTable
+from specllama.backend.fake import FakePool, FakeTable
 from specllama.cancel import Cancel
 from specllama.engine.scheduler import Scheduler
 from specllama.settings.params import SamplingParams, VerifyRule

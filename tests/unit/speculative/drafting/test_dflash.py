@@ -8,14 +8,15 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
+from engines import FakeContext
 from head_lanes import FakeHeadLane
 from oracle import Oracle, Tokens, bias
+from replay import VirtualClock
 from toys import FULL, LAYERS, PROMPT, WIDTH, ChainToy, Leaves, NotTwice, Setup, V, is_eog
 from windows import Pair
 
 from specllama.arrays import IntArray, Row, Rows
-from specllama.backend.fake import FakeContext, FakeTable
-from specllama.bench.replay import VirtualClock
+from specllama.backend.fake import FakeTable
 from specllama.errors import ContextFull
 from specllama.speculative.drafting.blocks import Block, Filled, Markov, Places
 from specllama.speculative.drafting.dflash import DflashDrafter

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from engines import FakeContext
 from head_lanes import FakeHeadLane
 from oracle import Oracle, Tokens, bias
 from toys import FULL, LAYERS, PROMPT, WIDTH, ChainToy, Leaves, NotTwice, Setup, V, is_eog
 
 from specllama.arrays import Row, Rows
-from specllama.backend.fake import FakeContext, FakeTable
+from specllama.backend.fake import FakeTable
 from specllama.errors import ContextFull
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.eagle3 import EagleDrafter

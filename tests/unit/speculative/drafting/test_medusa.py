@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 import pytest
+from engines import FakeContext
 from oracle import Oracle, Tokens, bias
 from toys import (
     FULL,
@@ -25,7 +26,7 @@ from toys import (
 )
 from windows import Pair
 
-from specllama.backend.fake import FakeContext, FakeTable
+from specllama.backend.fake import FakeTable
 from specllama.backend.heads.medusa_pool import MedusaPool
 from specllama.settings.params import VerifyRule
 from specllama.speculative.drafting.drafter import Request

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import loaded
+from engines import FakeContext, fake_info, loaded
 from head_lanes import FakeHeadLane
 
 from specllama.arrays import Row, Rows
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.errors import ContextFull
 from specllama.events import Finished

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from engines import FakeContext
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.arrays import HiddenNeed
-from specllama.backend.fake import FakeContext, FakeTable
+from specllama.backend.fake import FakeTable
 from specllama.engine.drafters import Drafters
 from specllama.errors import EngineError
 from specllama.history import History, common_prefix

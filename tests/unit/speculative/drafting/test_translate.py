@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engines import FakeContext
 from ggufs import bpe_tokens, write_llama, write_spm
 from oracle import Oracle, Tokens, bias
 from toys import FULL, LETTERS, OURS, SAMPLERS, ChainToy, Setup, V, Words, is_eog
 
-from specllama.backend.fake import FakeContext, FakeTable
+from specllama.backend.fake import FakeTable
 from specllama.engine.engine import Engine
 from specllama.errors import ContextFull, EngineError, PairIncompatible
 from specllama.events import Finished

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from engines import NoSeats
+from engines import FakeContext, NoSeats
 from oracle import Oracle, Tokens, bias
 from toys import (
     FULL,
@@ -26,7 +26,7 @@ from toys import (
 )
 
 from specllama.backend.base import Lane
-from specllama.backend.fake import FakeContext, FakePool, FakeTable
+from specllama.backend.fake import FakePool, FakeTable
 from specllama.backend.layout import Layout
 from specllama.cancel import Cancel
 from specllama.engine.scheduler import Scheduler

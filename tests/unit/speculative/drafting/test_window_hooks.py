@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+from engines import FakeContext
 from toys import FULL, LETTERS, OURS, Setup, V, Words, is_eog, started
 
-from specllama.backend.fake import FakeContext, FakeTable
+from specllama.backend.fake import FakeTable
 from specllama.settings.params import VerifyRule
 from specllama.speculative.drafting.draft_model import ChainDrafter, ShortReading
 from specllama.speculative.drafting.draft_tree import TreeDrafter

@@ -7,10 +7,10 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from replay import VirtualClock
 from traces import GPU, trace
 from windows import Pair, play
 
-from specllama.bench.replay import VirtualClock
 from specllama.speculative.policy.baseline import FEW, FRESH_S, STRETCH_S, PlainSteps
 from specllama.speculative.policy.controller import MEASURING, Controller, Learned
 from specllama.speculative.policy.costs import Costs

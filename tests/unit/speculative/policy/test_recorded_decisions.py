@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import FakeContext
+from replay import Recorded, Spot, VirtualClock, _Copies, _Model, replay
 from traces import CLIFF, CPU, DEAR, GPU, MEASURED, Script, talk, trace
 from windows import Pair, begin_drafting
 
-from specllama.backend.fake import FakeContext, FakeTable
-from specllama.bench.replay import Recorded, Spot, VirtualClock, _Copies, _Model, replay
+from specllama.backend.fake import FakeTable
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.budget import allocate
 from specllama.speculative.drafting.draft_model import ChainDrafter

@@ -8,9 +8,9 @@ import random
 
 import msgspec
 import pytest
+from replay import Spot, VirtualClock, replay
 from windows import Pair, play
 
-from specllama.bench.replay import Spot, VirtualClock, replay
 from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.acceptance import (
     Acceptance,

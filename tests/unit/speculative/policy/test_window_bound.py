@@ -17,9 +17,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from replay import Recorded, Spot, VirtualClock, replay
 from traces import CLIFF, CPU, DEAR, GPU, KINDS, MEASURED, trace
 
-from specllama.bench.replay import Recorded, Spot, VirtualClock, replay
 from specllama.engine.profiles import Profile, band
 from specllama.settings.params import GenerateParams, SamplingParams, VerifyRule
 from specllama.speculative.effects import Asking

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from engines import loaded
+from engines import FakeContext, fake_info, loaded
+from replay import VirtualClock
 from traces import MEASURED, Script, Talk, V, talk
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
-from specllama.bench.replay import VirtualClock
+from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile, band
 from specllama.events import Finished, PrefillProgress, RoundDone

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import loaded
+from engines import FakeContext, fake_info, loaded
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
+from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import PairKey, Profile, Windows, band, open_profile
 from specllama.events import Finished, Notice, RoundDone

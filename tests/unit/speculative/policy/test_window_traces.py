@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engines import loaded
+from engines import FakeContext, fake_info, loaded
 from fakes import round_done
+from replay import Spot, VirtualClock, trace_of_rounds
 from traces import CLIFF, CPU, DEAR, GPU, KINDS, trace
 from windows import Pair, play
 
-from specllama.backend.fake import FakeContext, FakeTable, FakeVocab, fake_info
-from specllama.bench.replay import Spot, VirtualClock, trace_of_rounds
+from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
