@@ -16,6 +16,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from specllama.bench.arms import EngineArm, Task
@@ -29,6 +30,7 @@ from specllama.models.quantize import FLOATS
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.lengths import best_plan, plans
+from specllama.stats import SpecStats
 from specllama.told import Told
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -39,42 +41,29 @@ Progress = Callable[[float, str], None]
 
 
 @dataclass(slots=True)
-class Acceptance:
-    """How often each position of a draft survives. ``group`` is a slice and a temperature."""
+class Tally:
+    """How often each position of a draft survives, of a slice at a temperature.
+
+    Attributes:
+        stats: of the rounds that drafted from ``source``.
+        replies: tokens of prompt and reply.
+    """
 
     slice: str
     temperature: float
     source: str
-    rounds: int = 0
-    reached: list[int] = field(default_factory=list)  # rounds that drafted position i
-    survived: list[int] = field(default_factory=list)  # of which all of 1..i were accepted
-    replies: list[tuple[int, int]] = field(default_factory=list)  # tokens of prompt and reply
+    stats: SpecStats = field(default_factory=SpecStats)
+    replies: list[tuple[int, int]] = field(default_factory=list)
 
-    def observe(self, event: RoundDone, longest: int) -> None:
-        if not event.drafted or event.source != self.source:
-            return
-        while len(self.reached) < longest:
-            self.reached.append(0)
-            self.survived.append(0)
-        self.rounds += 1
-        for i in range(min(len(event.drafted), longest)):
-            self.reached[i] += 1
-            self.survived[i] += i < event.accepted
+    def observe(self, done: RoundDone) -> None:
+        if done.drafted and done.source == self.source:
+            self.stats.observe(done)
 
     @property
     def survival(self) -> list[float]:
         """P(1..i all accepted | i drafted), by position, never rising."""
-        out: list[float] = []
-        for reached, survived in zip(self.reached, self.survived, strict=True):
-            if reached == 0:
-                break
-            out.append(min(survived / reached, out[-1] if out else 1.0))
-        return out
-
-    @property
-    def first(self) -> float | None:
-        survival = self.survival
-        return survival[0] if survival else None
+        shares = (a / d for a, d in zip(self.stats.accepted_at, self.stats.drafted_at, strict=True))
+        return list(accumulate(shares, min))
 
 
 @dataclass(slots=True)
@@ -146,15 +135,15 @@ def acceptance(
     progress: Callable[[str], None] | None = None,
     sampling: SamplingParams | None = None,
     seed: int = 1,
-) -> list[Acceptance]:
+) -> list[Tally]:
     """Survival by position with a fixed window of ``longest``, per slice and temperature."""
     source = "draft" if draft_context(engine) is not None else "ngram"
-    found: dict[tuple[str, float], Acceptance] = {}
+    found: dict[tuple[str, float], Tally] = {}
     for n, prompt in enumerate(prompts):
         engine.reset()
         for temperature in temperatures:
             key = (prompt.slice, temperature)
-            tally = found.setdefault(key, Acceptance(prompt.slice, temperature, source))
+            tally = found.setdefault(key, Tally(prompt.slice, temperature, source))
             params = GenerateParams(
                 sampling=dataclasses.replace(sampling or SamplingParams(), temperature=temperature),
                 max_tokens=max_tokens,
@@ -166,14 +155,14 @@ def acceptance(
             )
             told = Told.of(engine.generate(prompt.content, params))
             for done in told.rounds:
-                tally.observe(done, longest)
+                tally.observe(done)
             tally.replies.append((told.end.prompt_n, len(told.end.token_ids)))
             if progress is not None:
                 progress(f"{prompt.slice}, temperature {temperature:g}")
     return list(found.values())
 
 
-def predict(tally: Acceptance, costs: PassCosts) -> Group:
+def predict(tally: Tally, costs: PassCosts) -> Group:
     """Speeds of fixed lengths from measured survival and measured costs."""
     survival = tally.survival
     v = costs.curve(max(LENGTHS) + 1)

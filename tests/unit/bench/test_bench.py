@@ -35,7 +35,7 @@ from specllama.bench.provenance import provenance
 from specllama.bench.report import difference, read_report, to_html, to_markdown, write_reports
 from specllama.bench.runner import Comparison, compare
 from specllama.bench.svg import bars, lines
-from specllama.bench.tune import Acceptance, advise, pick, predict, smaller_draft, tune
+from specllama.bench.tune import Tally, advise, pick, predict, smaller_draft, tune
 from specllama.engine.engine import Engine
 from specllama.errors import EngineError, UsageError
 from specllama.events import RoundDone
@@ -337,21 +337,20 @@ def round_of(drafted: int, accepted: int, source: str = "draft") -> RoundDone:
 
 
 def test_survival_ignores_cut_drafts_and_other_sources() -> None:
-    tally = Acceptance("chat", 0.0, "draft")
+    tally = Tally("chat", 0.0, "draft")
     for drafted, accepted in ((4, 4), (4, 2), (4, 0), (1, 1), (0, 0)):
-        tally.observe(round_of(drafted, accepted), 4)
-    tally.observe(round_of(4, 4, "ngram"), 4)
+        tally.observe(round_of(drafted, accepted))
+    tally.observe(round_of(4, 4, "ngram"))
     assert tally.survival == pytest.approx([3 / 4, 2 / 3, 1 / 3, 1 / 3])
-    assert tally.first == 0.75
-    assert Acceptance("chat", 0.0, "draft").survival == []
+    assert Tally("chat", 0.0, "draft").survival == []
 
 
 def test_the_best_fixed_length_follows_from_survival_and_costs() -> None:
-    tally = Acceptance("chat", 0.0, "draft")
+    tally = Tally("chat", 0.0, "draft")
     for _ in range(8):
-        tally.observe(round_of(8, 8), 8)
+        tally.observe(round_of(8, 8))
     for _ in range(2):
-        tally.observe(round_of(8, 0), 8)
+        tally.observe(round_of(8, 0))
     target = {n: 10.0 + 1.0 * (n - 1) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9)}
     group = predict(tally, PassCosts(100, target, {1: 1.0}, 1.0))
     assert group.best == 8
@@ -382,9 +381,9 @@ def check_of(seconds: float) -> Comparison:
 
 @pytest.mark.parametrize(("measured", "on"), [(1.0, False), (0.8, False), (1.5, True)])
 def test_what_was_measured_wins_over_what_was_predicted(measured: float, on: bool) -> None:
-    tally = Acceptance("chat", 0.0, "draft")
+    tally = Tally("chat", 0.0, "draft")
     for _ in range(8):
-        tally.observe(round_of(8, 8 if measured < 1.2 else 0), 8)
+        tally.observe(round_of(8, 8 if measured < 1.2 else 0))
     target = {n: 10.0 + 1.0 * (n - 1) for n in range(1, 10)}
     group = predict(tally, PassCosts(100, target, {1: 1.0}, 1.0))
     assert (group.best_speed > 2.0) is not on, "the prediction says the opposite"
