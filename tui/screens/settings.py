@@ -15,14 +15,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Label, Select, Static, Switch, TextArea
 
 from specllama.errors import UsageError
-from specllama.settings.params import (
-    PROPOSERS,
-    THINK,
-    VERIFY_RULES,
-    WINDOWS,
-    EngineOptions,
-    GenerateParams,
-)
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.setting import declared
 from specllama.text import sanitize_line
 from specllama.tui.screens.base import Page
 from specllama.tui.state import VIEWS, Preferences
@@ -63,6 +57,23 @@ class Field:
 
 
 CARD = "Empty follows the model's card, else the default."
+
+
+def _of(name: str, label: str, help: str, owner: Owner = "params") -> Field:
+    """The field of a setting, which says itself what is typed or chosen there."""
+    one = declared(SETTINGS[owner])[name]
+    parse: Callable[[str], Any] | None = None
+    if one.kind != "bool" and not one.choices:
+        whole = _maybe_int if one.default is None else int
+        parse = {"int": whole, "float": float, "texts": _stops}.get(one.kind, str)
+    return Field(name, label, help, owner, parse, one.choices)
+
+
+SETTINGS: dict[Owner, Any] = {
+    "params": GenerateParams,
+    "sampling": SamplingParams,
+    "load": EngineOptions,
+}
 GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
     (
         "System prompt",
@@ -74,50 +85,46 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
     (
         "Sampling",
         (
-            Field("temperature", "temperature", f"0 is greedy. {CARD}", "sampling", float),
-            Field("top_k", "top-k", f"0 is off. {CARD}", "sampling", int),
-            Field("top_p", "top-p", f"1 is off. {CARD}", "sampling", float),
-            Field("min_p", "min-p", f"0 is off. {CARD}", "sampling", float),
-            Field("repeat_penalty", "repeat penalty", f"1 is off. {CARD}", "sampling", float),
-            Field("seed", "seed", "Empty draws a new one for each reply.", parse=_maybe_int),
+            _of("temperature", "temperature", f"0 is greedy. {CARD}", "sampling"),
+            _of("top_k", "top-k", f"0 is off. {CARD}", "sampling"),
+            _of("top_p", "top-p", f"1 is off. {CARD}", "sampling"),
+            _of("min_p", "min-p", f"0 is off. {CARD}", "sampling"),
+            _of("repeat_penalty", "repeat penalty", f"1 is off. {CARD}", "sampling"),
+            _of("seed", "seed", "Empty draws a new one for each reply."),
         ),
     ),
     (
         "Replies",
         (
-            Field("max_tokens", "max tokens", "Empty: until the context is full.", "params",
-                  _maybe_int),
-            Field("stop", "stop strings", "Apart by commas, \\n is a line break.", parse=_stops),
-            Field("think", "thoughts", "auto is the model's way; low to high say how hard.",
-                  choices=THINK),
-            Field("think_budget", "think at most", "Tokens; empty: no bound.", parse=_maybe_int),
+            _of("max_tokens", "max tokens", "Empty: until the context is full."),
+            _of("stop", "stop strings", "Apart by commas, \\n is a line break."),
+            _of("think", "thoughts", "auto is the model's way; low to high say how hard."),
+            _of("think_budget", "think at most", "Tokens; empty: no bound."),
         ),
     ),
     (
         "Context",
         (
-            Field("n_ctx", "context size", "Tokens; empty: what fits, 0: the trained length. "
-                  + RELOADS, "load", _maybe_int),
-            Field("on_full", "when full", "stop ends the reply; shift forgets the oldest text.",
-                  choices=("stop", "shift")),
+            _of("n_ctx", "context size",
+                f"Tokens; empty: what fits, 0: the trained length. {RELOADS}", "load"),
+            _of("on_full", "when full", "stop ends the reply; shift forgets the oldest text."),
         ),
     ),
     (
         "Drafting",
         (
-            Field("speculate", "draft", "Off is plain decoding. F9 turns it on and off, too."),
-            Field("proposer", "method", "auto mixes what the pair has; F5 explains each.",
-                  choices=PROPOSERS),
-            Field("window", "draft window", "auto drafts as far as it was measured to pay; fixed"
-                  " always drafts the most.", choices=WINDOWS),
-            Field("draft_max", "draft at most", "Tokens a round; empty: the pair decides.",
-                  parse=_maybe_int),
-            Field("draft_p_min", "surer than", "Drafts end at a guess less sure than this,"
-                  " 0 to 1; 0 is off.", parse=float),
-            Field("verify", "verification", "match: same seed, same text. rejection and block:"
-                  " same distribution.", choices=tuple(VERIFY_RULES)),
-            Field("exact", "the same bits", "on: one kind of pass, drafted or not; a number: its"
-                  " most rows. " + RELOADS, "load", str),
+            _of("speculate", "draft", "Off is plain decoding. F9 turns it on and off, too."),
+            _of("proposer", "method", "auto mixes what the pair has; F5 explains each."),
+            _of("window", "draft window",
+                "auto drafts as far as it was measured to pay; fixed always drafts the most."),
+            _of("draft_max", "draft at most", "Tokens a round; empty: the pair decides."),
+            _of("draft_p_min", "surer than",
+                "Drafts end at a guess less sure than this, 0 to 1; 0 is off."),
+            _of("verify", "verification",
+                "match: same seed, same text. rejection and block: same distribution."),
+            _of("exact", "the same bits",
+                f"on: one kind of pass, drafted or not; a number: its most rows. {RELOADS}",
+                "load"),
         ),
     ),
     (
