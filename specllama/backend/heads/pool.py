@@ -33,7 +33,7 @@ from specllama.backend.symbols import rows as view
 from specllama.errors import CannotLoad, ContextFull, EngineError
 
 _INTS = ctypes.POINTER(ctypes.c_int32)
-_FLAGGED = 16  # rows of a text that may all have logits, where only all or none can have them
+_FLAGGED = 16  # tokens of a text that may all have logits, where only all or none can have them
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,10 +248,9 @@ class HeadPool:
             self._choose_head(self.handle, head)
         asked = graph.logits and any(piece.part.outputs != "none" for piece in pieces)
         begin = dict.fromkeys(map(id, pieces), 0)
-        if asked and not graph.selects and sum(piece.part.size for piece in texts) > _FLAGGED:
-            begin |= {id(piece): piece.part.size - 1 for piece in texts}
-            before = [(piece, 0, n) for piece in texts if (n := begin[id(piece)])]
-            if before:
+        if asked and not graph.selects:
+            begin |= {id(p): p.part.size - 1 for p in texts if p.part.size > _FLAGGED}
+            if before := [(piece, 0, n) for piece in texts if (n := begin[id(piece)])]:
                 self._run(before, [0])
         slices = [(piece, begin[id(piece)], piece.part.size) for piece in pieces]
         flags: list[int] = []
